@@ -1,0 +1,1 @@
+//! Stories told against the lab.

@@ -1,0 +1,1 @@
+//! Real Kubernetes clusters on one machine, for the demo, the tests and the benchmarks.
