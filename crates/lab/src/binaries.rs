@@ -1,0 +1,149 @@
+//! Kubernetes, etcd, CoreDNS and Helm, built from one pinned Go module and kept by the hash of what they are built
+//! from.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::command::run;
+use crate::error::{Doing as _, Result};
+use crate::paths::Paths;
+use crate::progress::Progress;
+
+/// The sources, part of this program so that they need not be found.
+const SOURCES: [(&str, &str); 5] = [
+    ("go.mod", include_str!("../kubernetes/go.mod")),
+    ("go.sum", include_str!("../kubernetes/go.sum")),
+    ("tools.go", include_str!("../kubernetes/tools.go")),
+    ("hyper/main.go", include_str!("../kubernetes/hyper/main.go")),
+    ("coredns/main.go", include_str!("../kubernetes/coredns/main.go")),
+];
+
+const PACKAGES: [&str; 3] = ["./hyper", "./coredns", "helm.sh/helm/v3/cmd/helm"];
+
+/// The names under which the multi-call program `hyper` is started.
+const CALLS: [&str; 7] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
+
+/// A folder with every program that the lab brings itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binaries {
+    directory: PathBuf,
+}
+
+impl Binaries {
+    /// The programs, when they are already built.
+    pub fn find(paths: &Paths) -> Option<Self> {
+        let directory = paths.binaries().join(key());
+        directory.is_dir().then_some(Binaries { directory })
+    }
+
+    /// The programs; builds them first when need be.
+    pub fn ensure(paths: &Paths, progress: &Progress) -> Result<Self> {
+        if let Some(found) = Binaries::find(paths) {
+            return Ok(found);
+        }
+        let version = kubernetes_version();
+        progress.step(format!(
+            "building Kubernetes {version}, etcd, CoreDNS and Helm from Go modules; once, about 8 minutes on 2 cores"
+        ));
+        let directory = paths.binaries().join(key());
+        let unfinished = paths.binaries().join(format!("{}.{}", key(), std::process::id()));
+        let sources = unfinished.join("source");
+        for (name, text) in SOURCES {
+            let file = sources.join(name);
+            let folder = file.parent().unwrap_or(&sources);
+            fs::create_dir_all(folder)
+                .and_then(|()| fs::write(&file, text))
+                .doing(|| format!("write {}", file.display()))?;
+        }
+        let result = build(&sources, &unfinished, &version);
+        let _ = fs::remove_dir_all(&sources);
+        if let Err(error) = result {
+            let _ = fs::remove_dir_all(&unfinished);
+            return Err(error);
+        }
+        for call in CALLS {
+            symlink("hyper", unfinished.join(call)).doing(|| format!("link {call}"))?;
+        }
+        // Another process may have been faster; its result is as good.
+        if fs::rename(&unfinished, &directory).is_err() && directory.is_dir() {
+            let _ = fs::remove_dir_all(&unfinished);
+        }
+        progress.step("Kubernetes is built");
+        Ok(Binaries { directory })
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+}
+
+/// The version of Kubernetes in the pinned module.
+pub fn kubernetes_version() -> String {
+    SOURCES[0]
+        .1
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"))
+        .unwrap_or("unknown")
+        .to_owned()
+}
+
+fn build(sources: &Path, output: &Path, version: &str) -> Result<()> {
+    let component = "k8s.io/component-base/version";
+    let client = "k8s.io/client-go/pkg/version";
+    let mut numbers = version.split('.');
+    let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let mut flags = "-s -w".to_owned();
+    for module in [component, client] {
+        flags += &format!(
+            " -X {module}.gitVersion=v{version} -X {module}.gitMajor={major} -X {module}.gitMinor={minor}"
+        );
+    }
+    run(Command::new("go")
+        .current_dir(sources)
+        .env("CGO_ENABLED", "0")
+        .env("GOFLAGS", "-buildvcs=false -mod=readonly")
+        .args(["build", "-trimpath", "-ldflags", &flags, "-o"])
+        .arg(format!("{}/", output.display()))
+        .args(PACKAGES))
+    .map(drop)
+}
+
+/// Changes with everything that changes the programs.
+fn key() -> String {
+    let mut hash = Sha256::new();
+    for (name, text) in SOURCES {
+        hash.update(name);
+        hash.update([0]);
+        hash.update(text);
+        hash.update([0]);
+    }
+    for package in PACKAGES {
+        hash.update(package);
+    }
+    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_comes_from_the_pinned_module() {
+        assert!(kubernetes_version().starts_with("1."), "{}", kubernetes_version());
+    }
+
+    #[test]
+    fn programs_that_are_not_built_are_not_found() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Binaries::find(&Paths::at(folder.path())), None);
+    }
+}

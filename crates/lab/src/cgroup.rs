@@ -1,0 +1,282 @@
+//! A node's place in the machine's control groups, whichever layout the machine has.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Doing as _, Error, Result};
+
+/// Everything of the lab is below this group.
+const ROOT: &str = "standin-lab";
+
+/// Controllers that Kubernetes asks for.
+const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "io", "memory", "pids", "hugetlb"];
+
+/// How the machine mounts its control groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One hierarchy with all controllers (systemd's default for years).
+    Unified(PathBuf),
+    /// One hierarchy for each controller, perhaps with an empty unified one beside them.
+    Separate(Vec<PathBuf>),
+}
+
+impl Layout {
+    pub fn detect() -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").doing(|| "read the mount table".to_owned())?;
+        Layout::from_mounts(&mounts).ok_or_else(|| {
+            Error::Refused(
+                "no control groups are mounted below /sys/fs/cgroup; mount them (`mount -t cgroup2 none \
+                 /sys/fs/cgroup`) or use a machine with systemd"
+                    .to_owned(),
+            )
+        })
+    }
+
+    /// Reads the text of `/proc/mounts`.
+    pub fn from_mounts(mounts: &str) -> Option<Self> {
+        let mut separate = Vec::new();
+        let mut unified = None;
+        for line in mounts.lines() {
+            let mut fields = line.split(' ').skip(1);
+            let (Some(place), Some(kind)) = (fields.next(), fields.next()) else {
+                continue;
+            };
+            if !place.starts_with("/sys/fs/cgroup") {
+                continue;
+            }
+            match kind {
+                "cgroup" => separate.push(PathBuf::from(place)),
+                "cgroup2" => unified = Some(PathBuf::from(place)),
+                _ => {}
+            }
+        }
+        if !separate.is_empty() {
+            // The unified hierarchy of a mixed layout carries no controllers, but processes are in it too.
+            separate.extend(unified);
+            separate.sort();
+            return Some(Layout::Separate(separate));
+        }
+        unified.map(Layout::Unified)
+    }
+
+    fn mounts(&self) -> &[PathBuf] {
+        match self {
+            Layout::Unified(mount) => std::slice::from_ref(mount),
+            Layout::Separate(mounts) => mounts,
+        }
+    }
+}
+
+/// The control group of a lab or of one of its nodes, in every hierarchy.
+#[derive(Clone, Debug)]
+pub struct Group {
+    layout: Layout,
+    path: PathBuf,
+}
+
+impl Group {
+    pub fn of_lab(layout: Layout, lab: &str) -> Self {
+        Group {
+            layout,
+            path: Path::new(ROOT).join(lab),
+        }
+    }
+
+    pub fn of_node(&self, node: &str) -> Self {
+        Group {
+            layout: self.layout.clone(),
+            path: self.path.join(node),
+        }
+    }
+
+    /// As programs inside the hierarchies name it, such as the kubelet's `cgroupRoot`.
+    pub fn name(&self) -> String {
+        format!("/{}", self.path.display())
+    }
+
+    /// Makes the group, with a group `system` below it for the node's own programs. Pods come beside that one,
+    /// because a group of the unified layout holds either processes or groups.
+    pub fn create(&self) -> Result<()> {
+        for mount in self.layout.mounts() {
+            let system = mount.join(&self.path).join("system");
+            fs::create_dir_all(&system)
+                .doing(|| format!("make the control group {}", system.display()))?;
+            match &self.layout {
+                Layout::Unified(_) => delegate_controllers(mount, &self.path)?,
+                Layout::Separate(_) => inherit_processors(mount, &self.path.join("system"))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the calling process into the group `system`.
+    pub fn enter(&self) -> Result<()> {
+        for mount in self.layout.mounts() {
+            let procs = mount.join(&self.path).join("system/cgroup.procs");
+            fs::write(&procs, "0").doing(|| format!("enter the control group {}", procs.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Stops or continues every process of the group, without their knowledge.
+    pub fn freeze(&self, frozen: bool) -> Result<()> {
+        let (file, value) = match &self.layout {
+            Layout::Unified(mount) => (
+                mount.join(&self.path).join("cgroup.freeze"),
+                if frozen { "1" } else { "0" },
+            ),
+            Layout::Separate(mounts) => {
+                let freezer = mounts.iter().find(|mount| mount.ends_with("freezer")).ok_or_else(|| {
+                    Error::Refused("this machine has no `freezer` control group, so nodes cannot be paused".to_owned())
+                })?;
+                (
+                    freezer.join(&self.path).join("freezer.state"),
+                    if frozen { "FROZEN" } else { "THAWED" },
+                )
+            }
+        };
+        fs::write(&file, value).doing(|| format!("write {value} to {}", file.display()))
+    }
+
+    /// The processes in the group and below it.
+    pub fn processes(&self) -> Vec<i32> {
+        let Some(mount) = self.layout.mounts().first() else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        collect_processes(&mount.join(&self.path), &mut found);
+        found
+    }
+
+    /// Removes the group and everything below it; its processes must have ended. Also the lab's common parent
+    /// group, when this was the last below it.
+    pub fn remove(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for mount in self.layout.mounts() {
+            // The kernel takes a moment to let go of processes that have just ended.
+            while let Err(error) = remove_tree(&mount.join(&self.path)) {
+                if Instant::now() > deadline {
+                    return Err(error).doing(|| format!("remove the control group {}", self.path.display()));
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            let _ = fs::remove_dir(mount.join(ROOT));
+        }
+        Ok(())
+    }
+
+    /// The folders of this group that exist now.
+    pub fn remains(&self) -> Vec<PathBuf> {
+        self.layout
+            .mounts()
+            .iter()
+            .map(|mount| mount.join(&self.path))
+            .filter(|path| path.exists())
+            .collect()
+    }
+}
+
+fn collect_processes(group: &Path, found: &mut Vec<i32>) {
+    if let Ok(text) = fs::read_to_string(group.join("cgroup.procs")) {
+        found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+    }
+    for child in child_groups(group) {
+        collect_processes(&child, found);
+    }
+}
+
+fn remove_tree(group: &Path) -> io::Result<()> {
+    for child in child_groups(group) {
+        remove_tree(&child)?;
+    }
+    match fs::remove_dir(group) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn child_groups(group: &Path) -> Vec<PathBuf> {
+    fs::read_dir(group)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// In the unified layout each level passes its controllers on explicitly.
+fn delegate_controllers(mount: &Path, group: &Path) -> Result<()> {
+    let available = fs::read_to_string(mount.join("cgroup.controllers"))
+        .doing(|| format!("read the controllers of {}", mount.display()))?;
+    let mut level = mount.to_owned();
+    let mut levels = vec![level.clone()];
+    for part in group {
+        level.push(part);
+        levels.push(level.clone());
+    }
+    for level in levels {
+        let file = level.join("cgroup.subtree_control");
+        for controller in CONTROLLERS.iter().filter(|name| available.split_whitespace().any(|word| word == **name)) {
+            fs::write(&file, format!("+{controller}")).doing(|| {
+                format!(
+                    "pass the {controller} controller on in {} (inside a container, the lab needs a delegated \
+                     control group)",
+                    level.display()
+                )
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// A fresh group of the separate `cpuset` hierarchy may use no processor until it is told which.
+fn inherit_processors(mount: &Path, group: &Path) -> Result<()> {
+    if !mount.ends_with("cpuset") {
+        return Ok(());
+    }
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let value = fs::read_to_string(mount.join(file)).doing(|| format!("read {file}"))?;
+        let mut level = mount.to_owned();
+        for part in group {
+            level.push(part);
+            fs::write(level.join(file), value.trim())
+                .doing(|| format!("write {file} of {}", level.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_told_apart_by_the_mount_table() {
+        let unified = "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
+        assert_eq!(
+            Layout::from_mounts(unified),
+            Some(Layout::Unified(PathBuf::from("/sys/fs/cgroup")))
+        );
+        let mixed = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                     cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
+                     cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n\
+                     cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        let expected = ["cpuset", "memory", "unified"]
+            .map(|name| Path::new("/sys/fs/cgroup").join(name))
+            .to_vec();
+        assert_eq!(Layout::from_mounts(mixed), Some(Layout::Separate(expected)));
+        assert_eq!(Layout::from_mounts("proc /proc proc rw 0 0\n"), None);
+        let elsewhere = "cgroup2 /run/somewhere cgroup2 rw 0 0\n";
+        assert_eq!(Layout::from_mounts(elsewhere), None);
+    }
+
+    #[test]
+    fn the_name_is_the_path_below_every_mount() {
+        let lab = Group::of_lab(Layout::Unified(PathBuf::from("/sys/fs/cgroup")), "standin0");
+        assert_eq!(lab.of_node("east-1").name(), "/standin-lab/standin0/east-1");
+    }
+}

@@ -1,0 +1,283 @@
+//! One running cluster: reach it, load images into it, break it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::api::ApiServer;
+use crate::binaries::Binaries;
+use crate::command::{run, run_with_input, tail};
+use crate::control;
+use crate::error::{Doing as _, Error, Result};
+use crate::keeper;
+use crate::node::components::{API_SERVER, KUBELET};
+use crate::node::{self, ComponentState, ComponentStatus, pid_file};
+use crate::paths::LabPaths;
+use crate::plan::{ClusterPlan, NodePlan, Shape};
+
+/// How long the lab waits for a part of a cluster before it shows the log of that part.
+const PATIENCE: Duration = Duration::from_secs(180);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// A program that crashes this often while the lab waits for it will not come up.
+const CRASHES_TOLERATED: u32 = 5;
+const LOG_LINES: usize = 20;
+
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    pub(crate) plan: ClusterPlan,
+    pub(crate) paths: LabPaths,
+    pub(crate) binaries: Binaries,
+}
+
+impl Cluster {
+    pub fn name(&self) -> &str {
+        &self.plan.name
+    }
+
+    pub fn plan(&self) -> &ClusterPlan {
+        &self.plan
+    }
+
+    /// The address of the API server as the developer's machine and other clusters reach it.
+    pub fn api_server(&self) -> String {
+        self.plan.api_server()
+    }
+
+    /// The administrator's kubeconfig, with one context named like the cluster.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.pki().join("admin.kubeconfig")
+    }
+
+    /// The certificate of the cluster's authority and its key, in PEM, to sign certificates in tests.
+    pub fn authority(&self) -> Result<(String, String)> {
+        let read = |name: &str| {
+            let path = self.pki().join(name);
+            fs::read_to_string(&path).doing(|| format!("read {}", path.display()))
+        };
+        Ok((read("ca.crt")?, read("ca.key")?))
+    }
+
+    /// `kubectl` for this cluster.
+    pub fn kubectl(&self) -> Command {
+        self.client("kubectl")
+    }
+
+    /// `helm` for this cluster.
+    pub fn helm(&self) -> Command {
+        self.client("helm")
+    }
+
+    /// Applies manifests, as `kubectl apply --server-side` does.
+    pub fn apply(&self, manifests: &str) -> Result<()> {
+        let arguments = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+        run_with_input(self.kubectl().args(arguments), manifests).map(drop)
+    }
+
+    /// A command inside a node, in all of its namespaces.
+    pub fn in_node(&self, node: &str) -> Result<Command> {
+        let file = pid_file(&self.paths.node(&self.node(node)?.name));
+        let pid = fs::read_to_string(&file).doing(|| format!("read {}", file.display()))?;
+        let mut command = Command::new("nsenter");
+        command.args(["--target", pid.trim(), "--pid", "--mount", "--net", "--uts", "--ipc", "--wd=/", "--"]);
+        Ok(command)
+    }
+
+    /// Loads an image archive into every node.
+    pub fn load_image(&self, archive: &Path) -> Result<()> {
+        if self.plan.shape == Shape::ControlPlaneOnly {
+            return Ok(());
+        }
+        thread::scope(|scope| {
+            let loads: Vec<_> =
+                self.plan.nodes.iter().map(|node| scope.spawn(|| self.load_into_node(&node.name, archive))).collect();
+            loads.into_iter().try_for_each(|load| load.join().unwrap_or_else(|_| Err(stopped_thread())))
+        })
+    }
+
+    pub fn start_component(&self, node: &str, component: &str) -> Result<()> {
+        self.ask_node(node, &node::Request::Start(component.to_owned())).map(drop)
+    }
+
+    /// Ends a program of a node; it stays away until it is started.
+    pub fn stop_component(&self, node: &str, component: &str) -> Result<()> {
+        self.ask_node(node, &node::Request::Stop(component.to_owned())).map(drop)
+    }
+
+    /// Stops a program in the middle of what it does. Its connections stay open and silent.
+    pub fn pause_component(&self, node: &str, component: &str) -> Result<()> {
+        self.ask_node(node, &node::Request::Pause(component.to_owned())).map(drop)
+    }
+
+    pub fn continue_component(&self, node: &str, component: &str) -> Result<()> {
+        self.ask_node(node, &node::Request::Continue(component.to_owned())).map(drop)
+    }
+
+    pub fn restart_component(&self, node: &str, component: &str) -> Result<()> {
+        self.stop_component(node, component)?;
+        self.start_component(node, component)
+    }
+
+    /// Takes a node's power away.
+    pub fn stop_node(&self, node: &str) -> Result<()> {
+        let node = self.node(node)?.name.clone();
+        self.ask_keeper(&keeper::Request::StopNode { node }).map(drop)
+    }
+
+    /// Boots a node that was stopped. Its disk is as it was.
+    pub fn start_node(&self, node: &str) -> Result<()> {
+        let plan = self.node(node)?;
+        let request = keeper::Request::StartNode { cluster: self.plan.clone(), node: plan.name.clone() };
+        self.ask_keeper(&request)?;
+        for component in node::components::components(&self.plan, plan) {
+            if component.name == KUBELET {
+                self.wait_for_api_server()?;
+            }
+            self.start_component(node, &component.name)?;
+        }
+        Ok(())
+    }
+
+    /// Freezes every process of a node, pods included.
+    pub fn pause_node(&self, node: &str) -> Result<()> {
+        self.freeze(node, true)
+    }
+
+    pub fn continue_node(&self, node: &str) -> Result<()> {
+        self.freeze(node, false)
+    }
+
+    /// What the programs of a node are doing.
+    pub fn components(&self, node: &str) -> Result<Vec<ComponentStatus>> {
+        self.ask_node(node, &node::Request::Status)
+    }
+
+    /// The log of a program of a node.
+    pub fn log(&self, node: &str, component: &str) -> Result<PathBuf> {
+        let log = node::log_file(&self.paths.node(&self.node(node)?.name), component);
+        if log.exists() {
+            Ok(log)
+        } else {
+            let known: Vec<String> =
+                self.components(node)?.into_iter().map(|component| component.name).collect();
+            Err(Error::Refused(format!(
+                "{node} has no log of `{component}`; its programs are {}",
+                known.join(", ")
+            )))
+        }
+    }
+
+    pub fn wait_for_api_server(&self) -> Result<()> {
+        let api = self.api()?;
+        self.wait_for(&self.plan.first_node().name, API_SERVER, "the API server is not ready", || api.is_ready())
+    }
+
+    pub(crate) fn wait_for_nodes(&self) -> Result<()> {
+        let api = self.api()?;
+        for node in &self.plan.nodes {
+            let path = format!("/api/v1/nodes/{}", node.name);
+            self.wait_for(&node.name, KUBELET, "the node is not Ready", || api.has_condition(&path, "Ready"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn api(&self) -> Result<ApiServer> {
+        ApiServer::new(&self.plan, &self.pki())
+    }
+
+    /// Waits for a condition that a program of a node brings about; shows that program's log when it does not.
+    pub(crate) fn wait_for(
+        &self,
+        node: &str,
+        component: &str,
+        trouble: &str,
+        condition: impl Fn() -> bool,
+    ) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if condition() {
+                return Ok(());
+            }
+            let crashed = self.components(node)?.into_iter().find(|status| {
+                status.name == component
+                    && status.state == ComponentState::Crashed
+                    && status.restarts >= CRASHES_TOLERATED
+            });
+            let trouble = match crashed {
+                Some(status) => format!(
+                    "{trouble}: {component} ended {} times ({})",
+                    status.restarts,
+                    status.last_exit.unwrap_or_default()
+                ),
+                None if Instant::now() > deadline => {
+                    format!("{trouble} after {} s", PATIENCE.as_secs())
+                }
+                None => {
+                    thread::sleep(BETWEEN_LOOKS);
+                    continue;
+                }
+            };
+            let log = node::log_file(&self.paths.node(node), component);
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            return Err(Error::Component { node: node.to_owned(), trouble, log, tail: tail(&text, LOG_LINES) });
+        }
+    }
+
+    fn load_into_node(&self, node: &str, archive: &Path) -> Result<()> {
+        // The archive is read here and piped: the node does not see the folders of the machine.
+        let file = fs::File::open(archive).doing(|| format!("open {}", archive.display()))?;
+        let mut command = self.in_node(node)?;
+        command.args(["ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io"]);
+        command.args(["images", "import", "-"]);
+        let output =
+            command.stdin(file).output().doing(|| format!("run `{}`", crate::command::shown(&command)))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(Error::Command {
+            command: crate::command::shown(&command),
+            status: output.status.to_string(),
+            output: tail(&String::from_utf8_lossy(&output.stderr), LOG_LINES),
+        })
+    }
+
+    fn freeze(&self, node: &str, frozen: bool) -> Result<()> {
+        let node = self.node(node)?.name.clone();
+        self.ask_keeper(&keeper::Request::FreezeNode { node, frozen }).map(drop)
+    }
+
+    fn client(&self, program: &str) -> Command {
+        let mut command = Command::new(self.binaries.program(program));
+        command.env("KUBECONFIG", self.kubeconfig());
+        command
+    }
+
+    fn node(&self, name: &str) -> Result<&NodePlan> {
+        self.plan.nodes.iter().find(|node| node.name == name).ok_or_else(|| {
+            let known: Vec<&str> = self.plan.nodes.iter().map(|node| node.name.as_str()).collect();
+            Error::Refused(format!("cluster {} has no node `{name}`; it has {}", self.plan.name, known.join(", ")))
+        })
+    }
+
+    fn pki(&self) -> PathBuf {
+        self.paths.node(&self.plan.first_node().name).join("pki")
+    }
+
+    fn ask_node(&self, node: &str, request: &node::Request) -> Result<Vec<ComponentStatus>> {
+        control::call("node", &node::socket(&self.paths.node(&self.node(node)?.name)), request)
+    }
+
+    fn ask_keeper(&self, request: &keeper::Request) -> Result<keeper::Status> {
+        control::call(keeper::ROLE, &self.paths.keeper_socket(), request)
+    }
+}
+
+pub(crate) fn stopped_thread() -> Error {
+    Error::Refused("a thread of the lab ended by a bug; please report it".to_owned())
+}
+
+/// Runs a prepared command to its end and returns what it printed, with errors that show what it said.
+pub fn output_of(command: &mut Command) -> Result<String> {
+    run(command)
+}

@@ -1,0 +1,95 @@
+//! Running other programs, with errors that show what they said.
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use crate::error::{Doing as _, Error, Result};
+
+/// How much of a failed program's output an error message shows.
+const LINES_SHOWN: usize = 15;
+
+/// Runs to the end and returns what was printed to standard output.
+pub(crate) fn run(command: &mut Command) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .doing(|| format!("run `{}`", shown(command)))?;
+    checked(command, &output)
+}
+
+/// Like [`run`], with text for standard input.
+pub(crate) fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .doing(|| format!("run `{}`", shown(command)))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that ends before it has read everything says why itself.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child
+        .wait_with_output()
+        .doing(|| format!("wait for `{}`", shown(command)))?;
+    checked(command, &output)
+}
+
+/// The last lines of a text, for an error message.
+pub(crate) fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// The command as a user would type it.
+pub(crate) fn shown(command: &Command) -> String {
+    let mut text = command.get_program().to_string_lossy().into_owned();
+    for argument in command.get_args() {
+        text.push(' ');
+        text.push_str(&argument.to_string_lossy());
+    }
+    text
+}
+
+fn checked(command: &Command, output: &Output) -> Result<String> {
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(stdout);
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let said = if stderr.trim().is_empty() {
+        stdout.as_str()
+    } else {
+        &stderr
+    };
+    Err(Error::Command {
+        command: shown(command),
+        status: output.status.to_string(),
+        output: tail(said, LINES_SHOWN),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_program_is_quoted() {
+        let error = run(Command::new("sh").args(["-c", "echo first; echo second >&2; exit 3"]))
+            .expect_err("exit code 3");
+        let text = error.to_string();
+        assert!(text.contains("exit status: 3"), "{text}");
+        assert!(text.contains("| second"), "{text}");
+    }
+
+    #[test]
+    fn input_reaches_the_program() {
+        assert_eq!(run_with_input(&mut Command::new("cat"), "hello").unwrap(), "hello");
+    }
+
+    #[test]
+    fn the_tail_is_the_end() {
+        assert_eq!(tail("a\nb\nc", 2), "b\nc");
+        assert_eq!(tail("a", 5), "a");
+    }
+}

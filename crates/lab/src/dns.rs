@@ -1,0 +1,34 @@
+//! Names inside a cluster: CoreDNS, as a pod like in any other cluster.
+
+use std::path::Path;
+
+use crate::binaries::Binaries;
+use crate::cluster::Cluster;
+use crate::error::Result;
+use crate::image::{Image, ImageArchive};
+use crate::lab::default_account_exists;
+use crate::node::components::{CONTROLLER_MANAGER, KUBELET};
+
+const MANIFESTS: &str = include_str!("../manifests/coredns.yaml");
+const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/kube-system/deployments/coredns";
+
+pub(crate) fn image(cache: &Path, binaries: &Binaries) -> Result<ImageArchive> {
+    let image = Image::new("registry.lab/coredns:1")
+        .file("/coredns", binaries.program("coredns"), 0o755)
+        .entrypoint(["/coredns"]);
+    Ok(image.write_cached(cache)?)
+}
+
+pub(crate) fn install(cluster: &Cluster) -> Result<()> {
+    let first = &cluster.plan().first_node().name;
+    cluster.wait_for(first, CONTROLLER_MANAGER, "the default service account is missing", || {
+        default_account_exists(cluster)
+    })?;
+    cluster.apply(&MANIFESTS.replace("DNS_ADDRESS", &cluster.plan().dns_address.to_string()))
+}
+
+pub(crate) fn wait(cluster: &Cluster) -> Result<()> {
+    let api = cluster.api()?;
+    let first = &cluster.plan().first_node().name;
+    cluster.wait_for(first, KUBELET, "CoreDNS is not available", || api.has_condition(DEPLOYMENT, "Available"))
+}

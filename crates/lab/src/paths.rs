@@ -1,0 +1,88 @@
+//! Where the lab keeps its files. Everything is below one folder outside the clone.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use crate::environment;
+
+/// The folders of the lab on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    base: PathBuf,
+}
+
+impl Paths {
+    /// `$STANDIN_LAB_DIR`, or `standin/lab` in the user's cache folder.
+    pub fn from_environment() -> Self {
+        let base = env::var_os(environment::LAB_DIRECTORY)
+            .map(PathBuf::from)
+            .or_else(|| env::var_os("XDG_CACHE_HOME").map(|cache| Path::new(&cache).join("standin/lab")))
+            .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache/standin/lab")))
+            .unwrap_or_else(|| PathBuf::from("/var/cache/standin/lab"));
+        Paths { base }
+    }
+
+    pub fn at(base: impl Into<PathBuf>) -> Self {
+        Paths { base: base.into() }
+    }
+
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// Programs, one folder for each hash of what they are built from.
+    pub fn binaries(&self) -> PathBuf {
+        self.base.join("bin")
+    }
+
+    /// Image archives and the root file systems they are made of.
+    pub fn images(&self) -> PathBuf {
+        self.base.join("images")
+    }
+
+    /// One folder for each lab that runs.
+    pub fn run(&self) -> PathBuf {
+        self.base.join("run")
+    }
+
+    pub fn lab(&self, name: &str) -> LabPaths {
+        LabPaths {
+            directory: self.run().join(name),
+            lock: self.run().join(format!("{name}.lock")),
+        }
+    }
+}
+
+/// The files of one running lab.
+#[derive(Clone, Debug)]
+pub struct LabPaths {
+    pub directory: PathBuf,
+    /// Held while a command changes the lab. It lies beside the folder, because the folder comes and goes.
+    pub lock: PathBuf,
+}
+
+impl LabPaths {
+    pub fn record(&self) -> PathBuf {
+        self.directory.join("lab.json")
+    }
+
+    pub fn keeper_socket(&self) -> PathBuf {
+        self.directory.join("keeper.sock")
+    }
+
+    pub fn keeper_log(&self) -> PathBuf {
+        self.directory.join("keeper.log")
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.join("kubeconfig")
+    }
+
+    pub fn node(&self, node: &str) -> PathBuf {
+        self.directory.join(node)
+    }
+
+    pub fn authority(&self, cluster: &str) -> PathBuf {
+        self.directory.join(format!("{cluster}.pki"))
+    }
+}

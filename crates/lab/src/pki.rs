@@ -1,0 +1,215 @@
+//! Every key, certificate and kubeconfig of a cluster.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use base64::Engine as _;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
+};
+
+use crate::error::{Doing as _, Result};
+use crate::plan::{ClusterPlan, NodePlan};
+
+const CLUSTER_AUTHORITY: &str = "ca";
+const FRONT_PROXY_AUTHORITY: &str = "front-proxy-ca";
+
+/// Makes what all nodes of a cluster share: two certificate authorities and the key of service accounts.
+pub(crate) fn create_authorities(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
+    for name in [CLUSTER_AUTHORITY, FRONT_PROXY_AUTHORITY] {
+        let key = KeyPair::generate()?;
+        let certificate = authority_parameters(name).self_signed(&key)?;
+        write(folder, &format!("{name}.crt"), &certificate.pem())?;
+        write(folder, &format!("{name}.key"), &key.serialize_pem())?;
+    }
+    let accounts = KeyPair::generate()?;
+    write(folder, "sa.key", &accounts.serialize_pem())?;
+    write(folder, "sa.pub", &accounts.public_key_pem())
+}
+
+/// Makes the certificates of one node in `folder`, signed by the authorities in `authorities`.
+pub(crate) fn create_node(folder: &Path, authorities: &Path, cluster: &ClusterPlan, node: &NodePlan) -> Result<()> {
+    fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
+    for name in ["ca.crt", "ca.key", "front-proxy-ca.crt", "sa.key", "sa.pub"] {
+        let text = read(authorities, name)?;
+        write(folder, name, &text)?;
+    }
+    let signer = Signer::load(authorities, CLUSTER_AUTHORITY)?;
+    let front_proxy = Signer::load(authorities, FRONT_PROXY_AUTHORITY)?;
+    let addresses = [node.address, Ipv4Addr::LOCALHOST, cluster.service_address];
+    let api_server_names = [
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "localhost",
+    ];
+    let kubelet = format!("system:node:{}", node.name);
+    let server = |subject, names: &[&str], addresses: &[Ipv4Addr]| Leaf {
+        subject,
+        usage: ExtendedKeyUsagePurpose::ServerAuth,
+        names: names.iter().copied().map(str::to_owned).collect(),
+        addresses: addresses.to_vec(),
+    };
+    let client = |name, group| Leaf {
+        subject: Subject { name, group },
+        usage: ExtendedKeyUsagePurpose::ClientAuth,
+        names: Vec::new(),
+        addresses: Vec::new(),
+    };
+    let kubelet_subject = Subject { name: &kubelet, group: Some("system:nodes") };
+    let leaves = [
+        ("apiserver", &signer, server(Subject { name: "kube-apiserver", group: None }, &api_server_names, &addresses)),
+        ("apiserver-kubelet", &signer, client("apiserver-kubelet", Some("system:masters"))),
+        ("front-proxy", &front_proxy, client("front-proxy", None)),
+        ("kubelet-server", &signer, server(kubelet_subject, &[&node.name], &addresses[..2])),
+    ];
+    for (file, signer, leaf) in leaves {
+        let (certificate, key) = signer.sign(&leaf)?;
+        write(folder, &format!("{file}.crt"), &certificate)?;
+        write(folder, &format!("{file}.key"), &key)?;
+    }
+    let users = [
+        ("admin", client("admin", Some("system:masters"))),
+        ("controller-manager", client("system:kube-controller-manager", None)),
+        ("scheduler", client("system:kube-scheduler", None)),
+        ("kubelet", client(&kubelet, Some("system:nodes"))),
+        ("proxy", client("system:kube-proxy", None)),
+    ];
+    let authority = read(folder, "ca.crt")?;
+    for (user, leaf) in users {
+        let (certificate, key) = signer.sign(&leaf)?;
+        let access = Access { cluster, authority: &authority, certificate: &certificate, key: &key };
+        write(folder, &format!("{user}.kubeconfig"), &kubeconfig(&[access]))?;
+        write(folder, &format!("{user}.crt"), &certificate)?;
+        write(folder, &format!("{user}.key"), &key)?;
+    }
+    Ok(())
+}
+
+/// What a kubeconfig says of one cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access<'a> {
+    pub(crate) cluster: &'a ClusterPlan,
+    pub(crate) authority: &'a str,
+    pub(crate) certificate: &'a str,
+    pub(crate) key: &'a str,
+}
+
+/// A kubeconfig with one context for each cluster, named like it; the first is current.
+pub(crate) fn kubeconfig(accesses: &[Access<'_>]) -> String {
+    let section = |title: &str, entry: &dyn Fn(&Access<'_>) -> String| {
+        let entries: String = accesses.iter().map(entry).collect();
+        format!("{title}:\n{entries}")
+    };
+    let mut text = "apiVersion: v1\nkind: Config\n".to_owned();
+    text += &section("clusters", &|access| {
+        format!(
+            "- name: {name}\n  cluster:\n    server: {server}\n    certificate-authority-data: {authority}\n",
+            name = access.cluster.name,
+            server = access.cluster.api_server(),
+            authority = base64(access.authority.as_bytes()),
+        )
+    });
+    text += &section("users", &|access| {
+        format!(
+            "- name: {name}\n  user:\n    client-certificate-data: {certificate}\n    client-key-data: {key}\n",
+            name = access.cluster.name,
+            certificate = base64(access.certificate.as_bytes()),
+            key = base64(access.key.as_bytes()),
+        )
+    });
+    text += &section("contexts", &|access| {
+        let name = &access.cluster.name;
+        format!("- name: {name}\n  context:\n    cluster: {name}\n    user: {name}\n")
+    });
+    if let Some(first) = accesses.first() {
+        text += &format!("current-context: {}\n", first.cluster.name);
+    }
+    text
+}
+
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    name: &'a str,
+    group: Option<&'a str>,
+}
+
+struct Leaf<'a> {
+    subject: Subject<'a>,
+    usage: ExtendedKeyUsagePurpose,
+    names: Vec<String>,
+    addresses: Vec<Ipv4Addr>,
+}
+
+struct Signer {
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Signer {
+    fn load(folder: &Path, name: &str) -> Result<Self> {
+        let key = KeyPair::from_pem(&read(folder, &format!("{name}.key"))?)?;
+        Ok(Signer { issuer: Issuer::new(authority_parameters(name), key) })
+    }
+
+    /// The certificate and its key.
+    fn sign(&self, leaf: &Leaf<'_>) -> Result<(String, String)> {
+        let key = KeyPair::generate()?;
+        let mut parameters = CertificateParams::new(leaf.names.clone())?;
+        parameters
+            .subject_alt_names
+            .extend(leaf.addresses.iter().map(|address| SanType::IpAddress(IpAddr::V4(*address))));
+        parameters.distinguished_name = distinguished_name(leaf.subject);
+        parameters.extended_key_usages = vec![leaf.usage.clone()];
+        parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        parameters.not_before = date_time_ymd(2020, 1, 1);
+        parameters.not_after = date_time_ymd(2099, 1, 1);
+        parameters.use_authority_key_identifier_extension = true;
+        let certificate = parameters.signed_by(&key, &self.issuer)?;
+        Ok((certificate.pem(), key.serialize_pem()))
+    }
+}
+
+fn authority_parameters(name: &str) -> CertificateParams {
+    let mut parameters = CertificateParams::default();
+    parameters.distinguished_name = distinguished_name(Subject { name: &format!("lab-{name}"), group: None });
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    parameters.not_before = date_time_ymd(2020, 1, 1);
+    parameters.not_after = date_time_ymd(2099, 1, 1);
+    parameters
+}
+
+fn distinguished_name(subject: Subject<'_>) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    if let Some(group) = subject.group {
+        name.push(DnType::OrganizationName, group);
+    }
+    name.push(DnType::CommonName, subject.name);
+    name
+}
+
+fn read(folder: &Path, name: &str) -> Result<String> {
+    let path = folder.join(name);
+    fs::read_to_string(&path).doing(|| format!("read {}", path.display()))
+}
+
+/// Private keys are among these files, so all of them are for their owner only.
+fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let path = folder.join(name);
+    let write = || -> std::io::Result<()> {
+        let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
+        std::io::Write::write_all(&mut &file, text.as_bytes())
+    };
+    write().doing(|| format!("write {}", path.display()))
+}
+
+/// Base64 as kubeconfigs and Kubernetes objects carry certificates and keys.
+pub fn base64(bytes: &[u8]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
