@@ -1,2 +1,11 @@
 //! The repository's own commands.
-fn main() {}
+mod lab;
+use clap::Parser;
+
+#[derive(Debug, Parser)]
+enum Cli { Lab(lab::LabArguments) }
+
+fn main() -> anyhow::Result<()> {
+    ::lab::role::run_if_asked();
+    match Cli::parse() { Cli::Lab(a) => lab::run(a) }
+}

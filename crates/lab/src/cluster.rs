@@ -224,7 +224,7 @@ impl Cluster {
         }
     }
 
-    fn load_into_node(&self, node: &str, archive: &Path) -> Result<()> {
+    pub(crate) fn load_into_node(&self, node: &str, archive: &Path) -> Result<()> {
         // The archive is read here and piped: the node does not see the folders of the machine.
         let file = fs::File::open(archive).doing(|| format!("open {}", archive.display()))?;
         let mut command = self.in_node(node)?;

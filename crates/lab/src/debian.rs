@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use self::packages::{Package, Repository};
-use crate::image::{Cache, Fingerprint, ImageError, pipe};
+use crate::image::{Cache, Fingerprint, ImageError, output_of, pipe};
 
 /// Counted up whenever the code below gives other files than before, so that caches do not keep the old ones.
 const RECIPE_VERSION: u64 = 1;
@@ -128,6 +128,7 @@ pub struct RootFilesystem {
     packages: Vec<String>,
     packages_left_out: Vec<String>,
     paths_left_out: Vec<String>,
+    commands_inside: Vec<Vec<String>>,
 }
 
 /// A root filesystem that is complete, in a folder of the cache that must not be changed.
@@ -155,6 +156,7 @@ impl RootFilesystem {
             packages: packages.into_iter().map(Into::into).collect(),
             packages_left_out: ONLY_FOR_MAINTAINER_SCRIPTS.map(Into::into).to_vec(),
             paths_left_out: NEVER_NEEDED.map(Into::into).to_vec(),
+            commands_inside: Vec::new(),
         }
     }
 
@@ -189,6 +191,17 @@ impl RootFilesystem {
         self
     }
 
+    /// Runs a program of the root filesystem, with the root filesystem as its root, when everything else is there. It has
+    /// no `/proc` and no devices.
+    pub fn run_inside<Word: Into<String>>(
+        mut self,
+        command: impl IntoIterator<Item = Word>,
+    ) -> Self {
+        self.commands_inside
+            .push(command.into_iter().map(Into::into).collect());
+        self
+    }
+
     /// The folder in the cache, made if it is not there. Resolving the packages takes about half a second even then,
     /// because only apt knows whether there are newer ones.
     pub fn build(
@@ -204,7 +217,13 @@ impl RootFilesystem {
             let archives = repository.download(&packages, progress)?;
             progress(&format!("unpacking {} packages", archives.len()));
             self.unpack(&archives, root)?;
-            complete(root)
+            complete(root)?;
+            self.commands_inside.iter().try_for_each(|command| {
+                if let Some(program) = command.first() {
+                    progress(&format!("running {program}"));
+                }
+                run_inside(root, command)
+            })
         })?;
         Ok(BuiltRootFilesystem { path, key })
     }
@@ -232,6 +251,10 @@ impl RootFilesystem {
         fingerprint.number(self.paths_left_out.len() as u64);
         for pattern in &self.paths_left_out {
             fingerprint.text(pattern);
+        }
+        fingerprint.number(self.commands_inside.len() as u64);
+        for command in &self.commands_inside {
+            fingerprint.text(&command.join("\0"));
         }
         for (link, programs) in ALTERNATIVES {
             fingerprint.text(link);
@@ -291,6 +314,17 @@ fn complete(root: &Path) -> Result<(), ImageError> {
     }
     let var_run = root.join("var/run");
     create_link(Path::new("/run"), &var_run)
+}
+
+fn run_inside(root: &Path, command: &[String]) -> Result<(), ImageError> {
+    let mut inside = Command::new("chroot");
+    inside.arg(root).args(command).env_clear().envs([
+        ("PATH", "/usr/sbin:/usr/bin"),
+        ("LC_ALL", "C.UTF-8"),
+        // Python's sets are otherwise in another order each time, and so are its compiled modules.
+        ("PYTHONHASHSEED", "0"),
+    ]);
+    output_of(&mut inside).map(drop)
 }
 
 fn create_folder(path: &Path, mode: u32) -> Result<(), ImageError> {

@@ -1,18 +1,16 @@
 //! Names inside a cluster: CoreDNS, as a pod like in any other cluster.
 
-use std::path::Path;
-
 use crate::binaries::Binaries;
 use crate::cluster::Cluster;
 use crate::error::Result;
-use crate::image::{Image, ImageArchive};
+use crate::image::{Cache, Image, ImageArchive};
 use crate::lab::default_account_exists;
 use crate::node::components::{CONTROLLER_MANAGER, KUBELET};
 
 const MANIFESTS: &str = include_str!("../manifests/coredns.yaml");
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/kube-system/deployments/coredns";
 
-pub(crate) fn image(cache: &Path, binaries: &Binaries) -> Result<ImageArchive> {
+pub(crate) fn image(cache: &Cache, binaries: &Binaries) -> Result<ImageArchive> {
     let image = Image::new("registry.lab/coredns:1")
         .file("/coredns", binaries.program("coredns"), 0o755)
         .entrypoint(["/coredns"]);

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{ChildStdin, Stdio};
-use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -90,7 +89,7 @@ impl Lab {
         request.check()?;
         check_surroundings(paths, request)?;
         let binaries = Binaries::ensure(paths, progress)?;
-        let images = [recipes::pause(&paths.images(), progress)?, dns::image(&paths.images(), &binaries)?];
+        let images = [recipes::pause(&paths.images(), &|text| progress.step(text))?, dns::image(&paths.images(), &binaries)?];
         let lab_paths = paths.lab(&request.name);
         let _lock = lock(&lab_paths)?;
         let (record, input) = match find(&lab_paths)? {
@@ -581,6 +580,8 @@ fn is_locked(paths: &LabPaths) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]

@@ -32,9 +32,16 @@ pub use cluster::{Cluster, output_of};
 pub use error::{Error, Result};
 pub use keeper::LinkStatus;
 pub use lab::{Lab, LabStatus, Lifetime, NodeOverview, Power};
-pub use node::{ComponentState, ComponentStatus, components as component_names};
+pub use node::{ComponentState, ComponentStatus};
 pub use paths::Paths;
 pub use pki::base64;
 pub use plan::{CLUSTER_NAMES, ClusterPlan, ClusterRequest, HOST, LabRequest, MOST_CLUSTERS, Network, NodePlan, Shape};
 pub use progress::Progress;
 pub use wire::Conditions;
+
+/// The names of the programs that nodes run.
+pub mod component {
+    pub use crate::node::components::{
+        API_SERVER, CONTAINERD, CONTROLLER_MANAGER, ETCD, KUBE_PROXY, KUBELET, SCHEDULER,
+    };
+}

@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::environment;
+use crate::image::Cache;
 
 /// The folders of the lab on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +37,8 @@ impl Paths {
     }
 
     /// Image archives and the root file systems they are made of.
-    pub fn images(&self) -> PathBuf {
-        self.base.join("images")
+    pub fn images(&self) -> Cache {
+        Cache::new(self.base.join("images"))
     }
 
     /// One folder for each lab that runs.

@@ -37,7 +37,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-pub use self::conditions::{Conditions, ConditionsError, Loss, Rate};
+pub use self::conditions::{Conditions, ConditionsError, Loss, Rate, parse_delay};
 pub use self::counters::{LinkCounters, LinkReport, PortReport, Tally, VanishedPort, WireReport};
 
 use self::carrier::{Carrier, Command};

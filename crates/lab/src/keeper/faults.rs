@@ -14,7 +14,7 @@ use super::switch::{Switch, in_namespace, ip};
 use crate::command::run_with_input;
 use crate::error::{Error, Result};
 use crate::plan::HOST;
-use crate::wire::{Conditions, Counters, Wire};
+use crate::wire::{Conditions, LinkCounters, Wire};
 
 /// The wire's device in a node.
 const NODE_DEVICE: &str = "wire0";
@@ -29,7 +29,7 @@ pub struct LinkStatus {
     pub conditions: Conditions,
     /// Whether connections may be opened in this direction.
     pub dialling: bool,
-    pub counters: Counters,
+    pub counters: LinkCounters,
 }
 
 type Direction = (String, String);
@@ -130,7 +130,10 @@ impl Faults {
     }
 
     pub(super) fn status(&self) -> Vec<LinkStatus> {
-        let counters = self.wire.as_ref().map(Wire::counters).unwrap_or_default();
+        let seen = self.wire.as_ref().and_then(|wire| wire.report().ok()).map(|report| report.links).unwrap_or_default();
+        let counters = |(from, to): &Direction| {
+            seen.iter().find(|link| link.from == *from && link.to == *to).map(|link| link.counters).unwrap_or_default()
+        };
         let directions: BTreeSet<&Direction> = self.conditions.keys().chain(&self.undialable).collect();
         directions
             .into_iter()
@@ -139,7 +142,7 @@ impl Faults {
                 to: direction.1.clone(),
                 conditions: self.conditions.get(direction).cloned().unwrap_or_default(),
                 dialling: !self.undialable.contains(direction),
-                counters: counters.get(direction).copied().unwrap_or_default(),
+                counters: counters(direction),
             })
             .collect()
     }

@@ -1,0 +1,289 @@
+//! `cargo xtask lab`: real clusters on this machine, by hand.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use lab::wire::{Conditions, Loss, Rate};
+use lab::{Lab, LabRequest, LabStatus, Lifetime, Paths, Power, Progress, Shape};
+
+/// The lab that commands mean when none is named.
+pub(crate) const DEFAULT_NAME: &str = "lab";
+
+#[derive(Debug, Args)]
+pub(crate) struct LabArguments {
+    /// Which lab: several can run side by side.
+    #[arg(long, global = true, default_value = DEFAULT_NAME)]
+    name: String,
+    #[command(subcommand)]
+    command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LabCommand {
+    /// Bring clusters up; what already runs is kept.
+    Up {
+        /// How many clusters: east, west, north, south.
+        #[arg(long, default_value_t = 2)]
+        clusters: usize,
+        /// How many nodes in each.
+        #[arg(long, default_value_t = 1)]
+        nodes: usize,
+        /// API server and controllers only: less memory, no pods.
+        #[arg(long)]
+        control_plane_only: bool,
+    },
+    /// Take a lab down; nothing of it stays.
+    Down {
+        /// Every lab on this machine.
+        #[arg(long)]
+        all: bool,
+    },
+    /// What runs, and what is broken.
+    Status {
+        /// As JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a kubeconfig with one context per cluster.
+    Kubeconfig,
+    /// Load image archives (docker save, podman save, the lab's own) into every node.
+    LoadImage { archives: Vec<PathBuf> },
+    /// Print the log of a program of a node.
+    Logs {
+        /// Such as east-1.
+        node: String,
+        /// Such as kubelet. Without one, the programs are listed.
+        component: Option<String>,
+    },
+    /// Run a command inside a node.
+    Exec {
+        node: String,
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Break the link between two clusters, or between a cluster and `host`, this machine.
+    Fault(FaultArguments),
+    /// Make every link perfect again.
+    Heal,
+    /// Stop, start, restart, pause or continue a node or a program of it.
+    Power {
+        action: PowerAction,
+        /// Such as east-1.
+        node: String,
+        /// Such as kube-apiserver or containerd; the whole node without one.
+        component: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct FaultArguments {
+    /// A cluster, or `host`.
+    one: String,
+    /// Another cluster, or `host`.
+    other: String,
+    /// Nothing passes.
+    #[arg(long)]
+    cut: bool,
+    /// How long each packet takes, such as 20ms.
+    #[arg(long, value_parser = lab::wire::parse_delay, default_value = "0ms")]
+    delay: Duration,
+    /// How much the delay varies, such as 5ms.
+    #[arg(long, value_parser = lab::wire::parse_delay, default_value = "0ms")]
+    jitter: Duration,
+    /// How many packets are lost, such as 1%.
+    #[arg(long, default_value = "0%")]
+    loss: Loss,
+    /// How much passes, such as 10mbit.
+    #[arg(long)]
+    rate: Option<Rate>,
+    /// Only packets from the first to the second.
+    #[arg(long)]
+    one_way: bool,
+    /// The first may not open connections to the second, which may still dial out.
+    #[arg(long)]
+    undialable: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PowerAction {
+    Stop,
+    Start,
+    Restart,
+    Pause,
+    Continue,
+}
+
+#[expect(clippy::print_stdout, reason = "what the commands print is their result")]
+pub(crate) fn run(arguments: LabArguments) -> Result<()> {
+    let paths = Paths::from_environment();
+    let name = &arguments.name;
+    match arguments.command {
+        LabCommand::Up { clusters, nodes, control_plane_only } => {
+            let shape = if control_plane_only { Shape::ControlPlaneOnly } else { Shape::Full };
+            let request = LabRequest::new(name, clusters, nodes, shape)?;
+            let progress = Progress::to_stderr();
+            let lab = Lab::up(&paths, &request, Lifetime::Detached, &progress)?;
+            progress.step(format!("export KUBECONFIG={}", lab.kubeconfig().display()));
+        }
+        LabCommand::Down { all } => down(&paths, name, all)?,
+        LabCommand::Status { json } => status(&paths, json)?,
+        LabCommand::Kubeconfig => {
+            let file = Lab::attach(&paths, name)?.kubeconfig();
+            print!("{}", fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?);
+        }
+        LabCommand::LoadImage { archives } => {
+            let lab = Lab::attach(&paths, name)?;
+            if archives.is_empty() {
+                bail!("name at least one image archive");
+            }
+            let progress = Progress::to_stderr();
+            for archive in archives {
+                lab.load_image(&archive)?;
+                progress.step(format!("{} is in every node", archive.display()));
+            }
+        }
+        LabCommand::Logs { node, component } => {
+            let lab = Lab::attach(&paths, name)?;
+            let cluster = lab.cluster_of_node(&node)?;
+            match component {
+                Some(component) => {
+                    let log = cluster.log(&node, &component)?;
+                    print!("{}", String::from_utf8_lossy(&fs::read(&log)?));
+                }
+                None => {
+                    for component in cluster.components(&node)? {
+                        println!("{:<26} {}", component.name, cluster.log(&node, &component.name)?.display());
+                    }
+                }
+            }
+        }
+        LabCommand::Exec { node, command } => {
+            let lab = Lab::attach(&paths, name)?;
+            let status = lab.cluster_of_node(&node)?.in_node(&node)?.args(command).status()?;
+            if !status.success() {
+                bail!("the command ended with {status}");
+            }
+        }
+        LabCommand::Fault(fault) => set_fault(&Lab::attach(&paths, name)?, &fault)?,
+        LabCommand::Heal => Lab::attach(&paths, name)?.heal()?,
+        LabCommand::Power { action, node, component } => {
+            power(&Lab::attach(&paths, name)?, action, &node, component.as_deref())?;
+        }
+    }
+    Ok(())
+}
+
+fn down(paths: &Paths, name: &str, all: bool) -> Result<()> {
+    let progress = Progress::to_stderr();
+    let names = if all { Lab::list(paths) } else { vec![name.to_owned()] };
+    for name in names {
+        if Lab::down(paths, &name)? {
+            progress.step(format!("lab {name} is gone"));
+        } else {
+            progress.step(format!("no lab {name} runs"));
+        }
+    }
+    Ok(())
+}
+
+fn set_fault(lab: &Lab, fault: &FaultArguments) -> Result<()> {
+    if fault.undialable {
+        lab.set_dialling(&fault.one, &fault.other, false)?;
+    }
+    let conditions = Conditions {
+        cut: fault.cut,
+        delay: fault.delay,
+        jitter: fault.jitter,
+        loss: fault.loss,
+        rate: fault.rate,
+    };
+    if fault.one_way {
+        lab.set_direction(&fault.one, &fault.other, &conditions)?;
+    } else {
+        lab.set_link(&fault.one, &fault.other, &conditions)?;
+    }
+    Ok(())
+}
+
+fn power(lab: &Lab, action: PowerAction, node: &str, component: Option<&str>) -> Result<()> {
+    let cluster = lab.cluster_of_node(node)?;
+    match (action, component) {
+        (PowerAction::Stop, None) => cluster.stop_node(node)?,
+        (PowerAction::Start, None) => cluster.start_node(node)?,
+        (PowerAction::Restart, None) => {
+            cluster.stop_node(node)?;
+            cluster.start_node(node)?;
+        }
+        (PowerAction::Pause, None) => cluster.pause_node(node)?,
+        (PowerAction::Continue, None) => cluster.continue_node(node)?,
+        (PowerAction::Stop, Some(component)) => cluster.stop_component(node, component)?,
+        (PowerAction::Start, Some(component)) => cluster.start_component(node, component)?,
+        (PowerAction::Restart, Some(component)) => cluster.restart_component(node, component)?,
+        (PowerAction::Pause, Some(component)) => cluster.pause_component(node, component)?,
+        (PowerAction::Continue, Some(component)) => cluster.continue_component(node, component)?,
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the status is the command's result")]
+fn status(paths: &Paths, json: bool) -> Result<()> {
+    let mut list = Vec::new();
+    for name in Lab::list(paths) {
+        match Lab::attach(paths, &name) {
+            Ok(lab) => list.push(lab.status()?),
+            // Attaching removed what a killed one had left behind.
+            Err(lab::Error::NotRunning(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&list)?);
+        return Ok(());
+    }
+    if list.is_empty() {
+        println!("no lab runs; `cargo xtask lab up` starts one");
+    }
+    for status in list {
+        print!("{}", render(&status));
+    }
+    Ok(())
+}
+
+fn render(status: &LabStatus) -> String {
+    let kept = if status.detached { "until `lab down`" } else { "while its owner runs" };
+    let mut text = format!("lab {} on {}, {kept}\n", status.name, status.network);
+    for node in &status.nodes {
+        let power = match node.power {
+            Power::On => "on",
+            Power::Off => "off",
+            Power::Frozen => "paused",
+        };
+        text += &format!("  {:<10} {:<14} {power}\n", node.node, node.address);
+        for component in &node.components {
+            let state = format!("{:?}", component.state).to_lowercase();
+            let restarts = match component.restarts {
+                0 => String::new(),
+                times => {
+                    format!(", restarted {times} times, last {}", component.last_exit.as_deref().unwrap_or("unknown"))
+                }
+            };
+            text += &format!("    {:<26} {state}{restarts}\n", component.name);
+        }
+    }
+    for link in &status.links {
+        let dialling = if link.dialling { "" } else { ", may not dial" };
+        text += &format!(
+            "  {} -> {}: {}{dialling}; {} packets carried, {} lost, {} cut\n",
+            link.from,
+            link.to,
+            link.conditions,
+            link.counters.carried.packets,
+            link.counters.lost.packets,
+            link.counters.cut.packets,
+        );
+    }
+    text
+}
