@@ -21,7 +21,7 @@ use super::conditions::Conditions;
 use super::counters::{LinkCounters, LinkReport, PortReport, Tally, VanishedPort, WireReport};
 use super::link::{Dice, Link, Verdict};
 use super::packet::destination;
-use super::tun::{BUFFER_SIZE, HEADER_SIZE, Tun};
+use super::tun::{BUFFER_SIZE, HEADER_SIZE, Tun, means_gone};
 
 /// How many packets of one port are taken before the others and the deadlines get their turn.
 const PACKETS_PER_TURN: usize = 32;
@@ -361,7 +361,11 @@ impl Carrier {
         let bundles = self.may_send_bundles(from);
         let senders = self.ports.values_mut().filter(|port| port.endpoint == from);
         for sender in senders {
-            sender.tun.set_bundles(bundles)?;
+            match sender.tun.set_bundles(bundles) {
+                // The next wait finds that it is gone.
+                Err(WireError::Device { source, .. }) if means_gone(&source) => {}
+                other => other?,
+            }
         }
         Ok(())
     }
@@ -412,7 +416,7 @@ fn hand_over(receiver: &Port, packet: &[u8], counters: &mut LinkCounters) -> io:
         Ok(()) => counters.carried.add(size),
         Err(error) => {
             counters.undeliverable.add(size);
-            if error.raw_os_error() == Some(Errno::EBADFD as i32) {
+            if means_gone(&error) {
                 return Err(error);
             }
         }

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use nix::libc::O_NONBLOCK;
+use nix::libc::{EBADFD, ENODEV, O_NONBLOCK};
 
 use super::WireError;
 use super::namespace::{NetworkNamespace, ip, path_for_others, within};
@@ -112,6 +112,11 @@ impl AsFd for Tun {
     }
 }
 
+/// Whether this is the error of a device that was deleted, alone or with its namespace.
+pub(super) fn means_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(EBADFD)
+}
+
 fn open_driver() -> Result<File, WireError> {
     OpenOptions::new()
         .read(true)
@@ -121,9 +126,7 @@ fn open_driver() -> Result<File, WireError> {
         .map_err(|source| match source.kind() {
             ErrorKind::NotFound => WireError::DriverMissing(source),
             // A device node may be there without a driver behind it.
-            _ if source.raw_os_error() == Some(nix::libc::ENODEV) => {
-                WireError::DriverMissing(source)
-            }
+            _ if source.raw_os_error() == Some(ENODEV) => WireError::DriverMissing(source),
             _ => WireError::DriverRefused(source),
         })
 }
