@@ -38,7 +38,8 @@ pub(super) enum Command {
     },
     Detach {
         port: String,
-        answer: Sender<Result<(), WireError>>,
+        /// The device, so that the carrier does not wait for its removal; none if it has vanished.
+        answer: Sender<Result<Option<Tun>, WireError>>,
     },
     Set {
         from: String,
@@ -337,11 +338,10 @@ impl Carrier {
         Ok(())
     }
 
-    fn detach(&mut self, name: &str) -> Result<(), WireError> {
+    fn detach(&mut self, name: &str) -> Result<Option<Tun>, WireError> {
         let attached = self.ports.iter().find(|(_, port)| port.name == name);
         if let Some((&number, _)) = attached {
-            self.remove(number);
-            return Ok(());
+            return Ok(self.remove(number).map(|port| port.tun));
         }
         // The namespace of a port may end between the decision to detach it and the request.
         let before = self.vanished.len();
@@ -349,7 +349,7 @@ impl Carrier {
         if self.vanished.len() == before {
             return Err(WireError::UnknownPort(name.to_owned()));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn set(&mut self, from: &str, to: &str, conditions: Conditions) -> Result<(), WireError> {

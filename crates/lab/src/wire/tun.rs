@@ -22,7 +22,7 @@ pub(super) const BUFFER_SIZE: usize = HEADER_SIZE + 65536;
 /// and what does not fit is dropped where only the statistics of the device tell.
 const DEVICE_QUEUE_PACKETS: u32 = 10_000;
 
-/// The kernel removes the device when this is dropped.
+/// The device is gone when this has been dropped.
 #[derive(Debug)]
 pub(super) struct Tun {
     file: File,
@@ -102,6 +102,20 @@ impl Tun {
             action,
             device: self.device.clone(),
             source,
+        }
+    }
+}
+
+impl Drop for Tun {
+    /// The kernel removes the device with the last copy of its descriptor. If another thread is just starting a program, its child
+    /// has a copy until it has become that program, so closing ours would remove the device only a moment later.
+    fn drop(&mut self) {
+        // Without a namespace the device is gone already, or on a kernel before 5.2 goes with the descriptor.
+        if let Ok(place) = sys::network_namespace(&self.file) {
+            let device = &self.device;
+            if let Err(error) = within(place.as_fd(), || ip(&format!("link delete dev {device}"))) {
+                tracing::debug!(device, %error, "the wire leaves a device to the kernel to remove");
+            }
         }
     }
 }
