@@ -110,10 +110,12 @@ impl Wire {
 
     /// Removes the device of a port. It is no error if the port has already vanished with its namespace.
     pub fn detach(&self, port: &str) -> Result<(), WireError> {
-        self.ask(|answer| Command::Detach {
+        let device = self.ask(|answer| Command::Detach {
             port: port.to_owned(),
             answer,
-        })?
+        })??;
+        drop(device);
+        Ok(())
     }
 
     /// Sets what happens to the packets from one endpoint to another, now and for ports that are attached later.

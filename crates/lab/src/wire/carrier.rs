@@ -21,7 +21,7 @@ use super::conditions::Conditions;
 use super::counters::{LinkCounters, LinkReport, PortReport, Tally, VanishedPort, WireReport};
 use super::link::{Dice, Link, Verdict};
 use super::packet::destination;
-use super::tun::{BUFFER_SIZE, HEADER_SIZE, Tun};
+use super::tun::{BUFFER_SIZE, HEADER_SIZE, Tun, means_gone};
 
 /// How many packets of one port are taken before the others and the deadlines get their turn.
 const PACKETS_PER_TURN: usize = 32;
@@ -38,7 +38,8 @@ pub(super) enum Command {
     },
     Detach {
         port: String,
-        answer: Sender<Result<(), WireError>>,
+        /// The device, so that the carrier does not wait for its removal; none if it has vanished.
+        answer: Sender<Result<Option<Tun>, WireError>>,
     },
     Set {
         from: String,
@@ -337,11 +338,10 @@ impl Carrier {
         Ok(())
     }
 
-    fn detach(&mut self, name: &str) -> Result<(), WireError> {
+    fn detach(&mut self, name: &str) -> Result<Option<Tun>, WireError> {
         let attached = self.ports.iter().find(|(_, port)| port.name == name);
         if let Some((&number, _)) = attached {
-            self.remove(number);
-            return Ok(());
+            return Ok(self.remove(number).map(|port| port.tun));
         }
         // The namespace of a port may end between the decision to detach it and the request.
         let before = self.vanished.len();
@@ -349,7 +349,7 @@ impl Carrier {
         if self.vanished.len() == before {
             return Err(WireError::UnknownPort(name.to_owned()));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn set(&mut self, from: &str, to: &str, conditions: Conditions) -> Result<(), WireError> {
@@ -361,7 +361,11 @@ impl Carrier {
         let bundles = self.may_send_bundles(from);
         let senders = self.ports.values_mut().filter(|port| port.endpoint == from);
         for sender in senders {
-            sender.tun.set_bundles(bundles)?;
+            match sender.tun.set_bundles(bundles) {
+                // The next wait finds that it is gone.
+                Err(WireError::Device { source, .. }) if means_gone(&source) => {}
+                other => other?,
+            }
         }
         Ok(())
     }
@@ -412,7 +416,7 @@ fn hand_over(receiver: &Port, packet: &[u8], counters: &mut LinkCounters) -> io:
         Ok(()) => counters.carried.add(size),
         Err(error) => {
             counters.undeliverable.add(size);
-            if error.raw_os_error() == Some(Errno::EBADFD as i32) {
+            if means_gone(&error) {
                 return Err(error);
             }
         }

@@ -5,7 +5,7 @@
 )]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use nix::libc::c_int;
 
@@ -52,6 +52,7 @@ mod request {
     );
     nix::ioctl_write_int!(set_offload, b'T', 208);
     nix::ioctl_write_ptr!(set_header_size, b'T', 216, c_int);
+    nix::ioctl_none!(get_network_namespace, b'T', 227);
 }
 
 /// Makes an open `/dev/net/tun` a new device for IP packets with a `struct virtio_net_hdr` before each.
@@ -86,4 +87,12 @@ pub(super) fn set_offload(tun: impl AsFd, offload: Offload) -> io::Result<()> {
     // SAFETY: the descriptor is open for the whole call, and TUNSETOFFLOAD takes its argument by value.
     unsafe { request::set_offload(tun.as_fd().as_raw_fd(), flags) }?;
     Ok(())
+}
+
+/// The network namespace in which the device is now.
+pub(super) fn network_namespace(tun: impl AsFd) -> io::Result<OwnedFd> {
+    // SAFETY: the descriptor is open for the whole call, and TUNGETDEVNETNS takes no argument.
+    let namespace = unsafe { request::get_network_namespace(tun.as_fd().as_raw_fd()) }?;
+    // SAFETY: the call succeeded, so this is a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(namespace) })
 }

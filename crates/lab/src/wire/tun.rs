@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use nix::libc::O_NONBLOCK;
+use nix::libc::{EBADFD, ENODEV, O_NONBLOCK};
 
 use super::WireError;
 use super::namespace::{NetworkNamespace, ip, path_for_others, within};
@@ -22,7 +22,7 @@ pub(super) const BUFFER_SIZE: usize = HEADER_SIZE + 65536;
 /// and what does not fit is dropped where only the statistics of the device tell.
 const DEVICE_QUEUE_PACKETS: u32 = 10_000;
 
-/// The kernel removes the device when this is dropped.
+/// The device is gone when this has been dropped.
 #[derive(Debug)]
 pub(super) struct Tun {
     file: File,
@@ -106,10 +106,29 @@ impl Tun {
     }
 }
 
+impl Drop for Tun {
+    /// The kernel removes the device with the last copy of its descriptor. If another thread is just starting a program, its child
+    /// has a copy until it has become that program, so closing ours would remove the device only a moment later.
+    fn drop(&mut self) {
+        // Without a namespace the device is gone already, or on a kernel before 5.2 goes with the descriptor.
+        if let Ok(place) = sys::network_namespace(&self.file) {
+            let device = &self.device;
+            if let Err(error) = within(place.as_fd(), || ip(&format!("link delete dev {device}"))) {
+                tracing::debug!(device, %error, "the wire leaves a device to the kernel to remove");
+            }
+        }
+    }
+}
+
 impl AsFd for Tun {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+}
+
+/// Whether this is the error of a device that was deleted, alone or with its namespace.
+pub(super) fn means_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(EBADFD)
 }
 
 fn open_driver() -> Result<File, WireError> {
@@ -121,9 +140,7 @@ fn open_driver() -> Result<File, WireError> {
         .map_err(|source| match source.kind() {
             ErrorKind::NotFound => WireError::DriverMissing(source),
             // A device node may be there without a driver behind it.
-            _ if source.raw_os_error() == Some(nix::libc::ENODEV) => {
-                WireError::DriverMissing(source)
-            }
+            _ if source.raw_os_error() == Some(ENODEV) => WireError::DriverMissing(source),
             _ => WireError::DriverRefused(source),
         })
 }
