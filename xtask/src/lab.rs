@@ -116,13 +116,24 @@ enum PowerAction {
     Continue,
 }
 
-#[expect(clippy::print_stdout, reason = "what the commands print is their result")]
+#[expect(
+    clippy::print_stdout,
+    reason = "what the commands print is their result"
+)]
 pub(crate) fn run(arguments: LabArguments) -> Result<()> {
     let paths = Paths::from_environment();
     let name = &arguments.name;
     match arguments.command {
-        LabCommand::Up { clusters, nodes, control_plane_only } => {
-            let shape = if control_plane_only { Shape::ControlPlaneOnly } else { Shape::Full };
+        LabCommand::Up {
+            clusters,
+            nodes,
+            control_plane_only,
+        } => {
+            let shape = if control_plane_only {
+                Shape::ControlPlaneOnly
+            } else {
+                Shape::Full
+            };
             let request = LabRequest::new(name, clusters, nodes, shape)?;
             let progress = Progress::to_stderr();
             let lab = Lab::up(&paths, &request, Lifetime::Detached, &progress)?;
@@ -132,7 +143,11 @@ pub(crate) fn run(arguments: LabArguments) -> Result<()> {
         LabCommand::Status { json } => status(&paths, json)?,
         LabCommand::Kubeconfig => {
             let file = Lab::attach(&paths, name)?.kubeconfig();
-            print!("{}", fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?);
+            print!(
+                "{}",
+                fs::read_to_string(&file)
+                    .with_context(|| format!("cannot read {}", file.display()))?
+            );
         }
         LabCommand::LoadImage { archives } => {
             let lab = Lab::attach(&paths, name)?;
@@ -155,22 +170,39 @@ pub(crate) fn run(arguments: LabArguments) -> Result<()> {
                 }
                 None => {
                     for component in cluster.components(&node)? {
-                        println!("{:<26} {}", component.name, cluster.log(&node, &component.name)?.display());
+                        println!(
+                            "{:<26} {}",
+                            component.name,
+                            cluster.log(&node, &component.name)?.display()
+                        );
                     }
                 }
             }
         }
         LabCommand::Exec { node, command } => {
             let lab = Lab::attach(&paths, name)?;
-            let status = lab.cluster_of_node(&node)?.in_node(&node)?.args(command).status()?;
+            let status = lab
+                .cluster_of_node(&node)?
+                .in_node(&node)?
+                .args(command)
+                .status()?;
             if !status.success() {
                 bail!("the command ended with {status}");
             }
         }
         LabCommand::Fault(fault) => set_fault(&Lab::attach(&paths, name)?, &fault)?,
         LabCommand::Heal => Lab::attach(&paths, name)?.heal()?,
-        LabCommand::Power { action, node, component } => {
-            power(&Lab::attach(&paths, name)?, action, &node, component.as_deref())?;
+        LabCommand::Power {
+            action,
+            node,
+            component,
+        } => {
+            power(
+                &Lab::attach(&paths, name)?,
+                action,
+                &node,
+                component.as_deref(),
+            )?;
         }
     }
     Ok(())
@@ -178,7 +210,11 @@ pub(crate) fn run(arguments: LabArguments) -> Result<()> {
 
 fn down(paths: &Paths, name: &str, all: bool) -> Result<()> {
     let progress = Progress::to_stderr();
-    let names = if all { Lab::list(paths) } else { vec![name.to_owned()] };
+    let names = if all {
+        Lab::list(paths)
+    } else {
+        vec![name.to_owned()]
+    };
     for name in names {
         if Lab::down(paths, &name)? {
             progress.step(format!("lab {name} is gone"));
@@ -253,7 +289,11 @@ fn status(paths: &Paths, json: bool) -> Result<()> {
 }
 
 fn render(status: &LabStatus) -> String {
-    let kept = if status.detached { "until `lab down`" } else { "while its owner runs" };
+    let kept = if status.detached {
+        "until `lab down`"
+    } else {
+        "while its owner runs"
+    };
     let mut text = format!("lab {} on {}, {kept}\n", status.name, status.network);
     for node in &status.nodes {
         let power = match node.power {
@@ -267,7 +307,10 @@ fn render(status: &LabStatus) -> String {
             let restarts = match component.restarts {
                 0 => String::new(),
                 times => {
-                    format!(", restarted {times} times, last {}", component.last_exit.as_deref().unwrap_or("unknown"))
+                    format!(
+                        ", restarted {times} times, last {}",
+                        component.last_exit.as_deref().unwrap_or("unknown")
+                    )
                 }
             };
             text += &format!("    {:<26} {state}{restarts}\n", component.name);

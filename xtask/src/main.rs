@@ -3,9 +3,13 @@ mod lab;
 use clap::Parser;
 
 #[derive(Debug, Parser)]
-enum Cli { Lab(lab::LabArguments) }
+enum Cli {
+    Lab(lab::LabArguments),
+}
 
 fn main() -> anyhow::Result<()> {
     ::lab::role::run_if_asked();
-    match Cli::parse() { Cli::Lab(a) => lab::run(a) }
+    match Cli::parse() {
+        Cli::Lab(a) => lab::run(a),
+    }
 }

@@ -44,7 +44,11 @@ impl ApiServer {
             .proxy(None)
             .build()
             .new_agent();
-        Ok(ApiServer { cluster: cluster.name.clone(), address: cluster.api_server(), agent })
+        Ok(ApiServer {
+            cluster: cluster.name.clone(),
+            address: cluster.api_server(),
+            agent,
+        })
     }
 
     /// Whether the server says that it is ready. One that does not answer is not.
@@ -57,14 +61,22 @@ impl ApiServer {
 
     /// The object at a path, or nothing when there is none.
     pub(crate) fn get(&self, path: &str) -> Result<Option<Value>> {
-        let failed = |message: String| Error::Api { cluster: self.cluster.clone(), path: path.to_owned(), message };
+        let failed = |message: String| Error::Api {
+            cluster: self.cluster.clone(),
+            path: path.to_owned(),
+            message,
+        };
         let mut response = self
             .agent
             .get(format!("{}{path}", self.address))
             .call()
             .map_err(|error| failed(error.to_string()))?;
         match response.status().as_u16() {
-            200 => response.body_mut().read_json().map(Some).map_err(|error| failed(error.to_string())),
+            200 => response
+                .body_mut()
+                .read_json()
+                .map(Some)
+                .map_err(|error| failed(error.to_string())),
             404 => Ok(None),
             status => {
                 let text = response.body_mut().read_to_string().unwrap_or_default();
@@ -80,6 +92,9 @@ impl ApiServer {
         };
         object["status"]["conditions"]
             .as_array()
-            .is_some_and(|list| list.iter().any(|entry| entry["type"] == condition && entry["status"] == "True"))
+            .is_some_and(|list| {
+                list.iter()
+                    .any(|entry| entry["type"] == condition && entry["status"] == "True")
+            })
     }
 }

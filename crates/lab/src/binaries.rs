@@ -19,14 +19,24 @@ const SOURCES: [(&str, &str); 5] = [
     ("go.sum", include_str!("../kubernetes/go.sum")),
     ("tools.go", include_str!("../kubernetes/tools.go")),
     ("hyper/main.go", include_str!("../kubernetes/hyper/main.go")),
-    ("coredns/main.go", include_str!("../kubernetes/coredns/main.go")),
+    (
+        "coredns/main.go",
+        include_str!("../kubernetes/coredns/main.go"),
+    ),
 ];
 
 const PACKAGES: [&str; 3] = ["./hyper", "./coredns", "helm.sh/helm/v3/cmd/helm"];
 
 /// The names under which the multi-call program `hyper` is started.
-const CALLS: [&str; 7] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"];
+const CALLS: [&str; 7] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+];
 
 /// A folder with every program that the lab brings itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +61,9 @@ impl Binaries {
             "building Kubernetes {version}, etcd, CoreDNS and Helm from Go modules; once, about 8 minutes on 2 cores"
         ));
         let directory = paths.binaries().join(key());
-        let unfinished = paths.binaries().join(format!("{}.{}", key(), std::process::id()));
+        let unfinished = paths
+            .binaries()
+            .join(format!("{}.{}", key(), std::process::id()));
         let sources = unfinished.join("source");
         for (name, text) in SOURCES {
             let file = sources.join(name);
@@ -100,7 +112,10 @@ fn build(sources: &Path, output: &Path, version: &str) -> Result<()> {
     let component = "k8s.io/component-base/version";
     let client = "k8s.io/client-go/pkg/version";
     let mut numbers = version.split('.');
-    let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let (major, minor) = (
+        numbers.next().unwrap_or_default(),
+        numbers.next().unwrap_or_default(),
+    );
     let mut flags = "-s -w".to_owned();
     for module in [component, client] {
         flags += &format!(
@@ -129,7 +144,11 @@ fn key() -> String {
     for package in PACKAGES {
         hash.update(package);
     }
-    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -138,7 +157,11 @@ mod tests {
 
     #[test]
     fn the_version_comes_from_the_pinned_module() {
-        assert!(kubernetes_version().starts_with("1."), "{}", kubernetes_version());
+        assert!(
+            kubernetes_version().starts_with("1."),
+            "{}",
+            kubernetes_version()
+        );
     }
 
     #[test]

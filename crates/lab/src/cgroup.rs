@@ -16,7 +16,7 @@ const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "io", "memory", "pids", "hugetl
 
 /// How the machine mounts its control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub(crate) enum Layout {
     /// One hierarchy with all controllers (systemd's default for years).
     Unified(PathBuf),
     /// One hierarchy for each controller, perhaps with an empty unified one beside them.
@@ -24,8 +24,9 @@ pub enum Layout {
 }
 
 impl Layout {
-    pub fn detect() -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts").doing(|| "read the mount table".to_owned())?;
+    pub(crate) fn detect() -> Result<Self> {
+        let mounts =
+            fs::read_to_string("/proc/self/mounts").doing(|| "read the mount table".to_owned())?;
         Layout::from_mounts(&mounts).ok_or_else(|| {
             Error::Refused(
                 "no control groups are mounted below /sys/fs/cgroup; mount them (`mount -t cgroup2 none \
@@ -36,7 +37,7 @@ impl Layout {
     }
 
     /// Reads the text of `/proc/mounts`.
-    pub fn from_mounts(mounts: &str) -> Option<Self> {
+    pub(crate) fn from_mounts(mounts: &str) -> Option<Self> {
         let mut separate = Vec::new();
         let mut unified = None;
         for line in mounts.lines() {
@@ -72,20 +73,20 @@ impl Layout {
 
 /// The control group of a lab or of one of its nodes, in every hierarchy.
 #[derive(Clone, Debug)]
-pub struct Group {
+pub(crate) struct Group {
     layout: Layout,
     path: PathBuf,
 }
 
 impl Group {
-    pub fn of_lab(layout: Layout, lab: &str) -> Self {
+    pub(crate) fn of_lab(layout: Layout, lab: &str) -> Self {
         Group {
             layout,
             path: Path::new(ROOT).join(lab),
         }
     }
 
-    pub fn of_node(&self, node: &str) -> Self {
+    pub(crate) fn of_node(&self, node: &str) -> Self {
         Group {
             layout: self.layout.clone(),
             path: self.path.join(node),
@@ -93,13 +94,13 @@ impl Group {
     }
 
     /// As programs inside the hierarchies name it, such as the kubelet's `cgroupRoot`.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("/{}", self.path.display())
     }
 
     /// Makes the group, with a group `system` below it for the node's own programs. Pods come beside that one,
     /// because a group of the unified layout holds either processes or groups.
-    pub fn create(&self) -> Result<()> {
+    pub(crate) fn create(&self) -> Result<()> {
         for mount in self.layout.mounts() {
             let system = mount.join(&self.path).join("system");
             fs::create_dir_all(&system)
@@ -113,16 +114,17 @@ impl Group {
     }
 
     /// Moves the calling process into the group `system`.
-    pub fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         for mount in self.layout.mounts() {
             let procs = mount.join(&self.path).join("system/cgroup.procs");
-            fs::write(&procs, "0").doing(|| format!("enter the control group {}", procs.display()))?;
+            fs::write(&procs, "0")
+                .doing(|| format!("enter the control group {}", procs.display()))?;
         }
         Ok(())
     }
 
     /// Stops or continues every process of the group, without their knowledge.
-    pub fn freeze(&self, frozen: bool) -> Result<()> {
+    pub(crate) fn freeze(&self, frozen: bool) -> Result<()> {
         let (file, value) = match &self.layout {
             Layout::Unified(mount) => (
                 mount.join(&self.path).join("cgroup.freeze"),
@@ -142,7 +144,7 @@ impl Group {
     }
 
     /// The processes in the group and below it.
-    pub fn processes(&self) -> Vec<i32> {
+    pub(crate) fn processes(&self) -> Vec<i32> {
         let Some(mount) = self.layout.mounts().first() else {
             return Vec::new();
         };
@@ -153,29 +155,20 @@ impl Group {
 
     /// Removes the group and everything below it; its processes must have ended. Also the lab's common parent
     /// group, when this was the last below it.
-    pub fn remove(&self) -> Result<()> {
+    pub(crate) fn remove(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         for mount in self.layout.mounts() {
             // The kernel takes a moment to let go of processes that have just ended.
             while let Err(error) = remove_tree(&mount.join(&self.path)) {
                 if Instant::now() > deadline {
-                    return Err(error).doing(|| format!("remove the control group {}", self.path.display()));
+                    return Err(error)
+                        .doing(|| format!("remove the control group {}", self.path.display()));
                 }
                 thread::sleep(Duration::from_millis(20));
             }
             let _ = fs::remove_dir(mount.join(ROOT));
         }
         Ok(())
-    }
-
-    /// The folders of this group that exist now.
-    pub fn remains(&self) -> Vec<PathBuf> {
-        self.layout
-            .mounts()
-            .iter()
-            .map(|mount| mount.join(&self.path))
-            .filter(|path| path.exists())
-            .collect()
     }
 }
 
@@ -220,7 +213,10 @@ fn delegate_controllers(mount: &Path, group: &Path) -> Result<()> {
     }
     for level in levels {
         let file = level.join("cgroup.subtree_control");
-        for controller in CONTROLLERS.iter().filter(|name| available.split_whitespace().any(|word| word == **name)) {
+        for controller in CONTROLLERS
+            .iter()
+            .filter(|name| available.split_whitespace().any(|word| word == **name))
+        {
             fs::write(&file, format!("+{controller}")).doing(|| {
                 format!(
                     "pass the {controller} controller on in {} (inside a container, the lab needs a delegated \

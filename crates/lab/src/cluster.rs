@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::api::ApiServer;
 use crate::binaries::Binaries;
-use crate::command::{run, run_with_input, tail};
+use crate::client::Client;
+use crate::command::{run, tail};
 use crate::control;
 use crate::error::{Doing as _, Error, Result};
 use crate::keeper;
@@ -59,20 +60,9 @@ impl Cluster {
         Ok((read("ca.crt")?, read("ca.key")?))
     }
 
-    /// `kubectl` for this cluster.
-    pub fn kubectl(&self) -> Command {
-        self.client("kubectl")
-    }
-
-    /// `helm` for this cluster.
-    pub fn helm(&self) -> Command {
-        self.client("helm")
-    }
-
-    /// Applies manifests, as `kubectl apply --server-side` does.
-    pub fn apply(&self, manifests: &str) -> Result<()> {
-        let arguments = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
-        run_with_input(self.kubectl().args(arguments), manifests).map(drop)
+    /// `kubectl`, `helm` and what is done with them.
+    pub fn client(&self) -> Client {
+        Client::of_lab(self.name(), self.kubeconfig(), &self.binaries)
     }
 
     /// A command inside a node, in all of its namespaces.
@@ -80,7 +70,17 @@ impl Cluster {
         let file = pid_file(&self.paths.node(&self.node(node)?.name));
         let pid = fs::read_to_string(&file).doing(|| format!("read {}", file.display()))?;
         let mut command = Command::new("nsenter");
-        command.args(["--target", pid.trim(), "--pid", "--mount", "--net", "--uts", "--ipc", "--wd=/", "--"]);
+        command.args([
+            "--target",
+            pid.trim(),
+            "--pid",
+            "--mount",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--wd=/",
+            "--",
+        ]);
         Ok(command)
     }
 
@@ -90,28 +90,38 @@ impl Cluster {
             return Ok(());
         }
         thread::scope(|scope| {
-            let loads: Vec<_> =
-                self.plan.nodes.iter().map(|node| scope.spawn(|| self.load_into_node(&node.name, archive))).collect();
-            loads.into_iter().try_for_each(|load| load.join().unwrap_or_else(|_| Err(stopped_thread())))
+            let loads: Vec<_> = self
+                .plan
+                .nodes
+                .iter()
+                .map(|node| scope.spawn(|| self.load_into_node(&node.name, archive)))
+                .collect();
+            loads
+                .into_iter()
+                .try_for_each(|load| load.join().unwrap_or_else(|_| Err(stopped_thread())))
         })
     }
 
     pub fn start_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Start(component.to_owned())).map(drop)
+        self.ask_node(node, &node::Request::Start(component.to_owned()))
+            .map(drop)
     }
 
     /// Ends a program of a node; it stays away until it is started.
     pub fn stop_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Stop(component.to_owned())).map(drop)
+        self.ask_node(node, &node::Request::Stop(component.to_owned()))
+            .map(drop)
     }
 
     /// Stops a program in the middle of what it does. Its connections stay open and silent.
     pub fn pause_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Pause(component.to_owned())).map(drop)
+        self.ask_node(node, &node::Request::Pause(component.to_owned()))
+            .map(drop)
     }
 
     pub fn continue_component(&self, node: &str, component: &str) -> Result<()> {
-        self.ask_node(node, &node::Request::Continue(component.to_owned())).map(drop)
+        self.ask_node(node, &node::Request::Continue(component.to_owned()))
+            .map(drop)
     }
 
     pub fn restart_component(&self, node: &str, component: &str) -> Result<()> {
@@ -122,13 +132,17 @@ impl Cluster {
     /// Takes a node's power away.
     pub fn stop_node(&self, node: &str) -> Result<()> {
         let node = self.node(node)?.name.clone();
-        self.ask_keeper(&keeper::Request::StopNode { node }).map(drop)
+        self.ask_keeper(&keeper::Request::StopNode { node })
+            .map(drop)
     }
 
     /// Boots a node that was stopped. Its disk is as it was.
     pub fn start_node(&self, node: &str) -> Result<()> {
         let plan = self.node(node)?;
-        let request = keeper::Request::StartNode { cluster: self.plan.clone(), node: plan.name.clone() };
+        let request = keeper::Request::StartNode {
+            cluster: self.plan.clone(),
+            node: plan.name.clone(),
+        };
         self.ask_keeper(&request)?;
         for component in node::components::components(&self.plan, plan) {
             if component.name == KUBELET {
@@ -159,8 +173,11 @@ impl Cluster {
         if log.exists() {
             Ok(log)
         } else {
-            let known: Vec<String> =
-                self.components(node)?.into_iter().map(|component| component.name).collect();
+            let known: Vec<String> = self
+                .components(node)?
+                .into_iter()
+                .map(|component| component.name)
+                .collect();
             Err(Error::Refused(format!(
                 "{node} has no log of `{component}`; its programs are {}",
                 known.join(", ")
@@ -170,14 +187,21 @@ impl Cluster {
 
     pub fn wait_for_api_server(&self) -> Result<()> {
         let api = self.api()?;
-        self.wait_for(&self.plan.first_node().name, API_SERVER, "the API server is not ready", || api.is_ready())
+        self.wait_for(
+            &self.plan.first_node().name,
+            API_SERVER,
+            "the API server is not ready",
+            || api.is_ready(),
+        )
     }
 
     pub(crate) fn wait_for_nodes(&self) -> Result<()> {
         let api = self.api()?;
         for node in &self.plan.nodes {
             let path = format!("/api/v1/nodes/{}", node.name);
-            self.wait_for(&node.name, KUBELET, "the node is not Ready", || api.has_condition(&path, "Ready"))?;
+            self.wait_for(&node.name, KUBELET, "the node is not Ready", || {
+                api.has_condition(&path, "Ready")
+            })?;
         }
         Ok(())
     }
@@ -220,7 +244,12 @@ impl Cluster {
             };
             let log = node::log_file(&self.paths.node(node), component);
             let text = fs::read_to_string(&log).unwrap_or_default();
-            return Err(Error::Component { node: node.to_owned(), trouble, log, tail: tail(&text, LOG_LINES) });
+            return Err(Error::Component {
+                node: node.to_owned(),
+                trouble,
+                log,
+                tail: tail(&text, LOG_LINES),
+            });
         }
     }
 
@@ -228,10 +257,18 @@ impl Cluster {
         // The archive is read here and piped: the node does not see the folders of the machine.
         let file = fs::File::open(archive).doing(|| format!("open {}", archive.display()))?;
         let mut command = self.in_node(node)?;
-        command.args(["ctr", "--address", "/run/containerd/containerd.sock", "--namespace", "k8s.io"]);
+        command.args([
+            "ctr",
+            "--address",
+            "/run/containerd/containerd.sock",
+            "--namespace",
+            "k8s.io",
+        ]);
         command.args(["images", "import", "-"]);
-        let output =
-            command.stdin(file).output().doing(|| format!("run `{}`", crate::command::shown(&command)))?;
+        let output = command
+            .stdin(file)
+            .output()
+            .doing(|| format!("run `{}`", crate::command::shown(&command)))?;
         if output.status.success() {
             return Ok(());
         }
@@ -244,20 +281,28 @@ impl Cluster {
 
     fn freeze(&self, node: &str, frozen: bool) -> Result<()> {
         let node = self.node(node)?.name.clone();
-        self.ask_keeper(&keeper::Request::FreezeNode { node, frozen }).map(drop)
-    }
-
-    fn client(&self, program: &str) -> Command {
-        let mut command = Command::new(self.binaries.program(program));
-        command.env("KUBECONFIG", self.kubeconfig());
-        command
+        self.ask_keeper(&keeper::Request::FreezeNode { node, frozen })
+            .map(drop)
     }
 
     fn node(&self, name: &str) -> Result<&NodePlan> {
-        self.plan.nodes.iter().find(|node| node.name == name).ok_or_else(|| {
-            let known: Vec<&str> = self.plan.nodes.iter().map(|node| node.name.as_str()).collect();
-            Error::Refused(format!("cluster {} has no node `{name}`; it has {}", self.plan.name, known.join(", ")))
-        })
+        self.plan
+            .nodes
+            .iter()
+            .find(|node| node.name == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = self
+                    .plan
+                    .nodes
+                    .iter()
+                    .map(|node| node.name.as_str())
+                    .collect();
+                Error::Refused(format!(
+                    "cluster {} has no node `{name}`; it has {}",
+                    self.plan.name,
+                    known.join(", ")
+                ))
+            })
     }
 
     fn pki(&self) -> PathBuf {
@@ -265,7 +310,11 @@ impl Cluster {
     }
 
     fn ask_node(&self, node: &str, request: &node::Request) -> Result<Vec<ComponentStatus>> {
-        control::call("node", &node::socket(&self.paths.node(&self.node(node)?.name)), request)
+        control::call(
+            "node",
+            &node::socket(&self.paths.node(&self.node(node)?.name)),
+            request,
+        )
     }
 
     fn ask_keeper(&self, request: &keeper::Request) -> Result<keeper::Status> {

@@ -84,7 +84,10 @@ mod tests {
 
     #[test]
     fn input_reaches_the_program() {
-        assert_eq!(run_with_input(&mut Command::new("cat"), "hello").unwrap(), "hello");
+        assert_eq!(
+            run_with_input(&mut Command::new("cat"), "hello").unwrap(),
+            "hello"
+        );
     }
 
     #[test]

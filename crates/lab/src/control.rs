@@ -36,7 +36,9 @@ where
     line.push('\n');
     stream.write_all(line.as_bytes()).doing(talking)?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).doing(talking)?;
+    BufReader::new(stream)
+        .read_line(&mut answer)
+        .doing(talking)?;
     if answer.is_empty() {
         return Err(Error::Remote {
             role,
@@ -121,7 +123,10 @@ mod tests {
         });
         assert_eq!(call::<_, u32>("test", &socket, &21).unwrap(), 42);
         let error = call::<_, u32>("test", &socket, &0).unwrap_err();
-        assert_eq!(error.to_string(), "the lab's test answered: zero is not accepted");
+        assert_eq!(
+            error.to_string(),
+            "the lab's test answered: zero is not accepted"
+        );
         let error = call::<_, u32>("test", &socket, &"word").unwrap_err();
         assert!(error.to_string().contains("not a request"), "{error}");
     }

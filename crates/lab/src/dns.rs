@@ -19,14 +19,22 @@ pub(crate) fn image(cache: &Cache, binaries: &Binaries) -> Result<ImageArchive> 
 
 pub(crate) fn install(cluster: &Cluster) -> Result<()> {
     let first = &cluster.plan().first_node().name;
-    cluster.wait_for(first, CONTROLLER_MANAGER, "the default service account is missing", || {
-        default_account_exists(cluster)
-    })?;
-    cluster.apply(&MANIFESTS.replace("DNS_ADDRESS", &cluster.plan().dns_address.to_string()))
+    cluster.wait_for(
+        first,
+        CONTROLLER_MANAGER,
+        "the default service account is missing",
+        || default_account_exists(cluster),
+    )?;
+    cluster.client().apply(
+        "kube-system",
+        &MANIFESTS.replace("DNS_ADDRESS", &cluster.plan().dns_address.to_string()),
+    )
 }
 
 pub(crate) fn wait(cluster: &Cluster) -> Result<()> {
     let api = cluster.api()?;
     let first = &cluster.plan().first_node().name;
-    cluster.wait_for(first, KUBELET, "CoreDNS is not available", || api.has_condition(DEPLOYMENT, "Available"))
+    cluster.wait_for(first, KUBELET, "CoreDNS is not available", || {
+        api.has_condition(DEPLOYMENT, "Available")
+    })
 }

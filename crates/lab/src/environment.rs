@@ -2,3 +2,7 @@
 
 /// The folder for everything the lab keeps, instead of the user's cache folder.
 pub const LAB_DIRECTORY: &str = "STANDIN_LAB_DIR";
+
+/// A program that loads an image archive into a cluster which the lab does not run, called with the context and the
+/// archive.
+pub const IMAGE_LOADER: &str = "STANDIN_IMAGE_LOADER";

@@ -28,8 +28,8 @@ use crate::error::{Doing as _, Result};
 use crate::paths::LabPaths;
 use crate::plan::{ClusterPlan, Network};
 use crate::wire::Conditions;
-pub use faults::LinkStatus;
 use faults::Faults;
+pub use faults::LinkStatus;
 use nodes::Nodes;
 use switch::Switch;
 
@@ -41,11 +41,27 @@ pub(crate) enum Request {
     Status,
     /// The lab stays when its owner goes.
     Release,
-    StartNode { cluster: ClusterPlan, node: String },
-    StopNode { node: String },
-    FreezeNode { node: String, frozen: bool },
-    SetConditions { from: String, to: String, conditions: Conditions },
-    SetDialling { from: String, to: String, allowed: bool },
+    StartNode {
+        cluster: ClusterPlan,
+        node: String,
+    },
+    StopNode {
+        node: String,
+    },
+    FreezeNode {
+        node: String,
+        frozen: bool,
+    },
+    SetConditions {
+        from: String,
+        to: String,
+        conditions: Conditions,
+    },
+    SetDialling {
+        from: String,
+        to: String,
+        allowed: bool,
+    },
     Heal,
     Down,
 }
@@ -76,7 +92,10 @@ pub(crate) fn lab_group(network: Network) -> Result<Group> {
 pub(crate) fn main(directory: &Path) -> Result<()> {
     // Away from the owner's terminal: its Ctrl-C is not for the lab.
     nix::unistd::setsid().doing(|| "start a session".to_owned())?;
-    let paths = LabPaths { directory: directory.to_owned(), lock: PathBuf::new() };
+    let paths = LabPaths {
+        directory: directory.to_owned(),
+        lock: PathBuf::new(),
+    };
     let switch = Switch::create()?;
     let group = lab_group(switch.network())?;
     // A lab that held this network before may have been killed.
@@ -86,14 +105,20 @@ pub(crate) fn main(directory: &Path) -> Result<()> {
         group,
         switch,
         released: AtomicBool::new(false),
-        state: Mutex::new(State { nodes: Nodes::default(), faults: Faults::default() }),
+        state: Mutex::new(State {
+            nodes: Nodes::default(),
+            faults: Faults::default(),
+        }),
     });
     let (down, ended) = mpsc::channel();
     let socket = paths.keeper_socket();
-    let listener = UnixListener::bind(&socket).doing(|| format!("listen on {}", socket.display()))?;
+    let listener =
+        UnixListener::bind(&socket).doing(|| format!("listen on {}", socket.display()))?;
     let answering = Arc::clone(&keeper);
     let asked_down = down.clone();
-    control::serve(listener, move |request| answering.answer(request, &asked_down));
+    control::serve(listener, move |request| {
+        answering.answer(request, &asked_down)
+    });
     let watching = Arc::clone(&keeper);
     thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0]);
@@ -125,7 +150,11 @@ struct State {
 }
 
 impl Keeper {
-    fn answer(&self, request: Request, down: &mpsc::Sender<Option<mpsc::Sender<()>>>) -> Result<Status> {
+    fn answer(
+        &self,
+        request: Request,
+        down: &mpsc::Sender<Option<mpsc::Sender<()>>>,
+    ) -> Result<Status> {
         match request {
             Request::Status => {}
             Request::Release => self.released.store(true, Ordering::SeqCst),
@@ -136,7 +165,11 @@ impl Keeper {
                 self.group.of_node(&node).freeze(frozen)?;
                 self.lock().nodes.set_frozen(&node, frozen);
             }
-            Request::SetConditions { from, to, conditions } => {
+            Request::SetConditions {
+                from,
+                to,
+                conditions,
+            } => {
                 let mut state = self.lock();
                 let State { nodes, faults } = &mut *state;
                 faults.set_conditions(&self.switch, nodes, &from, &to, conditions)?;

@@ -85,11 +85,15 @@ pub enum Power {
 
 impl Lab {
     /// Brings up what is asked for. What already runs under this name is kept and used.
-    pub fn up(paths: &Paths, request: &LabRequest, lifetime: Lifetime, progress: &Progress) -> Result<Lab> {
+    pub fn up(
+        paths: &Paths,
+        request: &LabRequest,
+        lifetime: Lifetime,
+        progress: &Progress,
+    ) -> Result<Lab> {
         request.check()?;
         check_surroundings(paths, request)?;
         let binaries = Binaries::ensure(paths, progress)?;
-        let images = [recipes::pause(&paths.images(), &|text| progress.step(text))?, dns::image(&paths.images(), &binaries)?];
         let lab_paths = paths.lab(&request.name);
         let _lock = lock(&lab_paths)?;
         let (record, input) = match find(&lab_paths)? {
@@ -109,9 +113,34 @@ impl Lab {
         let asked: Vec<&Cluster> = lab
             .clusters
             .iter()
-            .filter(|cluster| request.clusters.iter().any(|request| request.name == cluster.name()))
+            .filter(|cluster| {
+                request
+                    .clusters
+                    .iter()
+                    .any(|request| request.name == cluster.name())
+            })
             .collect();
-        in_parallel(&asked, |cluster| lab.start_cluster(cluster, &images, progress))?;
+        let running = lab.ask(&keeper::Request::Status)?.nodes;
+        let (complete, incomplete): (Vec<&Cluster>, Vec<&Cluster>) =
+            asked.into_iter().partition(|cluster| {
+                cluster
+                    .plan
+                    .nodes
+                    .iter()
+                    .all(|node| running.iter().any(|running| running.node == node.name))
+            });
+        for cluster in complete {
+            progress.step(format!("{}: already running", cluster.name()));
+        }
+        if !incomplete.is_empty() {
+            let images = [
+                recipes::pause(&paths.images(), &|text| progress.step(text))?,
+                dns::image(&paths.images(), &binaries)?,
+            ];
+            in_parallel(&incomplete, |cluster| {
+                lab.start_cluster(cluster, &images, progress)
+            })?;
+        }
         lab.write_kubeconfig()?;
         if lifetime == Lifetime::Detached {
             lab.ask(&keeper::Request::Release)?;
@@ -124,7 +153,10 @@ impl Lab {
         let lab_paths = paths.lab(name);
         let record = find(&lab_paths)?.ok_or_else(|| Error::NotRunning(name.to_owned()))?;
         let binaries = Binaries::find(paths).ok_or_else(|| {
-            Error::Refused("the lab's programs are not built any more; take the lab down and up again".to_owned())
+            Error::Refused(
+                "the lab's programs are not built any more; take the lab down and up again"
+                    .to_owned(),
+            )
         })?;
         Ok(Lab {
             name: name.to_owned(),
@@ -155,7 +187,13 @@ impl Lab {
             return Ok(false);
         }
         let _lock = lock(&lab_paths)?;
-        if control::call::<_, keeper::Status>(ROLE, &lab_paths.keeper_socket(), &keeper::Request::Down).is_err() {
+        if control::call::<_, keeper::Status>(
+            ROLE,
+            &lab_paths.keeper_socket(),
+            &keeper::Request::Down,
+        )
+        .is_err()
+        {
             sweep(&lab_paths)?;
         }
         let _ = fs::remove_file(&lab_paths.lock);
@@ -175,10 +213,17 @@ impl Lab {
     }
 
     pub fn cluster(&self, name: &str) -> Result<&Cluster> {
-        self.clusters.iter().find(|cluster| cluster.name() == name).ok_or_else(|| {
-            let known: Vec<&str> = self.clusters.iter().map(Cluster::name).collect();
-            Error::Refused(format!("lab {} has no cluster `{name}`; it has {}", self.name, known.join(", ")))
-        })
+        self.clusters
+            .iter()
+            .find(|cluster| cluster.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = self.clusters.iter().map(Cluster::name).collect();
+                Error::Refused(format!(
+                    "lab {} has no cluster `{name}`; it has {}",
+                    self.name,
+                    known.join(", ")
+                ))
+            })
     }
 
     /// The cluster that a node belongs to.
@@ -219,12 +264,24 @@ impl Lab {
 
     /// No packet passes between two endpoints, and nobody is told.
     pub fn cut(&self, one: &str, other: &str) -> Result<()> {
-        self.set_link(one, other, &Conditions { cut: true, ..Conditions::default() })
+        self.set_link(
+            one,
+            other,
+            &Conditions {
+                cut: true,
+                ..Conditions::default()
+            },
+        )
     }
 
     /// Whether `from` may open connections to the cluster `to`. Open ones go on either way, and `to` may always dial.
     pub fn set_dialling(&self, from: &str, to: &str, allowed: bool) -> Result<()> {
-        self.ask(&keeper::Request::SetDialling { from: from.to_owned(), to: to.to_owned(), allowed }).map(drop)
+        self.ask(&keeper::Request::SetDialling {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            allowed,
+        })
+        .map(drop)
     }
 
     /// Makes every link perfect again.
@@ -235,14 +292,20 @@ impl Lab {
     pub fn status(&self) -> Result<LabStatus> {
         let status = self.ask(&keeper::Request::Status)?;
         let overview = |cluster: &Cluster, node: &NodePlan| {
-            let running = status.nodes.iter().find(|running| running.node == node.name);
+            let running = status
+                .nodes
+                .iter()
+                .find(|running| running.node == node.name);
             let power = match running {
                 None => Power::Off,
                 Some(running) if running.frozen => Power::Frozen,
                 Some(_) => Power::On,
             };
-            let components =
-                if power == Power::On { cluster.components(&node.name).unwrap_or_default() } else { Vec::new() };
+            let components = if power == Power::On {
+                cluster.components(&node.name).unwrap_or_default()
+            } else {
+                Vec::new()
+            };
             NodeOverview {
                 cluster: cluster.name().to_owned(),
                 node: node.name.clone(),
@@ -258,7 +321,13 @@ impl Lab {
             nodes: self
                 .clusters
                 .iter()
-                .flat_map(|cluster| cluster.plan().nodes.iter().map(move |node| overview(cluster, node)))
+                .flat_map(|cluster| {
+                    cluster
+                        .plan()
+                        .nodes
+                        .iter()
+                        .map(move |node| overview(cluster, node))
+                })
                 .collect(),
             links: status.links,
         })
@@ -271,7 +340,11 @@ impl Lab {
 
     /// The clusters that run, and after them those that are asked for and do not run yet.
     fn plan(&self, request: &LabRequest) -> Result<Record> {
-        let mut plans: Vec<ClusterPlan> = self.clusters.iter().map(|cluster| cluster.plan.clone()).collect();
+        let mut plans: Vec<ClusterPlan> = self
+            .clusters
+            .iter()
+            .map(|cluster| cluster.plan.clone())
+            .collect();
         for asked in &request.clusters {
             if let Some(running) = plans.iter().find(|plan| plan.name == asked.name) {
                 if running.shape != asked.shape || running.nodes.len() != asked.nodes {
@@ -296,7 +369,10 @@ impl Lab {
                 crate::plan::MOST_CLUSTERS
             )));
         }
-        Ok(Record { network: self.network, clusters: plans })
+        Ok(Record {
+            network: self.network,
+            clusters: plans,
+        })
     }
 
     fn start_cluster(
@@ -310,15 +386,19 @@ impl Lab {
             .plan
             .nodes
             .iter()
-            .filter(|node| !running.nodes.iter().any(|running| running.node == node.name))
+            .filter(|node| {
+                !running
+                    .nodes
+                    .iter()
+                    .any(|running| running.node == node.name)
+            })
             .collect();
-        if missing.is_empty() {
-            progress.step(format!("{}: already running", cluster.name()));
-            return Ok(());
-        }
         self.prepare_folders(cluster, &missing)?;
         in_parallel(&missing, |node| {
-            self.ask(&keeper::Request::StartNode { cluster: cluster.plan.clone(), node: node.name.clone() })?;
+            self.ask(&keeper::Request::StartNode {
+                cluster: cluster.plan.clone(),
+                node: node.name.clone(),
+            })?;
             start_components(cluster, node, images, progress)
         })?;
         if cluster.plan.shape == Shape::ControlPlaneOnly {
@@ -331,9 +411,16 @@ impl Lab {
         }
         dns::install(cluster)?;
         cluster.wait_for_nodes()?;
-        progress.step(format!("{}: {} node(s) Ready", cluster.name(), cluster.plan.nodes.len()));
+        progress.step(format!(
+            "{}: {} node(s) Ready",
+            cluster.name(),
+            cluster.plan.nodes.len()
+        ));
         dns::wait(cluster)?;
-        progress.step(format!("{}: pods can run and names resolve", cluster.name()));
+        progress.step(format!(
+            "{}: pods can run and names resolve",
+            cluster.name()
+        ));
         Ok(())
     }
 
@@ -372,9 +459,15 @@ impl Lab {
         for cluster in &self.clusters {
             let folder = self.paths.node(&cluster.plan.first_node().name).join("pki");
             let read = |name: &str| {
-                fs::read_to_string(folder.join(name)).doing(|| format!("read {}", folder.join(name).display()))
+                fs::read_to_string(folder.join(name))
+                    .doing(|| format!("read {}", folder.join(name).display()))
             };
-            parts.push((cluster, read("ca.crt")?, read("admin.crt")?, read("admin.key")?));
+            parts.push((
+                cluster,
+                read("ca.crt")?,
+                read("admin.crt")?,
+                read("admin.key")?,
+            ));
         }
         let accesses: Vec<pki::Access<'_>> = parts
             .iter()
@@ -403,12 +496,22 @@ fn start_components(
 ) -> Result<()> {
     let list = components::components(&cluster.plan, node);
     let has = |name: &str| list.iter().any(|component| component.name == name);
-    let start = |name: &str| if has(name) { cluster.start_component(&node.name, name) } else { Ok(()) };
+    let start = |name: &str| {
+        if has(name) {
+            cluster.start_component(&node.name, name)
+        } else {
+            Ok(())
+        }
+    };
     // The container runtime and the control plane do not know each other, so they come up side by side.
     thread::scope(|scope| {
         let images = scope.spawn(|| {
             start(CONTAINERD)?;
-            if has(CONTAINERD) { load_first_images(cluster, node, images) } else { Ok(()) }
+            if has(CONTAINERD) {
+                load_first_images(cluster, node, images)
+            } else {
+                Ok(())
+            }
         });
         start(components::ETCD)?;
         start(components::API_SERVER)?;
@@ -424,17 +527,33 @@ fn start_components(
     })
 }
 
-fn load_first_images(cluster: &Cluster, node: &NodePlan, images: &[crate::image::ImageArchive]) -> Result<()> {
+fn load_first_images(
+    cluster: &Cluster,
+    node: &NodePlan,
+    images: &[crate::image::ImageArchive],
+) -> Result<()> {
     let answers = || {
         cluster.in_node(&node.name).is_ok_and(|mut command| {
             command
-                .args(["ctr", "--address", "/run/containerd/containerd.sock", "version"])
+                .args([
+                    "ctr",
+                    "--address",
+                    "/run/containerd/containerd.sock",
+                    "version",
+                ])
                 .output()
                 .is_ok_and(|output| output.status.success())
         })
     };
-    cluster.wait_for(&node.name, CONTAINERD, "the container runtime does not answer", answers)?;
-    in_parallel(&images.iter().collect::<Vec<_>>(), |image| cluster.load_into_node(&node.name, image.path()))
+    cluster.wait_for(
+        &node.name,
+        CONTAINERD,
+        "the container runtime does not answer",
+        answers,
+    )?;
+    in_parallel(&images.iter().collect::<Vec<_>>(), |image| {
+        cluster.load_into_node(&node.name, image.path())
+    })
 }
 
 /// Pods are refused before this exists.
@@ -449,16 +568,27 @@ fn check_surroundings(paths: &Paths, request: &LabRequest) -> Result<()> {
     let facts = Facts::gather(paths, Binaries::find(paths).is_none());
     let demand = Demand {
         clusters: request.clusters.len() as u64,
-        nodes: request.clusters.iter().map(|cluster| cluster.nodes as u64).sum(),
+        nodes: request
+            .clusters
+            .iter()
+            .map(|cluster| cluster.nodes as u64)
+            .sum(),
     };
     let problems = surroundings::problems(&facts, demand);
-    if problems.is_empty() { Ok(()) } else { Err(Error::Surroundings(problems)) }
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Surroundings(problems))
+    }
 }
 
 fn machine_programs() -> Result<MachinePrograms> {
     let missing = |what: &str| Error::Refused(format!("{what} went away while the lab started"));
     Ok(MachinePrograms {
-        runc: surroundings::find_program("runc").ok_or_else(|| missing("runc"))?.display().to_string(),
+        runc: surroundings::find_program("runc")
+            .ok_or_else(|| missing("runc"))?
+            .display()
+            .to_string(),
         network_plugins: surroundings::network_plugins()
             .ok_or_else(|| missing("the network plugins"))?
             .display()
@@ -470,7 +600,9 @@ fn start_keeper(paths: &LabPaths, progress: &Progress) -> Result<(Record, Option
     fs::create_dir_all(&paths.directory).doing(|| format!("make {}", paths.directory.display()))?;
     let log = paths.keeper_log();
     let output = File::create(&log).doing(|| format!("write {}", log.display()))?;
-    let errors = output.try_clone().doing(|| format!("write {}", log.display()))?;
+    let errors = output
+        .try_clone()
+        .doing(|| format!("write {}", log.display()))?;
     let mut child = role::command(Role::Keeper, &paths.directory)?
         .stdin(Stdio::piped())
         .stdout(output)
@@ -480,14 +612,26 @@ fn start_keeper(paths: &LabPaths, progress: &Progress) -> Result<(Record, Option
     let input = child.stdin.take();
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let status = control::call::<_, keeper::Status>(ROLE, &paths.keeper_socket(), &keeper::Request::Status);
+        let status = control::call::<_, keeper::Status>(
+            ROLE,
+            &paths.keeper_socket(),
+            &keeper::Request::Status,
+        );
         if let Ok(status) = status {
             // Reaped here, so that a process that outlives its lab has no dead child.
             thread::spawn(move || child.wait());
             progress.step(format!("network {} made", status.network.subnet()));
-            return Ok((Record { network: status.network, clusters: Vec::new() }, input));
+            return Ok((
+                Record {
+                    network: status.network,
+                    clusters: Vec::new(),
+                },
+                input,
+            ));
         }
-        let exited = child.try_wait().doing(|| "wait for the lab's keeper".to_owned())?;
+        let exited = child
+            .try_wait()
+            .doing(|| "wait for the lab's keeper".to_owned())?;
         if exited.is_some() || Instant::now() > deadline {
             let _ = child.kill();
             let text = fs::read_to_string(&log).unwrap_or_default();
@@ -508,7 +652,8 @@ fn find(paths: &LabPaths) -> Result<Option<Record>> {
     if !paths.directory.exists() {
         return Ok(None);
     }
-    let status = control::call::<_, keeper::Status>(ROLE, &paths.keeper_socket(), &keeper::Request::Status);
+    let status =
+        control::call::<_, keeper::Status>(ROLE, &paths.keeper_socket(), &keeper::Request::Status);
     if status.is_err() {
         sweep(paths)?;
         return Ok(None);
@@ -517,13 +662,17 @@ fn find(paths: &LabPaths) -> Result<Option<Record>> {
     let text = fs::read_to_string(&file).doing(|| format!("read {}", file.display()))?;
     serde_json::from_str(&text)
         .map(Some)
-        .map_err(|source| Error::Json { what: file.display().to_string(), source })
+        .map_err(|source| Error::Json {
+            what: file.display().to_string(),
+            source,
+        })
 }
 
 /// Removes what the kernel did not take with a killed keeper.
 fn sweep(paths: &LabPaths) -> Result<()> {
-    let record: Option<Record> =
-        fs::read_to_string(paths.record()).ok().and_then(|text| serde_json::from_str(&text).ok());
+    let record: Option<Record> = fs::read_to_string(paths.record())
+        .ok()
+        .and_then(|text| serde_json::from_str(&text).ok());
     if let Some(record) = record {
         keeper::lab_group(record.network)?.remove()?;
     }
@@ -534,7 +683,11 @@ fn clusters(paths: &LabPaths, binaries: &Binaries, record: &Record) -> Vec<Clust
     record
         .clusters
         .iter()
-        .map(|plan| Cluster { plan: plan.clone(), paths: paths.clone(), binaries: binaries.clone() })
+        .map(|plan| Cluster {
+            plan: plan.clone(),
+            paths: paths.clone(),
+            binaries: binaries.clone(),
+        })
         .collect()
 }
 
@@ -543,8 +696,10 @@ fn write_record(paths: &LabPaths, record: &Record) -> Result<()> {
 }
 
 fn write_json(file: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|source| Error::Json { what: file.display().to_string(), source })?;
+    let text = serde_json::to_string_pretty(value).map_err(|source| Error::Json {
+        what: file.display().to_string(),
+        source,
+    })?;
     fs::write(file, text).doing(|| format!("write {}", file.display()))
 }
 
@@ -563,11 +718,17 @@ fn lock(paths: &LabPaths) -> Result<Flock<File>> {
 fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = items.iter().map(|item| scope.spawn(move || work(item))).collect();
+        let running: Vec<_> = items
+            .iter()
+            .map(|item| scope.spawn(move || work(item)))
+            .collect();
         running
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|_| Err(stopped_thread())))
-            .fold(Ok(()), |first, next| if first.is_err() { first } else { next })
+            .fold(
+                Ok(()),
+                |first, next| if first.is_err() { first } else { next },
+            )
     })
 }
 
@@ -623,7 +784,11 @@ mod tests {
         let done = Mutex::new(0);
         let result = in_parallel(&[1, 2, 3], |number| {
             *done.lock().unwrap() += 1;
-            if *number == 2 { Err(Error::Refused("two".to_owned())) } else { Ok(()) }
+            if *number == 2 {
+                Err(Error::Refused("two".to_owned()))
+            } else {
+                Ok(())
+            }
         });
         assert_eq!(result.unwrap_err().to_string(), "two");
         assert_eq!(*done.lock().unwrap(), 3);

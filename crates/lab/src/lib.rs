@@ -9,6 +9,7 @@
 mod api;
 pub mod binaries;
 mod cgroup;
+mod client;
 mod cluster;
 mod command;
 mod control;
@@ -24,10 +25,12 @@ mod paths;
 mod pki;
 mod plan;
 mod progress;
+pub mod remains;
 pub mod role;
 pub mod surroundings;
 pub mod wire;
 
+pub use client::Client;
 pub use cluster::{Cluster, output_of};
 pub use error::{Error, Result};
 pub use keeper::LinkStatus;
@@ -35,7 +38,10 @@ pub use lab::{Lab, LabStatus, Lifetime, NodeOverview, Power};
 pub use node::{ComponentState, ComponentStatus};
 pub use paths::Paths;
 pub use pki::base64;
-pub use plan::{CLUSTER_NAMES, ClusterPlan, ClusterRequest, HOST, LabRequest, MOST_CLUSTERS, Network, NodePlan, Shape};
+pub use plan::{
+    CLUSTER_NAMES, ClusterPlan, ClusterRequest, HOST, LabRequest, MOST_CLUSTERS, Network, NodePlan,
+    Shape,
+};
 pub use progress::Progress;
 pub use wire::Conditions;
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::{Group, Layout};
 use crate::control;
 use crate::error::{Doing as _, Error, Result};
-pub use components::Component;
+pub(crate) use components::Component;
 use supervisor::Supervisor;
 
 /// Where a node's own folder appears inside the node.
@@ -93,7 +93,9 @@ pub(crate) fn main(directory: &Path) -> Result<()> {
         what: file.display().to_string(),
         source,
     })?;
-    Group::of_lab(Layout::detect()?, &description.lab_group).of_node(&description.name).enter()?;
+    Group::of_lab(Layout::detect()?, &description.lab_group)
+        .of_node(&description.name)
+        .enter()?;
     write_pid(directory)?;
     nix::unistd::sethostname(&description.name).doing(|| "set the host name".to_owned())?;
     root::enter(directory, &description.programs)?;
@@ -102,7 +104,8 @@ pub(crate) fn main(directory: &Path) -> Result<()> {
     let supervisor = Arc::new(Supervisor::new(inside, description.components));
     let socket = socket(inside);
     let _ = fs::remove_file(&socket);
-    let listener = UnixListener::bind(&socket).doing(|| format!("listen on {}", socket.display()))?;
+    let listener =
+        UnixListener::bind(&socket).doing(|| format!("listen on {}", socket.display()))?;
     let answering = Arc::clone(&supervisor);
     control::serve(listener, move |request| answering.answer(request));
     thread::spawn(end_with_the_keeper);
@@ -120,7 +123,10 @@ fn write_pid(directory: &Path) -> Result<()> {
 }
 
 /// The keeper holds the other end of standard input and never writes to it.
-#[expect(clippy::disallowed_methods, reason = "process 1 ends the node by ending itself")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "process 1 ends the node by ending itself"
+)]
 fn end_with_the_keeper() {
     let _ = std::io::stdin().read(&mut [0]);
     std::process::exit(0);

@@ -17,7 +17,9 @@ impl Paths {
     pub fn from_environment() -> Self {
         let base = env::var_os(environment::LAB_DIRECTORY)
             .map(PathBuf::from)
-            .or_else(|| env::var_os("XDG_CACHE_HOME").map(|cache| Path::new(&cache).join("standin/lab")))
+            .or_else(|| {
+                env::var_os("XDG_CACHE_HOME").map(|cache| Path::new(&cache).join("standin/lab"))
+            })
             .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache/standin/lab")))
             .unwrap_or_else(|| PathBuf::from("/var/cache/standin/lab"));
         Paths { base }
@@ -46,7 +48,7 @@ impl Paths {
         self.base.join("run")
     }
 
-    pub fn lab(&self, name: &str) -> LabPaths {
+    pub(crate) fn lab(&self, name: &str) -> LabPaths {
         LabPaths {
             directory: self.run().join(name),
             lock: self.run().join(format!("{name}.lock")),
@@ -56,34 +58,34 @@ impl Paths {
 
 /// The files of one running lab.
 #[derive(Clone, Debug)]
-pub struct LabPaths {
-    pub directory: PathBuf,
+pub(crate) struct LabPaths {
+    pub(crate) directory: PathBuf,
     /// Held while a command changes the lab. It lies beside the folder, because the folder comes and goes.
-    pub lock: PathBuf,
+    pub(crate) lock: PathBuf,
 }
 
 impl LabPaths {
-    pub fn record(&self) -> PathBuf {
+    pub(crate) fn record(&self) -> PathBuf {
         self.directory.join("lab.json")
     }
 
-    pub fn keeper_socket(&self) -> PathBuf {
+    pub(crate) fn keeper_socket(&self) -> PathBuf {
         self.directory.join("keeper.sock")
     }
 
-    pub fn keeper_log(&self) -> PathBuf {
+    pub(crate) fn keeper_log(&self) -> PathBuf {
         self.directory.join("keeper.log")
     }
 
-    pub fn kubeconfig(&self) -> PathBuf {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.directory.join("kubeconfig")
     }
 
-    pub fn node(&self, node: &str) -> PathBuf {
+    pub(crate) fn node(&self, node: &str) -> PathBuf {
         self.directory.join(node)
     }
 
-    pub fn authority(&self, cluster: &str) -> PathBuf {
+    pub(crate) fn authority(&self, cluster: &str) -> PathBuf {
         self.directory.join(format!("{cluster}.pki"))
     }
 }

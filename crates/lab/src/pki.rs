@@ -7,8 +7,8 @@ use std::path::Path;
 
 use base64::Engine as _;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
 
 use crate::error::{Doing as _, Result};
@@ -32,7 +32,12 @@ pub(crate) fn create_authorities(folder: &Path) -> Result<()> {
 }
 
 /// Makes the certificates of one node in `folder`, signed by the authorities in `authorities`.
-pub(crate) fn create_node(folder: &Path, authorities: &Path, cluster: &ClusterPlan, node: &NodePlan) -> Result<()> {
+pub(crate) fn create_node(
+    folder: &Path,
+    authorities: &Path,
+    cluster: &ClusterPlan,
+    node: &NodePlan,
+) -> Result<()> {
     fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
     for name in ["ca.crt", "ca.key", "front-proxy-ca.crt", "sa.key", "sa.pub"] {
         let text = read(authorities, name)?;
@@ -61,12 +66,34 @@ pub(crate) fn create_node(folder: &Path, authorities: &Path, cluster: &ClusterPl
         names: Vec::new(),
         addresses: Vec::new(),
     };
-    let kubelet_subject = Subject { name: &kubelet, group: Some("system:nodes") };
+    let kubelet_subject = Subject {
+        name: &kubelet,
+        group: Some("system:nodes"),
+    };
     let leaves = [
-        ("apiserver", &signer, server(Subject { name: "kube-apiserver", group: None }, &api_server_names, &addresses)),
-        ("apiserver-kubelet", &signer, client("apiserver-kubelet", Some("system:masters"))),
+        (
+            "apiserver",
+            &signer,
+            server(
+                Subject {
+                    name: "kube-apiserver",
+                    group: None,
+                },
+                &api_server_names,
+                &addresses,
+            ),
+        ),
+        (
+            "apiserver-kubelet",
+            &signer,
+            client("apiserver-kubelet", Some("system:masters")),
+        ),
         ("front-proxy", &front_proxy, client("front-proxy", None)),
-        ("kubelet-server", &signer, server(kubelet_subject, &[&node.name], &addresses[..2])),
+        (
+            "kubelet-server",
+            &signer,
+            server(kubelet_subject, &[&node.name], &addresses[..2]),
+        ),
     ];
     for (file, signer, leaf) in leaves {
         let (certificate, key) = signer.sign(&leaf)?;
@@ -75,7 +102,10 @@ pub(crate) fn create_node(folder: &Path, authorities: &Path, cluster: &ClusterPl
     }
     let users = [
         ("admin", client("admin", Some("system:masters"))),
-        ("controller-manager", client("system:kube-controller-manager", None)),
+        (
+            "controller-manager",
+            client("system:kube-controller-manager", None),
+        ),
         ("scheduler", client("system:kube-scheduler", None)),
         ("kubelet", client(&kubelet, Some("system:nodes"))),
         ("proxy", client("system:kube-proxy", None)),
@@ -83,8 +113,17 @@ pub(crate) fn create_node(folder: &Path, authorities: &Path, cluster: &ClusterPl
     let authority = read(folder, "ca.crt")?;
     for (user, leaf) in users {
         let (certificate, key) = signer.sign(&leaf)?;
-        let access = Access { cluster, authority: &authority, certificate: &certificate, key: &key };
-        write(folder, &format!("{user}.kubeconfig"), &kubeconfig(&[access]))?;
+        let access = Access {
+            cluster,
+            authority: &authority,
+            certificate: &certificate,
+            key: &key,
+        };
+        write(
+            folder,
+            &format!("{user}.kubeconfig"),
+            &kubeconfig(&[access]),
+        )?;
         write(folder, &format!("{user}.crt"), &certificate)?;
         write(folder, &format!("{user}.key"), &key)?;
     }
@@ -153,16 +192,20 @@ struct Signer {
 impl Signer {
     fn load(folder: &Path, name: &str) -> Result<Self> {
         let key = KeyPair::from_pem(&read(folder, &format!("{name}.key"))?)?;
-        Ok(Signer { issuer: Issuer::new(authority_parameters(name), key) })
+        Ok(Signer {
+            issuer: Issuer::new(authority_parameters(name), key),
+        })
     }
 
     /// The certificate and its key.
     fn sign(&self, leaf: &Leaf<'_>) -> Result<(String, String)> {
         let key = KeyPair::generate()?;
         let mut parameters = CertificateParams::new(leaf.names.clone())?;
-        parameters
-            .subject_alt_names
-            .extend(leaf.addresses.iter().map(|address| SanType::IpAddress(IpAddr::V4(*address))));
+        parameters.subject_alt_names.extend(
+            leaf.addresses
+                .iter()
+                .map(|address| SanType::IpAddress(IpAddr::V4(*address))),
+        );
         parameters.distinguished_name = distinguished_name(leaf.subject);
         parameters.extended_key_usages = vec![leaf.usage.clone()];
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -176,9 +219,15 @@ impl Signer {
 
 fn authority_parameters(name: &str) -> CertificateParams {
     let mut parameters = CertificateParams::default();
-    parameters.distinguished_name = distinguished_name(Subject { name: &format!("lab-{name}"), group: None });
+    parameters.distinguished_name = distinguished_name(Subject {
+        name: &format!("lab-{name}"),
+        group: None,
+    });
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    parameters.key_usages = vec![
+        KeyUsagePurpose::KeyCertSign,
+        KeyUsagePurpose::DigitalSignature,
+    ];
     parameters.not_before = date_time_ymd(2020, 1, 1);
     parameters.not_after = date_time_ymd(2099, 1, 1);
     parameters
@@ -202,7 +251,12 @@ fn read(folder: &Path, name: &str) -> Result<String> {
 fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
     let path = folder.join(name);
     let write = || -> std::io::Result<()> {
-        let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&path)?;
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
         std::io::Write::write_all(&mut &file, text.as_bytes())
     };

@@ -14,7 +14,7 @@ pub const CLUSTER_NAMES: [&str; 4] = ["east", "west", "north", "south"];
 
 pub const MOST_CLUSTERS: usize = CLUSTER_NAMES.len();
 /// Bounded by the addresses that [`Network`] gives one cluster.
-pub const MOST_NODES: usize = 9;
+pub(crate) const MOST_NODES: usize = 9;
 
 /// What a cluster runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +70,9 @@ impl LabRequest {
         for cluster in &self.clusters {
             check_name("cluster", &cluster.name)?;
             if cluster.name == HOST {
-                return Err(Error::Refused(format!("`{HOST}` is the developer's machine, not a cluster")));
+                return Err(Error::Refused(format!(
+                    "`{HOST}` is the developer's machine, not a cluster"
+                )));
             }
             if !(1..=MOST_NODES).contains(&cluster.nodes) {
                 return Err(Error::Refused(format!(
@@ -93,7 +95,9 @@ impl LabRequest {
 fn check_name(what: &str, name: &str) -> Result<()> {
     let fits = (1..=20).contains(&name.len())
         && name.starts_with(|first: char| first.is_ascii_lowercase())
-        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+        && name
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
         && !name.ends_with('-');
     if fits {
         Ok(())
@@ -180,7 +184,11 @@ impl ClusterPlan {
                 name: format!("{}-{}", request.name, node + 1),
                 address: network.node(number, node),
                 pod_subnet: format!("10.{pods}.{node}.0/24"),
-                role: if node == 0 { NodeRole::First } else { NodeRole::Worker },
+                role: if node == 0 {
+                    NodeRole::First
+                } else {
+                    NodeRole::Worker
+                },
             })
             .collect();
         ClusterPlan {
@@ -216,8 +224,10 @@ mod tests {
             .zip(&request.clusters)
             .map(|(number, cluster)| ClusterPlan::new(network, number, cluster))
             .collect();
-        let mut addresses: Vec<_> =
-            plans.iter().flat_map(|plan| plan.nodes.iter().map(|node| node.address)).collect();
+        let mut addresses: Vec<_> = plans
+            .iter()
+            .flat_map(|plan| plan.nodes.iter().map(|node| node.address))
+            .collect();
         let count = addresses.len();
         addresses.push(network.host());
         addresses.sort();
@@ -231,7 +241,9 @@ mod tests {
     #[test]
     fn bad_requests_are_refused_with_the_limit() {
         let check = |clusters, nodes, shape, expected: &str| {
-            let error = LabRequest::new("lab", clusters, nodes, shape).unwrap_err().to_string();
+            let error = LabRequest::new("lab", clusters, nodes, shape)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{error}");
         };
         check(0, 1, Shape::Full, "1 to 4 clusters");
@@ -239,8 +251,18 @@ mod tests {
         check(1, 0, Shape::Full, "1 to 9 nodes");
         check(1, 10, Shape::Full, "1 to 9 nodes");
         check(1, 2, Shape::ControlPlaneOnly, "control plane only");
-        for name in ["", "-x", "Lab", "a_b", "x-", "0a", "a-name-that-is-much-too-long"] {
-            let error = LabRequest::new(name, 1, 1, Shape::Full).unwrap_err().to_string();
+        for name in [
+            "",
+            "-x",
+            "Lab",
+            "a_b",
+            "x-",
+            "0a",
+            "a-name-that-is-much-too-long",
+        ] {
+            let error = LabRequest::new(name, 1, 1, Shape::Full)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("cannot be the name of a lab"), "{error}");
         }
     }

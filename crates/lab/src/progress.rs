@@ -13,11 +13,17 @@ pub struct Progress {
 
 impl Progress {
     pub fn new(say: impl Fn(Duration, &str) + Send + Sync + 'static) -> Self {
-        Progress { started: Instant::now(), say: Arc::new(say) }
+        Progress {
+            started: Instant::now(),
+            say: Arc::new(say),
+        }
     }
 
     /// To standard error, which is where talk belongs.
-    #[expect(clippy::print_stderr, reason = "progress is talk for the user, whatever the program")]
+    #[expect(
+        clippy::print_stderr,
+        reason = "progress is talk for the user, whatever the program"
+    )]
     pub fn to_stderr() -> Self {
         Progress::new(|since, text| eprintln!("[{:7.2} s] {text}", since.as_secs_f64()))
     }
@@ -33,6 +39,9 @@ impl Progress {
 
 impl fmt::Debug for Progress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Progress").field("started", &self.started).finish_non_exhaustive()
+        formatter
+            .debug_struct("Progress")
+            .field("started", &self.started)
+            .finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Doing as _, Result};
 use crate::{keeper, node};
 
 /// Unlikely enough to never be a word of the host program's own command line.
-const MARKER: &str = "standin-lab-role";
+pub(crate) const MARKER: &str = "standin-lab-role";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -30,7 +30,9 @@ impl Role {
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        [Role::Keeper, Role::Node].into_iter().find(|role| role.name() == name)
+        [Role::Keeper, Role::Node]
+            .into_iter()
+            .find(|role| role.name() == name)
     }
 }
 
@@ -45,7 +47,9 @@ pub fn run_if_asked() {
     if arguments.next().is_none_or(|first| first != MARKER) {
         return;
     }
-    let role = arguments.next().and_then(|name| Role::from_name(&name.to_string_lossy()));
+    let role = arguments
+        .next()
+        .and_then(|name| Role::from_name(&name.to_string_lossy()));
     let directory = arguments.next().map(PathBuf::from);
     let result = match (role, directory) {
         (Some(Role::Keeper), Some(directory)) => keeper::main(&directory),
@@ -82,11 +86,22 @@ pub(crate) fn command_line(role: Role, directory: &Path) -> Result<Vec<String>> 
 
 fn executable() -> Result<PathBuf> {
     // The link in /proc names the file that runs, also when a new build has replaced it on disk.
-    Path::new("/proc/self/exe").read_link().doing(|| "find this program".to_owned()).map(|path| {
-        if path.exists() { path } else { PathBuf::from(format!("/proc/{}/exe", process::id())) }
-    })
+    Path::new("/proc/self/exe")
+        .read_link()
+        .doing(|| "find this program".to_owned())
+        .map(|path| {
+            if path.exists() {
+                path
+            } else {
+                PathBuf::from(format!("/proc/{}/exe", process::id()))
+            }
+        })
 }
 
 fn arguments(role: Role, directory: &Path) -> [String; 3] {
-    [MARKER.to_owned(), role.name().to_owned(), directory.display().to_string()]
+    [
+        MARKER.to_owned(),
+        role.name().to_owned(),
+        directory.display().to_string(),
+    ]
 }

@@ -35,7 +35,10 @@ pub const PROGRAMS: [(&str, &str); 12] = [
 ];
 
 /// The plugins for pod networks, and the Debian package that has them.
-pub const NETWORK_PLUGINS: ([&str; 2], &str) = (["/usr/lib/cni", "/opt/cni/bin"], "containernetworking-plugins");
+pub const NETWORK_PLUGINS: ([&str; 2], &str) = (
+    ["/usr/lib/cni", "/opt/cni/bin"],
+    "containernetworking-plugins",
+);
 
 /// One thing that is missing, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +75,10 @@ impl Facts {
     pub fn gather(paths: &Paths, must_build: bool) -> Self {
         Facts {
             root: nix::unistd::geteuid().is_root(),
-            kernel: fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned(),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
             groups_known: Layout::detect().is_ok(),
             tun_device: tun_device_exists(),
             go: run(Command::new("go").arg("version")).ok(),
@@ -88,7 +94,12 @@ impl Facts {
 /// Everything that keeps the lab from running, all at once, so that the user needs no second round.
 pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
     let mut list = Vec::new();
-    let mut problem = |what: String, remedy: &str| list.push(Problem { what, remedy: remedy.to_owned() });
+    let mut problem = |what: String, remedy: &str| {
+        list.push(Problem {
+            what,
+            remedy: remedy.to_owned(),
+        })
+    };
     if !facts.root {
         problem(
             "the lab makes namespaces, devices and control groups, which needs root".to_owned(),
@@ -97,7 +108,10 @@ pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
     }
     if version_of(&facts.kernel).is_some_and(|version| version < OLDEST_KERNEL) {
         problem(
-            format!("Linux {} is older than {}.{}", facts.kernel, OLDEST_KERNEL.0, OLDEST_KERNEL.1),
+            format!(
+                "Linux {} is older than {}.{}",
+                facts.kernel, OLDEST_KERNEL.0, OLDEST_KERNEL.1
+            ),
             "use a newer kernel: Debian 12 and Ubuntu 22.04 have one",
         );
     }
@@ -114,7 +128,11 @@ pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
         );
     }
     if facts.must_build {
-        match facts.go.as_deref().map(|text| (text, version_of(text.trim_start_matches("go version go")))) {
+        match facts
+            .go
+            .as_deref()
+            .map(|text| (text, version_of(text.trim_start_matches("go version go"))))
+        {
             None => problem(
                 "Go is not installed; Kubernetes is built with it, once".to_owned(),
                 "install Go 1.24 or newer and put `go` on the PATH",
@@ -126,7 +144,11 @@ pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
             Some(_) => {}
         }
     }
-    let disk_needed = if facts.must_build { DISK_TO_BUILD } else { DISK_TO_RUN };
+    let disk_needed = if facts.must_build {
+        DISK_TO_BUILD
+    } else {
+        DISK_TO_RUN
+    };
     if facts.disk_free < disk_needed {
         problem(
             format!(
@@ -154,7 +176,10 @@ pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
     }
     if !facts.missing_packages.is_empty() {
         problem(
-            format!("these packages are missing: {}", facts.missing_packages.join(", ")),
+            format!(
+                "these packages are missing: {}",
+                facts.missing_packages.join(", ")
+            ),
             "`cargo xtask lab up` installs them, or `apt-get install` by hand",
         );
     }
@@ -187,7 +212,11 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 
 /// The folder with the plugins for pod networks.
 pub fn network_plugins() -> Option<PathBuf> {
-    NETWORK_PLUGINS.0.iter().map(PathBuf::from).find(|folder| folder.join("ptp").is_file())
+    NETWORK_PLUGINS
+        .0
+        .iter()
+        .map(PathBuf::from)
+        .find(|folder| folder.join("ptp").is_file())
 }
 
 fn tun_device_exists() -> bool {
@@ -204,7 +233,9 @@ fn disk_free(directory: &Path) -> u64 {
             None => return 0,
         }
     }
-    nix::sys::statvfs::statvfs(existing).map_or(0, |numbers| numbers.blocks_available() * numbers.fragment_size())
+    nix::sys::statvfs::statvfs(existing).map_or(0, |numbers| {
+        numbers.blocks_available() * numbers.fragment_size()
+    })
 }
 
 /// Reads the text of `/proc/meminfo`.
@@ -223,7 +254,10 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
 }
 
 fn size(bytes: u64) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "shown with one digit after the point")]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "shown with one digit after the point"
+    )]
     let gibibytes = bytes as f64 / f64::from(1 << 30);
     format!("{gibibytes:.1} GiB")
 }
@@ -250,8 +284,16 @@ mod tests {
     fn check(change: impl FnOnce(&mut Facts), expected: &[&str]) {
         let mut facts = good();
         change(&mut facts);
-        let found: Vec<String> =
-            problems(&facts, Demand { clusters: 2, nodes: 3 }).into_iter().map(|problem| problem.what).collect();
+        let found: Vec<String> = problems(
+            &facts,
+            Demand {
+                clusters: 2,
+                nodes: 3,
+            },
+        )
+        .into_iter()
+        .map(|problem| problem.what)
+        .collect();
         assert_eq!(found.len(), expected.len(), "{found:?}");
         for (what, part) in found.iter().zip(expected) {
             assert!(what.contains(part), "{what} does not say {part}");
@@ -262,13 +304,22 @@ mod tests {
     fn each_lack_is_named() {
         check(|_| {}, &[]);
         check(|facts| facts.root = false, &["needs root"]);
-        check(|facts| facts.kernel = "5.10.0-8-amd64".to_owned(), &["older than 5.15"]);
+        check(
+            |facts| facts.kernel = "5.10.0-8-amd64".to_owned(),
+            &["older than 5.15"],
+        );
         check(|facts| facts.kernel = "10.0.1".to_owned(), &[]);
         check(|facts| facts.groups_known = false, &["no control groups"]);
         check(|facts| facts.tun_device = false, &["/dev/net/tun"]);
         check(|facts| facts.go = None, &["Go is not installed"]);
-        check(|facts| facts.go = Some("go version go1.19.8 linux/amd64".to_owned()), &["too old"]);
-        check(|facts| facts.go = Some("go version go1.9 linux/amd64".to_owned()), &["too old"]);
+        check(
+            |facts| facts.go = Some("go version go1.19.8 linux/amd64".to_owned()),
+            &["too old"],
+        );
+        check(
+            |facts| facts.go = Some("go version go1.9 linux/amd64".to_owned()),
+            &["too old"],
+        );
         check(
             |facts| {
                 facts.go = None;
@@ -276,9 +327,18 @@ mod tests {
             },
             &[],
         );
-        check(|facts| facts.disk_free = 1 << 30, &["1.0 GiB free, the lab needs 8.0 GiB"]);
-        check(|facts| facts.memory_free = 1 << 30, &["2 cluster(s) with 3 node(s) need"]);
-        check(|facts| facts.missing_packages = vec!["runc"], &["missing: runc"]);
+        check(
+            |facts| facts.disk_free = 1 << 30,
+            &["1.0 GiB free, the lab needs 8.0 GiB"],
+        );
+        check(
+            |facts| facts.memory_free = 1 << 30,
+            &["2 cluster(s) with 3 node(s) need"],
+        );
+        check(
+            |facts| facts.missing_packages = vec!["runc"],
+            &["missing: runc"],
+        );
     }
 
     #[test]
@@ -294,7 +354,10 @@ mod tests {
 
     #[test]
     fn numbers_are_read_from_the_kernel() {
-        assert_eq!(memory_free("MemTotal: 10 kB\nMemAvailable:   2048 kB\n"), 2 << 20);
+        assert_eq!(
+            memory_free("MemTotal: 10 kB\nMemAvailable:   2048 kB\n"),
+            2 << 20
+        );
         assert_eq!(memory_free(""), 0);
         assert_eq!(version_of("6.18.44-fc"), Some((6, 18)));
         assert_eq!(version_of("nonsense"), None);

@@ -108,9 +108,18 @@ impl Faults {
     }
 
     /// A node that has just started shares the faults of its cluster.
-    pub(super) fn apply_to_new_node(&mut self, switch: &Switch, nodes: &Nodes, cluster: &str) -> Result<()> {
+    pub(super) fn apply_to_new_node(
+        &mut self,
+        switch: &Switch,
+        nodes: &Nodes,
+        cluster: &str,
+    ) -> Result<()> {
         // Its namespace is new, so the devices of its ports are gone.
-        self.attached.retain(|port| nodes.of_cluster(cluster).all(|node| node.plan.name != *port));
+        self.attached.retain(|port| {
+            nodes
+                .of_cluster(cluster)
+                .all(|node| node.plan.name != *port)
+        });
         let directions: Vec<Direction> = self
             .conditions
             .keys()
@@ -130,11 +139,20 @@ impl Faults {
     }
 
     pub(super) fn status(&self) -> Vec<LinkStatus> {
-        let seen = self.wire.as_ref().and_then(|wire| wire.report().ok()).map(|report| report.links).unwrap_or_default();
+        let seen = self
+            .wire
+            .as_ref()
+            .and_then(|wire| wire.report().ok())
+            .map(|report| report.links)
+            .unwrap_or_default();
         let counters = |(from, to): &Direction| {
-            seen.iter().find(|link| link.from == *from && link.to == *to).map(|link| link.counters).unwrap_or_default()
+            seen.iter()
+                .find(|link| link.from == *from && link.to == *to)
+                .map(|link| link.counters)
+                .unwrap_or_default()
         };
-        let directions: BTreeSet<&Direction> = self.conditions.keys().chain(&self.undialable).collect();
+        let directions: BTreeSet<&Direction> =
+            self.conditions.keys().chain(&self.undialable).collect();
         directions
             .into_iter()
             .map(|direction| LinkStatus {
@@ -162,7 +180,13 @@ impl Faults {
                     continue;
                 }
                 let _ = wire.detach(&port.name);
-                wire.attach(endpoint, &port.name, port.namespace, &port.device, &[IpAddr::V4(port.address)])?;
+                wire.attach(
+                    endpoint,
+                    &port.name,
+                    port.namespace,
+                    &port.device,
+                    &[IpAddr::V4(port.address)],
+                )?;
                 self.attached.insert(port.name);
             }
         }
@@ -172,14 +196,18 @@ impl Faults {
     /// Sends what two endpoints have for each other through the wire, or over the bridge when nothing is wrong.
     fn route(&self, switch: &Switch, nodes: &Nodes, from: &str, to: &str) -> Result<()> {
         let key = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-        let faulty = self.conditions.contains_key(&key(from, to)) || self.conditions.contains_key(&key(to, from));
+        let faulty = self.conditions.contains_key(&key(from, to))
+            || self.conditions.contains_key(&key(to, from));
         for (here, there) in [(from, to), (to, from)] {
             for port in ports(switch, nodes, here) {
                 let batch: String = ports(switch, nodes, there)
                     .iter()
                     .map(|other| {
                         if faulty {
-                            format!("route replace {}/32 dev {} src {}\n", other.address, port.device, port.address)
+                            format!(
+                                "route replace {}/32 dev {} src {}\n",
+                                other.address, port.device, port.address
+                            )
                         } else {
                             format!("route flush {}/32\n", other.address)
                         }

@@ -60,11 +60,18 @@ impl RunningNode {
 
 impl Nodes {
     pub(super) fn get(&self, name: &str) -> Result<&RunningNode> {
-        self.running.get(name).ok_or_else(|| Error::Refused(format!("node {name} is not running")))
+        self.running
+            .get(name)
+            .ok_or_else(|| Error::Refused(format!("node {name} is not running")))
     }
 
-    pub(super) fn of_cluster<'a>(&'a self, cluster: &'a str) -> impl Iterator<Item = &'a RunningNode> {
-        self.running.values().filter(move |node| node.cluster == cluster)
+    pub(super) fn of_cluster<'a>(
+        &'a self,
+        cluster: &'a str,
+    ) -> impl Iterator<Item = &'a RunningNode> {
+        self.running
+            .values()
+            .filter(move |node| node.cluster == cluster)
     }
 
     /// Takes a started node in, and tells it and the other nodes of its cluster the way to each other's pods.
@@ -73,7 +80,10 @@ impl Nodes {
             for (here, there) in [(&node, other), (other, &node)] {
                 ip(
                     Some(&here.network_namespace_path()),
-                    &format!("route replace {} via {}\n", there.plan.pod_subnet, there.plan.address),
+                    &format!(
+                        "route replace {} via {}\n",
+                        there.plan.pod_subnet, there.plan.address
+                    ),
                 )?;
             }
         }
@@ -165,9 +175,19 @@ fn spawn(directory: &Path) -> Result<Child> {
         .append(true)
         .open(&log)
         .doing(|| format!("open {}", log.display()))?;
-    let errors = output.try_clone().doing(|| format!("open {}", log.display()))?;
+    let errors = output
+        .try_clone()
+        .doing(|| format!("open {}", log.display()))?;
     Command::new("unshare")
-        .args(["--pid", "--mount", "--net", "--uts", "--ipc", "--fork", "--kill-child"])
+        .args([
+            "--pid",
+            "--mount",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--fork",
+            "--kill-child",
+        ])
         .args(["--propagation", "private", "--"])
         .args(role::command_line(Role::Node, directory)?)
         .stdin(Stdio::piped())
@@ -185,16 +205,22 @@ fn wait_for_process_one(directory: &Path, parent: &mut Child) -> Result<i32> {
         if UnixStream::connect(&socket).is_ok() {
             let file = node::pid_file(directory);
             let text = fs::read_to_string(&file).doing(|| format!("read {}", file.display()))?;
-            return text
-                .trim()
-                .parse()
-                .map_err(|_| Error::Refused(format!("{} does not hold a process id: {text}", file.display())));
+            return text.trim().parse().map_err(|_| {
+                Error::Refused(format!(
+                    "{} does not hold a process id: {text}",
+                    file.display()
+                ))
+            });
         }
         let exited = parent.try_wait().doing(|| "wait for a node".to_owned())?;
         if exited.is_some() || Instant::now() > deadline {
             let log = node::log_file(directory, "init");
             return Err(Error::Component {
-                node: directory.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                node: directory
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned(),
                 trouble: "the node's namespaces did not start".to_owned(),
                 tail: tail(&fs::read_to_string(&log).unwrap_or_default(), 15),
                 log,

@@ -23,14 +23,27 @@ impl Switch {
     /// Moves the calling process to a new network namespace and builds the bridge there. Called before any thread
     /// exists, so that all of them are in the new namespace.
     pub(super) fn create() -> Result<Self> {
-        let host_namespace = File::open("/proc/self/ns/net").doing(|| "open the network namespace".to_owned())?;
+        let host_namespace =
+            File::open("/proc/self/ns/net").doing(|| "open the network namespace".to_owned())?;
         unshare(CloneFlags::CLONE_NEWNET).doing(|| "make a network namespace".to_owned())?;
-        ip(None, &format!("link set lo up\nlink add {BRIDGE} type bridge\nlink set {BRIDGE} up\n"))?;
+        ip(
+            None,
+            &format!("link set lo up\nlink add {BRIDGE} type bridge\nlink set {BRIDGE} up\n"),
+        )?;
         let network = claim_network(&host_namespace)?;
-        let switch = Switch { network, host_namespace };
-        ip(None, &format!("link set uplink master {BRIDGE}\nlink set uplink up\n"))?;
+        let switch = Switch {
+            network,
+            host_namespace,
+        };
+        ip(
+            None,
+            &format!("link set uplink master {BRIDGE}\nlink set uplink up\n"),
+        )?;
         let device = network.device();
-        switch.on_host(&format!("addr add {}/24 dev {device}\nlink set {device} up\n", network.host()))?;
+        switch.on_host(&format!(
+            "addr add {}/24 dev {device}\nlink set {device} up\n",
+            network.host()
+        ))?;
         Ok(switch)
     }
 
@@ -69,17 +82,19 @@ impl Switch {
         run(in_namespace(&inside).args(["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]))?;
         // Pods leave the cluster with the node's address. SNAT and not MASQUERADE: a masqueraded connection is
         // dropped when its packets leave by another device, as they do from the moment a fault is set.
-        run(in_namespace(&inside).args(["iptables", "-w", "-t", "nat", "-A", "POSTROUTING"]).args([
-            "-s",
-            pod_range,
-            "!",
-            "-d",
-            pod_range,
-            "-j",
-            "SNAT",
-            "--to-source",
-            &node.address.to_string(),
-        ]))?;
+        run(in_namespace(&inside)
+            .args(["iptables", "-w", "-t", "nat", "-A", "POSTROUTING"])
+            .args([
+                "-s",
+                pod_range,
+                "!",
+                "-d",
+                pod_range,
+                "-j",
+                "SNAT",
+                "--to-source",
+                &node.address.to_string(),
+            ]))?;
         Ok(())
     }
 
@@ -118,11 +133,20 @@ fn namespace_path(file: &File) -> String {
 /// start at once, the kernel lets one have the name.
 fn claim_network(host: &File) -> Result<Network> {
     let host_path = namespace_path(host);
-    let in_use = run(in_namespace(&host_path).args(["ip", "-4", "-oneline", "route", "show", "table", "all"]))?;
-    for network in (0..Network::SLOTS).map(Network::in_slot).filter(|network| !uses(&in_use, *network)) {
+    let in_use =
+        run(in_namespace(&host_path)
+            .args(["ip", "-4", "-oneline", "route", "show", "table", "all"]))?;
+    for network in (0..Network::SLOTS)
+        .map(Network::in_slot)
+        .filter(|network| !uses(&in_use, *network))
+    {
         let claim = ip(
             Some(&host_path),
-            &format!("link add {} type veth peer name uplink netns {}\n", network.device(), process::id()),
+            &format!(
+                "link add {} type veth peer name uplink netns {}\n",
+                network.device(),
+                process::id()
+            ),
         );
         match claim {
             Ok(()) => return Ok(network),
@@ -142,7 +166,9 @@ fn claim_network(host: &File) -> Result<Network> {
 fn uses(routes: &str, network: Network) -> bool {
     routes.split_whitespace().any(|word| {
         let address = word.split('/').next().unwrap_or(word);
-        address.parse::<Ipv4Addr>().is_ok_and(|address| network.contains(address))
+        address
+            .parse::<Ipv4Addr>()
+            .is_ok_and(|address| network.contains(address))
     })
 }
 
@@ -155,7 +181,9 @@ mod tests {
         let routes = "default via 172.16.0.1 dev eth0 \n\
                       10.200.1.0/24 dev standin1 proto kernel scope link src 10.200.1.1 \n\
                       10.200.2.0/23 via 172.16.0.9 dev eth0\n";
-        let used: Vec<u8> = (0..5).filter(|slot| uses(routes, Network::in_slot(*slot))).collect();
+        let used: Vec<u8> = (0..5)
+            .filter(|slot| uses(routes, Network::in_slot(*slot)))
+            .collect();
         assert_eq!(used, [1, 2]);
     }
 }

@@ -19,7 +19,7 @@ pub const KUBE_PROXY: &str = "kube-proxy";
 
 /// One program of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Component {
+pub(crate) struct Component {
     pub name: String,
     pub program: String,
     pub arguments: Vec<String>,
@@ -37,7 +37,11 @@ pub(crate) struct MachinePrograms {
 pub(crate) fn components(cluster: &ClusterPlan, node: &NodePlan) -> Vec<Component> {
     let mut list = Vec::new();
     if node.role == NodeRole::First {
-        list.extend([etcd(), api_server(cluster, node), controller_manager(cluster)]);
+        list.extend([
+            etcd(),
+            api_server(cluster, node),
+            controller_manager(cluster),
+        ]);
     }
     if cluster.shape == Shape::Full {
         if node.role == NodeRole::First {
@@ -61,7 +65,10 @@ pub(crate) fn files(
         ("kubelet.yaml", kubelet_configuration(cluster, group)),
         ("kube-proxy.yaml", kube_proxy_configuration(cluster, node)),
         // The kubelet insists on a file. Pods that ask for the node's names get the cluster's.
-        ("resolv.conf", format!("nameserver {}\n", cluster.dns_address)),
+        (
+            "resolv.conf",
+            format!("nameserver {}\n", cluster.dns_address),
+        ),
     ]
 }
 
@@ -114,14 +121,20 @@ fn api_server(cluster: &ClusterPlan, node: &NodePlan) -> Component {
             format!("--client-ca-file={}", pki("ca.crt")),
             format!("--tls-cert-file={}", pki("apiserver.crt")),
             format!("--tls-private-key-file={}", pki("apiserver.key")),
-            format!("--kubelet-client-certificate={}", pki("apiserver-kubelet.crt")),
+            format!(
+                "--kubelet-client-certificate={}",
+                pki("apiserver-kubelet.crt")
+            ),
             format!("--kubelet-client-key={}", pki("apiserver-kubelet.key")),
             format!("--kubelet-certificate-authority={}", pki("ca.crt")),
             "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
             format!("--service-account-key-file={}", pki("sa.pub")),
             format!("--service-account-signing-key-file={}", pki("sa.key")),
-            format!("--requestheader-client-ca-file={}", pki("front-proxy-ca.crt")),
+            format!(
+                "--requestheader-client-ca-file={}",
+                pki("front-proxy-ca.crt")
+            ),
             "--requestheader-allowed-names=front-proxy".to_owned(),
             "--requestheader-username-headers=X-Remote-User".to_owned(),
             "--requestheader-group-headers=X-Remote-Group".to_owned(),
@@ -170,7 +183,10 @@ fn scheduler() -> Component {
 fn containerd() -> Component {
     Component {
         program: CONTAINERD.to_owned(),
-        ..kubernetes(CONTAINERD, vec!["--config".to_owned(), format!("{INSIDE}/containerd.toml")])
+        ..kubernetes(
+            CONTAINERD,
+            vec!["--config".to_owned(), format!("{INSIDE}/containerd.toml")],
+        )
     }
 }
 
@@ -187,7 +203,10 @@ fn kubelet(node: &NodePlan) -> Component {
 }
 
 fn kube_proxy() -> Component {
-    kubernetes(KUBE_PROXY, vec![format!("--config={INSIDE}/kube-proxy.yaml")])
+    kubernetes(
+        KUBE_PROXY,
+        vec![format!("--config={INSIDE}/kube-proxy.yaml")],
+    )
 }
 
 fn containerd_configuration(machine: &MachinePrograms) -> String {
@@ -311,12 +330,19 @@ mod tests {
     use crate::plan::{ClusterRequest, Network};
 
     fn plan(nodes: usize, shape: Shape) -> ClusterPlan {
-        let request = ClusterRequest { name: "east".to_owned(), nodes, shape };
+        let request = ClusterRequest {
+            name: "east".to_owned(),
+            nodes,
+            shape,
+        };
         ClusterPlan::new(Network::in_slot(0), 1, &request)
     }
 
     fn names(cluster: &ClusterPlan, node: usize) -> Vec<String> {
-        components(cluster, &cluster.nodes[node]).into_iter().map(|component| component.name).collect()
+        components(cluster, &cluster.nodes[node])
+            .into_iter()
+            .map(|component| component.name)
+            .collect()
     }
 
     #[test]
@@ -324,18 +350,37 @@ mod tests {
         let full = plan(2, Shape::Full);
         assert_eq!(
             names(&full, 0),
-            [ETCD, API_SERVER, CONTROLLER_MANAGER, SCHEDULER, CONTAINERD, KUBELET, KUBE_PROXY]
+            [
+                ETCD,
+                API_SERVER,
+                CONTROLLER_MANAGER,
+                SCHEDULER,
+                CONTAINERD,
+                KUBELET,
+                KUBE_PROXY
+            ]
         );
         assert_eq!(names(&full, 1), [CONTAINERD, KUBELET, KUBE_PROXY]);
         let control_plane = plan(1, Shape::ControlPlaneOnly);
-        assert_eq!(names(&control_plane, 0), [ETCD, API_SERVER, CONTROLLER_MANAGER]);
+        assert_eq!(
+            names(&control_plane, 0),
+            [ETCD, API_SERVER, CONTROLLER_MANAGER]
+        );
     }
 
     #[test]
     fn configuration_is_what_its_reader_parses() {
         let cluster = plan(1, Shape::Full);
-        let machine = MachinePrograms { runc: "/usr/sbin/runc".to_owned(), network_plugins: "/usr/lib/cni".to_owned() };
-        for (name, text) in files(&cluster, &cluster.nodes[0], "/standin-lab/standin0/east-1", &machine) {
+        let machine = MachinePrograms {
+            runc: "/usr/sbin/runc".to_owned(),
+            network_plugins: "/usr/lib/cni".to_owned(),
+        };
+        for (name, text) in files(
+            &cluster,
+            &cluster.nodes[0],
+            "/standin-lab/standin0/east-1",
+            &machine,
+        ) {
             if name.ends_with(".yaml") || name.ends_with(".conflist") {
                 serde_json::from_str::<serde_json::Value>(&text).unwrap();
             }

@@ -13,8 +13,9 @@ use super::{INSIDE, PROGRAMS_INSIDE};
 use crate::error::{Doing as _, Result};
 
 /// Folders of the machine that a node shares. Links among them (`/bin` on most machines) are copied as links.
-const SHARED: [&str; 10] =
-    ["/usr", "/etc", "/dev", "/sys", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+const SHARED: [&str; 10] = [
+    "/usr", "/etc", "/dev", "/sys", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+];
 
 /// The kubelet sets these for the whole machine when they differ. It is shown files that already hold what it wants.
 const KERNEL_SETTINGS: [(&str, &str); 6] = [
@@ -27,13 +28,25 @@ const KERNEL_SETTINGS: [(&str, &str); 6] = [
 ];
 
 /// Folders below `/var` that Kubernetes and the container runtime expect.
-const VARIABLE: [&str; 6] =
-    ["lib/kubelet", "lib/containerd", "lib/cni", "log/pods", "log/containers", "tmp"];
+const VARIABLE: [&str; 6] = [
+    "lib/kubelet",
+    "lib/containerd",
+    "lib/cni",
+    "log/pods",
+    "log/containers",
+    "tmp",
+];
 
 pub(super) fn enter(node: &Path, programs: &Path) -> Result<()> {
     let root = node.join("root");
     make_folder(&root)?;
-    mount_one(Some("tmpfs"), &root, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))?;
+    mount_one(
+        Some("tmpfs"),
+        &root,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=755"),
+    )?;
     for shared in SHARED {
         share(Path::new(shared), &root)?;
     }
@@ -45,20 +58,43 @@ pub(super) fn enter(node: &Path, programs: &Path) -> Result<()> {
     }
     bind(&node.join("var"), &root.join("var"))?;
     bind(node, &root.join(INSIDE.trim_start_matches('/')))?;
-    bind(programs, &root.join(PROGRAMS_INSIDE.trim_start_matches('/')))?;
-    mount_one(Some("proc"), &root.join("proc"), Some("proc"), MsFlags::empty(), None)?;
+    bind(
+        programs,
+        &root.join(PROGRAMS_INSIDE.trim_start_matches('/')),
+    )?;
+    mount_one(
+        Some("proc"),
+        &root.join("proc"),
+        Some("proc"),
+        MsFlags::empty(),
+        None,
+    )?;
     for folder in ["run", "tmp"] {
-        mount_one(Some("tmpfs"), &root.join(folder), Some("tmpfs"), MsFlags::empty(), Some("mode=1777"))?;
+        mount_one(
+            Some("tmpfs"),
+            &root.join(folder),
+            Some("tmpfs"),
+            MsFlags::empty(),
+            Some("mode=1777"),
+        )?;
     }
     make_folder(&root.join("run/netns"))?;
-    symlink("/run", root.join("var/run")).or_else(already_there).doing(|| "link /var/run".to_owned())?;
+    symlink("/run", root.join("var/run"))
+        .or_else(already_there)
+        .doing(|| "link /var/run".to_owned())?;
     show_kernel_settings(node, &root)?;
 
     nix::unistd::pivot_root(&root, &root.join("old")).doing(|| "change the root".to_owned())?;
     nix::unistd::chdir("/").doing(|| "change to the new root".to_owned())?;
     umount2("/old", MntFlags::MNT_DETACH).doing(|| "leave the old root".to_owned())?;
     // Volumes with mount propagation need a tree that propagates.
-    mount_one(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_SHARED, None)
+    mount_one(
+        None,
+        Path::new("/"),
+        None,
+        MsFlags::MS_REC | MsFlags::MS_SHARED,
+        None,
+    )
 }
 
 fn share(folder: &Path, root: &Path) -> Result<()> {
@@ -75,7 +111,13 @@ fn share(folder: &Path, root: &Path) -> Result<()> {
 
 fn bind(from: &Path, to: &Path) -> Result<()> {
     make_folder(to)?;
-    mount_one(from.to_str(), to, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)
+    mount_one(
+        from.to_str(),
+        to,
+        None,
+        MsFlags::MS_BIND | MsFlags::MS_REC,
+        None,
+    )
 }
 
 fn show_kernel_settings(node: &Path, root: &Path) -> Result<()> {
@@ -100,8 +142,13 @@ fn mount_one(
     flags: MsFlags,
     options: Option<&str>,
 ) -> Result<()> {
-    mount(source, target, kind, flags, options)
-        .doing(|| format!("mount {} on {}", source.unwrap_or("nothing"), target.display()))
+    mount(source, target, kind, flags, options).doing(|| {
+        format!(
+            "mount {} on {}",
+            source.unwrap_or("nothing"),
+            target.display()
+        )
+    })
 }
 
 fn make_folder(path: &Path) -> Result<()> {
@@ -109,5 +156,9 @@ fn make_folder(path: &Path) -> Result<()> {
 }
 
 fn already_there(error: std::io::Error) -> std::io::Result<()> {
-    if error.kind() == std::io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+    if error.kind() == std::io::ErrorKind::AlreadyExists {
+        Ok(())
+    } else {
+        Err(error)
+    }
 }

@@ -105,7 +105,10 @@ impl Supervisor {
         // A paused program hears nothing until it continues.
         let _ = kill(pid, Signal::SIGCONT);
         let deadline = Instant::now() + PATIENCE;
-        while processes.get(name).is_some_and(|process| process.pid == Some(pid)) {
+        while processes
+            .get(name)
+            .is_some_and(|process| process.pid == Some(pid))
+        {
             if Instant::now() >= deadline {
                 let _ = kill(pid, Signal::SIGKILL);
             }
@@ -154,7 +157,10 @@ impl Supervisor {
         let Ok(status) = waitpid(pid, Some(WaitPidFlag::WNOHANG)) else {
             return;
         };
-        let Some((name, process)) = processes.iter_mut().find(|(_, process)| process.pid == Some(pid)) else {
+        let Some((name, process)) = processes
+            .iter_mut()
+            .find(|(_, process)| process.pid == Some(pid))
+        else {
             return;
         };
         process.pid = None;
@@ -185,13 +191,25 @@ impl Supervisor {
             .append(true)
             .open(&log)
             .doing(|| format!("open {}", log.display()))?;
-        let errors = output.try_clone().doing(|| format!("open {}", log.display()))?;
+        let errors = output
+            .try_clone()
+            .doing(|| format!("open {}", log.display()))?;
         let child = Command::new(&component.program)
             .args(&component.arguments)
             .env_clear()
-            .env("PATH", format!("{PROGRAMS_INSIDE}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
+            .env(
+                "PATH",
+                format!(
+                    "{PROGRAMS_INSIDE}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+                ),
+            )
             .env("HOME", "/root")
-            .envs(component.environment.iter().map(|(name, value)| (name, value)))
+            .envs(
+                component
+                    .environment
+                    .iter()
+                    .map(|(name, value)| (name, value)),
+            )
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors)
@@ -203,14 +221,26 @@ impl Supervisor {
     }
 
     fn component(&self, name: &str) -> Result<&Component> {
-        self.components.iter().find(|component| component.name == name).ok_or_else(|| {
-            let known: Vec<&str> = self.components.iter().map(|component| component.name.as_str()).collect();
-            Error::Refused(format!("this node has no {name}; it has {}", known.join(", ")))
-        })
+        self.components
+            .iter()
+            .find(|component| component.name == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = self
+                    .components
+                    .iter()
+                    .map(|component| component.name.as_str())
+                    .collect();
+                Error::Refused(format!(
+                    "this node has no {name}; it has {}",
+                    known.join(", ")
+                ))
+            })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Process>> {
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

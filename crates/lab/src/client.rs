@@ -1,0 +1,123 @@
+//! The command-line clients of a cluster, whether the lab runs it or someone else does.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::binaries::Binaries;
+use crate::command::{run, run_with_input};
+use crate::error::{Error, Result};
+
+/// One cluster, reached through a context of a kubeconfig.
+#[derive(Clone, Debug)]
+pub struct Client {
+    name: String,
+    /// The user's own when none is given.
+    kubeconfig: Option<PathBuf>,
+    binaries: Binaries,
+}
+
+impl Client {
+    /// A cluster of the lab: its kubeconfig has a context of the cluster's name.
+    pub(crate) fn of_lab(name: &str, kubeconfig: PathBuf, binaries: &Binaries) -> Self {
+        Client {
+            name: name.to_owned(),
+            kubeconfig: Some(kubeconfig),
+            binaries: binaries.clone(),
+        }
+    }
+
+    /// A cluster that exists already: a context of the user's kubeconfig.
+    pub fn of_context(context: &str, binaries: &Binaries) -> Result<Self> {
+        let client = Client {
+            name: context.to_owned(),
+            kubeconfig: None,
+            binaries: binaries.clone(),
+        };
+        run(client.kubectl().args(["version", "--request-timeout=10s"])).map_err(|error| {
+            Error::Refused(format!(
+                "the cluster of context `{context}` does not answer; `kubectl config get-contexts` lists the \
+                 contexts of this kubeconfig\n{error}"
+            ))
+        })?;
+        Ok(client)
+    }
+
+    /// The cluster's name in the lab, or the context's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kubeconfig that holds the context, if it is not the user's own.
+    pub fn kubeconfig(&self) -> Option<&Path> {
+        self.kubeconfig.as_deref()
+    }
+
+    pub fn kubectl(&self) -> Command {
+        self.command("kubectl", "--context")
+    }
+
+    pub fn helm(&self) -> Command {
+        self.command("helm", "--kube-context")
+    }
+
+    /// Applies manifests, as `kubectl apply --server-side` does.
+    pub fn apply(&self, namespace: &str, manifests: &str) -> Result<()> {
+        let arguments = [
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--namespace",
+            namespace,
+            "-f",
+            "-",
+        ];
+        run_with_input(self.kubectl().args(arguments), manifests).map(drop)
+    }
+
+    /// Makes a namespace, unless it is there.
+    pub fn create_namespace(&self, namespace: &str) -> Result<()> {
+        self.apply(
+            namespace,
+            &format!("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {namespace}\n"),
+        )
+    }
+
+    /// Loads an image archive into a cluster that exists already, where its kind is known by the context's name.
+    pub fn load_image_into_existing(&self, archive: &Path) -> Result<()> {
+        let mut command = if let Some(cluster) = self.name.strip_prefix("kind-") {
+            let mut command = Command::new("kind");
+            command
+                .args(["load", "image-archive", "--name", cluster])
+                .arg(archive);
+            command
+        } else if let Some(cluster) = self.name.strip_prefix("k3d-") {
+            let mut command = Command::new("k3d");
+            command
+                .args(["image", "import", "--cluster", cluster])
+                .arg(archive);
+            command
+        } else if let Some(loader) = std::env::var_os(crate::environment::IMAGE_LOADER) {
+            let mut command = Command::new(loader);
+            command.arg(&self.name).arg(archive);
+            command
+        } else {
+            return Err(Error::Refused(format!(
+                "`{}` is neither a kind nor a k3d context, so the lab does not know how to bring {} there; set {} to \
+                 a program that is called with the context and the archive",
+                self.name,
+                archive.display(),
+                crate::environment::IMAGE_LOADER
+            )));
+        };
+        run(&mut command).map(drop)
+    }
+
+    fn command(&self, program: &str, context: &str) -> Command {
+        let mut command = Command::new(self.binaries.program(program));
+        command.args([context, &self.name]);
+        if let Some(kubeconfig) = &self.kubeconfig {
+            command.env("KUBECONFIG", kubeconfig);
+        }
+        command
+    }
+}
