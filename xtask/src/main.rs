@@ -1,2 +1,54 @@
-//! The repository's own commands.
-fn main() {}
+//! The repository's own commands: `cargo xtask <command>`. This file is the map; each command is a module.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program: stdout carries results, stderr carries talk"
+)]
+
+mod bench;
+mod duration;
+mod environment;
+mod generate;
+mod node;
+mod packages;
+mod privilege;
+mod process;
+mod soak;
+mod table;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// The repository's own commands
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Command {
+    /// Install what is missing, then run every check and every test
+    Test(test::TestArguments),
+    /// Measure something and compare it with a baseline and a goal
+    Bench(bench::BenchArguments),
+    /// Repeat something many times and see whether it always works
+    Soak(soak::SoakArguments),
+    /// Check the rules of this repository that no compiler knows
+    Tidy,
+    /// Write the files that are made from other files, or check that they are up to date
+    Generate(generate::GenerateArguments),
+}
+
+fn main() -> ExitCode {
+    let result = match Command::parse() {
+        Command::Test(arguments) => test::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
+        Command::Tidy => tidy::run(),
+        Command::Generate(arguments) => generate::run(&arguments),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
