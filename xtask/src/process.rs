@@ -117,7 +117,7 @@ pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
         .find(|candidate| is_executable(candidate))
 }
 
-/// The command line as it could be typed.
+/// The command line, quoted as a shell would want it, with the program's name instead of its path.
 pub(crate) fn shown(command: &Command) -> String {
     std::iter::once(program_name(command.get_program()))
         .chain(command.get_args().map(quoted))

@@ -113,7 +113,7 @@ fn run_phases(phases: &[Phase], run: impl Fn(Phase) -> Result<Outcome>) -> Vec<P
     results
 }
 
-/// A line per phase, and the sum of all counts alone on the last line.
+/// A line per phase, what went wrong, and the sum of all counts alone on the last line.
 fn summary(results: &[PhaseResult]) -> String {
     let rows: Vec<Vec<String>> = results
         .iter()
@@ -126,8 +126,14 @@ fn summary(results: &[PhaseResult]) -> String {
         })
         .collect();
     let total: Counts = results.iter().map(|result| result.outcome.counts).sum();
+    let failures: String = results
+        .iter()
+        .filter(|result| result.outcome.counts.failed > 0)
+        .flat_map(|result| result.outcome.notes.iter().map(|note| (result.phase, note)))
+        .map(|(phase, note)| format!("{}: {note}\n", phase.name()))
+        .collect();
     let table = table::render(&["phase", "time", "result"], &["time"], &rows);
-    format!("\n{table}\n{total}\n")
+    format!("\n{table}\n{failures}{total}\n")
 }
 
 #[cfg(test)]
@@ -165,8 +171,9 @@ phase      time  result
 packages  0.0 s  nothing to install
 format    0.0 s  1 passed
 unit      0.0 s  30 passed, 2 failed
-e2e       0.0 s  1 failed: the lab is not there
+e2e       0.0 s  1 failed
 
+e2e: the lab is not there
 31 passed, 3 failed
 "
         );

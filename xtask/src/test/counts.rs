@@ -118,15 +118,12 @@ impl fmt::Display for Counts {
 impl fmt::Display for Outcome {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Counts { passed, failed } = self.counts;
-        let counts = match (passed, failed) {
-            (0, 0) => None,
-            (_, 0) => Some(format!("{passed} passed")),
-            (0, _) => Some(format!("{failed} failed")),
-            _ => Some(self.counts.to_string()),
-        };
-        let notes = (!self.notes.is_empty()).then(|| self.notes.join("; "));
-        let parts: Vec<String> = [counts, notes].into_iter().flatten().collect();
-        formatter.write_str(&parts.join(": "))
+        match (passed, failed) {
+            (0, 0) => formatter.write_str(&self.notes.join("; ")),
+            (_, 0) => write!(formatter, "{passed} passed"),
+            (0, _) => write!(formatter, "{failed} failed"),
+            _ => self.counts.fmt(formatter),
+        }
     }
 }
 
@@ -297,40 +294,41 @@ mod tests {
 
     #[test]
     fn a_runner_that_did_not_run_its_tests_has_failed() {
-        for (exit_code, output, expected) in [
+        let all_passed = "test result: ok. 2 passed; 0 failed; 0 ignored\n";
+        let one_failed = "test result: FAILED. 2 passed; 1 failed; 0 ignored\n";
+        let none_ran = "test result: ok. 0 passed; 0 failed; 0 ignored\n";
+        let no_counts = "error: could not compile\n";
+        for (exit_code, output, counts, note) in [
+            (0, all_passed, "2 passed", None),
+            (101, one_failed, "2 passed, 1 failed", None),
             (
                 0,
-                "test result: ok. 2 passed; 0 failed; 0 ignored\n",
-                "2 passed",
+                none_ran,
+                "1 failed",
+                Some("ended without running a test (exit status: 0)"),
             ),
             (
                 101,
-                "test result: FAILED. 2 passed; 1 failed; 0 ignored\n",
+                no_counts,
+                "1 failed",
+                Some("ended without running a test (exit status: 101)"),
+            ),
+            (
+                101,
+                all_passed,
                 "2 passed, 1 failed",
-            ),
-            (
-                0,
-                "test result: ok. 0 passed; 0 failed; 0 ignored\n",
-                "1 failed: cargo test ended without running a test (exit status: 0)",
-            ),
-            (
-                101,
-                "error: could not compile\n",
-                "1 failed: cargo test ended without running a test (exit status: 101)",
-            ),
-            (
-                101,
-                "test result: ok. 2 passed; 0 failed; 0 ignored\n",
-                "2 passed, 1 failed: cargo test died (exit status: 101), though none of its tests failed",
+                Some("died (exit status: 101), though none of its tests failed"),
             ),
         ] {
             let finished = Finished {
                 status: ExitStatus::from_raw(exit_code << 8),
                 output: output.to_owned(),
             };
+            let outcome = Runner::Cargo.judge("cargo test", &finished);
+            assert_eq!(outcome.to_string(), counts);
             assert_eq!(
-                Runner::Cargo.judge("cargo test", &finished).to_string(),
-                expected
+                outcome.notes,
+                Vec::from_iter(note.map(|note| format!("cargo test {note}")))
             );
         }
     }
