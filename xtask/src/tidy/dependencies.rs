@@ -39,25 +39,25 @@ const fn place(name: &'static str, group: Group, guests: &'static [&'static str]
 
 #[rustfmt::skip] // A table is read by its columns.
 const MAP: &[Place] = &[
-    place("protocol",    Group::Words,       &[]),
-    place("api",         Group::Words,       &[]),
-    place("config",      Group::Words,       &[]),
-    place("link",        Group::Plumbing,    &[]),
-    place("cluster",     Group::Plumbing,    &[]),
-    place("tunnel",      Group::Plumbing,    &[]),
-    place("interceptor", Group::DataPath,    &[]),
-    place("proxy",       Group::DataPath,    &["interceptor", "router"]),
-    place("router",      Group::DataPath,    &[]),
-    place("agent",       Group::DataPath,    &[]),
-    place("operator",    Group::ControlPath, &[]),
-    place("usage",       Group::ControlPath, &[]),
-    place("fleet",       Group::ControlPath, &[]),
-    place("cli",         Group::Programs,    &["proxy"]),
-    place("server",      Group::Programs,    &["agent", "operator", "usage", "fleet"]),
-    place("lab",         Group::Proof,       &[]),
-    place("e2e",         Group::Proof,       &[]),
-    place("xtask",       Group::Proof,       &[]),
-    place("checkout",    Group::Samples,     &[]),
+    place("protocol",      Group::Words,       &[]),
+    place("api",           Group::Words,       &[]),
+    place("config",        Group::Words,       &[]),
+    place("link",          Group::Plumbing,    &[]),
+    place("cluster",       Group::Plumbing,    &[]),
+    place("tunnel",        Group::Plumbing,    &[]),
+    place("interceptor",   Group::DataPath,    &[]),
+    place("proxy",         Group::DataPath,    &["interceptor", "router"]),
+    place("router",        Group::DataPath,    &[]),
+    place("agent",         Group::DataPath,    &[]),
+    place("operator",      Group::ControlPath, &[]),
+    place("usage",         Group::ControlPath, &[]),
+    place("fleet",         Group::ControlPath, &[]),
+    place("cli",           Group::Programs,    &["proxy"]),
+    place("server",        Group::Programs,    &["agent", "operator", "usage", "fleet"]),
+    place("lab",           Group::Proof,       &[]),
+    place("e2e",           Group::Proof,       &[]),
+    place("xtask",         Group::Proof,       &[]),
+    place("shop-checkout", Group::Samples,     &[]),
 ];
 
 /// Clients of the Kubernetes API. The data path carries bytes and must work where there is no Kubernetes.
@@ -262,7 +262,7 @@ mod tests {
             ("lab", &["nix"]),
             ("e2e", &["lab", "agent", "cli"]),
             ("xtask", &["lab", "e2e"]),
-            ("checkout", &["tonic"]),
+            ("shop-checkout", &["tonic"]),
         ];
         assert_eq!(findings(graph), Vec::<String>::new());
         assert_eq!(
