@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use lab::wire::{Conditions, Loss, Rate};
 use lab::{Lab, LabRequest, LabStatus, Lifetime, Paths, Power, Progress, Shape};
+
+use crate::{packages, privilege};
 
 /// The lab that commands mean when none is named.
 pub(crate) const DEFAULT_NAME: &str = "lab";
@@ -116,12 +119,16 @@ enum PowerAction {
     Continue,
 }
 
-#[expect(
-    clippy::print_stdout,
-    reason = "what the commands print is their result"
-)]
-pub(crate) fn run(arguments: LabArguments) -> Result<()> {
+pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
     let paths = Paths::from_environment();
+    if let LabCommand::Up { .. } = arguments.command {
+        prepare(&paths)?;
+    }
+    if let Some(ended) =
+        privilege::continue_as_root("the lab makes namespaces, devices and control groups")?
+    {
+        return Ok(ended);
+    }
     let name = &arguments.name;
     match arguments.command {
         LabCommand::Up {
@@ -205,6 +212,13 @@ pub(crate) fn run(arguments: LabArguments) -> Result<()> {
             )?;
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is done as the caller before anything is done as root: packages, and the programs that are built from source.
+pub(crate) fn prepare(paths: &Paths) -> Result<()> {
+    packages::install_missing(&packages::LAB.iter().collect::<Vec<_>>())?;
+    lab::binaries::Binaries::ensure(paths, &Progress::to_stderr())?;
     Ok(())
 }
 
@@ -264,7 +278,6 @@ fn power(lab: &Lab, action: PowerAction, node: &str, component: Option<&str>) ->
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "the status is the command's result")]
 fn status(paths: &Paths, json: bool) -> Result<()> {
     let mut list = Vec::new();
     for name in Lab::list(paths) {

@@ -1,15 +1,65 @@
-//! The repository's own commands.
+//! The repository's own commands: `cargo xtask <command>`. This file is the map; each command is a module.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program: stdout carries results, stderr carries talk"
+)]
+
+mod bench;
+mod duration;
+mod environment;
+mod generate;
 mod lab;
+mod node;
+mod packages;
+mod privilege;
+mod process;
+mod soak;
+mod table;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
 use clap::Parser;
 
+/// The repository's own commands
 #[derive(Debug, Parser)]
-enum Cli {
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Command {
+    /// Real clusters on this machine, by hand
     Lab(lab::LabArguments),
+    /// Install what is missing, then run every check and every test
+    Test(test::TestArguments),
+    /// Measure something and compare it with a baseline and a goal
+    Bench(bench::BenchArguments),
+    /// Repeat something many times and see whether it always works
+    Soak(soak::SoakArguments),
+    /// Check the rules of this repository that no compiler knows
+    Tidy,
+    /// Write the files that are made from other files, or check that they are up to date
+    Generate(generate::GenerateArguments),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     ::lab::role::run_if_asked();
-    match Cli::parse() {
-        Cli::Lab(a) => lab::run(a),
-    }
+    let result = match Command::parse() {
+        Command::Lab(arguments) => lab::run(arguments),
+        Command::Test(arguments) => test::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
+        Command::Tidy => tidy::run(),
+        Command::Generate(arguments) => generate::run(&arguments),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        if let Some(hint) = error
+            .chain()
+            .find_map(|cause| cause.downcast_ref::<::lab::Error>()?.hint())
+        {
+            eprintln!("hint: {hint}");
+        }
+        ExitCode::FAILURE
+    })
 }

@@ -1,0 +1,86 @@
+//! `cargo xtask bench`: measures something, and compares it with a baseline measured in the same run and with a goal.
+//!
+//! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
+
+mod repository;
+mod row;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+pub(crate) use self::row::Row;
+use crate::table;
+
+/// Something that can be measured.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    name: &'static str,
+    description: &'static str,
+    measure: fn() -> Result<Vec<Row>>,
+}
+
+const BENCHES: &[Bench] = &[Bench {
+    name: "repository",
+    description: "the checks that run before every commit",
+    measure: repository::measure,
+}];
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    /// What to measure; without a name, the benches are listed
+    name: Option<String>,
+    /// Also write the rows to this file, as a JSON array
+    #[arg(long, value_name = "FILE", requires = "name")]
+    json: Option<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
+    let Some(name) = &arguments.name else {
+        print!("{}", list());
+        return Ok(ExitCode::SUCCESS);
+    };
+    let rows = (find(name)?.measure)().with_context(|| format!("measuring {name}"))?;
+    print!("{}", row::render(&rows));
+    if let Some(file) = &arguments.json {
+        fs::write(file, row::json(&rows)?)
+            .with_context(|| format!("writing {}", file.display()))?;
+        eprintln!("Written to {}", file.display());
+    }
+    let missed = rows.iter().filter(|row| row.is_missed()).count();
+    if missed > 0 {
+        eprintln!("{missed} of {} measures missed the goal", rows.len());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn find(name: &str) -> Result<&'static Bench> {
+    match BENCHES.iter().find(|bench| bench.name == name) {
+        Some(bench) => Ok(bench),
+        None => bail!("there is no bench `{name}`. These are there:\n{}", list()),
+    }
+}
+
+fn list() -> String {
+    let rows: Vec<Vec<String>> = BENCHES
+        .iter()
+        .map(|bench| vec![bench.name.to_owned(), bench.description.to_owned()])
+        .collect();
+    table::render(&["bench", "what it measures"], &[], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_known_ones() {
+        let message = find("nothing").unwrap_err().to_string();
+        for bench in BENCHES {
+            assert!(message.contains(bench.name), "{message}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Every environment variable that the repository's commands read, set or pass on.
+
+/// Contexts of a kubeconfig, separated by commas, that the stories use instead of the lab.
+pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
+
+/// The cargo that runs this program. Set by cargo.
+pub(crate) const CARGO: &str = "CARGO";
+
+/// The folder of the running package's manifest. Set by `cargo run`.
+pub(crate) const CARGO_MANIFEST_DIR: &str = "CARGO_MANIFEST_DIR";
+
+/// Where caches live, when it is not `~/.cache`.
+pub(crate) const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
+
+pub(crate) const HOME: &str = "HOME";
+pub(crate) const PATH: &str = "PATH";
+
+/// Keeps apt from asking questions.
+pub(crate) const DEBIAN_FRONTEND: &str = "DEBIAN_FRONTEND";
+
+/// What a step that runs through sudo still needs of its caller's environment. `PATH` and `HOME` are not in the list
+/// because sudo replaces them even when it is asked to keep them: they are passed in another way.
+pub(crate) const KEPT_BY_SUDO: &[&str] = &[
+    CONTEXTS,
+    "STANDIN_LAB_DIR",
+    "STANDIN_IMAGE_LOADER",
+    CARGO,
+    CARGO_MANIFEST_DIR,
+    XDG_CACHE_HOME,
+    DEBIAN_FRONTEND,
+    "CARGO_HOME",
+    "CARGO_TARGET_DIR",
+    "RUSTUP_HOME",
+    "RUSTUP_TOOLCHAIN",
+    "RUST_BACKTRACE",
+    "RUST_LOG",
+    "GOCACHE",
+    "GOFLAGS",
+    "GOMODCACHE",
+    "GOPATH",
+    "GOPROXY",
+    "GOSUMDB",
+    "GOTOOLCHAIN",
+    "KUBECONFIG",
+    "NO_COLOR",
+    "CI",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+];

@@ -1,0 +1,163 @@
+//! Steps that need root: directly as root, or each one through sudo.
+//!
+//! Only the step itself runs as root. Compilers never do: they would leave files of root in the caller's caches.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use nix::unistd::geteuid;
+
+use crate::{environment, process};
+
+/// How this process can get root's rights.
+#[derive(Debug, PartialEq, Eq)]
+enum Access {
+    Root,
+    Sudo(PathBuf),
+    None,
+}
+
+/// Fails when a step that needs root could not run. To be asked before anything is changed.
+pub(crate) fn check(purpose: &str) -> Result<()> {
+    let Access::Sudo(sudo) = access() else {
+        return if access() == Access::Root {
+            Ok(())
+        } else {
+            bail!("needs root: {purpose}. Run as root or install sudo")
+        };
+    };
+    let without_password = quiet(Command::new(&sudo).args(["--non-interactive", "true"]));
+    if without_password {
+        return Ok(());
+    }
+    if !io::stdin().is_terminal() {
+        bail!(
+            "needs root: {purpose}. sudo asks for a password and there is no terminal to type it. \
+             Run as root, run `sudo --validate` first, or allow this user sudo without a password"
+        );
+    }
+    eprintln!("needs root: {purpose}");
+    if !Command::new(&sudo).arg("--validate").status()?.success() {
+        bail!("needs root: {purpose}. sudo refused. Run as root or as a user who may use sudo");
+    }
+    Ok(())
+}
+
+/// Runs this same command once more as root when the caller is not, and returns how that ended. As root it returns
+/// nothing and the caller goes on.
+pub(crate) fn continue_as_root(purpose: &str) -> Result<Option<ExitCode>> {
+    if access() == Access::Root {
+        return Ok(None);
+    }
+    check(purpose)?;
+    let program = env::current_exe().context("finding this program")?;
+    let status = command(program)
+        .args(env::args_os().skip(1))
+        .status()
+        .context("running this command again through sudo")?;
+    Ok(Some(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }))
+}
+
+/// A command that runs with root's rights and the caller's `PATH`, `HOME` and other settings.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+    match access() {
+        Access::Sudo(sudo) => through_sudo(
+            &sudo,
+            program.as_ref(),
+            env::var_os(environment::PATH),
+            env::var_os(environment::HOME),
+        ),
+        // Without sudo the command fails by itself; `check` has said so before.
+        Access::Root | Access::None => Command::new(program),
+    }
+}
+
+fn access() -> Access {
+    if geteuid().is_root() {
+        return Access::Root;
+    }
+    process::find_program("sudo").map_or(Access::None, Access::Sudo)
+}
+
+fn through_sudo(
+    sudo: &Path,
+    program: &OsStr,
+    path: Option<OsString>,
+    home: Option<OsString>,
+) -> Command {
+    let mut command = Command::new(sudo);
+    command
+        .arg(format!(
+            "--preserve-env={}",
+            environment::KEPT_BY_SUDO.join(",")
+        ))
+        .args(["--", "env"]);
+    for (name, value) in [(environment::PATH, path), (environment::HOME, home)] {
+        if let Some(value) = value {
+            let mut assignment = OsString::from(format!("{name}="));
+            assignment.push(value);
+            command.arg(assignment);
+        }
+    }
+    command.arg(program);
+    command
+}
+
+fn quiet(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sudo_keeps_the_path_the_home_and_the_named_variables() {
+        let mut command = through_sudo(
+            Path::new("/usr/bin/sudo"),
+            OsStr::new("apt-get"),
+            Some("/opt/go/bin:/usr/bin".into()),
+            Some("/somewhere".into()),
+        );
+        command.arg("update");
+        let arguments: Vec<_> = command
+            .get_args()
+            .map(|argument| argument.to_string_lossy())
+            .collect();
+        assert!(
+            arguments[0].starts_with("--preserve-env=STANDIN_CONTEXTS,"),
+            "{arguments:?}"
+        );
+        assert_eq!(
+            arguments[1..],
+            [
+                "--",
+                "env",
+                "PATH=/opt/go/bin:/usr/bin",
+                "HOME=/somewhere",
+                "apt-get",
+                "update"
+            ]
+        );
+    }
+
+    #[test]
+    fn no_name_is_listed_that_sudo_replaces_anyway() {
+        for name in [environment::PATH, environment::HOME] {
+            assert!(!environment::KEPT_BY_SUDO.contains(&name));
+        }
+    }
+}

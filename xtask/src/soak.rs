@@ -1,0 +1,188 @@
+//! `cargo xtask soak`: repeats something many times, to find what fails once in a hundred.
+
+use std::io;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::{duration, process, table};
+
+/// Something that must work every time.
+#[derive(Debug)]
+pub(crate) struct Soak {
+    name: &'static str,
+    description: &'static str,
+    default_cycles: u32,
+    /// One cycle, with its number from 1. It leaves nothing behind, so that the next starts from the same state.
+    cycle: fn(number: u32) -> Result<()>,
+}
+
+const SOAKS: &[Soak] = &[Soak {
+    name: "output",
+    description: "the last words of a program that ends are never lost",
+    default_cycles: 200,
+    cycle: keep_last_words,
+}];
+
+#[derive(Debug, Args)]
+pub(crate) struct SoakArguments {
+    /// What to repeat; without a name, the soaks are listed
+    name: Option<String>,
+    /// How many times; each soak has its own default
+    #[arg(long, requires = "name", value_parser = clap::value_parser!(u32).range(1..))]
+    cycles: Option<u32>,
+    /// Go on after a cycle that failed, instead of leaving its remains to be looked at
+    #[arg(long, requires = "name")]
+    keep_going: bool,
+}
+
+pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
+    let Some(name) = &arguments.name else {
+        print!("{}", list());
+        return Ok(ExitCode::SUCCESS);
+    };
+    let Some(soak) = SOAKS.iter().find(|soak| soak.name == name) else {
+        bail!("there is no soak `{name}`. These are there:\n{}", list());
+    };
+    let cycles = arguments.cycles.unwrap_or(soak.default_cycles);
+    let results = repeat(cycles, arguments.keep_going, soak.cycle);
+    print!("{}", summary(cycles, &results));
+    let all_succeeded = results.iter().all(|result| result.error.is_none());
+    Ok(ExitCode::from(u8::from(!all_succeeded)))
+}
+
+/// One cycle that has ended.
+struct CycleResult {
+    number: u32,
+    elapsed: Duration,
+    error: Option<anyhow::Error>,
+}
+
+fn repeat(cycles: u32, keep_going: bool, cycle: impl Fn(u32) -> Result<()>) -> Vec<CycleResult> {
+    let mut results = Vec::new();
+    for number in 1..=cycles {
+        let started = Instant::now();
+        let error = cycle(number).err();
+        let elapsed = started.elapsed();
+        let verdict = error
+            .as_ref()
+            .map_or_else(|| "ok".to_owned(), |error| format!("FAILED: {error:#}"));
+        eprintln!(
+            "cycle {number} of {cycles}: {verdict} ({})",
+            duration::display(elapsed)
+        );
+        let stop = error.is_some() && !keep_going;
+        results.push(CycleResult {
+            number,
+            elapsed,
+            error,
+        });
+        if stop {
+            break;
+        }
+    }
+    results
+}
+
+fn summary(cycles: u32, results: &[CycleResult]) -> String {
+    let (failures, successes): (Vec<_>, Vec<_>) =
+        results.iter().partition(|result| result.error.is_some());
+    let mut text = String::new();
+    for failure in &failures {
+        if let Some(error) = &failure.error {
+            text.push_str(&format!("cycle {} failed: {error:#}\n", failure.number));
+        }
+    }
+    let mut times: Vec<Duration> = successes.iter().map(|result| result.elapsed).collect();
+    times.sort();
+    if let (Some(shortest), Some(median), Some(longest)) =
+        (times.first(), times.get(times.len() / 2), times.last())
+    {
+        text.push_str(&format!(
+            "shortest {}, median {}, longest {}\n",
+            duration::display(*shortest),
+            duration::display(*median),
+            duration::display(*longest)
+        ));
+    }
+    let not_run = (cycles as usize).saturating_sub(results.len());
+    let (succeeded, failed) = (successes.len(), failures.len());
+    text.push_str(&format!(
+        "{succeeded} of {cycles} cycles succeeded, {failed} failed, {not_run} not run\n"
+    ));
+    text
+}
+
+fn list() -> String {
+    let rows: Vec<Vec<String>> = SOAKS
+        .iter()
+        .map(|soak| {
+            vec![
+                soak.name.to_owned(),
+                soak.default_cycles.to_string(),
+                soak.description.to_owned(),
+            ]
+        })
+        .collect();
+    table::render(
+        &["soak", "cycles", "what must work every time"],
+        &["cycles"],
+        &rows,
+    )
+}
+
+/// The counts of `cargo xtask test` are read from the last lines that a runner prints, so none may be lost.
+fn keep_last_words(number: u32) -> Result<()> {
+    let words = format!("last words {number}");
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        &format!("seq 1 20000; echo '{words}' >&2; exit {}", number % 7),
+    ]);
+    let finished = process::copy_output(command, io::sink())?;
+    let last = finished
+        .output
+        .lines()
+        .last()
+        .context("all output was lost")?;
+    ensure!(last == words, "the last line is {last:?}, not {words:?}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fail_every_third(number: u32) -> Result<()> {
+        ensure!(!number.is_multiple_of(3), "the third is bad");
+        Ok(())
+    }
+
+    #[test]
+    fn the_first_failure_ends_it() {
+        let results = repeat(10, false, fail_every_third);
+        assert_eq!(
+            summary(10, &results),
+            "cycle 3 failed: the third is bad\n\
+             shortest 0.0 s, median 0.0 s, longest 0.0 s\n\
+             2 of 10 cycles succeeded, 1 failed, 7 not run\n"
+        );
+    }
+
+    #[test]
+    fn or_it_goes_on_to_the_end() {
+        let results = repeat(7, true, fail_every_third);
+        assert!(summary(7, &results).ends_with("\n5 of 7 cycles succeeded, 2 failed, 0 not run\n"));
+    }
+
+    #[test]
+    fn a_few_cycles_of_each_light_soak() {
+        assert!(
+            repeat(5, false, keep_last_words)
+                .iter()
+                .all(|result| result.error.is_none())
+        );
+    }
+}

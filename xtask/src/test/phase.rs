@@ -1,0 +1,210 @@
+//! The phases, in the order in which they run: what is quick to fail comes first.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+
+use super::counts::{Outcome, Runner};
+use crate::packages::{self, Package};
+use crate::process::Finished;
+use crate::{environment, node, privilege, process, tidy, workspace};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Phase {
+    Packages,
+    Format,
+    Lint,
+    Tidy,
+    Unit,
+    Shop,
+    #[value(name = "e2e")]
+    E2e,
+}
+
+/// What the phases need to know of the command line.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) root: PathBuf,
+    /// Contexts of the kubeconfig to use instead of the lab.
+    pub(crate) contexts: Vec<String>,
+}
+
+impl Settings {
+    pub(crate) fn uses_lab(&self) -> bool {
+        self.contexts.is_empty()
+    }
+}
+
+impl Phase {
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value()
+            .map_or_else(|| format!("{self:?}"), |value| value.get_name().to_owned())
+    }
+
+    pub(crate) fn description(self) -> &'static str {
+        match self {
+            Self::Packages => "install the Debian packages that are missing",
+            Self::Format => "cargo fmt --check",
+            Self::Lint => "cargo clippy, warnings are errors",
+            Self::Tidy => "the rules of this repository that no compiler knows",
+            Self::Unit => "tests of all crates that need no cluster",
+            Self::Shop => "tests of the sample services in Go, Python and Node",
+            Self::E2e => "stories on real clusters",
+        }
+    }
+
+    /// When it fails, the phases after it are not run.
+    pub(crate) fn is_required(self) -> bool {
+        self == Self::Packages
+    }
+
+    pub(crate) fn run(self, settings: &Settings) -> Result<Outcome> {
+        let root = &settings.root;
+        match self {
+            Self::Packages => install_packages(settings),
+            Self::Format => check(workspace::cargo(root).args(["fmt", "--all", "--check"])),
+            Self::Lint => check(
+                workspace::cargo(root)
+                    .args(["clippy", "--locked", "--workspace", "--all-targets"])
+                    .args(["--", "-D", "warnings"]),
+            ),
+            Self::Tidy => run_tidy(),
+            Self::Unit => {
+                let mut command = workspace::cargo(root);
+                command.args([
+                    "test",
+                    "--locked",
+                    "--workspace",
+                    "--exclude",
+                    "e2e",
+                    "--no-fail-fast",
+                ]);
+                count(Runner::Cargo, "cargo test", command)
+            }
+            Self::Shop => run_shop_tests(settings),
+            Self::E2e => run_stories(settings),
+        }
+    }
+}
+
+fn install_packages(settings: &Settings) -> Result<Outcome> {
+    let lab = if settings.uses_lab() {
+        packages::LAB
+    } else {
+        &[]
+    };
+    let wanted: Vec<&Package> = lab.iter().chain(packages::SHOP).collect();
+    let installed = packages::install_missing(&wanted)?;
+    node::install_if_missing()?;
+    Ok(Outcome::note(if installed.is_empty() {
+        "nothing to install".to_owned()
+    } else {
+        format!("installed {}", installed.join(" "))
+    }))
+}
+
+fn run_tidy() -> Result<Outcome> {
+    ensure!(tidy::run()? == ExitCode::SUCCESS, "see the list above");
+    Ok(Outcome::success())
+}
+
+fn run_shop_tests(settings: &Settings) -> Result<Outcome> {
+    let mut go = Command::new("go");
+    go.args(["test", "-v", "./..."]);
+    let mut python = Command::new("python3");
+    python.args(["-m", "unittest", "discover"]);
+    let mut storefront = Command::new(node::program()?);
+    storefront.arg("--test");
+
+    let mut total = Outcome::default();
+    for (runner, folder, mut command) in [
+        (Runner::Go, "shop/inventory", go),
+        (Runner::Unittest, "shop/pricing", python),
+        (Runner::Node, "shop/storefront", storefront),
+    ] {
+        command.current_dir(settings.root.join(folder));
+        // One service that cannot be tested does not hide the others.
+        total.add(
+            count(runner, folder, command)
+                .unwrap_or_else(|error| Outcome::failure(format!("{error:#}"))),
+        );
+    }
+    Ok(total)
+}
+
+/// Builds the stories as the caller and runs them as root: the lab needs root, the compiler must not have it.
+fn run_stories(settings: &Settings) -> Result<Outcome> {
+    let build_messages = process::output(workspace::cargo(&settings.root).args([
+        "test",
+        "--locked",
+        "--package=e2e",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+    ]))?;
+    // Judged as one: an executable without a test of its own is no failure, a package without any is.
+    let mut all: Option<Finished> = None;
+    for executable in test_executables(&build_messages) {
+        let mut command = if settings.uses_lab() {
+            privilege::command(&executable)
+        } else {
+            let mut command = Command::new(&executable);
+            command.env(environment::CONTEXTS, settings.contexts.join(","));
+            command
+        };
+        // Where `cargo test` would run it.
+        command.current_dir(settings.root.join("crates/e2e"));
+        let finished = process::tee(command)?;
+        all = Some(match all {
+            None => finished,
+            Some(before) => before.and_then(&finished),
+        });
+    }
+    let finished = all.context("cargo built no test executable of the package e2e")?;
+    Ok(Runner::Cargo.judge("e2e", &finished))
+}
+
+/// A check that only passes or fails counts as one test.
+fn check(command: &mut Command) -> Result<Outcome> {
+    process::run(command)?;
+    Ok(Outcome::success())
+}
+
+fn count(runner: Runner, name: &str, command: Command) -> Result<Outcome> {
+    Ok(runner.judge(name, &process::tee(command)?))
+}
+
+/// The executables among the messages that cargo prints, one JSON object per line.
+fn test_executables(build_messages: &str) -> Vec<PathBuf> {
+    build_messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| {
+            message["reason"] == "compiler-artifact" && message["profile"]["test"] == true
+        })
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn only_test_executables_are_run() {
+        let messages = r#"
+{"reason":"compiler-artifact","target":{"name":"lab"},"profile":{"test":false},"executable":null}
+{"reason":"compiler-artifact","target":{"name":"standin"},"profile":{"test":false},"executable":"/target/standin"}
+{"reason":"compiler-artifact","target":{"name":"stories"},"profile":{"test":true},"executable":"/target/deps/stories-1"}
+not json
+{"reason":"build-finished","success":true}
+"#;
+        assert_eq!(
+            test_executables(messages),
+            [Path::new("/target/deps/stories-1")]
+        );
+    }
+}
