@@ -1,1 +1,14 @@
-//! Stories told against the lab.
+//! What stories need to be told: clusters to play in, a stage of their own, and a clear report when one fails.
+//!
+//! The stories themselves are in `tests/stories`.
+
+mod environment;
+mod stage;
+mod story;
+mod wait;
+mod world;
+
+pub use stage::{Output, Stage};
+pub use story::{Needs, Story, tell};
+pub use wait::until;
+pub use world::{PlayCluster, World};

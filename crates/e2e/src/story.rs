@@ -1,0 +1,97 @@
+//! One story: its stages, and what is printed when it goes wrong.
+
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use lab::Lab;
+use libtest_mimic::{Failed, Trial};
+
+use crate::stage::Stage;
+use crate::world::World;
+
+/// What a story cannot be told without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Any clusters.
+    Clusters,
+    /// Clusters whose network, nodes and programs can be broken.
+    Lab,
+}
+
+/// The context of one story.
+#[derive(Debug)]
+pub struct Story<'world> {
+    name: &'static str,
+    pub world: &'world World,
+    stages: Mutex<Vec<Stage>>,
+}
+
+/// A story as a test. Where its needs are not met it is shown as ignored.
+pub fn tell<Told>(world: &Arc<World>, name: &'static str, needs: Needs, story: Told) -> Trial
+where
+    Told: AsyncFnOnce(&Story<'_>) -> Result<()> + Send + 'static,
+{
+    let cannot = needs == Needs::Lab && world.lab().is_none();
+    let world = Arc::clone(world);
+    Trial::test(name, move || {
+        let context = Story { name, world: &world, stages: Mutex::default() };
+        let result = world.runtime().block_on(story(&context));
+        let report = result.map_err(|error| Failed::from(format!("{error:#}\n{}", context.scene())));
+        context.clear();
+        report
+    })
+    .with_ignored_flag(cannot)
+}
+
+impl<'world> Story<'world> {
+    /// A namespace of the story's own in the first cluster.
+    pub async fn stage(&self) -> Result<Stage> {
+        self.stage_in(0).await
+    }
+
+    /// A namespace of the story's own in another cluster, counted from 0.
+    pub async fn stage_in(&self, cluster: usize) -> Result<Stage> {
+        let cluster = self.world.clusters().get(cluster).context("there are not that many clusters")?;
+        let stage = Stage::set_up(cluster, self.name).await?;
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner).push(stage.clone());
+        Ok(stage)
+    }
+
+    /// The lab of a story that [`Needs::Lab`].
+    pub fn lab(&self) -> Result<&'world Lab> {
+        self.world.lab().context("this story needs a lab")
+    }
+
+    /// Objects, events and logs of every stage.
+    fn scene(&self) -> String {
+        let stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        stages.iter().map(show).collect()
+    }
+
+    /// Nobody waits for the namespaces to be gone: nothing else ever uses their names.
+    fn clear(&self) {
+        for stage in self.stages.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let arguments = ["delete", "namespace", &stage.namespace, "--wait=false", "--request-timeout=5s"];
+            let _ = lab::output_of(stage.cluster.client.kubectl().args(arguments));
+        }
+    }
+}
+
+fn show(stage: &Stage) -> String {
+    let namespace = stage.namespace.as_str();
+    let kubectl = |arguments: &[&str]| {
+        let mut command: Command = stage.cluster.client.kubectl();
+        command.args(["--namespace", namespace, "--request-timeout=5s"]).args(arguments);
+        lab::output_of(&mut command).unwrap_or_else(|error| error.to_string())
+    };
+    let mut text = format!("\n--- {namespace} in {} ---\n", stage.cluster.name);
+    text += &kubectl(&["get", "all,endpointslices", "--output=wide"]);
+    text += "\nevents:\n";
+    text += &kubectl(&["get", "events", "--sort-by=.lastTimestamp"]);
+    for pod in kubectl(&["get", "pods", "--output=name"]).lines() {
+        text += &format!("\nlog of {pod}:\n");
+        text += &kubectl(&["logs", pod, "--all-containers", "--prefix", "--tail=30"]);
+    }
+    text
+}

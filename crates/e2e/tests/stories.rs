@@ -1,0 +1,63 @@
+//! All stories, in one program: the clusters are started once, then each story plays in a namespace of its own.
+//!
+//! `cargo test -p e2e -- NAME` tells the stories whose name contains NAME; `--list` names them all. They need root,
+//! or `STANDIN_CONTEXTS=a,b` for clusters that exist already.
+
+mod stories {
+    // What Kubernetes itself must do, before anything is built on it.
+    pub(crate) mod kubernetes;
+    // APIs that others add to a cluster: custom resources and aggregated servers.
+    pub(crate) mod extensions;
+    // More than one cluster.
+    pub(crate) mod clusters;
+    // The sample services.
+    pub(crate) mod shop;
+    // Faults of the network between clusters.
+    pub(crate) mod network;
+    // Programs and nodes that stop, hang and come back.
+    pub(crate) mod power;
+    // Labs that come and go, and what they leave.
+    pub(crate) mod lifecycle;
+}
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use e2e::World;
+use lab::Progress;
+use libtest_mimic::{Arguments, Trial};
+use stories::{clusters, extensions, kubernetes, lifecycle, network, power, shop};
+
+/// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
+const AT_ONCE: usize = 3;
+
+fn main() -> ExitCode {
+    lab::role::run_if_asked();
+    lifecycle::own_a_lab_if_asked();
+    let mut arguments = Arguments::from_args();
+    let world = match World::start(&Progress::to_stderr()) {
+        Ok(world) => Arc::new(world),
+        Err(error) => {
+            eprintln!("the clusters for the stories could not be started: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let beside: Vec<Trial> = [kubernetes::stories, extensions::stories, clusters::stories, shop::stories]
+        .iter()
+        .flat_map(|stories| stories(&world))
+        .collect();
+    // These change what all clusters share, so each has it for itself.
+    let alone: Vec<Trial> =
+        [network::stories, power::stories, lifecycle::stories].iter().flat_map(|stories| stories(&world)).collect();
+    arguments.test_threads.get_or_insert(AT_ONCE);
+    let first = libtest_mimic::run(&arguments, beside);
+    arguments.test_threads = Some(1);
+    let second = libtest_mimic::run(&arguments, alone);
+    if let Some(world) = Arc::into_inner(world)
+        && let Err(error) = world.end()
+    {
+        eprintln!("the lab could not be taken down: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    if first.has_failed() || second.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
