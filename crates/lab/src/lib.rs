@@ -1,1 +1,3 @@
 //! Real Kubernetes clusters on one machine, for the demo, the tests and the benchmarks.
+
+pub mod image;
