@@ -20,6 +20,7 @@
 
 mod archive;
 mod cache;
+mod command;
 mod error;
 mod fingerprint;
 mod tree;
@@ -31,6 +32,7 @@ use serde::Serialize;
 
 pub use self::archive::ImageArchive;
 pub use self::cache::Cache;
+pub(crate) use self::command::{output_of, pipe};
 pub use self::error::ImageError;
 pub(crate) use self::fingerprint::Fingerprint;
 use self::tree::{Entry, Tree};

@@ -1,0 +1,348 @@
+//! Root filesystems from the packages of the machine's own Debian or Ubuntu release.
+//!
+//! The packages are not installed: apt resolves them against an empty list of installed packages, in folders of our own,
+//! and their files are unpacked into a folder. The machine's packages and apt's state stay as they are; only the package
+//! lists of the last `apt-get update` are read. Maintainer scripts do not run. What the images need of their work is done
+//! here instead: the links of merged `/usr`, the alternatives, a few files in `/etc`.
+//!
+//! A root filesystem is known by a key over the exact packages and everything else that determines its files. As long as
+//! the key stays the same, the folder in the cache is used as it is.
+
+mod packages;
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use self::packages::{Package, Repository};
+use crate::image::{Cache, Fingerprint, ImageError, output_of, pipe};
+
+/// Counted up whenever the code below gives other files than before, so that caches do not keep the old ones.
+const RECIPE_VERSION: u64 = 1;
+
+/// The section of a [`Cache`] that root filesystems are in.
+const ROOTS: &str = "roots";
+
+/// Packages ship `/bin` either as a folder or as a link into `/usr`. The links are made before anything is unpacked, so
+/// that the files of both kinds meet in `/usr`.
+const MERGED_INTO_USR: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
+
+/// What no image of the lab needs, as patterns for tar in which `*` also matches `/`.
+const NEVER_NEEDED: [&str; 31] = [
+    "./boot",
+    "./etc/apt",
+    "./etc/cron.*",
+    "./etc/init.d",
+    "./etc/logrotate.d",
+    "./etc/skel",
+    "./etc/systemd",
+    "./lib/systemd/*.d",
+    "./lib/systemd/system",
+    "./lib/udev",
+    "./usr/games",
+    "./usr/lib/*/gconv",
+    "./usr/lib/systemd",
+    "./usr/lib/udev",
+    "./usr/share/applications",
+    "./usr/share/apport",
+    "./usr/share/bash-completion",
+    "./usr/share/bug",
+    "./usr/share/doc",
+    "./usr/share/doc-base",
+    "./usr/share/fish",
+    "./usr/share/i18n",
+    "./usr/share/info",
+    "./usr/share/lintian",
+    "./usr/share/locale",
+    "./usr/share/man",
+    "./usr/share/menu",
+    "./usr/share/pixmaps",
+    "./usr/share/zsh",
+    "./var/cache",
+    "./var/lib/dpkg",
+];
+
+/// Packages that others depend on only because their maintainer scripts use them.
+const ONLY_FOR_MAINTAINER_SCRIPTS: [&str; 8] = [
+    "adduser",
+    "debconf",
+    "debianutils",
+    "dpkg",
+    "init-system-helpers",
+    "passwd",
+    "sensible-utils",
+    "tar",
+];
+
+/// Links that maintainer scripts make: the first of the programs that is there gets the name, unless a package ships it.
+const ALTERNATIVES: [(&str, &[&str]); 12] = [
+    ("usr/bin/awk", &["mawk", "gawk"]),
+    ("usr/bin/nc", &["nc.openbsd", "nc.traditional"]),
+    ("usr/bin/sh", &["dash", "bash"]),
+    ("usr/bin/which", &["which.debianutils"]),
+    ("usr/sbin/arptables", &["arptables-nft"]),
+    ("usr/sbin/ebtables", &["ebtables-nft"]),
+    ("usr/sbin/ip6tables", &["ip6tables-nft"]),
+    ("usr/sbin/ip6tables-restore", &["ip6tables-nft-restore"]),
+    ("usr/sbin/ip6tables-save", &["ip6tables-nft-save"]),
+    ("usr/sbin/iptables", &["iptables-nft"]),
+    ("usr/sbin/iptables-restore", &["iptables-nft-restore"]),
+    ("usr/sbin/iptables-save", &["iptables-nft-save"]),
+];
+
+/// Enough for programs to find names for their users and to resolve the names of hosts.
+const FILES_IN_ETC: [(&str, &str); 3] = [
+    (
+        "etc/passwd",
+        "root:x:0:0:root:/root:/bin/sh\n\
+         postgres:x:999:999:postgres:/var/lib/postgresql:/bin/sh\n\
+         app:x:1000:1000:app:/tmp:/bin/sh\n\
+         nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    ),
+    (
+        "etc/group",
+        "root:x:0:\npostgres:x:999:\napp:x:1000:\nnogroup:x:65534:\n",
+    ),
+    (
+        "etc/nsswitch.conf",
+        "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
+    ),
+];
+
+const FOLDERS: [(&str, u32); 9] = [
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("proc", 0o755),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("sys", 0o755),
+    ("tmp", 0o1777),
+    ("var", 0o755),
+    ("var/tmp", 0o1777),
+];
+
+/// A root filesystem that is being described.
+#[derive(Debug, Clone)]
+pub struct RootFilesystem {
+    packages: Vec<String>,
+    packages_left_out: Vec<String>,
+    paths_left_out: Vec<String>,
+    commands_inside: Vec<Vec<String>>,
+}
+
+/// A root filesystem that is complete, in a folder of the cache that must not be changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuiltRootFilesystem {
+    path: PathBuf,
+    key: String,
+}
+
+impl BuiltRootFilesystem {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The same key means the same files.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+}
+
+impl RootFilesystem {
+    /// The packages with all that they depend on, but nothing that they only recommend.
+    pub fn new<Name: Into<String>>(packages: impl IntoIterator<Item = Name>) -> Self {
+        Self {
+            packages: packages.into_iter().map(Into::into).collect(),
+            packages_left_out: ONLY_FOR_MAINTAINER_SCRIPTS.map(Into::into).to_vec(),
+            paths_left_out: NEVER_NEEDED.map(Into::into).to_vec(),
+            commands_inside: Vec::new(),
+        }
+    }
+
+    /// Adds packages to the first ones.
+    pub fn and_packages<Name: Into<String>>(
+        mut self,
+        names: impl IntoIterator<Item = Name>,
+    ) -> Self {
+        self.packages.extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Leaves out packages that something depends on and that the image does without. A `*` at the end of a name stands
+    /// for any ending.
+    pub fn without_packages<Name: Into<String>>(
+        mut self,
+        names: impl IntoIterator<Item = Name>,
+    ) -> Self {
+        self.packages_left_out
+            .extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Leaves out files and folders, by patterns such as `./usr/lib/*/gconv` in which `*` also matches `/`. They are
+    /// compared with the paths as the packages have them, before `/bin` and `/lib` are merged into `/usr`.
+    pub fn without_paths<Pattern: Into<String>>(
+        mut self,
+        patterns: impl IntoIterator<Item = Pattern>,
+    ) -> Self {
+        self.paths_left_out
+            .extend(patterns.into_iter().map(Into::into));
+        self
+    }
+
+    /// Runs a program of the root filesystem, with the root filesystem as its root, when everything else is there. It has
+    /// no `/proc` and no devices.
+    pub fn run_inside<Word: Into<String>>(
+        mut self,
+        command: impl IntoIterator<Item = Word>,
+    ) -> Self {
+        self.commands_inside
+            .push(command.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// The folder in the cache, made if it is not there or if `apt-get update` has brought newer packages.
+    pub fn build(
+        &self,
+        cache: &Cache,
+        progress: &dyn Fn(&str),
+    ) -> Result<BuiltRootFilesystem, ImageError> {
+        let repository = Repository::open(cache)?;
+        let mut packages = repository.resolve(&self.packages)?;
+        packages.retain(|package| !self.leaves_out(package));
+        let key = self.key(&packages);
+        let path = cache.entry(ROOTS, &key[..16], |root| {
+            let archives = repository.download(&packages, progress)?;
+            progress(&format!("unpacking {} packages", archives.len()));
+            self.unpack(&archives, root)?;
+            complete(root)?;
+            self.commands_inside.iter().try_for_each(|command| {
+                if let Some(program) = command.first() {
+                    progress(&format!("running {program}"));
+                }
+                run_inside(root, command)
+            })
+        })?;
+        Ok(BuiltRootFilesystem { path, key })
+    }
+
+    fn leaves_out(&self, package: &Package) -> bool {
+        // What was asked for by name is wanted, whoever else only uses it for maintainer scripts.
+        !self.packages.contains(&package.name)
+            && self
+                .packages_left_out
+                .iter()
+                .any(|pattern| match pattern.strip_suffix('*') {
+                    Some(beginning) => package.name.starts_with(beginning),
+                    None => package.name == *pattern,
+                })
+    }
+
+    fn key(&self, packages: &[Package]) -> String {
+        let mut fingerprint = Fingerprint::new("root filesystem");
+        fingerprint.number(RECIPE_VERSION);
+        fingerprint.number(packages.len() as u64);
+        for package in packages {
+            fingerprint.text(&package.file_name);
+            fingerprint.text(&package.checksum);
+        }
+        fingerprint.number(self.paths_left_out.len() as u64);
+        for pattern in &self.paths_left_out {
+            fingerprint.text(pattern);
+        }
+        fingerprint.number(self.commands_inside.len() as u64);
+        for command in &self.commands_inside {
+            fingerprint.text(&command.join("\0"));
+        }
+        for (link, programs) in ALTERNATIVES {
+            fingerprint.text(link);
+            fingerprint.text(&programs.join(" "));
+        }
+        for (path, content) in FILES_IN_ETC {
+            fingerprint.text(path);
+            fingerprint.text(content);
+        }
+        for (path, mode) in FOLDERS {
+            fingerprint.text(path);
+            fingerprint.number(u64::from(mode));
+        }
+        fingerprint.finish()
+    }
+
+    fn unpack(&self, archives: &[PathBuf], root: &Path) -> Result<(), ImageError> {
+        create_folder(&root.join("usr"), 0o755)?;
+        for name in MERGED_INTO_USR {
+            create_folder(&root.join("usr").join(name), 0o755)?;
+            create_link(&Path::new("usr").join(name), &root.join(name))?;
+        }
+        for archive in archives {
+            let mut reader = Command::new("dpkg-deb");
+            reader.arg("--fsys-tarfile").arg(archive);
+            let mut writer = Command::new("tar");
+            writer
+                .args(["--extract", "--file=-", "--directory"])
+                .arg(root)
+                .args(["--keep-directory-symlink", "--preserve-permissions"])
+                .args(["--no-same-owner", "--anchored", "--wildcards"]);
+            for pattern in &self.paths_left_out {
+                writer.arg(format!("--exclude={pattern}"));
+            }
+            pipe(&mut reader, &mut writer)?;
+        }
+        Ok(())
+    }
+}
+
+/// Does what of the maintainer scripts' work is needed. Packages may have brought any of it already.
+fn complete(root: &Path) -> Result<(), ImageError> {
+    for (path, mode) in FOLDERS {
+        create_folder(&root.join(path), mode)?;
+    }
+    for (path, content) in FILES_IN_ETC {
+        let path = root.join(path);
+        fs::write(&path, content)
+            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o644)))
+            .map_err(ImageError::file("write", &path))?;
+    }
+    for (link, programs) in ALTERNATIVES {
+        let link = root.join(link);
+        let available = |program: &&&str| link.with_file_name(program).exists();
+        if let Some(program) = programs.iter().find(available) {
+            create_link(Path::new(program), &link)?;
+        }
+    }
+    let var_run = root.join("var/run");
+    create_link(Path::new("/run"), &var_run)
+}
+
+fn run_inside(root: &Path, command: &[String]) -> Result<(), ImageError> {
+    // Whatever the caller's umask is, every user of the image may read what the program writes.
+    let mut inside = Command::new("sh");
+    inside.args(["-c", "umask 022; exec chroot \"$@\"", "chroot"]);
+    inside.arg(root).args(command).env_clear().envs([
+        ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+        ("LC_ALL", "C.UTF-8"),
+        // Python's sets are otherwise in another order each time, and so are its compiled modules.
+        ("PYTHONHASHSEED", "0"),
+    ]);
+    output_of(&mut inside).map(drop)
+}
+
+fn create_folder(path: &Path, mode: u32) -> Result<(), ImageError> {
+    fs::create_dir_all(path)
+        .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
+        .map_err(ImageError::file("create", path))
+}
+
+/// Makes the link unless something of its name is there.
+fn create_link(target: &Path, link: &Path) -> Result<(), ImageError> {
+    match symlink(target, link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result.map_err(ImageError::file("create", link)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
