@@ -23,6 +23,7 @@ mod cache;
 mod command;
 mod error;
 mod fingerprint;
+pub mod recipes;
 mod tree;
 
 use std::fs;
