@@ -111,7 +111,7 @@ const FILES_IN_ETC: [(&str, &str); 3] = [
     ),
 ];
 
-const FOLDERS: [(&str, u32); 8] = [
+const FOLDERS: [(&str, u32); 9] = [
     ("dev", 0o755),
     ("etc", 0o755),
     ("proc", 0o755),
@@ -119,6 +119,7 @@ const FOLDERS: [(&str, u32); 8] = [
     ("run", 0o755),
     ("sys", 0o755),
     ("tmp", 0o1777),
+    ("var", 0o755),
     ("var/tmp", 0o1777),
 ];
 
@@ -202,8 +203,7 @@ impl RootFilesystem {
         self
     }
 
-    /// The folder in the cache, made if it is not there. Resolving the packages takes about half a second even then,
-    /// because only apt knows whether there are newer ones.
+    /// The folder in the cache, made if it is not there or if `apt-get update` has brought newer packages.
     pub fn build(
         &self,
         cache: &Cache,
@@ -272,6 +272,7 @@ impl RootFilesystem {
     }
 
     fn unpack(&self, archives: &[PathBuf], root: &Path) -> Result<(), ImageError> {
+        create_folder(&root.join("usr"), 0o755)?;
         for name in MERGED_INTO_USR {
             create_folder(&root.join("usr").join(name), 0o755)?;
             create_link(&Path::new("usr").join(name), &root.join(name))?;
@@ -317,9 +318,11 @@ fn complete(root: &Path) -> Result<(), ImageError> {
 }
 
 fn run_inside(root: &Path, command: &[String]) -> Result<(), ImageError> {
-    let mut inside = Command::new("chroot");
+    // Whatever the caller's umask is, every user of the image may read what the program writes.
+    let mut inside = Command::new("sh");
+    inside.args(["-c", "umask 022; exec chroot \"$@\"", "chroot"]);
     inside.arg(root).args(command).env_clear().envs([
-        ("PATH", "/usr/sbin:/usr/bin"),
+        ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
         ("LC_ALL", "C.UTF-8"),
         // Python's sets are otherwise in another order each time, and so are its compiled modules.
         ("PYTHONHASHSEED", "0"),
@@ -340,3 +343,6 @@ fn create_link(target: &Path, link: &Path) -> Result<(), ImageError> {
         result => result.map_err(ImageError::file("create", link)),
     }
 }
+
+#[cfg(test)]
+mod tests;

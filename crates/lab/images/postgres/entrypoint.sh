@@ -26,9 +26,10 @@ PASSWORD
         initdb "$@" --auth=$method
     fi
     echo "host all all all $method" >>"$unfinished/pg_hba.conf"
-    # A server in this mode needs no port and no waiting: it carries out one statement and ends.
+    # A server in this mode needs no port and no waiting: it carries out one statement and ends. As for initdb above,
+    # nothing is lost if the machine stops now, so it does not wait for the disk either (-F).
     if [ "$database" != postgres ]; then
-        echo "CREATE DATABASE \"$database\"" | postgres --single -j -D "$unfinished" postgres
+        echo "CREATE DATABASE \"$database\"" | postgres --single -j -F -D "$unfinished" postgres
     fi
 }
 

@@ -27,17 +27,20 @@ const PROGRAMS: &str = "programs";
 /// C.UTF-8 locale.
 const SHELL: [&str; 3] = ["coreutils", "dash", "libc-bin"];
 
-/// Packages that none of the images needs, though something in them depends on these.
-const PERL: [&str; 4] = ["perl", "perl-*", "libperl*", "lib*-perl"];
+/// Packages are configured by Perl programs, of which nothing runs here.
+const PERL: [&str; 4] = ["perl", "perl-*", "libperl*", "libjson-perl"];
 
-/// Python starts a web server six times as fast when it need not compile its library. The compiled modules are told not
+/// For logging in and for keeping certificates, which a pod does not do.
+const SERVICES: [&str; 4] = ["ca-certificates", "libdb5.3*", "libpam-modules*", "openssl"];
+
+/// Python starts in a fraction of the time when it need not compile its library first. The compiled modules are told not
 /// to compare themselves with their sources, whose dates are not kept.
 const COMPILE_PYTHON_LIBRARY: &str = "
-import compileall, sysconfig
+import compileall, py_compile, sysconfig
 compileall.compile_dir(
     sysconfig.get_path('stdlib'),
     quiet=1,
-    invalidation_mode=compileall.PycInvalidationMode.UNCHECKED_HASH,
+    invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
 )
 ";
 
@@ -79,7 +82,7 @@ pub fn tools(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, Ima
             "util-linux",
         ])
         .without_packages(PERL)
-        .without_packages(["ca-certificates", "openssl", "libpam-modules*", "libdb5.3*"])
+        .without_packages(SERVICES)
         .without_paths(["./usr/lib/*/perl-base", "./usr/share/perl5"])
         .build(cache, progress)?;
     on_root(TOOLS, &root)
@@ -146,7 +149,8 @@ pub fn postgres(cache: &Cache, progress: &dyn Fn(&str)) -> Result<ImageArchive, 
         .without_packages(["libllvm*", "libz3-*"])
         // What manages several servers on one machine.
         .without_packages(["postgresql-common*", "postgresql-client-common", "ssl-cert"])
-        .without_packages(["libc-l10n", "libdb5.3*", "locales", "openssl", "ucf"])
+        .without_packages(["libc-l10n", "locales", "ucf"])
+        .without_packages(SERVICES)
         .without_paths([
             "./usr/lib/postgresql/*/lib/bitcode",
             "./usr/lib/postgresql/*/lib/llvmjit*",
