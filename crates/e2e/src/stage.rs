@@ -34,18 +34,31 @@ impl Stage {
         let name = story.replace('_', "-");
         let short = &name[..name.len().min(40)];
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let namespace = format!("{}-{}-{number}", short.trim_end_matches('-'), std::process::id());
+        let namespace = format!(
+            "{}-{}-{number}",
+            short.trim_end_matches('-'),
+            std::process::id()
+        );
         let object = Namespace {
-            metadata: ObjectMeta { name: Some(namespace.clone()), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
             ..Namespace::default()
         };
         Api::<Namespace>::all(cluster.kube.clone())
             .create(&PostParams::default(), &object)
             .await
             .with_context(|| format!("cannot make a namespace in {}", cluster.name))?;
-        let stage = Stage { cluster: cluster.clone(), namespace };
+        let stage = Stage {
+            cluster: cluster.clone(),
+            namespace,
+        };
         let accounts: Api<ServiceAccount> = Api::namespaced(cluster.kube.clone(), &stage.namespace);
-        until("the namespace's service account", async || Ok(accounts.get_opt("default").await?)).await?;
+        until("the namespace's service account", async || {
+            Ok(accounts.get_opt("default").await?)
+        })
+        .await?;
         Ok(stage)
     }
 
@@ -60,7 +73,11 @@ impl Stage {
     /// Runs `kubectl` in the namespace and returns what it printed.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.cluster.client.kubectl();
-        Ok(lab::output_of(command.args(["--namespace", &self.namespace]).args(arguments))?)
+        Ok(lab::output_of(
+            command
+                .args(["--namespace", &self.namespace])
+                .args(arguments),
+        )?)
     }
 
     /// Starts a pod with everyday network programs that waits for commands.
@@ -75,7 +92,8 @@ impl Stage {
     /// Starts two pods behind a Service `web` on port 80 that answer with their name.
     pub async fn web(&self) -> Result<()> {
         self.apply(include_str!("../fixtures/web.yaml"))?;
-        self.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"]).map(drop)
+        self.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
+            .map(drop)
     }
 
     pub async fn wait_until_ready(&self, pod: &str) -> Result<()> {
@@ -96,7 +114,12 @@ impl Stage {
     pub async fn wait_until_ended(&self, pod: &str) -> Result<String> {
         let pods = self.pods();
         until(&format!("pod {pod} to end"), async || {
-            let phase = pods.get(pod).await?.status.and_then(|status| status.phase).unwrap_or_default();
+            let phase = pods
+                .get(pod)
+                .await?
+                .status
+                .and_then(|status| status.phase)
+                .unwrap_or_default();
             Ok(matches!(phase.as_str(), "Succeeded" | "Failed").then_some(phase))
         })
         .await
@@ -104,7 +127,10 @@ impl Stage {
 
     /// Runs a command in a pod, with `input` as its standard input.
     pub async fn exec(&self, pod: &str, command: &[&str], input: Option<&str>) -> Result<Output> {
-        let parameters = AttachParams::default().stdin(input.is_some()).stdout(true).stderr(true);
+        let parameters = AttachParams::default()
+            .stdin(input.is_some())
+            .stdout(true)
+            .stderr(true);
         let mut process = self
             .pods()
             .exec(pod, command.to_vec(), &parameters)
@@ -120,7 +146,9 @@ impl Stage {
         let status = process.take_status().context("no status")?;
         let (mut out, mut err) = (Vec::new(), Vec::new());
         tokio::try_join!(stdout.read_to_end(&mut out), stderr.read_to_end(&mut err))?;
-        let status = status.await.context("the connection ended before the command")?;
+        let status = status
+            .await
+            .context("the connection ended before the command")?;
         Ok(Output {
             stdout: String::from_utf8_lossy(&out).into_owned(),
             stderr: String::from_utf8_lossy(&err).into_owned(),
@@ -131,7 +159,13 @@ impl Stage {
     /// Runs a command in a pod that must succeed, and returns what it printed.
     pub async fn run(&self, pod: &str, command: &[&str]) -> Result<String> {
         let output = self.exec(pod, command, None).await?;
-        ensure!(output.code == 0, "{command:?} in {pod} ended with {}: {}{}", output.code, output.stdout, output.stderr);
+        ensure!(
+            output.code == 0,
+            "{command:?} in {pod} ended with {}: {}{}",
+            output.code,
+            output.stdout,
+            output.stderr
+        );
         Ok(output.stdout)
     }
 }
@@ -140,9 +174,19 @@ fn exit_code(status: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Status) ->
     if status.status.as_deref() == Some("Success") {
         return Ok(0);
     }
-    let causes = status.details.as_ref().and_then(|details| details.causes.clone()).unwrap_or_default();
-    match causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode")) {
+    let causes = status
+        .details
+        .as_ref()
+        .and_then(|details| details.causes.clone())
+        .unwrap_or_default();
+    match causes
+        .iter()
+        .find(|cause| cause.reason.as_deref() == Some("ExitCode"))
+    {
         Some(cause) => Ok(cause.message.as_deref().unwrap_or_default().parse()?),
-        None => bail!("the command could not run: {}", status.message.as_deref().unwrap_or("no reason given")),
+        None => bail!(
+            "the command could not run: {}",
+            status.message.as_deref().unwrap_or("no reason given")
+        ),
     }
 }

@@ -35,9 +35,14 @@ where
     let cannot = needs == Needs::Lab && world.lab().is_none();
     let world = Arc::clone(world);
     Trial::test(name, move || {
-        let context = Story { name, world: &world, stages: Mutex::default() };
+        let context = Story {
+            name,
+            world: &world,
+            stages: Mutex::default(),
+        };
         let result = world.runtime().block_on(story(&context));
-        let report = result.map_err(|error| Failed::from(format!("{error:#}\n{}", context.scene())));
+        let report =
+            result.map_err(|error| Failed::from(format!("{error:#}\n{}", context.scene())));
         context.clear();
         report
     })
@@ -52,9 +57,16 @@ impl<'world> Story<'world> {
 
     /// A namespace of the story's own in another cluster, counted from 0.
     pub async fn stage_in(&self, cluster: usize) -> Result<Stage> {
-        let cluster = self.world.clusters().get(cluster).context("there are not that many clusters")?;
+        let cluster = self
+            .world
+            .clusters()
+            .get(cluster)
+            .context("there are not that many clusters")?;
         let stage = Stage::set_up(cluster, self.name).await?;
-        self.stages.lock().unwrap_or_else(PoisonError::into_inner).push(stage.clone());
+        self.stages
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(stage.clone());
         Ok(stage)
     }
 
@@ -71,8 +83,19 @@ impl<'world> Story<'world> {
 
     /// Nobody waits for the namespaces to be gone: nothing else ever uses their names.
     fn clear(&self) {
-        for stage in self.stages.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let arguments = ["delete", "namespace", &stage.namespace, "--wait=false", "--request-timeout=5s"];
+        for stage in self
+            .stages
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
+            let arguments = [
+                "delete",
+                "namespace",
+                &stage.namespace,
+                "--wait=false",
+                "--request-timeout=5s",
+            ];
             let _ = lab::output_of(stage.cluster.client.kubectl().args(arguments));
         }
     }
@@ -82,7 +105,9 @@ fn show(stage: &Stage) -> String {
     let namespace = stage.namespace.as_str();
     let kubectl = |arguments: &[&str]| {
         let mut command: Command = stage.cluster.client.kubectl();
-        command.args(["--namespace", namespace, "--request-timeout=5s"]).args(arguments);
+        command
+            .args(["--namespace", namespace, "--request-timeout=5s"])
+            .args(arguments);
         lab::output_of(&mut command).unwrap_or_else(|error| error.to_string())
     };
     let mut text = format!("\n--- {namespace} in {} ---\n", stage.cluster.name);

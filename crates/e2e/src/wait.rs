@@ -19,7 +19,10 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Result<Option<T
             Err(error) => format!("{error:#}"),
         };
         if Instant::now() > deadline {
-            bail!("waited {} s for {what}; the last look said: {last}", PATIENCE.as_secs());
+            bail!(
+                "waited {} s for {what}; the last look said: {last}",
+                PATIENCE.as_secs()
+            );
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     }

@@ -33,14 +33,21 @@ impl World {
     /// Existing clusters when the environment names some, a lab of two clusters otherwise.
     pub fn start(progress: &Progress) -> Result<World> {
         let paths = Paths::from_environment();
-        match env::var(environment::CONTEXTS).ok().filter(|contexts| !contexts.is_empty()) {
+        match env::var(environment::CONTEXTS)
+            .ok()
+            .filter(|contexts| !contexts.is_empty())
+        {
             Some(contexts) => World::on_contexts(&paths, &contexts, progress),
             None => World::on_lab(&paths, progress),
         }
     }
 
     fn on_lab(paths: &Paths, progress: &Progress) -> Result<World> {
-        let cluster = |name: &str, nodes| ClusterRequest { name: name.to_owned(), nodes, shape: Shape::Full };
+        let cluster = |name: &str, nodes| ClusterRequest {
+            name: name.to_owned(),
+            nodes,
+            shape: Shape::Full,
+        };
         let request = LabRequest {
             name: format!("e2e-{}", process::id()),
             // Two nodes in one of them, for what happens between nodes.
@@ -61,7 +68,11 @@ impl World {
             .split(',')
             .map(|context| lab::Client::of_context(context.trim(), &binaries))
             .collect::<lab::Result<Vec<_>>>()?;
-        ensure!(clients.len() >= 2, "the stories need two clusters: {} names one", environment::CONTEXTS);
+        ensure!(
+            clients.len() >= 2,
+            "the stories need two clusters: {} names one",
+            environment::CONTEXTS
+        );
         for archive in first_images(paths, progress)? {
             for client in &clients {
                 client.load_image_into_existing(&archive)?;
@@ -76,10 +87,18 @@ impl World {
             .into_iter()
             .map(|client| {
                 let kube = runtime.block_on(connect(client.kubeconfig(), client.name()))?;
-                Ok(PlayCluster { name: client.name().to_owned(), kube, client })
+                Ok(PlayCluster {
+                    name: client.name().to_owned(),
+                    kube,
+                    client,
+                })
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(World { clusters, lab, runtime })
+        Ok(World {
+            clusters,
+            lab,
+            runtime,
+        })
     }
 
     /// The clusters in the order of their names' appearance; there are at least two.
@@ -121,14 +140,20 @@ impl World {
 
 impl std::fmt::Debug for PlayCluster {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("PlayCluster").field("name", &self.name).finish_non_exhaustive()
+        formatter
+            .debug_struct("PlayCluster")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
 fn first_images(paths: &Paths, progress: &Progress) -> Result<Vec<std::path::PathBuf>> {
     let say = |text: &str| progress.step(text);
     let cache = paths.images();
-    let images = [recipes::tools(&cache, &say)?, recipes::python(&cache, &say)?];
+    let images = [
+        recipes::tools(&cache, &say)?,
+        recipes::python(&cache, &say)?,
+    ];
     Ok(images.iter().map(|image| image.path().to_owned()).collect())
 }
 
@@ -138,7 +163,10 @@ async fn connect(kubeconfig: Option<&Path>, context: &str) -> Result<kube::Clien
         None => Kubeconfig::read(),
     }
     .context("cannot read the kubeconfig")?;
-    let options = KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
+    let options = KubeConfigOptions {
+        context: Some(context.to_owned()),
+        ..KubeConfigOptions::default()
+    };
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
         .await
         .with_context(|| format!("the kubeconfig has no usable context `{context}`"))?;

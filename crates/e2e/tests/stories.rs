@@ -42,13 +42,20 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let beside: Vec<Trial> = [kubernetes::stories, extensions::stories, clusters::stories, shop::stories]
+    let beside: Vec<Trial> = [
+        kubernetes::stories,
+        extensions::stories,
+        clusters::stories,
+        shop::stories,
+    ]
+    .iter()
+    .flat_map(|stories| stories(&world))
+    .collect();
+    // These change what all clusters share, so each has it for itself.
+    let alone: Vec<Trial> = [network::stories, power::stories, lifecycle::stories]
         .iter()
         .flat_map(|stories| stories(&world))
         .collect();
-    // These change what all clusters share, so each has it for itself.
-    let alone: Vec<Trial> =
-        [network::stories, power::stories, lifecycle::stories].iter().flat_map(|stories| stories(&world)).collect();
     arguments.test_threads.get_or_insert(AT_ONCE);
     let first = libtest_mimic::run(&arguments, beside);
     arguments.test_threads = Some(1);
@@ -59,5 +66,9 @@ fn main() -> ExitCode {
         eprintln!("the lab could not be taken down: {error:#}");
         return ExitCode::FAILURE;
     }
-    if first.has_failed() || second.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if first.has_failed() || second.has_failed() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }

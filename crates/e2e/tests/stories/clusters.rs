@@ -7,7 +7,12 @@ use e2e::{Needs, Story, World, tell};
 use libtest_mimic::Trial;
 
 pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
-    vec![tell(world, "a_pod_asks_the_api_server_of_another_cluster", Needs::Lab, a_pod_asks_another_api_server)]
+    vec![tell(
+        world,
+        "a_pod_asks_the_api_server_of_another_cluster",
+        Needs::Lab,
+        a_pod_asks_another_api_server,
+    )]
 }
 
 /// With an account of that cluster, as an operator does that coordinates others.
@@ -15,27 +20,52 @@ async fn a_pod_asks_another_api_server(story: &Story<'_>) -> Result<()> {
     let here = story.stage_in(0).await?;
     let there = story.stage_in(1).await?;
     there.kubectl(&["create", "serviceaccount", "visitor"])?;
-    there.kubectl(&["create", "role", "reader", "--verb=get,list", "--resource=configmaps"])?;
+    there.kubectl(&[
+        "create",
+        "role",
+        "reader",
+        "--verb=get,list",
+        "--resource=configmaps",
+    ])?;
     let account = format!("--serviceaccount={}:visitor", there.namespace);
     there.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account])?;
     let token = there.kubectl(&["create", "token", "visitor"])?;
     here.client_pod("client").await?;
     let server = story.lab()?.cluster(&there.cluster.name)?.api_server();
     let (authority, _) = story.lab()?.cluster(&there.cluster.name)?.authority()?;
-    here.exec("client", &["sh", "-c", "cat > /tmp/ca.crt"], Some(&authority)).await?;
+    here.exec(
+        "client",
+        &["sh", "-c", "cat > /tmp/ca.crt"],
+        Some(&authority),
+    )
+    .await?;
     let ask = async |resource: &str| {
         let url = format!("{server}/api/v1/namespaces/{}/{resource}", there.namespace);
         let bearer = format!("Authorization: Bearer {}", token.trim());
         let format = "--write-out=%{http_code}";
         here.run(
             "client",
-            &["curl", "-sS", "-o", "/dev/null", format, "--cacert", "/tmp/ca.crt", "-H", &bearer, &url],
+            &[
+                "curl",
+                "-sS",
+                "-o",
+                "/dev/null",
+                format,
+                "--cacert",
+                "/tmp/ca.crt",
+                "-H",
+                &bearer,
+                &url,
+            ],
         )
         .await
     };
     let allowed = ask("configmaps").await?;
     ensure!(allowed == "200", "the visitor's own rights gave {allowed}");
     let refused = ask("secrets").await?;
-    ensure!(refused == "403", "what the visitor may not see gave {refused}");
+    ensure!(
+        refused == "403",
+        "what the visitor may not see gave {refused}"
+    );
     Ok(())
 }

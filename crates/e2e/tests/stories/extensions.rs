@@ -16,10 +16,30 @@ const DEFINITION: &str = include_str!("../../fixtures/widgets.yaml");
 
 pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
     vec![
-        tell(world, "a_custom_resource_is_stored_and_validated", Needs::Clusters, a_custom_resource_is_stored),
-        tell(world, "an_api_is_answered_by_a_process_outside", Needs::Lab, an_api_is_answered_by_a_process_outside),
-        tell(world, "an_api_is_answered_by_a_pod", Needs::Clusters, an_api_is_answered_by_a_pod),
-        tell(world, "a_chart_is_installed_and_leaves_nothing", Needs::Clusters, a_chart_is_installed_and_leaves_nothing),
+        tell(
+            world,
+            "a_custom_resource_is_stored_and_validated",
+            Needs::Clusters,
+            a_custom_resource_is_stored,
+        ),
+        tell(
+            world,
+            "an_api_is_answered_by_a_process_outside",
+            Needs::Lab,
+            an_api_is_answered_by_a_process_outside,
+        ),
+        tell(
+            world,
+            "an_api_is_answered_by_a_pod",
+            Needs::Clusters,
+            an_api_is_answered_by_a_pod,
+        ),
+        tell(
+            world,
+            "a_chart_is_installed_and_leaves_nothing",
+            Needs::Clusters,
+            a_chart_is_installed_and_leaves_nothing,
+        ),
     ]
 }
 
@@ -28,15 +48,33 @@ async fn a_custom_resource_is_stored(story: &Story<'_>) -> Result<()> {
     // Definitions are the cluster's, so the group carries the story's namespace.
     let group = format!("{}.example", stage.namespace);
     stage.apply(&DEFINITION.replace("GROUP", &group))?;
-    stage.kubectl(&["wait", "--for=condition=Established", &format!("crd/widgets.{group}"), "--timeout=60s"])?;
+    stage.kubectl(&[
+        "wait",
+        "--for=condition=Established",
+        &format!("crd/widgets.{group}"),
+        "--timeout=60s",
+    ])?;
     let widget = |name: &str, size: i32| {
-        format!("apiVersion: {group}/v1\nkind: Widget\nmetadata: {{name: {name}}}\nspec: {{size: {size}}}\n")
+        format!(
+            "apiVersion: {group}/v1\nkind: Widget\nmetadata: {{name: {name}}}\nspec: {{size: {size}}}\n"
+        )
     };
     stage.apply(&widget("good", 3))?;
-    let size = stage.kubectl(&["get", &format!("widgets.{group}"), "good", "--output=jsonpath={.spec.size}"])?;
+    let size = stage.kubectl(&[
+        "get",
+        &format!("widgets.{group}"),
+        "good",
+        "--output=jsonpath={.spec.size}",
+    ])?;
     ensure!(size == "3", "{size}");
-    let refused = stage.apply(&widget("bad", 0)).err().context("a wrong object was accepted")?;
-    ensure!(refused.to_string().contains("greater than or equal to 1"), "{refused}");
+    let refused = stage
+        .apply(&widget("bad", 0))
+        .err()
+        .context("a wrong object was accepted")?;
+    ensure!(
+        refused.to_string().contains("greater than or equal to 1"),
+        "{refused}"
+    );
     stage.kubectl(&["delete", "crd", &format!("widgets.{group}")])?;
     Ok(())
 }
@@ -63,7 +101,10 @@ async fn an_api_is_answered_by_a_process_outside(story: &Story<'_>) -> Result<()
 async fn an_api_is_answered_by_a_pod(story: &Story<'_>) -> Result<()> {
     let stage = story.stage().await?;
     let api = AggregatedApi::new(&stage, "inside")?;
-    let indented = SERVER.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let indented = SERVER
+        .lines()
+        .map(|line| format!("    {line}\n"))
+        .collect::<String>();
     stage.apply(&format!(
         "apiVersion: v1\nkind: Secret\nmetadata: {{name: tls}}\ntype: kubernetes.io/tls\ndata: {{tls.crt: {}, tls.key: \
          {}}}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: server}}\ndata:\n  server.py: |\n{indented}---\n{}",
@@ -80,17 +121,31 @@ async fn a_chart_is_installed_and_leaves_nothing(story: &Story<'_>) -> Result<()
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/chart");
     let helm = |arguments: &[&str]| -> Result<String> {
         let mut command = stage.cluster.client.helm();
-        Ok(lab::output_of(command.args(["--namespace", &stage.namespace]).args(arguments))?)
+        Ok(lab::output_of(
+            command
+                .args(["--namespace", &stage.namespace])
+                .args(arguments),
+        )?)
     };
     let chart = chart.to_str().context("the path of the chart")?;
-    let greeting = || stage.kubectl(&["get", "configmap", "greeting", "--output=jsonpath={.data.text}"]);
+    let greeting = || {
+        stage.kubectl(&[
+            "get",
+            "configmap",
+            "greeting",
+            "--output=jsonpath={.data.text}",
+        ])
+    };
     helm(&["install", "release", chart, "--set", "text=hello"])?;
     ensure!(greeting()? == "hello", "the value did not arrive");
     helm(&["upgrade", "release", chart, "--set", "text=again"])?;
     ensure!(greeting()? == "again", "the upgrade did not arrive");
     helm(&["uninstall", "release", "--wait"])?;
     let left = stage.kubectl(&["get", "configmaps,secrets", "--output=name"])?;
-    ensure!(left.trim() == "configmap/kube-root-ca.crt", "left behind: {left}");
+    ensure!(
+        left.trim() == "configmap/kube-root-ca.crt",
+        "left behind: {left}"
+    );
     Ok(())
 }
 
@@ -127,8 +182,16 @@ impl AggregatedApi {
             namespace = stage.namespace,
         ))?;
         let asked = async {
-            stage.kubectl(&["wait", "--for=condition=Available", &format!("apiservice/{name}"), "--timeout=60s"])?;
-            let path = format!("/apis/{}/v1/namespaces/{}/gadgets", self.group, stage.namespace);
+            stage.kubectl(&[
+                "wait",
+                "--for=condition=Available",
+                &format!("apiservice/{name}"),
+                "--timeout=60s",
+            ])?;
+            let path = format!(
+                "/apis/{}/v1/namespaces/{}/gadgets",
+                self.group, stage.namespace
+            );
             until("the API to answer", async || {
                 let answer = stage.kubectl(&["get", "--raw", &path])?;
                 // The front proxy passes on who asks, which is what later authorization rests on.
@@ -159,7 +222,10 @@ impl OutsideServer {
             .context("cannot start python3")?;
         let mut line = String::new();
         BufReader::new(process.stdout.take().context("no output")?).read_line(&mut line)?;
-        let port = line.trim().parse().with_context(|| format!("the server said {line:?}"))?;
+        let port = line
+            .trim()
+            .parse()
+            .with_context(|| format!("the server said {line:?}"))?;
         Ok(OutsideServer { process, port })
     }
 }

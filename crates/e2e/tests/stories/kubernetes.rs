@@ -14,17 +14,72 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
     vec![
-        tell(world, "a_pod_runs_and_its_output_is_kept", Needs::Clusters, a_pod_runs_and_its_output_is_kept),
-        tell(world, "a_service_reaches_every_pod_by_name", Needs::Clusters, a_service_reaches_every_pod_by_name),
-        tell(world, "pods_of_two_nodes_reach_each_other", Needs::Lab, pods_of_two_nodes_reach_each_other),
-        tell(world, "names_resolve_as_they_should", Needs::Clusters, names_resolve_as_they_should),
-        tell(world, "exec_passes_input_output_and_exit_code", Needs::Clusters, exec_passes_input_output_and_exit_code),
-        tell(world, "logs_can_be_followed", Needs::Clusters, logs_can_be_followed),
-        tell(world, "a_port_can_be_forwarded", Needs::Clusters, a_port_can_be_forwarded),
-        tell(world, "an_ephemeral_container_joins_a_pod", Needs::Clusters, an_ephemeral_container_joins_a_pod),
-        tell(world, "capabilities_are_given_and_withheld", Needs::Clusters, capabilities_are_given_and_withheld),
-        tell(world, "a_memory_limit_is_enforced", Needs::Clusters, a_memory_limit_is_enforced),
-        tell(world, "pod_security_levels_are_enforced", Needs::Clusters, pod_security_levels_are_enforced),
+        tell(
+            world,
+            "a_pod_runs_and_its_output_is_kept",
+            Needs::Clusters,
+            a_pod_runs_and_its_output_is_kept,
+        ),
+        tell(
+            world,
+            "a_service_reaches_every_pod_by_name",
+            Needs::Clusters,
+            a_service_reaches_every_pod_by_name,
+        ),
+        tell(
+            world,
+            "pods_of_two_nodes_reach_each_other",
+            Needs::Lab,
+            pods_of_two_nodes_reach_each_other,
+        ),
+        tell(
+            world,
+            "names_resolve_as_they_should",
+            Needs::Clusters,
+            names_resolve_as_they_should,
+        ),
+        tell(
+            world,
+            "exec_passes_input_output_and_exit_code",
+            Needs::Clusters,
+            exec_passes_input_output_and_exit_code,
+        ),
+        tell(
+            world,
+            "logs_can_be_followed",
+            Needs::Clusters,
+            logs_can_be_followed,
+        ),
+        tell(
+            world,
+            "a_port_can_be_forwarded",
+            Needs::Clusters,
+            a_port_can_be_forwarded,
+        ),
+        tell(
+            world,
+            "an_ephemeral_container_joins_a_pod",
+            Needs::Clusters,
+            an_ephemeral_container_joins_a_pod,
+        ),
+        tell(
+            world,
+            "capabilities_are_given_and_withheld",
+            Needs::Clusters,
+            capabilities_are_given_and_withheld,
+        ),
+        tell(
+            world,
+            "a_memory_limit_is_enforced",
+            Needs::Clusters,
+            a_memory_limit_is_enforced,
+        ),
+        tell(
+            world,
+            "pod_security_levels_are_enforced",
+            Needs::Clusters,
+            pod_security_levels_are_enforced,
+        ),
     ]
 }
 
@@ -35,7 +90,10 @@ async fn a_pod_runs_and_its_output_is_kept(story: &Story<'_>) -> Result<()> {
          c, image: 'registry.lab/tools:1', command: [sh, -c, 'echo from $NAME; exit 0'], env: [{name: NAME, value: \
          inside}]}\n",
     )?;
-    ensure!(stage.wait_until_ended("once").await? == "Succeeded", "the pod failed");
+    ensure!(
+        stage.wait_until_ended("once").await? == "Succeeded",
+        "the pod failed"
+    );
     let log = stage.pods().logs("once", &LogParams::default()).await?;
     ensure!(log == "from inside\n", "the log is {log:?}");
     Ok(())
@@ -47,7 +105,9 @@ async fn a_service_reaches_every_pod_by_name(story: &Story<'_>) -> Result<()> {
     stage.client_pod("client").await?;
     let answered = std::sync::Mutex::new(BTreeSet::new());
     until("both pods to answer", async || {
-        let name = stage.run("client", &["curl", "-sS", "--max-time", "5", "http://web/"]).await?;
+        let name = stage
+            .run("client", &["curl", "-sS", "--max-time", "5", "http://web/"])
+            .await?;
         let mut answered = answered.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
         answered.insert(name);
         Ok((answered.len() == 2).then_some(()))
@@ -71,11 +131,19 @@ async fn pods_of_two_nodes_reach_each_other(story: &Story<'_>) -> Result<()> {
     let address = pod_address(&stage.pods().get("on-east-2").await?)?;
     stage.client_pod("client").await?;
     until("the pod on the other node to answer", async || {
-        let output = stage.exec("client", &["curl", "-sS", &format!("http://{address}:8080/")], None).await?;
+        let output = stage
+            .exec(
+                "client",
+                &["curl", "-sS", &format!("http://{address}:8080/")],
+                None,
+            )
+            .await?;
         Ok((output.code == 0).then_some(()))
     })
     .await?;
-    let script = format!("import urllib.request as u; print(u.urlopen('http://{address}:8080/', timeout=5).status)");
+    let script = format!(
+        "import urllib.request as u; print(u.urlopen('http://{address}:8080/', timeout=5).status)"
+    );
     let seen = stage.run("on-east-1", &["python3", "-c", &script]).await?;
     ensure!(seen.trim() == "200", "{seen}");
     Ok(())
@@ -85,25 +153,48 @@ async fn names_resolve_as_they_should(story: &Story<'_>) -> Result<()> {
     let stage = story.stage().await?;
     stage.web().await?;
     stage.client_pod("client").await?;
-    let address = stage.kubectl(&["get", "service", "web", "--output=jsonpath={.spec.clusterIP}"])?;
+    let address = stage.kubectl(&[
+        "get",
+        "service",
+        "web",
+        "--output=jsonpath={.spec.clusterIP}",
+    ])?;
     let namespace = &stage.namespace;
-    for name in ["web".to_owned(), format!("web.{namespace}"), format!("web.{namespace}.svc.cluster.local")] {
+    for name in [
+        "web".to_owned(),
+        format!("web.{namespace}"),
+        format!("web.{namespace}.svc.cluster.local"),
+    ] {
         until(&format!("{name} to resolve"), async || {
             let found = stage.run("client", &["getent", "ahostsv4", &name]).await?;
             Ok(found.contains(&address).then_some(()))
         })
         .await?;
     }
-    let missing = stage.exec("client", &["getent", "hosts", "no-such-service"], None).await?;
-    ensure!(missing.code == 2, "a name that is nobody's gave {missing:?}");
+    let missing = stage
+        .exec("client", &["getent", "hosts", "no-such-service"], None)
+        .await?;
+    ensure!(
+        missing.code == 2,
+        "a name that is nobody's gave {missing:?}"
+    );
     Ok(())
 }
 
 async fn exec_passes_input_output_and_exit_code(story: &Story<'_>) -> Result<()> {
     let stage = story.stage().await?;
     stage.client_pod("client").await?;
-    let output = stage.exec("client", &["sh", "-c", "cat; echo problem >&2; exit 7"], Some("words")).await?;
-    ensure!(output.stdout == "words" && output.stderr == "problem\n" && output.code == 7, "{output:?}");
+    let output = stage
+        .exec(
+            "client",
+            &["sh", "-c", "cat; echo problem >&2; exit 7"],
+            Some("words"),
+        )
+        .await?;
+    ensure!(
+        output.stdout == "words" && output.stderr == "problem\n" && output.code == 7,
+        "{output:?}"
+    );
     Ok(())
 }
 
@@ -117,11 +208,19 @@ async fn logs_can_be_followed(story: &Story<'_>) -> Result<()> {
     stage.wait_until_ready("talker").await?;
     let mut lines = stage
         .pods()
-        .log_stream("talker", &LogParams { follow: true, ..LogParams::default() })
+        .log_stream(
+            "talker",
+            &LogParams {
+                follow: true,
+                ..LogParams::default()
+            },
+        )
         .await?;
     for line in ["one", "two"] {
         // The line is said only after the log is followed, so it can only come through the open stream.
-        stage.run("talker", &["sh", "-c", &format!("echo {line} > /tmp/say")]).await?;
+        stage
+            .run("talker", &["sh", "-c", &format!("echo {line} > /tmp/say")])
+            .await?;
         let mut text = String::new();
         lines.read_line(&mut text).await?;
         ensure!(text.trim() == line, "{text:?} came instead of {line}");
@@ -134,13 +233,20 @@ async fn a_port_can_be_forwarded(story: &Story<'_>) -> Result<()> {
     stage.web().await?;
     let pods = stage.pods();
     let names = stage.kubectl(&["get", "pods", "--selector=app=web", "--output=name"])?;
-    let name = names.lines().next().context("no pod")?.trim_start_matches("pod/");
+    let name = names
+        .lines()
+        .next()
+        .context("no pod")?
+        .trim_start_matches("pod/");
     let mut forwarder = pods.portforward(name, &[8080]).await?;
     let mut stream = forwarder.take_stream(8080).context("no stream")?;
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
-    ensure!(answer.contains("200 OK") && answer.contains(name), "{answer}");
+    ensure!(
+        answer.contains("200 OK") && answer.contains(name),
+        "{answer}"
+    );
     Ok(())
 }
 
@@ -148,7 +254,11 @@ async fn an_ephemeral_container_joins_a_pod(story: &Story<'_>) -> Result<()> {
     let stage = story.stage().await?;
     stage.web().await?;
     let names = stage.kubectl(&["get", "pods", "--selector=app=web", "--output=name"])?;
-    let name = names.lines().next().context("no pod")?.trim_start_matches("pod/");
+    let name = names
+        .lines()
+        .next()
+        .context("no pod")?
+        .trim_start_matches("pod/");
     let script = "curl -sS --retry 5 --retry-connrefused http://127.0.0.1:8080/; cat /proc/1/cmdline | tr '\\0' ' '";
     let patch = json!({ "spec": { "ephemeralContainers": [{
         "name": "guest",
@@ -171,10 +281,19 @@ async fn an_ephemeral_container_joins_a_pod(story: &Story<'_>) -> Result<()> {
         Ok(ended)
     })
     .await?;
-    let parameters = LogParams { container: Some("guest".to_owned()), ..LogParams::default() };
+    let parameters = LogParams {
+        container: Some("guest".to_owned()),
+        ..LogParams::default()
+    };
     let log = pods.logs(name, &parameters).await?;
-    ensure!(log.contains(name), "it did not reach the pod's own address: {log}");
-    ensure!(log.contains("web.py"), "it does not see the target's processes: {log}");
+    ensure!(
+        log.contains(name),
+        "it did not reach the pod's own address: {log}"
+    );
+    ensure!(
+        log.contains("web.py"),
+        "it does not see the target's processes: {log}"
+    );
     Ok(())
 }
 
@@ -189,7 +308,10 @@ async fn capabilities_are_given_and_withheld(story: &Story<'_>) -> Result<()> {
         ))?;
     }
     let with = stage.wait_until_ended("with").await?;
-    ensure!(with == "Succeeded", "a pod with NET_ADMIN could not write a rule");
+    ensure!(
+        with == "Succeeded",
+        "a pod with NET_ADMIN could not write a rule"
+    );
     let log = stage.pods().logs("with", &LogParams::default()).await?;
     ensure!(log.contains("table inet t"), "{log}");
     let without = stage.wait_until_ended("without").await?;
@@ -207,7 +329,15 @@ async fn a_memory_limit_is_enforced(story: &Story<'_>) -> Result<()> {
     let pod = stage.pods().get("greedy").await?;
     let reason = pod
         .status
-        .and_then(|status| status.container_statuses?.into_iter().next()?.state?.terminated?.reason)
+        .and_then(|status| {
+            status
+                .container_statuses?
+                .into_iter()
+                .next()?
+                .state?
+                .terminated?
+                .reason
+        })
         .context("no reason")?;
     ensure!(reason == "OOMKilled", "it ended by {reason}");
     Ok(())
@@ -216,7 +346,12 @@ async fn a_memory_limit_is_enforced(story: &Story<'_>) -> Result<()> {
 async fn pod_security_levels_are_enforced(story: &Story<'_>) -> Result<()> {
     let stage = story.stage().await?;
     let namespace = stage.namespace.clone();
-    stage.kubectl(&["label", "namespace", &namespace, "pod-security.kubernetes.io/enforce=restricted"])?;
+    stage.kubectl(&[
+        "label",
+        "namespace",
+        &namespace,
+        "pod-security.kubernetes.io/enforce=restricted",
+    ])?;
     let refused = stage
         .apply(
             "apiVersion: v1\nkind: Pod\nmetadata: {name: root}\nspec:\n  containers: [{name: c, image: \
@@ -224,10 +359,16 @@ async fn pod_security_levels_are_enforced(story: &Story<'_>) -> Result<()> {
         )
         .err()
         .context("a privileged pod was accepted")?;
-    ensure!(refused.to_string().contains("violates PodSecurity"), "{refused}");
+    ensure!(
+        refused.to_string().contains("violates PodSecurity"),
+        "{refused}"
+    );
     Ok(())
 }
 
 fn pod_address(pod: &Pod) -> Result<String> {
-    pod.status.as_ref().and_then(|status| status.pod_ip.clone()).context("the pod has no address")
+    pod.status
+        .as_ref()
+        .and_then(|status| status.pod_ip.clone())
+        .context("the pod has no address")
 }
