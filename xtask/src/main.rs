@@ -1,2 +1,4 @@
 //! The repository's own commands.
+mod generate;
+
 fn main() {}
