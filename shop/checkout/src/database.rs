@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -18,6 +18,7 @@ const ORDERS_SHOWN: i64 = 20;
 
 // Two replicas may start at once, and `IF NOT EXISTS` alone does not keep them apart.
 const CREATE_TABLE: &str = "
+    SET client_min_messages = warning;
     BEGIN;
     SELECT pg_advisory_xact_lock(8080);
     CREATE TABLE IF NOT EXISTS orders (
@@ -137,9 +138,9 @@ impl Database {
                 self.client.lock().await.take();
                 anyhow::Error::from(error)
             }
-            Err(elapsed) => {
+            Err(_elapsed) => {
                 self.client.lock().await.take();
-                anyhow::Error::from(elapsed)
+                anyhow!("no answer within {PATIENCE:?}")
             }
         };
         Err(Error::failed("database", &self.address, source))
@@ -152,8 +153,8 @@ impl Database {
         }
         let (client, connection) = self.config.connect(NoTls).await?;
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::warn!(%error, "the connection to the database ended");
+            if let Err(error) = connection.await.context("the database hung up") {
+                tracing::warn!("{error:#}");
             }
         });
         client.batch_execute(CREATE_TABLE).await?;

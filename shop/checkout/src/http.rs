@@ -58,7 +58,7 @@ impl Checkout {
         (status, Json(Signed { body, identity })).into_response()
     }
 
-    fn respond_to<T: Serialize>(&self, result: Result<T, Error>) -> Response {
+    fn respond_to(&self, result: Result<impl Serialize, &Error>) -> Response {
         match result {
             Ok(body) => self.respond(StatusCode::OK, body),
             Err(error) => {
@@ -102,14 +102,15 @@ async fn order(State(checkout): State<Arc<Checkout>>, headers: HeaderMap, body: 
             .map_err(|error| Error::BadOrder(format!("not an order: {error}")))?;
         checkout.place_order(request, OVER, &trace).await
     };
-    let placed = placed.await.map(|order| json!(*order));
-    checkout.respond_to(placed)
+    checkout.respond_to(placed.await.as_deref())
 }
 
 async fn orders(State(checkout): State<Arc<Checkout>>) -> Response {
     let latest = checkout.database.latest().await;
     checkout.respond_to(
-        latest.map(|orders| json!({ "orders": orders, "answered_by": [checkout.answer(OVER)] })),
+        latest
+            .as_ref()
+            .map(|orders| json!({ "orders": orders, "answered_by": [checkout.answer(OVER)] })),
     )
 }
 
@@ -133,7 +134,7 @@ async fn stock(
         .inventory
         .stock(items, &trace_headers(&headers))
         .await;
-    checkout.respond_to(levels.map(|levels| {
+    checkout.respond_to(levels.as_ref().map(|levels| {
         let stock: Vec<Value> = levels.iter().map(stock_level).collect();
         let mut answered_by = vec![checkout.answer(OVER)];
         answered_by.extend(

@@ -1,7 +1,10 @@
 //! Inventory, over gRPC.
 
+use std::error::Error as _;
+use std::iter;
 use std::time::Duration;
 
+use anyhow::anyhow;
 use axum::http::{HeaderMap, StatusCode};
 use futures_util::{TryStreamExt, stream};
 use tonic::metadata::MetadataMap;
@@ -46,7 +49,7 @@ impl Inventory {
             .clone()
             .reserve(with_trace(request, trace))
             .await
-            .map_err(|status| self.error(status))?
+            .map_err(|status| self.error(&status))?
             .into_inner();
         Ok(answer(response.identity))
     }
@@ -66,7 +69,7 @@ impl Inventory {
             .clone()
             .restock(with_trace(boxes, trace))
             .await
-            .map_err(|status| self.error(status))?;
+            .map_err(|status| self.error(&status))?;
         Ok(())
     }
 
@@ -80,14 +83,14 @@ impl Inventory {
             .clone()
             .scan(with_trace(questions, trace))
             .await
-            .map_err(|status| self.error(status))?
+            .map_err(|status| self.error(&status))?
             .into_inner()
             .try_collect()
             .await
-            .map_err(|status| self.error(status))
+            .map_err(|status| self.error(&status))
     }
 
-    fn error(&self, status: Status) -> Error {
+    fn error(&self, status: &Status) -> Error {
         let refused = |code| Error::Refused {
             neighbour: "inventory",
             status: code,
@@ -96,8 +99,17 @@ impl Inventory {
         match status.code() {
             Code::NotFound => refused(StatusCode::NOT_FOUND),
             Code::FailedPrecondition => refused(StatusCode::CONFLICT),
-            _ => Error::failed("inventory", &self.address, status),
+            _ => Error::failed("inventory", &self.address, failure(status)),
         }
+    }
+}
+
+/// The text of a status repeats all that is below it; what it says itself and the deepest cause are enough.
+fn failure(status: &Status) -> anyhow::Error {
+    let deepest = iter::successors(status.source(), |&cause| cause.source()).last();
+    match deepest {
+        Some(cause) => anyhow!("{}: {cause}", status.message()),
+        None => anyhow!("{}: {}", status.code(), status.message()),
     }
 }
 

@@ -7,7 +7,10 @@ use tokio_util::sync::CancellationToken;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
-    tracing_subscriber::fmt().with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_target(false)
+        .init();
     let settings = Settings::from_environment()?;
     let http = TcpListener::bind(("0.0.0.0", settings.http_port)).await?;
     let grpc = TcpListener::bind(("0.0.0.0", settings.grpc_port)).await?;

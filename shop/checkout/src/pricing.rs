@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -111,7 +111,7 @@ impl Pricing {
     pub(crate) async fn tax(&self, cents: i64) -> Result<Tax, Error> {
         let line = timeout(PATIENCE, ask_line(&self.tcp, &format!("TAX {cents}\n")))
             .await
-            .map_err(anyhow::Error::from)
+            .map_err(|_elapsed| anyhow!("no answer within {PATIENCE:?}"))
             .and_then(|answered| Ok(answered?))
             .map_err(|source| Error::failed("pricing", &self.tcp, source))?;
         understand(&self.tcp, &line, Some(StatusCode::BAD_REQUEST))
