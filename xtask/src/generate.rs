@@ -3,6 +3,8 @@
 //! A generator is a function that returns what its files should contain now; it writes nothing. So writing and checking
 //! are the same work with another last step, and adding a generator is one line in [`GENERATORS`].
 
+mod protobuf;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +17,7 @@ use crate::workspace;
 /// Returns each file's path, relative to the top of the repository, and its whole content.
 type Generator = fn(root: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>>;
 
-const GENERATORS: &[Generator] = &[];
+const GENERATORS: &[Generator] = &[protobuf::generated_files];
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {

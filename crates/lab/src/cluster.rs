@@ -78,7 +78,7 @@ impl Cluster {
             "--net",
             "--uts",
             "--ipc",
-            "--wd=/",
+            "--root",
             "--",
         ]);
         Ok(command)

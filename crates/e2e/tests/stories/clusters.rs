@@ -39,26 +39,12 @@ async fn a_pod_asks_another_api_server(story: &Story<'_>) -> Result<()> {
         Some(&authority),
     )
     .await?;
+    let header = format!("Authorization: Bearer {}", token.trim());
+    here.exec("client", &["sh", "-c", "cat > /tmp/header"], Some(&header)).await?;
     let ask = async |resource: &str| {
         let url = format!("{server}/api/v1/namespaces/{}/{resource}", there.namespace);
-        let bearer = format!("Authorization: Bearer {}", token.trim());
-        let format = "--write-out=%{http_code}";
-        here.run(
-            "client",
-            &[
-                "curl",
-                "-sS",
-                "-o",
-                "/dev/null",
-                format,
-                "--cacert",
-                "/tmp/ca.crt",
-                "-H",
-                &bearer,
-                &url,
-            ],
-        )
-        .await
+        let curl = format!("curl -sS -o /dev/null -w '%{{http_code}}' --cacert /tmp/ca.crt -H @/tmp/header {url}");
+        here.run("client", &["sh", "-c", &curl]).await
     };
     let allowed = ask("configmaps").await?;
     ensure!(allowed == "200", "the visitor's own rights gave {allowed}");
