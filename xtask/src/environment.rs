@@ -3,11 +3,16 @@
 /// Contexts of a kubeconfig, separated by commas, that the stories use instead of the lab.
 pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 
+pub(crate) use lab::environment::SHOP_PROGRAMS;
+
 /// The cargo that runs this program. Set by cargo.
 pub(crate) const CARGO: &str = "CARGO";
 
 /// The folder of the running package's manifest. Set by `cargo run`.
 pub(crate) const CARGO_MANIFEST_DIR: &str = "CARGO_MANIFEST_DIR";
+
+/// Where cargo puts what it builds, when it is not `target` in the repository.
+pub(crate) const CARGO_TARGET_DIR: &str = "CARGO_TARGET_DIR";
 
 /// Where caches live, when it is not `~/.cache`.
 pub(crate) const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
@@ -22,14 +27,15 @@ pub(crate) const DEBIAN_FRONTEND: &str = "DEBIAN_FRONTEND";
 /// because sudo replaces them even when it is asked to keep them: they are passed in another way.
 pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     CONTEXTS,
-    "STANDIN_LAB_DIR",
-    "STANDIN_IMAGE_LOADER",
+    SHOP_PROGRAMS,
+    lab::environment::LAB_DIRECTORY,
+    lab::environment::IMAGE_LOADER,
     CARGO,
     CARGO_MANIFEST_DIR,
     XDG_CACHE_HOME,
     DEBIAN_FRONTEND,
     "CARGO_HOME",
-    "CARGO_TARGET_DIR",
+    CARGO_TARGET_DIR,
     "RUSTUP_HOME",
     "RUSTUP_TOOLCHAIN",
     "RUST_BACKTRACE",

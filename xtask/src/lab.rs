@@ -125,7 +125,7 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
         prepare(&paths)?;
     }
     if let Some(ended) =
-        privilege::continue_as_root("the lab makes namespaces, devices and control groups")?
+        privilege::continue_as_root("the lab makes namespaces, devices and control groups", &[])?
     {
         return Ok(ended);
     }

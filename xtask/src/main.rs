@@ -6,6 +6,7 @@
 )]
 
 mod bench;
+mod demo;
 mod duration;
 mod environment;
 mod generate;
@@ -28,6 +29,8 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
+    /// Bring up two clusters with the sample shop and show both answering
+    Demo(demo::DemoArguments),
     /// Real clusters on this machine, by hand
     Lab(lab::LabArguments),
     /// Install what is missing, then run every check and every test
@@ -45,6 +48,7 @@ enum Command {
 fn main() -> ExitCode {
     ::lab::role::run_if_asked();
     let result = match Command::parse() {
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -48,8 +48,11 @@ pub(crate) fn check(purpose: &str) -> Result<()> {
 }
 
 /// Runs this same command once more as root when the caller is not, and returns how that ended. As root it returns
-/// nothing and the caller goes on.
-pub(crate) fn continue_as_root(purpose: &str) -> Result<Option<ExitCode>> {
+/// nothing and the caller goes on. The variables are passed on and must be among those that sudo keeps.
+pub(crate) fn continue_as_root(
+    purpose: &str,
+    variables: &[(&str, &OsStr)],
+) -> Result<Option<ExitCode>> {
     if access() == Access::Root {
         return Ok(None);
     }
@@ -57,6 +60,7 @@ pub(crate) fn continue_as_root(purpose: &str) -> Result<Option<ExitCode>> {
     let program = env::current_exe().context("finding this program")?;
     let status = command(program)
         .args(env::args_os().skip(1))
+        .envs(variables.iter().copied())
         .status()
         .context("running this command again through sudo")?;
     Ok(Some(if status.success() {

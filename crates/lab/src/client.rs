@@ -82,6 +82,18 @@ impl Client {
         )
     }
 
+    /// Deletes a namespace and waits until it is gone.
+    pub fn delete_namespace(&self, namespace: &str) -> Result<()> {
+        let arguments = [
+            "delete",
+            "namespace",
+            namespace,
+            "--ignore-not-found",
+            "--timeout=120s",
+        ];
+        run(self.kubectl().args(arguments)).map(drop)
+    }
+
     /// Loads an image archive into a cluster that exists already, where its kind is known by the context's name.
     pub fn load_image_into_existing(&self, archive: &Path) -> Result<()> {
         let mut command = if let Some(cluster) = self.name.strip_prefix("kind-") {

@@ -6,3 +6,6 @@ pub const LAB_DIRECTORY: &str = "STANDIN_LAB_DIR";
 /// A program that loads an image archive into a cluster which the lab does not run, called with the context and the
 /// archive.
 pub const IMAGE_LOADER: &str = "STANDIN_IMAGE_LOADER";
+
+/// The folder of the shop's compiled programs, when someone has built them already.
+pub const SHOP_PROGRAMS: &str = "STANDIN_SHOP_PROGRAMS";

@@ -27,6 +27,7 @@ mod plan;
 mod progress;
 pub mod remains;
 pub mod role;
+pub mod shop;
 pub mod surroundings;
 pub mod wire;
 

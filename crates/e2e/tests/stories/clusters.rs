@@ -40,10 +40,13 @@ async fn a_pod_asks_another_api_server(story: &Story<'_>) -> Result<()> {
     )
     .await?;
     let header = format!("Authorization: Bearer {}", token.trim());
-    here.exec("client", &["sh", "-c", "cat > /tmp/header"], Some(&header)).await?;
+    here.exec("client", &["sh", "-c", "cat > /tmp/header"], Some(&header))
+        .await?;
     let ask = async |resource: &str| {
         let url = format!("{server}/api/v1/namespaces/{}/{resource}", there.namespace);
-        let curl = format!("curl -sS -o /dev/null -w '%{{http_code}}' --cacert /tmp/ca.crt -H @/tmp/header {url}");
+        let curl = format!(
+            "curl -sS -o /dev/null -w '%{{http_code}}' --cacert /tmp/ca.crt -H @/tmp/header {url}"
+        );
         here.run("client", &["sh", "-c", &curl]).await
     };
     let allowed = ask("configmaps").await?;
