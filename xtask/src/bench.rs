@@ -2,8 +2,10 @@
 //!
 //! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
 
+mod lab;
 mod repository;
 mod row;
+mod wire;
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,21 +15,38 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 pub(crate) use self::row::Row;
-use crate::table;
+use crate::{privilege, table};
 
 /// Something that can be measured.
 #[derive(Debug)]
 pub(crate) struct Bench {
     name: &'static str,
     description: &'static str,
+    /// Namespaces and devices are made for it.
+    needs_root: bool,
     measure: fn() -> Result<Vec<Row>>,
 }
 
-const BENCHES: &[Bench] = &[Bench {
-    name: "repository",
-    description: "the checks that run before every commit",
-    measure: repository::measure,
-}];
+const BENCHES: &[Bench] = &[
+    Bench {
+        name: "lab",
+        description: "clusters: start, idle cost, loading an image, end",
+        needs_root: true,
+        measure: lab::measure,
+    },
+    Bench {
+        name: "wire",
+        description: "the wire of network faults: throughput and timing",
+        needs_root: true,
+        measure: wire::measure,
+    },
+    Bench {
+        name: "repository",
+        description: "the checks that run before every commit",
+        needs_root: false,
+        measure: repository::measure,
+    },
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
@@ -43,7 +62,14 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
         print!("{}", list());
         return Ok(ExitCode::SUCCESS);
     };
-    let rows = (find(name)?.measure)().with_context(|| format!("measuring {name}"))?;
+    let bench = find(name)?;
+    if bench.needs_root
+        && let Some(ended) =
+            privilege::continue_as_root("the bench makes namespaces and devices", &[])?
+    {
+        return Ok(ended);
+    }
+    let rows = (bench.measure)().with_context(|| format!("measuring {name}"))?;
     print!("{}", row::render(&rows));
     if let Some(file) = &arguments.json {
         fs::write(file, row::json(&rows)?)

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use lab::remains::Remains;
+use lab::{Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
-use crate::{duration, process, table};
+use crate::{duration, privilege, process, table};
 
 /// Something that must work every time.
 #[derive(Debug)]
@@ -15,16 +17,27 @@ pub(crate) struct Soak {
     name: &'static str,
     description: &'static str,
     default_cycles: u32,
+    needs_root: bool,
     /// One cycle, with its number from 1. It leaves nothing behind, so that the next starts from the same state.
     cycle: fn(number: u32) -> Result<()>,
 }
 
-const SOAKS: &[Soak] = &[Soak {
-    name: "output",
-    description: "the last words of a program that ends are never lost",
-    default_cycles: 200,
-    cycle: keep_last_words,
-}];
+const SOAKS: &[Soak] = &[
+    Soak {
+        name: "lab",
+        description: "two clusters come up, and go without leaving anything",
+        default_cycles: 20,
+        needs_root: true,
+        cycle: up_and_down,
+    },
+    Soak {
+        name: "output",
+        description: "the last words of a program that ends are never lost",
+        default_cycles: 200,
+        needs_root: false,
+        cycle: keep_last_words,
+    },
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct SoakArguments {
@@ -46,6 +59,12 @@ pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
     let Some(soak) = SOAKS.iter().find(|soak| soak.name == name) else {
         bail!("there is no soak `{name}`. These are there:\n{}", list());
     };
+    if soak.needs_root
+        && let Some(ended) =
+            privilege::continue_as_root("the soak makes namespaces and devices", &[])?
+    {
+        return Ok(ended);
+    }
     let cycles = arguments.cycles.unwrap_or(soak.default_cycles);
     let results = repeat(cycles, arguments.keep_going, soak.cycle);
     print!("{}", summary(cycles, &results));
@@ -131,6 +150,19 @@ fn list() -> String {
         &["cycles"],
         &rows,
     )
+}
+
+fn up_and_down(_: u32) -> Result<()> {
+    const NAME: &str = "soak";
+    let paths = Paths::from_environment();
+    crate::lab::prepare(&paths)?;
+    let before = Remains::now();
+    let request = LabRequest::new(NAME, 2, 1, Shape::Full)?;
+    Lab::up(&paths, &request, Lifetime::Detached, &Progress::silent())?;
+    Lab::down(&paths, NAME)?;
+    let left = Remains::settle(&before, Duration::from_secs(30));
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    Ok(())
 }
 
 /// The counts of `cargo xtask test` are read from the last lines that a runner prints, so none may be lost.

@@ -153,6 +153,38 @@ impl Group {
         found
     }
 
+    /// The processor time that the group's processes have used, those that have ended included.
+    pub(crate) fn processor_time(&self) -> Result<Duration> {
+        let unreadable =
+            || Error::Refused("the control groups do not count processor time".to_owned());
+        match &self.layout {
+            Layout::Unified(mount) => {
+                let text = read(&mount.join(&self.path).join("cpu.stat"))?;
+                let line = text
+                    .lines()
+                    .find_map(|line| line.strip_prefix("usage_usec "))
+                    .ok_or_else(unreadable)?;
+                line.trim()
+                    .parse()
+                    .map(Duration::from_micros)
+                    .map_err(|_| unreadable())
+            }
+            Layout::Separate(mounts) => {
+                let accounting = mounts.iter().find(|mount| {
+                    mount
+                        .file_name()
+                        .is_some_and(|name| name.to_string_lossy().contains("cpuacct"))
+                });
+                let mount = accounting.ok_or_else(unreadable)?;
+                let text = read(&mount.join(&self.path).join("cpuacct.usage"))?;
+                text.trim()
+                    .parse()
+                    .map(Duration::from_nanos)
+                    .map_err(|_| unreadable())
+            }
+        }
+    }
+
     /// Removes the group and everything below it; its processes must have ended. Also the lab's common parent
     /// group, when this was the last below it.
     pub(crate) fn remove(&self) -> Result<()> {
@@ -170,6 +202,10 @@ impl Group {
         }
         Ok(())
     }
+}
+
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).doing(|| format!("read {}", file.display()))
 }
 
 fn collect_processes(group: &Path, found: &mut Vec<i32>) {

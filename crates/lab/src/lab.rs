@@ -25,6 +25,7 @@ use crate::plan::{ClusterPlan, LabRequest, Network, NodePlan, Shape};
 use crate::progress::Progress;
 use crate::role::{self, Role};
 use crate::surroundings::{self, Demand, Facts};
+use crate::usage::{self, Usage};
 use crate::wire::Conditions;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -336,6 +337,19 @@ impl Lab {
     /// Every process of the lab's nodes, for measurements.
     pub fn processes(&self) -> Result<Vec<i32>> {
         Ok(keeper::lab_group(self.network)?.processes())
+    }
+
+    /// What the lab uses of the machine now: every process of its nodes, and its keeper.
+    pub fn usage(&self) -> Result<Usage> {
+        let group = keeper::lab_group(self.network)?;
+        let mut processes = group.processes();
+        processes.extend(usage::processes_mentioning(&self.paths.directory));
+        processes.sort_unstable();
+        processes.dedup();
+        Ok(Usage {
+            memory: usage::memory_of(&processes),
+            processor_time: group.processor_time()?,
+        })
     }
 
     /// The clusters that run, and after them those that are asked for and do not run yet.

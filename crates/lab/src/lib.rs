@@ -29,6 +29,7 @@ pub mod remains;
 pub mod role;
 pub mod shop;
 pub mod surroundings;
+mod usage;
 pub mod wire;
 
 pub use client::Client;
@@ -44,6 +45,7 @@ pub use plan::{
     Shape,
 };
 pub use progress::Progress;
+pub use usage::Usage;
 pub use wire::Conditions;
 
 /// The names of the programs that nodes run.

@@ -5,6 +5,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use lab::Progress;
+use lab::shop::Programs;
 
 use super::counts::{Outcome, Runner};
 use crate::packages::{self, Package};
@@ -143,6 +145,11 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
         "--no-run",
         "--message-format=json-render-diagnostics",
     ]))?;
+    let programs = Programs::build(
+        &settings.root,
+        &workspace::shop_target()?,
+        &Progress::to_stderr(),
+    )?;
     // Judged as one: an executable without a test of its own is no failure, a package without any is.
     let mut all: Option<Finished> = None;
     for executable in test_executables(&build_messages) {
@@ -153,6 +160,7 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
             command.env(environment::CONTEXTS, settings.contexts.join(","));
             command
         };
+        command.env(environment::SHOP_PROGRAMS, programs.directory());
         // Where `cargo test` would run it.
         command.current_dir(settings.root.join("crates/e2e"));
         let finished = process::tee(command)?;

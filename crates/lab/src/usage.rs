@@ -1,0 +1,59 @@
+//! What a lab uses of the machine.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// Two of these, with the time between them, say how busy a lab is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes, with what processes share counted once: the clusters run the same programs.
+    pub memory: u64,
+    /// Used since the lab started, by processes that have ended too.
+    pub processor_time: Duration,
+}
+
+/// The proportional set size of processes. One that has ended in the meantime uses nothing.
+pub(crate) fn memory_of(processes: &[i32]) -> u64 {
+    processes
+        .iter()
+        .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok())
+        .filter_map(|text| proportional_set_size(&text))
+        .sum()
+}
+
+/// The processes whose command line names a folder.
+pub(crate) fn processes_mentioning(folder: &Path) -> Vec<i32> {
+    let folder = folder.display().to_string();
+    fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok())
+        .filter(|pid| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.contains(&folder))
+        })
+        .collect()
+}
+
+/// Reads the text of `smaps_rollup`.
+fn proportional_set_size(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_is_read_from_the_kernel() {
+        let text = "00400000-7fff [rollup]\nRss:  9 kB\nPss:     2048 kB\nPss_Dirty: 1 kB\n";
+        assert_eq!(proportional_set_size(text), Some(2 << 20));
+        assert_eq!(proportional_set_size(""), None);
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(memory_of(&[own]) > 0);
+    }
+}
