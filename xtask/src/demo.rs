@@ -14,7 +14,7 @@ use lab::shop::{self, Programs};
 use lab::{Client, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 use serde_json::Value;
 
-use crate::{environment, packages, privilege, table, workspace};
+use crate::{environment, privilege, table, workspace};
 
 const NAME: &str = "demo";
 const NAMESPACE: &str = "shop";
@@ -41,8 +41,9 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
     let paths = Paths::from_environment();
     let progress = Progress::to_stderr();
     let uses_lab = arguments.contexts.is_empty();
-    let packages = if uses_lab { packages::LAB } else { &[] };
-    packages::install_missing(&packages.iter().collect::<Vec<_>>())?;
+    if uses_lab {
+        crate::lab::prepare(&paths, arguments.clusters, 1)?;
+    }
     let binaries = Binaries::ensure(&paths, &progress)?;
     let programs = Programs::build(&workspace::root()?, &workspace::shop_target()?, &progress)?;
     // Images are made of Debian packages, which needs root even where the clusters do not.

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use lab::binaries::Binaries;
+use lab::surroundings::{self, Demand};
 use lab::wire::{Conditions, Loss, Rate};
 use lab::{Lab, LabRequest, LabStatus, Lifetime, Paths, Power, Progress, Shape};
 
@@ -121,8 +123,11 @@ enum PowerAction {
 
 pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
     let paths = Paths::from_environment();
-    if let LabCommand::Up { .. } = arguments.command {
-        prepare(&paths)?;
+    if let LabCommand::Up {
+        clusters, nodes, ..
+    } = arguments.command
+    {
+        prepare(&paths, clusters, nodes)?;
     }
     if let Some(ended) =
         privilege::continue_as_root("the lab makes namespaces, devices and control groups", &[])?
@@ -216,9 +221,15 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
 }
 
 /// What is done as the caller before anything is done as root: packages, and the programs that are built from source.
-pub(crate) fn prepare(paths: &Paths) -> Result<()> {
-    packages::install_missing(&packages::LAB.iter().collect::<Vec<_>>())?;
-    lab::binaries::Binaries::ensure(paths, &Progress::to_stderr())?;
+/// The machine is checked first, so that one that cannot run the lab is left as it was.
+pub(crate) fn prepare(paths: &Paths, clusters: usize, nodes: usize) -> Result<()> {
+    let demand = Demand {
+        clusters: clusters as u64,
+        nodes: (clusters * nodes) as u64,
+    };
+    surroundings::check_before_preparing(paths, demand)?;
+    packages::install_missing(&surroundings::REQUIREMENTS)?;
+    Binaries::ensure(paths, &Progress::to_stderr())?;
     Ok(())
 }
 

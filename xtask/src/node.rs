@@ -44,7 +44,7 @@ pub(crate) fn install_if_missing() -> Result<()> {
         "This release has no Node {OLDEST_MAJOR} or newer. About to install {WHEEL} {WHEEL_VERSION} into {}",
         folder.display()
     );
-    packages::install_missing(&[&packages::PYTHON_PACKAGE_INSTALLER])?;
+    packages::install_missing(&packages::PYTHON_PACKAGE_INSTALLER)?;
     // Renamed when it is complete, so that an interrupted download is never taken for a Node.
     let partial = folder.with_file_name(format!("partial-{}", std::process::id()));
     let result = process::run(

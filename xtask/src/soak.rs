@@ -155,7 +155,7 @@ fn list() -> String {
 fn up_and_down(_: u32) -> Result<()> {
     const NAME: &str = "soak";
     let paths = Paths::from_environment();
-    crate::lab::prepare(&paths)?;
+    crate::lab::prepare(&paths, 2, 1)?;
     let before = Remains::now();
     let request = LabRequest::new(NAME, 2, 1, Shape::Full)?;
     Lab::up(&paths, &request, Lifetime::Detached, &Progress::silent())?;

@@ -3,6 +3,12 @@
 //! `cargo test -p e2e -- NAME` tells the stories whose name contains NAME; `--list` names them all. They need root,
 //! or `STANDIN_CONTEXTS=a,b` for clusters that exist already.
 
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program: stdout carries the results of the stories, stderr carries talk"
+)]
+
 mod stories {
     // What Kubernetes itself must do, before anything is built on it.
     pub(crate) mod kubernetes;

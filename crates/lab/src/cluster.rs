@@ -185,6 +185,16 @@ impl Cluster {
         }
     }
 
+    /// Whether everything of the cluster has come up once. One whose start was interrupted is started anew.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.paths.complete_mark(self.name()).exists()
+    }
+
+    pub(crate) fn mark_complete(&self) -> Result<()> {
+        let mark = self.paths.complete_mark(self.name());
+        fs::write(&mark, "").doing(|| format!("write {}", mark.display()))
+    }
+
     pub fn wait_for_api_server(&self) -> Result<()> {
         let api = self.api()?;
         self.wait_for(

@@ -4,8 +4,8 @@ use crate::binaries::Binaries;
 use crate::cluster::Cluster;
 use crate::error::Result;
 use crate::image::{Cache, Image, ImageArchive};
-use crate::lab::default_account_exists;
-use crate::node::components::{CONTROLLER_MANAGER, KUBELET};
+use crate::lab::wait_for_default_account;
+use crate::node::components::KUBELET;
 
 const MANIFESTS: &str = include_str!("../manifests/coredns.yaml");
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/kube-system/deployments/coredns";
@@ -18,13 +18,7 @@ pub(crate) fn image(cache: &Cache, binaries: &Binaries) -> Result<ImageArchive> 
 }
 
 pub(crate) fn install(cluster: &Cluster) -> Result<()> {
-    let first = &cluster.plan().first_node().name;
-    cluster.wait_for(
-        first,
-        CONTROLLER_MANAGER,
-        "the default service account is missing",
-        || default_account_exists(cluster),
-    )?;
+    wait_for_default_account(cluster)?;
     cluster.client().apply(
         "kube-system",
         &MANIFESTS.replace("DNS_ADDRESS", &cluster.plan().dns_address.to_string()),

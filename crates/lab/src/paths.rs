@@ -88,4 +88,8 @@ impl LabPaths {
     pub(crate) fn authority(&self, cluster: &str) -> PathBuf {
         self.directory.join(format!("{cluster}.pki"))
     }
+
+    pub(crate) fn complete_mark(&self, cluster: &str) -> PathBuf {
+        self.directory.join(format!("{cluster}.complete"))
+    }
 }

@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+type Say = dyn Fn(Duration, &str) + Send + Sync;
+
 /// Says each step with the time since the start. Cheap to clone and to share between threads.
 #[derive(Clone)]
 pub struct Progress {
     started: Instant,
-    say: Arc<dyn Fn(Duration, &str) + Send + Sync>,
+    say: Arc<Say>,
 }
 
 impl Progress {

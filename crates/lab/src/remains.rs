@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::command::run;
+use crate::role::MARKER;
 
 /// Everything on the machine that labs make, by kind. Two of these, before and after, show what stayed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,20 +27,20 @@ pub enum Kind {
     ControlGroup,
 }
 
-/// Programs that labs start. Others come and go on a machine without a lab's doing.
-const PROGRAMS: [&str; 12] = [
-    "etcd",
-    "kube-apiserver",
-    "kube-controller",
-    "kube-scheduler",
-    "kubelet",
-    "kube-proxy",
-    "containerd",
-    "containerd-shim",
-    "runc",
-    "unshare",
-    "pause",
-    "coredns",
+/// By what each kind is known to come from a lab. Other programs on the machine make such things too, at any time.
+const MARKS: [(Kind, &[&str]); 4] = [
+    (
+        Kind::Mount,
+        &[
+            "standin",
+            "/var/lib/kubelet",
+            "/run/containerd",
+            "/run/netns/cni-",
+        ],
+    ),
+    (Kind::Device, &["standin", "cni", "wire"]),
+    (Kind::Rule, &["standin", "KUBE-", "CNI-", "10.200."]),
+    (Kind::ControlGroup, &["standin-lab", "kubepods", "k8s.io"]),
 ];
 
 impl Remains {
@@ -47,32 +48,32 @@ impl Remains {
     pub fn now() -> Self {
         let mut things = BTreeSet::new();
         processes_and_namespaces(&mut things);
-        let mut lines = |kind, text: String| {
-            things.extend(text.lines().map(|line| (kind, line.trim().to_owned())));
+        let mut groups = Vec::new();
+        control_groups(Path::new("/sys/fs/cgroup"), &mut groups);
+        let output = |program: &str, arguments: &[&str]| {
+            run(Command::new(program).args(arguments)).unwrap_or_default()
         };
-        lines(
-            Kind::Mount,
-            fs::read_to_string("/proc/self/mounts").unwrap_or_default(),
-        );
-        lines(
-            Kind::Device,
-            run(Command::new("ip").args(["-brief", "link"]))
-                .map(first_words)
-                .unwrap_or_default(),
-        );
-        lines(
-            Kind::Rule,
-            run(Command::new("nft").args(["--stateless", "list", "ruleset"])).unwrap_or_default(),
-        );
-        lines(
-            Kind::Rule,
-            run(Command::new("ip").arg("rule")).unwrap_or_default(),
-        );
-        lines(
-            Kind::Rule,
-            run(Command::new("ip").arg("route")).unwrap_or_default(),
-        );
-        control_groups(Path::new("/sys/fs/cgroup"), &mut things);
+        let found = [
+            (
+                Kind::Mount,
+                fs::read_to_string("/proc/self/mounts").unwrap_or_default(),
+            ),
+            (
+                Kind::Device,
+                first_words(&output("ip", &["-brief", "link"])),
+            ),
+            (
+                Kind::Rule,
+                output("nft", &["--stateless", "list", "ruleset"]),
+            ),
+            (Kind::Rule, output("ip", &["rule"])),
+            (Kind::Rule, output("ip", &["route"])),
+            (Kind::ControlGroup, groups.join("\n")),
+        ];
+        for (kind, text) in found {
+            let marked = text.lines().filter(|line| is_marked(kind, line));
+            things.extend(marked.map(|line| (kind, line.trim().to_owned())));
+        }
         Remains { things }
     }
 
@@ -116,20 +117,26 @@ impl fmt::Display for Kind {
     }
 }
 
+fn is_marked(kind: Kind, line: &str) -> bool {
+    MARKS
+        .iter()
+        .filter(|(other, _)| *other == kind)
+        .any(|(_, marks)| marks.iter().any(|mark| line.contains(mark)))
+}
+
+/// Every process of a node is in the lab's control group, and the keeper has its role on its command line. A
+/// namespace that no process is in could only be held by a mount, which is another kind.
 fn processes_and_namespaces(things: &mut BTreeSet<(Kind, String)>) {
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
             continue;
         };
-        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let line = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
-        let is_ours = PROGRAMS
-            .iter()
-            .any(|program| name.trim().starts_with(program))
-            || line.contains(crate::role::MARKER);
-        if is_ours {
-            things.insert((Kind::Process, format!("{pid} {}", name.trim())));
+        let read = |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        let is_ours = read("cgroup").contains("/standin-lab/") || read("cmdline").contains(MARKER);
+        if !is_ours {
+            continue;
         }
+        things.insert((Kind::Process, format!("{pid} {}", read("comm").trim())));
         for kind in ["pid", "mnt", "net", "uts", "ipc"] {
             if let Ok(link) = fs::read_link(entry.path().join("ns").join(kind)) {
                 things.insert((Kind::Namespace, link.display().to_string()));
@@ -138,17 +145,17 @@ fn processes_and_namespaces(things: &mut BTreeSet<(Kind, String)>) {
     }
 }
 
-fn control_groups(folder: &Path, things: &mut BTreeSet<(Kind, String)>) {
+fn control_groups(folder: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            things.insert((Kind::ControlGroup, entry.path().display().to_string()));
-            control_groups(&entry.path(), things);
+            found.push(entry.path().display().to_string());
+            control_groups(&entry.path(), found);
         }
     }
 }
 
 /// `ip -brief link` without the states, which change by themselves.
-fn first_words(text: String) -> String {
+fn first_words(text: &str) -> String {
     text.lines()
         .filter_map(|line| line.split_whitespace().next())
         .map(|word| format!("{word}\n"))
@@ -173,9 +180,32 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_mounts_and_devices() {
+    fn only_what_labs_make_is_counted() {
+        for (kind, line, expected) in [
+            (Kind::Device, "standin0@if2", true),
+            (Kind::Device, "docker0", false),
+            (Kind::Rule, "10.200.3.0/24 dev standin3", true),
+            (Kind::Rule, "default via 192.0.2.1 dev eth0", false),
+            (
+                Kind::ControlGroup,
+                "/sys/fs/cgroup/memory/standin-lab/standin0",
+                true,
+            ),
+            (Kind::ControlGroup, "/sys/fs/cgroup/user.slice", false),
+            (
+                Kind::Mount,
+                "tmpfs /var/lib/kubelet/pods/x tmpfs rw 0 0",
+                true,
+            ),
+            (Kind::Mount, "proc /proc proc rw 0 0", false),
+        ] {
+            assert_eq!(is_marked(kind, line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_keepers_of_other_labs_are_no_remains_of_this_one() {
         let now = Remains::now();
-        assert!(now.count(Kind::Mount) > 0);
-        assert!(now.count(Kind::Namespace) > 0);
+        assert!(now.since(&now).is_empty());
     }
 }

@@ -5,9 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::binaries::Binaries;
 use crate::cgroup::Layout;
 use crate::command::run;
+use crate::error::{Error, Result};
 use crate::paths::Paths;
+use crate::plan::{ClusterPlan, LabRequest};
 
 /// Ubuntu 22.04's. Older ones lack what sessions need (nftables tables with an owner, seccomp descriptors).
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
@@ -17,28 +20,66 @@ const DISK_TO_RUN: u64 = 2 << 30;
 const MEMORY_PER_CLUSTER: u64 = 700 << 20;
 const MEMORY_PER_NODE: u64 = 150 << 20;
 
-/// The programs of the machine that the lab uses, and the Debian package of each.
-pub const PROGRAMS: [(&str, &str); 12] = [
-    ("containerd", "containerd"),
-    ("ctr", "containerd"),
-    ("runc", "runc"),
-    ("iptables", "iptables"),
-    ("nft", "nftables"),
-    ("conntrack", "conntrack"),
-    ("ip", "iproute2"),
-    ("nsenter", "util-linux"),
-    ("unshare", "util-linux"),
-    ("modprobe", "kmod"),
-    // The kubelet's port-forward and the images' builder.
-    ("socat", "socat"),
-    ("dpkg-deb", "dpkg"),
+/// A program that is needed, and the Debian package that brings it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    /// The program's name, or the path of a file.
+    pub program: &'static str,
+    pub package: &'static str,
+    pub purpose: &'static str,
+}
+
+/// What clusters are made of, apart from what is built from source.
+pub const REQUIREMENTS: [Requirement; 9] = [
+    Requirement {
+        program: "containerd",
+        package: "containerd",
+        purpose: "runs the containers of a node",
+    },
+    Requirement {
+        program: "runc",
+        package: "runc",
+        purpose: "starts one container",
+    },
+    Requirement {
+        program: NETWORK_PLUGINS[0],
+        package: "containernetworking-plugins",
+        purpose: "gives pods their addresses",
+    },
+    Requirement {
+        program: "iptables",
+        package: "iptables",
+        purpose: "Services, through kube-proxy",
+    },
+    Requirement {
+        program: "nft",
+        package: "nftables",
+        purpose: "faults of the network",
+    },
+    Requirement {
+        program: "conntrack",
+        package: "conntrack",
+        purpose: "forgets connections of Services that changed",
+    },
+    Requirement {
+        program: "ip",
+        package: "iproute2",
+        purpose: "joins clusters with a bridge",
+    },
+    Requirement {
+        program: "nsenter",
+        package: "util-linux",
+        purpose: "namespaces of nodes",
+    },
+    Requirement {
+        program: "pkill",
+        package: "procps",
+        purpose: "stories in which programs are killed",
+    },
 ];
 
-/// The plugins for pod networks, and the Debian package that has them.
-pub const NETWORK_PLUGINS: ([&str; 2], &str) = (
-    ["/usr/lib/cni", "/opt/cni/bin"],
-    "containernetworking-plugins",
-);
+/// Where the plugins for pod networks may be.
+const NETWORK_PLUGINS: [&str; 2] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp"];
 
 /// One thing that is missing, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +112,44 @@ pub struct Demand {
     pub nodes: u64,
 }
 
+impl Demand {
+    /// What a lab needs beyond the clusters that it has already.
+    pub fn of(request: &LabRequest, running: &[&ClusterPlan]) -> Self {
+        let missing = || {
+            request
+                .clusters
+                .iter()
+                .filter(|asked| running.iter().all(|plan| plan.name != asked.name))
+        };
+        Demand {
+            clusters: missing().count() as u64,
+            nodes: missing().map(|cluster| cluster.nodes as u64).sum(),
+        }
+    }
+}
+
+/// Fails with everything that keeps the lab from running here, before anything is changed.
+pub fn check(paths: &Paths, demand: Demand) -> Result<()> {
+    let facts = Facts::gather(paths, Binaries::find(paths).is_none());
+    refuse(problems(&facts, demand))
+}
+
+/// Like [`check`], before packages are installed and root's rights are asked for: both are about to come.
+pub fn check_before_preparing(paths: &Paths, demand: Demand) -> Result<()> {
+    let mut facts = Facts::gather(paths, Binaries::find(paths).is_none());
+    facts.root = true;
+    facts.missing_packages.clear();
+    refuse(problems(&facts, demand))
+}
+
+fn refuse(problems: Vec<Problem>) -> Result<()> {
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Surroundings(problems))
+    }
+}
+
 impl Facts {
     pub fn gather(paths: &Paths, must_build: bool) -> Self {
         Facts {
@@ -85,7 +164,10 @@ impl Facts {
             must_build,
             disk_free: disk_free(paths.base()),
             memory_free: memory_free(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
-            missing_packages: missing_packages(),
+            missing_packages: missing(&REQUIREMENTS)
+                .iter()
+                .map(|requirement| requirement.package)
+                .collect(),
             directory: paths.base().to_owned(),
         }
     }
@@ -98,7 +180,7 @@ pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
         list.push(Problem {
             what,
             remedy: remedy.to_owned(),
-        })
+        });
     };
     if !facts.root {
         problem(
@@ -186,19 +268,20 @@ pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
     list
 }
 
-/// The Debian packages whose programs are not here. A program that came some other way is as good.
-pub fn missing_packages() -> Vec<&'static str> {
-    let mut missing: Vec<&'static str> = PROGRAMS
+/// The requirements that this machine does not meet. A program that came in another package is as good.
+pub fn missing(requirements: &[Requirement]) -> Vec<Requirement> {
+    requirements
         .iter()
-        .filter(|(program, _)| find_program(program).is_none())
-        .map(|(_, package)| *package)
-        .collect();
-    if network_plugins().is_none() {
-        missing.push(NETWORK_PLUGINS.1);
+        .copied()
+        .filter(|requirement| !is_met(requirement))
+        .collect()
+}
+
+fn is_met(requirement: &Requirement) -> bool {
+    if requirement.program == NETWORK_PLUGINS[0] {
+        return network_plugins().is_some();
     }
-    missing.sort_unstable();
-    missing.dedup();
-    missing
+    find_program(requirement.program).is_some()
 }
 
 /// A program on the PATH or in the folders for administrators, which a user's PATH often lacks.
@@ -211,12 +294,12 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// The folder with the plugins for pod networks.
-pub fn network_plugins() -> Option<PathBuf> {
-    NETWORK_PLUGINS
-        .0
+pub(crate) fn network_plugins() -> Option<PathBuf> {
+    let found = NETWORK_PLUGINS
         .iter()
-        .map(PathBuf::from)
-        .find(|folder| folder.join("ptp").is_file())
+        .map(Path::new)
+        .find(|plugin| plugin.is_file())?;
+    found.parent().map(Path::to_owned)
 }
 
 fn tun_device_exists() -> bool {

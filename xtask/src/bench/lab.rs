@@ -21,7 +21,7 @@ const IMAGE_BYTES: usize = 10_000_000;
 
 pub(super) fn measure() -> Result<Vec<Row>> {
     let paths = Paths::from_environment();
-    crate::lab::prepare(&paths)?;
+    crate::lab::prepare(&paths, 3, 1)?;
     // What is made once is made before the clock runs.
     bring_up(&paths, 1)?;
     Lab::down(&paths, NAME)?;

@@ -5,13 +5,13 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use lab::Progress;
 use lab::shop::Programs;
+use lab::surroundings::{self, Demand};
+use lab::{Paths, Progress};
 
 use super::counts::{Outcome, Runner};
-use crate::packages::{self, Package};
 use crate::process::Finished;
-use crate::{environment, node, privilege, process, tidy, workspace};
+use crate::{environment, node, packages, privilege, process, tidy, workspace};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {
@@ -92,12 +92,16 @@ impl Phase {
 }
 
 fn install_packages(settings: &Settings) -> Result<Outcome> {
-    let lab = if settings.uses_lab() {
-        packages::LAB
-    } else {
-        &[]
-    };
-    let wanted: Vec<&Package> = lab.iter().chain(packages::SHOP).collect();
+    let mut wanted = packages::SHOP.to_vec();
+    if settings.uses_lab() {
+        // Two clusters and three nodes, as the stories ask for.
+        let demand = Demand {
+            clusters: 2,
+            nodes: 3,
+        };
+        surroundings::check_before_preparing(&Paths::from_environment(), demand)?;
+        wanted.extend(surroundings::REQUIREMENTS);
+    }
     let installed = packages::install_missing(&wanted)?;
     node::install_if_missing()?;
     Ok(Outcome::note(if installed.is_empty() {

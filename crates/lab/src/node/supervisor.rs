@@ -176,10 +176,11 @@ impl Supervisor {
     fn restart_soon(&self, name: &str) {
         thread::sleep(PAUSE_BEFORE_RESTART);
         let wanted = self.lock().get(name).is_some_and(|process| process.wanted);
-        if wanted && let Err(error) = self.start(name) {
-            if let Some(process) = self.lock().get_mut(name) {
-                process.last_exit = Some(error.to_string());
-            }
+        if wanted
+            && let Err(error) = self.start(name)
+            && let Some(process) = self.lock().get_mut(name)
+        {
+            process.last_exit = Some(error.to_string());
         }
     }
 
