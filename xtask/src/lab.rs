@@ -1,11 +1,11 @@
 //! `cargo xtask lab`: real clusters on this machine, by hand.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use lab::binaries::Binaries;
 use lab::surroundings::{self, Demand};
@@ -55,7 +55,10 @@ enum LabCommand {
     /// Print a kubeconfig with one context per cluster.
     Kubeconfig,
     /// Load image archives (docker save, podman save, the lab's own) into every node.
-    LoadImage { archives: Vec<PathBuf> },
+    LoadImage {
+        #[arg(required = true)]
+        archives: Vec<PathBuf>,
+    },
     /// Print the log of a program of a node.
     Logs {
         /// Such as east-1.
@@ -153,54 +156,13 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
         }
         LabCommand::Down { all } => down(&paths, name, all)?,
         LabCommand::Status { json } => status(&paths, json)?,
-        LabCommand::Kubeconfig => {
-            let file = Lab::attach(&paths, name)?.kubeconfig();
-            print!(
-                "{}",
-                fs::read_to_string(&file)
-                    .with_context(|| format!("cannot read {}", file.display()))?
-            );
-        }
-        LabCommand::LoadImage { archives } => {
-            let lab = Lab::attach(&paths, name)?;
-            if archives.is_empty() {
-                bail!("name at least one image archive");
-            }
-            let progress = Progress::to_stderr();
-            for archive in archives {
-                lab.load_image(&archive)?;
-                progress.step(format!("{} is in every node", archive.display()));
-            }
-        }
+        LabCommand::Kubeconfig => print!("{}", read(&Lab::attach(&paths, name)?.kubeconfig())?),
+        LabCommand::LoadImage { archives } => load_images(&Lab::attach(&paths, name)?, &archives)?,
         LabCommand::Logs { node, component } => {
-            let lab = Lab::attach(&paths, name)?;
-            let cluster = lab.cluster_of_node(&node)?;
-            match component {
-                Some(component) => {
-                    let log = cluster.log(&node, &component)?;
-                    print!("{}", String::from_utf8_lossy(&fs::read(&log)?));
-                }
-                None => {
-                    for component in cluster.components(&node)? {
-                        println!(
-                            "{:<26} {}",
-                            component.name,
-                            cluster.log(&node, &component.name)?.display()
-                        );
-                    }
-                }
-            }
+            logs(&Lab::attach(&paths, name)?, &node, component.as_deref())?;
         }
         LabCommand::Exec { node, command } => {
-            let lab = Lab::attach(&paths, name)?;
-            let status = lab
-                .cluster_of_node(&node)?
-                .in_node(&node)?
-                .args(command)
-                .status()?;
-            if !status.success() {
-                bail!("the command ended with {status}");
-            }
+            return exec(&Lab::attach(&paths, name)?, &node, &command);
         }
         LabCommand::Fault(fault) => set_fault(&Lab::attach(&paths, name)?, &fault)?,
         LabCommand::Heal => Lab::attach(&paths, name)?.heal()?,
@@ -248,6 +210,51 @@ fn down(paths: &Paths, name: &str, all: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn load_images(lab: &Lab, archives: &[PathBuf]) -> Result<()> {
+    let progress = Progress::to_stderr();
+    for archive in archives {
+        lab.load_image(archive)?;
+        progress.step(format!("{} is in every node", archive.display()));
+    }
+    Ok(())
+}
+
+/// One log, or the list of all logs of a node.
+fn logs(lab: &Lab, node: &str, component: Option<&str>) -> Result<()> {
+    let cluster = lab.cluster_of_node(node)?;
+    if let Some(component) = component {
+        print!("{}", read(&cluster.log(node, component)?)?);
+        return Ok(());
+    }
+    for component in cluster.components(node)? {
+        println!(
+            "{:<26} {}",
+            component.name,
+            cluster.log(node, &component.name)?.display()
+        );
+    }
+    Ok(())
+}
+
+/// Ends as the command in the node has ended.
+fn exec(lab: &Lab, node: &str, command: &[String]) -> Result<ExitCode> {
+    let status = lab
+        .cluster_of_node(node)?
+        .in_node(node)?
+        .args(command)
+        .status()?;
+    let code = status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .unwrap_or(1);
+    Ok(ExitCode::from(code))
+}
+
+fn read(file: &Path) -> Result<String> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn set_fault(lab: &Lab, fault: &FaultArguments) -> Result<()> {

@@ -9,7 +9,7 @@ use std::process::Command;
 use sha2::{Digest as _, Sha256};
 
 use crate::command::run;
-use crate::error::{Doing as _, Result};
+use crate::error::{Doing as _, Error, Result};
 use crate::paths::Paths;
 use crate::progress::Progress;
 
@@ -106,6 +106,22 @@ pub fn kubernetes_version() -> String {
         .find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"))
         .unwrap_or("unknown")
         .to_owned()
+}
+
+/// Asks Go's module proxy for the one module that everything else comes with. Go's cache answers when it can.
+pub(crate) fn check_modules() -> Result<(), String> {
+    let module = format!("k8s.io/kubernetes@v{}", kubernetes_version());
+    let mut command = Command::new("go");
+    // Outside of any module, so that nothing but the question matters.
+    command
+        .current_dir("/")
+        .env("GOFLAGS", "-mod=mod")
+        .args(["list", "-m", &module]);
+    match run(&mut command) {
+        Ok(_) => Ok(()),
+        Err(Error::Command { output, .. }) => Err(output),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn build(sources: &Path, output: &Path, version: &str) -> Result<()> {

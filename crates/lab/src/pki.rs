@@ -17,6 +17,16 @@ use crate::plan::{ClusterPlan, NodePlan};
 const CLUSTER_AUTHORITY: &str = "ca";
 const FRONT_PROXY_AUTHORITY: &str = "front-proxy-ca";
 
+const ADMINISTRATORS: &str = "system:masters";
+const NODES: &str = "system:nodes";
+const API_SERVER_NAMES: [&str; 5] = [
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+    "localhost",
+];
+
 /// Makes what all nodes of a cluster share: two certificate authorities and the key of service accounts.
 pub(crate) fn create_authorities(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
@@ -45,87 +55,57 @@ pub(crate) fn create_node(
     }
     let signer = Signer::load(authorities, CLUSTER_AUTHORITY)?;
     let front_proxy = Signer::load(authorities, FRONT_PROXY_AUTHORITY)?;
-    let addresses = [node.address, Ipv4Addr::LOCALHOST, cluster.service_address];
-    let api_server_names = [
-        "kubernetes",
-        "kubernetes.default",
-        "kubernetes.default.svc",
-        "kubernetes.default.svc.cluster.local",
-        "localhost",
-    ];
     let kubelet = format!("system:node:{}", node.name);
-    let server = |subject, names: &[&str], addresses: &[Ipv4Addr]| Leaf {
-        subject,
-        usage: ExtendedKeyUsagePurpose::ServerAuth,
-        names: names.iter().copied().map(str::to_owned).collect(),
-        addresses: addresses.to_vec(),
-    };
-    let client = |name, group| Leaf {
-        subject: Subject { name, group },
-        usage: ExtendedKeyUsagePurpose::ClientAuth,
-        names: Vec::new(),
-        addresses: Vec::new(),
-    };
-    let kubelet_subject = Subject {
-        name: &kubelet,
-        group: Some("system:nodes"),
-    };
-    let leaves = [
+    let here = [node.address, Ipv4Addr::LOCALHOST];
+    let everywhere = [node.address, Ipv4Addr::LOCALHOST, cluster.service_address];
+    for (file, signer, leaf) in [
         (
             "apiserver",
             &signer,
-            server(
-                Subject {
-                    name: "kube-apiserver",
-                    group: None,
-                },
-                &api_server_names,
-                &addresses,
-            ),
+            Leaf::server("kube-apiserver", None, &API_SERVER_NAMES, &everywhere),
         ),
         (
             "apiserver-kubelet",
             &signer,
-            client("apiserver-kubelet", Some("system:masters")),
+            Leaf::client("apiserver-kubelet", Some(ADMINISTRATORS)),
         ),
-        ("front-proxy", &front_proxy, client("front-proxy", None)),
+        (
+            "front-proxy",
+            &front_proxy,
+            Leaf::client("front-proxy", None),
+        ),
         (
             "kubelet-server",
             &signer,
-            server(kubelet_subject, &[&node.name], &addresses[..2]),
+            Leaf::server(&kubelet, Some(NODES), &[&node.name], &here),
         ),
-    ];
-    for (file, signer, leaf) in leaves {
-        let (certificate, key) = signer.sign(&leaf)?;
-        write(folder, &format!("{file}.crt"), &certificate)?;
-        write(folder, &format!("{file}.key"), &key)?;
+    ] {
+        signer.sign(&leaf)?.write(folder, file)?;
     }
-    let users = [
-        ("admin", client("admin", Some("system:masters"))),
+    let authority = read(folder, "ca.crt")?;
+    for (user, leaf) in [
+        ("admin", Leaf::client("admin", Some(ADMINISTRATORS))),
         (
             "controller-manager",
-            client("system:kube-controller-manager", None),
+            Leaf::client("system:kube-controller-manager", None),
         ),
-        ("scheduler", client("system:kube-scheduler", None)),
-        ("kubelet", client(&kubelet, Some("system:nodes"))),
-        ("proxy", client("system:kube-proxy", None)),
-    ];
-    let authority = read(folder, "ca.crt")?;
-    for (user, leaf) in users {
-        let (certificate, key) = signer.sign(&leaf)?;
+        ("scheduler", Leaf::client("system:kube-scheduler", None)),
+        ("kubelet", Leaf::client(&kubelet, Some(NODES))),
+        ("proxy", Leaf::client("system:kube-proxy", None)),
+    ] {
+        let signed = signer.sign(&leaf)?;
         let access = Access {
             cluster,
             authority: &authority,
-            certificate: &certificate,
-            key: &key,
+            certificate: &signed.certificate,
+            key: &signed.key,
         };
         write(
             folder,
             &format!("{user}.kubeconfig"),
             &kubeconfig(&[access]),
         )?;
-        write(folder, &format!("{user}.crt"), &certificate)?;
-        write(folder, &format!("{user}.key"), &key)?;
+        signed.write(folder, user)?;
     }
     Ok(())
 }
@@ -172,17 +152,53 @@ pub(crate) fn kubeconfig(accesses: &[Access<'_>]) -> String {
     text
 }
 
-#[derive(Clone, Copy)]
-struct Subject<'a> {
+/// A certificate that is to be signed.
+struct Leaf<'a> {
     name: &'a str,
     group: Option<&'a str>,
+    usage: ExtendedKeyUsagePurpose,
+    names: &'a [&'a str],
+    addresses: &'a [Ipv4Addr],
 }
 
-struct Leaf<'a> {
-    subject: Subject<'a>,
-    usage: ExtendedKeyUsagePurpose,
-    names: Vec<String>,
-    addresses: Vec<Ipv4Addr>,
+impl<'a> Leaf<'a> {
+    fn server(
+        name: &'a str,
+        group: Option<&'a str>,
+        names: &'a [&'a str],
+        addresses: &'a [Ipv4Addr],
+    ) -> Self {
+        Leaf {
+            name,
+            group,
+            usage: ExtendedKeyUsagePurpose::ServerAuth,
+            names,
+            addresses,
+        }
+    }
+
+    fn client(name: &'a str, group: Option<&'a str>) -> Self {
+        Leaf {
+            name,
+            group,
+            usage: ExtendedKeyUsagePurpose::ClientAuth,
+            names: &[],
+            addresses: &[],
+        }
+    }
+}
+
+/// A signed certificate and its key, in PEM.
+struct Signed {
+    certificate: String,
+    key: String,
+}
+
+impl Signed {
+    fn write(&self, folder: &Path, name: &str) -> Result<()> {
+        write(folder, &format!("{name}.crt"), &self.certificate)?;
+        write(folder, &format!("{name}.key"), &self.key)
+    }
 }
 
 struct Signer {
@@ -197,32 +213,32 @@ impl Signer {
         })
     }
 
-    /// The certificate and its key.
-    fn sign(&self, leaf: &Leaf<'_>) -> Result<(String, String)> {
+    fn sign(&self, leaf: &Leaf<'_>) -> Result<Signed> {
         let key = KeyPair::generate()?;
-        let mut parameters = CertificateParams::new(leaf.names.clone())?;
-        parameters.subject_alt_names.extend(
-            leaf.addresses
-                .iter()
-                .map(|address| SanType::IpAddress(IpAddr::V4(*address))),
-        );
-        parameters.distinguished_name = distinguished_name(leaf.subject);
+        let names: Vec<String> = leaf.names.iter().copied().map(str::to_owned).collect();
+        let mut parameters = CertificateParams::new(names)?;
+        let addresses = leaf
+            .addresses
+            .iter()
+            .map(|address| SanType::IpAddress(IpAddr::V4(*address)));
+        parameters.subject_alt_names.extend(addresses);
+        parameters.distinguished_name = distinguished_name(leaf.name, leaf.group);
         parameters.extended_key_usages = vec![leaf.usage.clone()];
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.not_before = date_time_ymd(2020, 1, 1);
         parameters.not_after = date_time_ymd(2099, 1, 1);
         parameters.use_authority_key_identifier_extension = true;
         let certificate = parameters.signed_by(&key, &self.issuer)?;
-        Ok((certificate.pem(), key.serialize_pem()))
+        Ok(Signed {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
     }
 }
 
 fn authority_parameters(name: &str) -> CertificateParams {
     let mut parameters = CertificateParams::default();
-    parameters.distinguished_name = distinguished_name(Subject {
-        name: &format!("lab-{name}"),
-        group: None,
-    });
+    parameters.distinguished_name = distinguished_name(&format!("lab-{name}"), None);
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     parameters.key_usages = vec![
         KeyUsagePurpose::KeyCertSign,
@@ -233,12 +249,13 @@ fn authority_parameters(name: &str) -> CertificateParams {
     parameters
 }
 
-fn distinguished_name(subject: Subject<'_>) -> DistinguishedName {
+/// Kubernetes reads a client's user from the name and its groups from the organization.
+fn distinguished_name(user: &str, group: Option<&str>) -> DistinguishedName {
     let mut name = DistinguishedName::new();
-    if let Some(group) = subject.group {
+    if let Some(group) = group {
         name.push(DnType::OrganizationName, group);
     }
-    name.push(DnType::CommonName, subject.name);
+    name.push(DnType::CommonName, user);
     name
 }
 

@@ -43,7 +43,7 @@ fn request_for_go(root: &Path) -> Result<CodeGeneratorRequest> {
         .iter()
         .find(|file| file.name() == "shop.proto")
         .and_then(|file| file.options.as_ref())
-        .map(|options| options.go_package())
+        .map(prost_types::FileOptions::go_package)
         .context("shop.proto has no go_package option")?;
     let module = package
         .rsplit_once('/')

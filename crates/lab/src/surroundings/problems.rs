@@ -1,0 +1,362 @@
+//! What is missing on a machine, decided from facts that are gathered once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{REQUIREMENTS, missing};
+use crate::binaries;
+use crate::cgroup::Layout;
+use crate::command::run;
+use crate::paths::Paths;
+use crate::plan::{ClusterPlan, LabRequest};
+
+/// Ubuntu 22.04's. Older ones lack what sessions need (nftables tables with an owner, seccomp descriptors).
+const OLDEST_KERNEL: (u32, u32) = (5, 15);
+const OLDEST_GO: (u32, u32) = (1, 24);
+const DISK_TO_BUILD: u64 = 8 << 30;
+const DISK_TO_RUN: u64 = 2 << 30;
+const MEMORY_PER_CLUSTER: u64 = 700 << 20;
+const MEMORY_PER_NODE: u64 = 150 << 20;
+
+/// One thing that is missing, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub what: String,
+    pub remedy: String,
+}
+
+/// What was found on the machine.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    pub root: bool,
+    pub kernel: String,
+    pub groups_known: bool,
+    pub tun_device: bool,
+    /// The output of `go version`, if there is a Go.
+    pub go: Option<String>,
+    /// Whether Go's modules can be had, when they are needed. What Go said, when not.
+    pub modules: Result<(), String>,
+    /// Whether the programs of the lab must still be built.
+    pub must_build: bool,
+    pub disk_free: u64,
+    pub memory_free: u64,
+    pub missing_packages: Vec<&'static str>,
+    pub directory: PathBuf,
+}
+
+/// What is asked of the machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Demand {
+    pub clusters: u64,
+    pub nodes: u64,
+}
+
+impl Demand {
+    /// What a lab needs beyond the clusters that it has already.
+    pub fn of(request: &LabRequest, running: &[&ClusterPlan]) -> Self {
+        let missing = || {
+            request
+                .clusters
+                .iter()
+                .filter(|asked| running.iter().all(|plan| plan.name != asked.name))
+        };
+        Demand {
+            clusters: missing().count() as u64,
+            nodes: missing().map(|cluster| cluster.nodes as u64).sum(),
+        }
+    }
+}
+
+impl Facts {
+    pub fn gather(paths: &Paths, must_build: bool) -> Self {
+        Facts {
+            root: nix::unistd::geteuid().is_root(),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
+            groups_known: Layout::detect().is_ok(),
+            tun_device: tun_device_exists(),
+            go: run(Command::new("go").arg("version")).ok(),
+            modules: if must_build {
+                binaries::check_modules()
+            } else {
+                Ok(())
+            },
+            must_build,
+            disk_free: disk_free(paths.base()),
+            memory_free: memory_free(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+            missing_packages: missing(&REQUIREMENTS)
+                .iter()
+                .map(|requirement| requirement.package)
+                .collect(),
+            directory: paths.base().to_owned(),
+        }
+    }
+}
+
+/// Everything that keeps the lab from running, all at once, so that the user needs no second round.
+pub fn problems(facts: &Facts, demand: Demand) -> Vec<Problem> {
+    let mut list = foundations(facts);
+    if facts.must_build {
+        list.extend(building(facts));
+    }
+    list.extend(resources(facts, demand));
+    if !facts.missing_packages.is_empty() {
+        list.push(problem(
+            format!(
+                "these packages are missing: {}",
+                facts.missing_packages.join(", ")
+            ),
+            "`cargo xtask lab up` installs them, or `apt-get install` by hand",
+        ));
+    }
+    list
+}
+
+fn problem(what: impl Into<String>, remedy: &str) -> Problem {
+    Problem {
+        what: what.into(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+/// Rights and the kernel.
+fn foundations(facts: &Facts) -> Vec<Problem> {
+    let mut list = Vec::new();
+    if !facts.root {
+        list.push(problem(
+            "the lab makes namespaces, devices and control groups, which needs root",
+            "run the command as root, or install sudo and allow this user to use it",
+        ));
+    }
+    if version_of(&facts.kernel).is_some_and(|version| version < OLDEST_KERNEL) {
+        list.push(problem(
+            format!(
+                "Linux {} is older than {}.{}",
+                facts.kernel, OLDEST_KERNEL.0, OLDEST_KERNEL.1
+            ),
+            "use a newer kernel: Debian 12 and Ubuntu 22.04 have one",
+        ));
+    }
+    if !facts.groups_known {
+        list.push(problem(
+            "no control groups are mounted below /sys/fs/cgroup",
+            "use a machine with systemd, or mount them: `mount -t cgroup2 none /sys/fs/cgroup`",
+        ));
+    }
+    if !facts.tun_device {
+        list.push(problem(
+            "there is no /dev/net/tun, which network faults need",
+            "load the kernel module: `modprobe tun`; in a container, pass the device in",
+        ));
+    }
+    list
+}
+
+/// What it takes to build Kubernetes.
+fn building(facts: &Facts) -> Option<Problem> {
+    let Some(go) = &facts.go else {
+        return Some(problem(
+            "Go is not installed; Kubernetes is built with it, once",
+            "install Go 1.24 or newer and put `go` on the PATH",
+        ));
+    };
+    if version_of(go.trim_start_matches("go version go")).is_some_and(|version| version < OLDEST_GO)
+    {
+        let what = format!("{} is too old to build Kubernetes", go.trim());
+        return Some(problem(what, "install Go 1.24 or newer"));
+    }
+    let said = facts.modules.as_ref().err()?;
+    Some(problem(
+        format!("Go cannot fetch the modules of Kubernetes: {said}"),
+        "check the network and `go env GOPROXY`; behind a proxy set HTTPS_PROXY",
+    ))
+}
+
+/// Disk and memory.
+fn resources(facts: &Facts, demand: Demand) -> Vec<Problem> {
+    let mut list = Vec::new();
+    let disk_needed = if facts.must_build {
+        DISK_TO_BUILD
+    } else {
+        DISK_TO_RUN
+    };
+    if facts.disk_free < disk_needed {
+        list.push(problem(
+            format!(
+                "{} has {} free, the lab needs {}",
+                facts.directory.display(),
+                size(facts.disk_free),
+                size(disk_needed)
+            ),
+            "free some space, or set STANDIN_LAB_DIR to a folder on a larger disk",
+        ));
+    }
+    let memory_needed = demand.clusters * MEMORY_PER_CLUSTER
+        + demand.nodes.saturating_sub(demand.clusters) * MEMORY_PER_NODE;
+    if facts.memory_free < memory_needed {
+        list.push(problem(
+            format!(
+                "{} of memory is free, {} cluster(s) with {} node(s) need {}",
+                size(facts.memory_free),
+                demand.clusters,
+                demand.nodes,
+                size(memory_needed)
+            ),
+            "stop other programs, or ask for fewer clusters or `--control-plane-only`",
+        ));
+    }
+    list
+}
+
+fn tun_device_exists() -> bool {
+    let device = Path::new("/dev/net/tun");
+    // Loading a module changes nothing that anyone could miss afterwards.
+    device.exists() || (run(Command::new("modprobe").arg("tun")).is_ok() && device.exists())
+}
+
+fn disk_free(directory: &Path) -> u64 {
+    let mut existing = directory;
+    while !existing.exists() {
+        match existing.parent() {
+            Some(parent) => existing = parent,
+            None => return 0,
+        }
+    }
+    nix::sys::statvfs::statvfs(existing).map_or(0, |numbers| {
+        numbers.blocks_available() * numbers.fragment_size()
+    })
+}
+
+/// Reads the text of `/proc/meminfo`.
+fn memory_free(text: &str) -> u64 {
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|number| number.parse::<u64>().ok())
+        .map_or(0, |kibibytes| kibibytes << 10)
+}
+
+/// The first two numbers of a version.
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn size(bytes: u64) -> String {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "shown with one digit after the point"
+    )]
+    let gibibytes = bytes as f64 / f64::from(1 << 30);
+    format!("{gibibytes:.1} GiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Facts {
+        Facts {
+            root: true,
+            kernel: "6.1.0-13-amd64".to_owned(),
+            groups_known: true,
+            tun_device: true,
+            go: Some("go version go1.24.1 linux/amd64".to_owned()),
+            modules: Ok(()),
+            must_build: true,
+            disk_free: 100 << 30,
+            memory_free: 8 << 30,
+            missing_packages: Vec::new(),
+            directory: PathBuf::from("/cache"),
+        }
+    }
+
+    fn check(change: impl FnOnce(&mut Facts), expected: &[&str]) {
+        let mut facts = good();
+        change(&mut facts);
+        let found: Vec<String> = problems(
+            &facts,
+            Demand {
+                clusters: 2,
+                nodes: 3,
+            },
+        )
+        .into_iter()
+        .map(|problem| problem.what)
+        .collect();
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (what, part) in found.iter().zip(expected) {
+            assert!(what.contains(part), "{what} does not say {part}");
+        }
+    }
+
+    #[test]
+    fn each_lack_is_named() {
+        check(|_| {}, &[]);
+        check(|facts| facts.root = false, &["needs root"]);
+        check(
+            |facts| facts.kernel = "5.10.0-8-amd64".to_owned(),
+            &["older than 5.15"],
+        );
+        check(|facts| facts.kernel = "10.0.1".to_owned(), &[]);
+        check(|facts| facts.groups_known = false, &["no control groups"]);
+        check(|facts| facts.tun_device = false, &["/dev/net/tun"]);
+        check(|facts| facts.go = None, &["Go is not installed"]);
+        check(
+            |facts| facts.go = Some("go version go1.19.8 linux/amd64".to_owned()),
+            &["too old"],
+        );
+        check(
+            |facts| facts.go = Some("go version go1.9 linux/amd64".to_owned()),
+            &["too old"],
+        );
+        check(
+            |facts| {
+                facts.go = None;
+                facts.must_build = false;
+            },
+            &[],
+        );
+        check(
+            |facts| facts.modules = Err("dial tcp: no route to host".to_owned()),
+            &["cannot fetch the modules of Kubernetes: dial tcp"],
+        );
+        check(
+            |facts| facts.disk_free = 1 << 30,
+            &["1.0 GiB free, the lab needs 8.0 GiB"],
+        );
+        check(
+            |facts| facts.memory_free = 1 << 30,
+            &["2 cluster(s) with 3 node(s) need"],
+        );
+        check(
+            |facts| facts.missing_packages = vec!["runc"],
+            &["missing: runc"],
+        );
+    }
+
+    #[test]
+    fn all_lacks_are_named_at_once() {
+        check(
+            |facts| {
+                facts.root = false;
+                facts.memory_free = 0;
+            },
+            &["needs root", "of memory is free"],
+        );
+    }
+
+    #[test]
+    fn numbers_are_read_from_the_kernel() {
+        assert_eq!(
+            memory_free("MemTotal: 10 kB\nMemAvailable:   2048 kB\n"),
+            2 << 20
+        );
+        assert_eq!(memory_free(""), 0);
+        assert_eq!(version_of("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(version_of("nonsense"), None);
+    }
+}
