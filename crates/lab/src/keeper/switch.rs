@@ -62,12 +62,15 @@ impl Switch {
 
     /// Lays the cable to a node, and gives the node its address, its way out and its forwarding.
     pub(super) fn connect(&self, pid: i32, node: &NodePlan, pod_range: &str) -> Result<()> {
-        let port = format!("to-{}", node.address.octets()[3]);
+        let [.., slot, last] = node.address.octets();
+        let port = format!("to-{last}");
+        // The same hardware address after each start: others remember it for longer than a start takes.
+        let hardware = format!("02:00:0a:c8:{slot:02x}:{last:02x}");
         ip(
             None,
             &format!(
-                "link add {port} type veth peer name eth0 netns {pid}\nlink set {port} master {BRIDGE}\n\
-                 link set {port} up\n"
+                "link add {port} type veth peer name eth0 address {hardware} netns {pid}\n\
+                 link set {port} master {BRIDGE}\nlink set {port} up\n"
             ),
         )?;
         let inside = format!("/proc/{pid}/ns/net");
