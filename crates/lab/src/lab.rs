@@ -54,6 +54,7 @@ pub struct LabStatus {
     pub name: String,
     pub network: String,
     pub detached: bool,
+    pub kubeconfig: PathBuf,
     pub nodes: Vec<NodeOverview>,
     pub links: Vec<LinkStatus>,
 }
@@ -285,6 +286,7 @@ impl Lab {
             name: self.name.clone(),
             network: self.network.subnet(),
             detached: status.released,
+            kubeconfig: self.kubeconfig(),
             nodes: self
                 .clusters
                 .iter()
