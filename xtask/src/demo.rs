@@ -14,7 +14,7 @@ use lab::shop::{self, Programs};
 use lab::{Client, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 use serde_json::Value;
 
-use crate::{environment, privilege, table, workspace};
+use crate::{node, privilege, table, workspace};
 
 const NAME: &str = "demo";
 const NAMESPACE: &str = "shop";
@@ -45,12 +45,16 @@ pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
         crate::lab::prepare(&paths, arguments.clusters, 1)?;
     }
     let binaries = Binaries::ensure(&paths, &progress)?;
-    let programs = Programs::build(&workspace::root()?, &workspace::shop_target()?, &progress)?;
+    let programs = Programs::build(
+        &workspace::root()?,
+        &workspace::shop_target()?,
+        node::for_image()?,
+        &progress,
+    )?;
     // Images are made of Debian packages, which needs root even where the clusters do not.
     let purpose =
         "the lab makes namespaces, devices and control groups, and images of Debian packages";
-    let kept = [(environment::SHOP_PROGRAMS, programs.directory().as_os_str())];
-    if let Some(ended) = privilege::continue_as_root(purpose, &kept)? {
+    if let Some(ended) = privilege::continue_as_root(purpose, &programs.variables())? {
         return Ok(ended);
     }
     if uses_lab {

@@ -3,8 +3,6 @@
 /// Contexts of a kubeconfig, separated by commas, that the stories use instead of the lab.
 pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 
-pub(crate) use lab::environment::SHOP_PROGRAMS;
-
 /// The cargo that runs this program. Set by cargo.
 pub(crate) const CARGO: &str = "CARGO";
 
@@ -27,7 +25,8 @@ pub(crate) const DEBIAN_FRONTEND: &str = "DEBIAN_FRONTEND";
 /// because sudo replaces them even when it is asked to keep them: they are passed in another way.
 pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     CONTEXTS,
-    SHOP_PROGRAMS,
+    lab::environment::SHOP_PROGRAMS,
+    lab::environment::SHOP_NODE,
     lab::environment::LAB_DIRECTORY,
     lab::environment::IMAGE_LOADER,
     CARGO,

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -54,6 +54,13 @@ enum LabCommand {
     },
     /// Print a kubeconfig with one context per cluster.
     Kubeconfig,
+    /// Run the lab's own kubectl in a cluster.
+    Kubectl {
+        /// Such as east.
+        cluster: String,
+        #[arg(last = true, required = true)]
+        arguments: Vec<String>,
+    },
     /// Load image archives (docker save, podman save, the lab's own) into every node.
     LoadImage {
         #[arg(required = true)]
@@ -157,6 +164,13 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
         LabCommand::Down { all } => down(&paths, name, all)?,
         LabCommand::Status { json } => status(&paths, json)?,
         LabCommand::Kubeconfig => print!("{}", read(&Lab::attach(&paths, name)?.kubeconfig())?),
+        LabCommand::Kubectl { cluster, arguments } => {
+            let mut kubectl = Lab::attach(&paths, name)?
+                .cluster(&cluster)?
+                .client()
+                .kubectl();
+            return end_like(kubectl.args(arguments));
+        }
         LabCommand::LoadImage { archives } => load_images(&Lab::attach(&paths, name)?, &archives)?,
         LabCommand::Logs { node, component } => {
             logs(&Lab::attach(&paths, name)?, &node, component.as_deref())?;
@@ -238,13 +252,13 @@ fn logs(lab: &Lab, node: &str, component: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Ends as the command in the node has ended.
 fn exec(lab: &Lab, node: &str, command: &[String]) -> Result<ExitCode> {
-    let status = lab
-        .cluster_of_node(node)?
-        .in_node(node)?
-        .args(command)
-        .status()?;
+    end_like(lab.cluster_of_node(node)?.in_node(node)?.args(command))
+}
+
+/// Runs a command and ends as it has ended.
+fn end_like(command: &mut Command) -> Result<ExitCode> {
+    let status = command.status().context("cannot run the command")?;
     let code = status
         .code()
         .and_then(|code| u8::try_from(code).ok())

@@ -34,12 +34,29 @@ pub(crate) fn program() -> Result<PathBuf> {
     Ok(fetched)
 }
 
+/// A Node for the storefront's image, where the one that this release would install is too old. The image has the
+/// release's libraries, and Node's official build runs with those of every release here.
+pub(crate) fn for_image() -> Result<Option<PathBuf>> {
+    if lab::debian::major_version("nodejs").is_none_or(|major| major >= OLDEST_MAJOR) {
+        return Ok(None);
+    }
+    fetch()?;
+    Ok(Some(program_in(&fetched_folder()?)))
+}
+
 /// Fetches Node into the cache when this machine has none that is new enough.
 pub(crate) fn install_if_missing() -> Result<()> {
     if program().is_ok() {
         return Ok(());
     }
+    fetch()
+}
+
+fn fetch() -> Result<()> {
     let folder = fetched_folder()?;
+    if program_in(&folder).is_file() {
+        return Ok(());
+    }
     eprintln!(
         "This release has no Node {OLDEST_MAJOR} or newer. About to install {WHEEL} {WHEEL_VERSION} into {}",
         folder.display()

@@ -204,7 +204,26 @@ impl RootFilesystem {
     }
 
     /// The folder in the cache, made if it is not there or if `apt-get update` has brought newer packages.
+    ///
+    /// When the package lists of this machine turn out to be old, or not there, they are updated once.
     pub fn build(
+        &self,
+        cache: &Cache,
+        progress: &dyn Fn(&str),
+    ) -> Result<BuiltRootFilesystem, ImageError> {
+        match self.build_from_lists(cache, progress) {
+            Err(
+                ImageError::PackagesUnresolved { .. } | ImageError::PackagesNotDownloaded { .. },
+            ) => {
+                progress("the package lists of this machine are old: running `apt-get update`");
+                output_of(Command::new("apt-get").args(["update", "--quiet=2"]))?;
+                self.build_from_lists(cache, progress)
+            }
+            result => result,
+        }
+    }
+
+    fn build_from_lists(
         &self,
         cache: &Cache,
         progress: &dyn Fn(&str),
@@ -342,6 +361,25 @@ fn create_link(target: &Path, link: &Path) -> Result<(), ImageError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         result => result.map_err(ImageError::file("create", link)),
     }
+}
+
+/// The first number of the version of a package that this release would install.
+pub fn major_version(package: &str) -> Option<u32> {
+    let policy = output_of(Command::new("apt-cache").args(["policy", package])).ok()?;
+    major_of_candidate(&policy)
+}
+
+/// Reads the output of `apt-cache policy`, whose versions may begin with an epoch.
+fn major_of_candidate(policy: &str) -> Option<u32> {
+    let version = policy
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Candidate: "))?;
+    let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+    version
+        .split(|character: char| !character.is_ascii_digit())
+        .next()?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]

@@ -9,3 +9,6 @@ pub const IMAGE_LOADER: &str = "STANDIN_IMAGE_LOADER";
 
 /// The folder of the shop's compiled programs, when someone has built them already.
 pub const SHOP_PROGRAMS: &str = "STANDIN_SHOP_PROGRAMS";
+
+/// A Node for the storefront's image, where the release's own is too old.
+pub const SHOP_NODE: &str = "STANDIN_SHOP_NODE";

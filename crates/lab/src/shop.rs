@@ -1,6 +1,7 @@
 //! The sample shop: built from the repository, made into images, installed into a cluster.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,16 +39,24 @@ const MANIFESTS: [&str; 6] = [
 pub struct Programs {
     repository: PathBuf,
     directory: PathBuf,
+    /// Takes the place of the release's Node in the storefront's image.
+    node: Option<PathBuf>,
 }
 
 impl Programs {
     /// Compiles what has changed. A caller without root does this before it asks for root, and passes the result on
-    /// through the environment.
-    pub fn build(repository: &Path, target: &Path, progress: &Progress) -> Result<Self> {
+    /// through the environment. `node` takes the place of the release's Node, which is too old on Ubuntu 22.04.
+    pub fn build(
+        repository: &Path,
+        target: &Path,
+        node: Option<PathBuf>,
+        progress: &Progress,
+    ) -> Result<Self> {
         if let Some(directory) = env::var_os(environment::SHOP_PROGRAMS) {
             return Ok(Programs {
                 repository: repository.to_owned(),
                 directory: directory.into(),
+                node: env::var_os(environment::SHOP_NODE).map(PathBuf::from),
             });
         }
         progress.step("building the sample shop");
@@ -88,11 +97,20 @@ impl Programs {
         Ok(Programs {
             repository: repository.to_owned(),
             directory,
+            node,
         })
     }
 
-    pub fn directory(&self) -> &Path {
-        &self.directory
+    /// The variables through which a process that runs as root gets these programs.
+    pub fn variables(&self) -> Vec<(&'static str, &OsStr)> {
+        let node = self
+            .node
+            .iter()
+            .map(|node| (environment::SHOP_NODE, node.as_os_str()));
+        [(environment::SHOP_PROGRAMS, self.directory.as_os_str())]
+            .into_iter()
+            .chain(node)
+            .collect()
     }
 
     /// The images of the services and of their database.
@@ -113,6 +131,9 @@ impl Programs {
                 source(&format!("storefront/{file}")),
                 0o644,
             );
+        }
+        if let Some(node) = &self.node {
+            storefront = storefront.file("/usr/bin/node", node, 0o755);
         }
         let mut pricing = recipes::python_image("registry.lab/shop/pricing:1", cache, &say)?
             .entrypoint(["/usr/bin/python3", "/app/pricing.py"])

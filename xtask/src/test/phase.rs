@@ -152,6 +152,7 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
     let programs = Programs::build(
         &settings.root,
         &workspace::shop_target()?,
+        node::for_image()?,
         &Progress::to_stderr(),
     )?;
     // Judged as one: an executable without a test of its own is no failure, a package without any is.
@@ -164,7 +165,7 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
             command.env(environment::CONTEXTS, settings.contexts.join(","));
             command
         };
-        command.env(environment::SHOP_PROGRAMS, programs.directory());
+        command.envs(programs.variables());
         // Where `cargo test` would run it.
         command.current_dir(settings.root.join("crates/e2e"));
         let finished = process::tee(command)?;

@@ -160,7 +160,7 @@ fn load_images(world: &World) -> Result<()> {
         let progress = Progress::silent();
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../shop");
-        let programs = Programs::build(&repository, &target, &progress)?;
+        let programs = Programs::build(&repository, &target, None, &progress)?;
         for image in programs.images(&paths.images(), &progress)? {
             world.load_image(image.path())?;
         }

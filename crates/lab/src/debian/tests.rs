@@ -110,3 +110,17 @@ fn the_key_follows_everything_that_determines_the_files() {
     assert_ne!(key, root.clone().without_paths(["./usr/x"]).key(&packages));
     assert_ne!(key, root.clone().run_inside(["true"]).key(&packages));
 }
+
+#[test]
+fn the_major_version_of_a_candidate_is_read() {
+    let policy = |version: &str| format!("nodejs:\n  Installed: (none)\n  Candidate: {version}\n");
+    for (version, expected) in [
+        ("18.19.0+dfsg-6~deb12u2", Some(18)),
+        ("12.22.9~dfsg-1ubuntu3", Some(12)),
+        ("1:15.2-1", Some(15)),
+        ("(none)", None),
+    ] {
+        assert_eq!(major_of_candidate(&policy(version)), expected, "{version}");
+    }
+    assert_eq!(major_of_candidate(""), None);
+}

@@ -1,6 +1,7 @@
 //! The keeper of a lab as others see it: started, found, and swept away when it was killed. And what a lab writes down.
 
 use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::{ChildStdin, Stdio};
 use std::thread;
@@ -123,7 +124,12 @@ pub(super) fn sweep(paths: &LabPaths) -> Result<()> {
 /// Commands that change the same lab take turns.
 pub(super) fn lock(paths: &LabPaths) -> Result<Flock<File>> {
     if let Some(folder) = paths.lock.parent() {
-        fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
+        // What runs below is root's alone: keys, kubeconfigs and sockets that take commands.
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .doing(|| format!("make {}", folder.display()))?;
     }
     let file = File::create(&paths.lock).doing(|| format!("open {}", paths.lock.display()))?;
     Flock::lock(file, FlockArg::LockExclusive)
