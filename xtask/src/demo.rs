@@ -86,8 +86,8 @@ fn on_lab(
     let shown = show(&clients, progress);
     if arguments.keep {
         eprintln!(
-            "\nLook around with: export KUBECONFIG={}",
-            lab.kubeconfig().display()
+            "
+Look around with: cargo xtask lab kubectl east --name {NAME} -- get pods -A"
         );
         eprintln!("End it with:      cargo xtask lab down --name {NAME}");
     } else {

@@ -12,10 +12,12 @@ use lab::surroundings::{self, Demand};
 use lab::wire::{Conditions, Loss, Rate};
 use lab::{Lab, LabRequest, LabStatus, Lifetime, Paths, Power, Progress, Shape};
 
-use crate::{packages, privilege};
+use crate::{packages, privilege, process};
 
 /// The lab that commands mean when none is named.
-pub(crate) const DEFAULT_NAME: &str = "lab";
+const DEFAULT_NAME: &str = "lab";
+
+const PURPOSE_OF_ROOT: &str = "the lab makes namespaces, devices and control groups";
 
 #[derive(Debug, Args)]
 pub(crate) struct LabArguments {
@@ -139,9 +141,7 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
     {
         prepare(&paths, clusters, nodes)?;
     }
-    if let Some(ended) =
-        privilege::continue_as_root("the lab makes namespaces, devices and control groups", &[])?
-    {
+    if let Some(ended) = privilege::continue_as_root(PURPOSE_OF_ROOT, &[])? {
         return Ok(ended);
     }
     let name = &arguments.name;
@@ -158,8 +158,8 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
             };
             let request = LabRequest::new(name, clusters, nodes, shape)?;
             let progress = Progress::to_stderr();
-            let lab = Lab::up(&paths, &request, Lifetime::Detached, &progress)?;
-            progress.step(format!("export KUBECONFIG={}", lab.kubeconfig().display()));
+            Lab::up(&paths, &request, Lifetime::Detached, &progress)?;
+            progress.step("`cargo xtask lab kubectl east -- get nodes` shows one; `lab kubeconfig` is for other programs");
         }
         LabCommand::Down { all } => down(&paths, name, all)?,
         LabCommand::Status { json } => status(&paths, json)?,
@@ -204,6 +204,7 @@ pub(crate) fn prepare(paths: &Paths, clusters: usize, nodes: usize) -> Result<()
         nodes: (clusters * nodes) as u64,
     };
     surroundings::check_before_preparing(paths, demand)?;
+    privilege::check(PURPOSE_OF_ROOT)?;
     packages::install_missing(&surroundings::REQUIREMENTS)?;
     Binaries::ensure(paths, &Progress::to_stderr())?;
     Ok(())
@@ -259,11 +260,7 @@ fn exec(lab: &Lab, node: &str, command: &[String]) -> Result<ExitCode> {
 /// Runs a command and ends as it has ended.
 fn end_like(command: &mut Command) -> Result<ExitCode> {
     let status = command.status().context("cannot run the command")?;
-    let code = status
-        .code()
-        .and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(1);
-    Ok(ExitCode::from(code))
+    Ok(process::exit_code(status))
 }
 
 fn read(file: &Path) -> Result<String> {

@@ -63,11 +63,7 @@ pub(crate) fn continue_as_root(
         .envs(variables.iter().copied())
         .status()
         .context("running this command again through sudo")?;
-    Ok(Some(if status.success() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }))
+    Ok(Some(process::exit_code(status)))
 }
 
 /// A command that runs with root's rights and the caller's `PATH`, `HOME` and other settings.
