@@ -11,6 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use ::lab::Paths;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
@@ -22,6 +23,8 @@ use crate::{privilege, table};
 pub(crate) struct Bench {
     name: &'static str,
     description: &'static str,
+    /// Done as the caller, before the rest is done as root.
+    prepare: fn() -> Result<()>,
     /// Namespaces and devices are made for it.
     needs_root: bool,
     measure: fn() -> Result<Vec<Row>>,
@@ -31,18 +34,21 @@ const BENCHES: &[Bench] = &[
     Bench {
         name: "lab",
         description: "clusters: start, idle cost, loading an image, end",
+        prepare: || crate::lab::prepare(&Paths::from_environment(), 3, 1),
         needs_root: true,
         measure: lab::measure,
     },
     Bench {
         name: "wire",
         description: "the wire of network faults: throughput and timing",
+        prepare: || Ok(()),
         needs_root: true,
         measure: wire::measure,
     },
     Bench {
         name: "repository",
         description: "the checks that run before every commit",
+        prepare: || Ok(()),
         needs_root: false,
         measure: repository::measure,
     },
@@ -63,6 +69,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let bench = find(name)?;
+    (bench.prepare)()?;
     if bench.needs_root
         && let Some(ended) =
             privilege::continue_as_root("the bench makes namespaces and devices", &[])?

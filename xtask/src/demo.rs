@@ -3,7 +3,7 @@
 //! Until there are sessions, this is the ground they will stand on: clusters with the sample shop, each answering for
 //! itself.
 
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -16,8 +16,9 @@ use serde_json::Value;
 
 use crate::{node, privilege, table, workspace};
 
-const NAME: &str = "demo";
-const NAMESPACE: &str = "shop";
+/// The lab that `--keep` leaves running. Others are named for their process, so that two demos never meet.
+const KEPT: &str = "demo";
+const NAMESPACE: &str = "standin-demo";
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
@@ -71,7 +72,12 @@ fn on_lab(
     programs: &Programs,
     progress: &Progress,
 ) -> Result<()> {
-    let request = LabRequest::new(NAME, arguments.clusters, 1, Shape::Full)?;
+    let name = if arguments.keep {
+        KEPT.to_owned()
+    } else {
+        format!("demo-{}", process::id())
+    };
+    let request = LabRequest::new(&name, arguments.clusters, 1, Shape::Full)?;
     let lifetime = if arguments.keep {
         Lifetime::Detached
     } else {
@@ -83,15 +89,18 @@ fn on_lab(
     }
     progress.step("the shop's images are in every cluster");
     let clients: Vec<Client> = lab.clusters().iter().map(lab::Cluster::client).collect();
+    for client in &clients {
+        client.create_namespace(NAMESPACE)?;
+    }
     let shown = show(&clients, progress);
     if arguments.keep {
         eprintln!(
             "
-Look around with: cargo xtask lab kubectl east --name {NAME} -- get pods -A"
+Look around with: cargo xtask lab kubectl east --name {KEPT} -- get pods -A"
         );
-        eprintln!("End it with:      cargo xtask lab down --name {NAME}");
+        eprintln!("End it with:      cargo xtask lab down --name {KEPT}");
     } else {
-        Lab::down(paths, NAME)?;
+        Lab::down(paths, &name)?;
         progress.step("the clusters are gone; `--keep` leaves them running");
     }
     shown
@@ -107,13 +116,17 @@ fn on_contexts(
     let clients = arguments
         .contexts
         .iter()
-        .map(|context| Client::of_context(context, binaries))
+        .map(|context| Client::of_context(context, paths, binaries))
         .collect::<lab::Result<Vec<_>>>()?;
     let images: Vec<ImageArchive> = programs.images(&paths.images(), progress)?;
     for client in &clients {
         for image in &images {
             client.load_image_into_existing(image.path())?;
         }
+    }
+    // Only what this run has made is removed afterwards.
+    for client in &clients {
+        client.create_new_namespace(NAMESPACE)?;
     }
     let shown = show(&clients, progress);
     if !arguments.keep {

@@ -44,7 +44,7 @@ enum LabCommand {
     },
     /// Take a lab down; nothing of it stays.
     Down {
-        /// Every lab on this machine.
+        /// Every lab of this user.
         #[arg(long)]
         all: bool,
     },
@@ -83,8 +83,12 @@ enum LabCommand {
     },
     /// Break the link between two clusters, or between a cluster and `host`, this machine.
     Fault(FaultArguments),
-    /// Make every link perfect again.
-    Heal,
+    /// Make links perfect again: the one between two endpoints, or all.
+    Heal {
+        #[arg(requires = "other")]
+        one: Option<String>,
+        other: Option<String>,
+    },
     /// Stop, start, restart, pause or continue a node or a program of it.
     Power {
         action: PowerAction,
@@ -96,31 +100,32 @@ enum LabCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("fault").required(true).multiple(true)))]
 struct FaultArguments {
     /// A cluster, or `host`.
     one: String,
     /// Another cluster, or `host`.
     other: String,
     /// Nothing passes.
-    #[arg(long)]
+    #[arg(long, group = "fault")]
     cut: bool,
     /// How long each packet takes, such as 20ms.
-    #[arg(long, value_parser = lab::wire::parse_delay, default_value = "0ms")]
-    delay: Duration,
+    #[arg(long, group = "fault", value_parser = lab::wire::parse_delay)]
+    delay: Option<Duration>,
     /// How much the delay varies, such as 5ms.
-    #[arg(long, value_parser = lab::wire::parse_delay, default_value = "0ms")]
-    jitter: Duration,
+    #[arg(long, group = "fault", value_parser = lab::wire::parse_delay)]
+    jitter: Option<Duration>,
     /// How many packets are lost, such as 1%.
-    #[arg(long, default_value = "0%")]
-    loss: Loss,
+    #[arg(long, group = "fault")]
+    loss: Option<Loss>,
     /// How much passes, such as 10mbit.
-    #[arg(long)]
+    #[arg(long, group = "fault")]
     rate: Option<Rate>,
     /// Only packets from the first to the second.
     #[arg(long)]
     one_way: bool,
     /// The first may not open connections to the second, which may still dial out.
-    #[arg(long)]
+    #[arg(long, group = "fault")]
     undialable: bool,
 }
 
@@ -139,6 +144,12 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
         clusters, nodes, ..
     } = arguments.command
     {
+        // One that runs already needs only what it adds, which is checked when that is known.
+        let (clusters, nodes) = if paths.run().join(&arguments.name).exists() {
+            (0, 0)
+        } else {
+            (clusters, nodes)
+        };
         prepare(&paths, clusters, nodes)?;
     }
     if let Some(ended) = privilege::continue_as_root(PURPOSE_OF_ROOT, &[])? {
@@ -179,7 +190,13 @@ pub(crate) fn run(arguments: LabArguments) -> Result<ExitCode> {
             return exec(&Lab::attach(&paths, name)?, &node, &command);
         }
         LabCommand::Fault(fault) => set_fault(&Lab::attach(&paths, name)?, &fault)?,
-        LabCommand::Heal => Lab::attach(&paths, name)?.heal()?,
+        LabCommand::Heal { one, other } => {
+            let lab = Lab::attach(&paths, name)?;
+            match one.zip(other) {
+                Some((one, other)) => lab.heal_link(&one, &other)?,
+                None => lab.heal()?,
+            }
+        }
         LabCommand::Power {
             action,
             node,
@@ -268,17 +285,21 @@ fn read(file: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// What is not named is perfect, except that dialling is apart: forbidding it leaves the packets as they are.
 fn set_fault(lab: &Lab, fault: &FaultArguments) -> Result<()> {
     if fault.undialable {
         lab.set_dialling(&fault.one, &fault.other, false)?;
     }
     let conditions = Conditions {
         cut: fault.cut,
-        delay: fault.delay,
-        jitter: fault.jitter,
-        loss: fault.loss,
+        delay: fault.delay.unwrap_or_default(),
+        jitter: fault.jitter.unwrap_or_default(),
+        loss: fault.loss.unwrap_or_default(),
         rate: fault.rate,
     };
+    if conditions.is_perfect() {
+        return Ok(());
+    }
     if fault.one_way {
         lab.set_direction(&fault.one, &fault.other, &conditions)?;
     } else {
@@ -312,8 +333,11 @@ fn status(paths: &Paths, json: bool) -> Result<()> {
     for name in Lab::list(paths) {
         match Lab::attach(paths, &name) {
             Ok(lab) => list.push(lab.status()?),
-            // Attaching removed what a killed one had left behind.
-            Err(lab::Error::NotRunning(_)) => {}
+            Err(lab::Error::NotRunning(_)) => {
+                eprintln!(
+                    "lab {name} was killed; `cargo xtask lab down --name {name}` removes what it left"
+                );
+            }
             Err(error) => return Err(error.into()),
         }
     }

@@ -37,7 +37,7 @@ pub(crate) fn program() -> Result<PathBuf> {
 /// A Node for the storefront's image, where the one that this release would install is too old. The image has the
 /// release's libraries, and Node's official build runs with those of every release here.
 pub(crate) fn for_image() -> Result<Option<PathBuf>> {
-    if lab::debian::major_version("nodejs").is_none_or(|major| major >= OLDEST_MAJOR) {
+    if lab::debian::major_version("nodejs").is_some_and(|major| major >= OLDEST_MAJOR) {
         return Ok(None);
     }
     fetch()?;

@@ -100,6 +100,11 @@ fn through_sudo(
             environment::KEPT_BY_SUDO.join(",")
         ))
         .args(["--", "env"]);
+    // The programs for administrators are not on every user's path, and dpkg refuses to work without them.
+    let path = path.map(|mut path| {
+        path.push(":/usr/local/sbin:/usr/sbin:/sbin");
+        path
+    });
     for (name, value) in [(environment::PATH, path), (environment::HOME, home)] {
         if let Some(value) = value {
             let mut assignment = OsString::from(format!("{name}="));
@@ -146,7 +151,7 @@ mod tests {
             [
                 "--",
                 "env",
-                "PATH=/opt/go/bin:/usr/bin",
+                "PATH=/opt/go/bin:/usr/bin:/usr/local/sbin:/usr/sbin:/sbin",
                 "HOME=/somewhere",
                 "apt-get",
                 "update"

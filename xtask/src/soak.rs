@@ -17,6 +17,8 @@ pub(crate) struct Soak {
     name: &'static str,
     description: &'static str,
     default_cycles: u32,
+    /// Done once as the caller, before the rest is done as root.
+    prepare: fn() -> Result<()>,
     needs_root: bool,
     /// One cycle, with its number from 1. It leaves nothing behind, so that the next starts from the same state.
     cycle: fn(number: u32) -> Result<()>,
@@ -27,6 +29,7 @@ const SOAKS: &[Soak] = &[
         name: "lab",
         description: "two clusters come up, and go without leaving anything",
         default_cycles: 20,
+        prepare: || crate::lab::prepare(&Paths::from_environment(), 2, 1),
         needs_root: true,
         cycle: up_and_down,
     },
@@ -34,6 +37,7 @@ const SOAKS: &[Soak] = &[
         name: "output",
         description: "the last words of a program that ends are never lost",
         default_cycles: 200,
+        prepare: || Ok(()),
         needs_root: false,
         cycle: keep_last_words,
     },
@@ -59,6 +63,7 @@ pub(crate) fn run(arguments: &SoakArguments) -> Result<ExitCode> {
     let Some(soak) = SOAKS.iter().find(|soak| soak.name == name) else {
         bail!("there is no soak `{name}`. These are there:\n{}", list());
     };
+    (soak.prepare)()?;
     if soak.needs_root
         && let Some(ended) =
             privilege::continue_as_root("the soak makes namespaces and devices", &[])?
@@ -153,14 +158,13 @@ fn list() -> String {
 }
 
 fn up_and_down(_: u32) -> Result<()> {
-    const NAME: &str = "soak";
+    let name = &format!("soak-{}", std::process::id());
     let paths = Paths::from_environment();
-    crate::lab::prepare(&paths, 2, 1)?;
     let before = Remains::now();
-    let request = LabRequest::new(NAME, 2, 1, Shape::Full)?;
-    Lab::up(&paths, &request, Lifetime::Detached, &Progress::silent())?;
-    Lab::down(&paths, NAME)?;
-    let left = Remains::settle(&before, Duration::from_secs(30));
+    let request = LabRequest::new(name, 2, 1, Shape::Full)?;
+    let _lab = Lab::up(&paths, &request, Lifetime::Owned, &Progress::silent())?;
+    Lab::down(&paths, name)?;
+    let left = Remains::settle(&before, &[], Duration::from_secs(30));
     ensure!(left.is_empty(), "left behind: {left:?}");
     Ok(())
 }

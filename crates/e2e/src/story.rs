@@ -1,14 +1,16 @@
 //! One story: its stages, and what is printed when it goes wrong.
 
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use lab::Lab;
 use libtest_mimic::{Failed, Trial};
 
 use crate::stage::Stage;
-use crate::world::World;
+use crate::world::{self, LaterWorld, World};
 
 /// What a story cannot be told without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,25 +30,37 @@ pub struct Story<'world> {
 }
 
 /// A story as a test. Where its needs are not met it is shown as ignored.
-pub fn tell<Told>(world: &Arc<World>, name: &'static str, needs: Needs, story: Told) -> Trial
+pub fn tell<Told>(world: &Arc<LaterWorld>, name: &'static str, needs: Needs, story: Told) -> Trial
 where
     Told: AsyncFnOnce(&Story<'_>) -> Result<()> + Send + 'static,
 {
-    let cannot = needs == Needs::Lab && world.lab().is_none();
     let world = Arc::clone(world);
     Trial::test(name, move || {
+        let world = world
+            .get()
+            .map_err(|error| Failed::from(error.to_string()))?;
         let context = Story {
             name,
-            world: &world,
+            world,
             stages: Mutex::default(),
         };
-        let result = world.runtime().block_on(story(&context));
+        let told = AssertUnwindSafe(|| world.runtime().block_on(story(&context)));
+        // A story that panics is as much in need of its scene as one that returns an error.
+        let result =
+            panic::catch_unwind(told).unwrap_or_else(|cause| Err(anyhow!(words_of(&*cause))));
         let report =
             result.map_err(|error| Failed::from(format!("{error:#}\n{}", context.scene())));
         context.clear();
         report
     })
-    .with_ignored_flag(cannot)
+    .with_ignored_flag(needs == Needs::Lab && !world::is_lab())
+}
+
+fn words_of(cause: &(dyn Any + Send)) -> String {
+    let text = cause.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| cause.downcast_ref::<&str>().copied())
+        .unwrap_or("the story panicked")
+        .to_owned()
 }
 
 impl<'world> Story<'world> {

@@ -3,8 +3,9 @@
 use std::env;
 use std::path::Path;
 use std::process;
+use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lab::binaries::Binaries;
 use lab::image::recipes;
@@ -12,6 +13,41 @@ use lab::{ClusterRequest, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 use tokio::runtime::Runtime;
 
 use crate::environment;
+
+/// A world that is started when the first story asks for it, so that listing the stories starts nothing.
+#[derive(Debug, Default)]
+pub struct LaterWorld {
+    started: OnceLock<Result<World, String>>,
+}
+
+impl LaterWorld {
+    pub fn get(&self) -> Result<&World> {
+        let start = || World::start(&Progress::to_stderr()).map_err(|error| format!("{error:#}"));
+        self.started
+            .get_or_init(start)
+            .as_ref()
+            .map_err(|error| anyhow!("the clusters for the stories could not be started: {error}"))
+    }
+
+    /// Takes down what was started.
+    pub fn end(self) -> Result<()> {
+        match self.started.into_inner() {
+            Some(Ok(world)) => world.end(),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether the stories are told on a lab, which can be broken, or on clusters of someone else.
+pub(crate) fn is_lab() -> bool {
+    contexts().is_none()
+}
+
+fn contexts() -> Option<String> {
+    env::var(environment::CONTEXTS)
+        .ok()
+        .filter(|contexts| !contexts.is_empty())
+}
 
 /// Started once, before the first story.
 #[derive(Debug)]
@@ -31,12 +67,9 @@ pub struct PlayCluster {
 
 impl World {
     /// Existing clusters when the environment names some, a lab of two clusters otherwise.
-    pub fn start(progress: &Progress) -> Result<World> {
+    fn start(progress: &Progress) -> Result<World> {
         let paths = Paths::from_environment();
-        match env::var(environment::CONTEXTS)
-            .ok()
-            .filter(|contexts| !contexts.is_empty())
-        {
+        match contexts() {
             Some(contexts) => World::on_contexts(&paths, &contexts, progress),
             None => World::on_lab(&paths, progress),
         }
@@ -66,7 +99,7 @@ impl World {
         let binaries = Binaries::ensure(paths, progress)?;
         let clients = contexts
             .split(',')
-            .map(|context| lab::Client::of_context(context.trim(), &binaries))
+            .map(|context| lab::Client::of_context(context.trim(), paths, &binaries))
             .collect::<lab::Result<Vec<_>>>()?;
         ensure!(
             clients.len() >= 2,
@@ -128,8 +161,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes the lab down.
-    pub fn end(self) -> Result<()> {
+    fn end(self) -> Result<()> {
         drop(self.runtime);
         if let Some(lab) = self.lab {
             Lab::down(&Paths::from_environment(), lab.name())?;
@@ -157,8 +189,8 @@ fn first_images(paths: &Paths, progress: &Progress) -> Result<Vec<std::path::Pat
     Ok(images.iter().map(|image| image.path().to_owned()).collect())
 }
 
-async fn connect(kubeconfig: Option<&Path>, context: &str) -> Result<kube::Client> {
-    let kubeconfig = match kubeconfig {
+async fn connect(kubeconfig_path: Option<&Path>, context: &str) -> Result<kube::Client> {
+    let kubeconfig = match kubeconfig_path {
         Some(path) => Kubeconfig::read_from(path),
         None => Kubeconfig::read(),
     }
@@ -167,8 +199,13 @@ async fn connect(kubeconfig: Option<&Path>, context: &str) -> Result<kube::Clien
         context: Some(context.to_owned()),
         ..KubeConfigOptions::default()
     };
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
+    let on_lab = kubeconfig_path.is_some();
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options)
         .await
         .with_context(|| format!("the kubeconfig has no usable context `{context}`"))?;
+    if on_lab {
+        // The lab's addresses are on this machine, where no proxy can reach them.
+        config.proxy_url = None;
+    }
     Ok(kube::Client::try_from(config)?)
 }

@@ -29,8 +29,7 @@ mod stories {
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use e2e::World;
-use lab::Progress;
+use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{clusters, extensions, kubernetes, lifecycle, network, power, shop};
 
@@ -41,13 +40,7 @@ fn main() -> ExitCode {
     lab::role::run_if_asked();
     lifecycle::own_a_lab_if_asked();
     let mut arguments = Arguments::from_args();
-    let world = match World::start(&Progress::to_stderr()) {
-        Ok(world) => Arc::new(world),
-        Err(error) => {
-            eprintln!("the clusters for the stories could not be started: {error:#}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let world = Arc::new(LaterWorld::default());
     let beside: Vec<Trial> = [
         kubernetes::stories,
         extensions::stories,

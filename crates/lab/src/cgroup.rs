@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::error::{Doing as _, Error, Result};
 
 /// Everything of the lab is below this group.
@@ -13,6 +16,9 @@ const ROOT: &str = "standin-lab";
 
 /// Controllers that Kubernetes asks for.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "io", "memory", "pids", "hugetlb"];
+
+/// What the kernel gets to do what it was asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How the machine mounts its control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,7 +146,65 @@ impl Group {
                 )
             }
         };
-        fs::write(&file, value).doing(|| format!("write {value} to {}", file.display()))
+        let writing = || format!("write {value} to {}", file.display());
+        fs::write(&file, value).doing(writing)?;
+        // It takes until every process has come to a stop.
+        let deadline = Instant::now() + PATIENCE;
+        while !self.has_state(frozen) {
+            if Instant::now() > deadline {
+                return Err(Error::Refused(format!(
+                    "the processes of {} do not stop",
+                    self.path.display()
+                )));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn has_state(&self, frozen: bool) -> bool {
+        match &self.layout {
+            Layout::Unified(mount) => {
+                let wanted = if frozen { "frozen 1" } else { "frozen 0" };
+                fs::read_to_string(mount.join(&self.path).join("cgroup.events"))
+                    .is_ok_and(|events| events.lines().any(|line| line == wanted))
+            }
+            Layout::Separate(mounts) => {
+                let wanted = if frozen { "FROZEN" } else { "THAWED" };
+                mounts
+                    .iter()
+                    .filter(|mount| mount.ends_with("freezer"))
+                    .all(|mount| {
+                        fs::read_to_string(mount.join(&self.path).join("freezer.state"))
+                            .is_ok_and(|state| state.trim() == wanted)
+                    })
+            }
+        }
+    }
+
+    /// Kills every process in the groups of the nodes below this group of a lab, paused ones too.
+    pub(crate) fn end_processes(&self) {
+        for mount in self.layout.mounts() {
+            for node in child_groups(&mount.join(&self.path)) {
+                for (file, value) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
+                    let file = node.join(file);
+                    if file.exists() {
+                        let _ = fs::write(file, value);
+                    }
+                }
+            }
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let processes = self.processes();
+            if processes.is_empty() || Instant::now() > deadline {
+                return;
+            }
+            for process in processes {
+                let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// The processes in the group and below it.
@@ -188,7 +252,7 @@ impl Group {
     /// Removes the group and everything below it; its processes must have ended. Also the lab's common parent
     /// group, when this was the last below it.
     pub(crate) fn remove(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         for mount in self.layout.mounts() {
             // The kernel takes a moment to let go of processes that have just ended.
             while let Err(error) = remove_tree(&mount.join(&self.path)) {

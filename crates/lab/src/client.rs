@@ -6,6 +6,7 @@ use std::process::Command;
 use crate::binaries::Binaries;
 use crate::command::{run, run_with_input};
 use crate::error::{Error, Result};
+use crate::paths::Paths;
 
 /// One cluster, reached through a context of a kubeconfig.
 #[derive(Clone, Debug)]
@@ -13,24 +14,33 @@ pub struct Client {
     name: String,
     /// The user's own when none is given.
     kubeconfig: Option<PathBuf>,
+    /// Where the clients keep what they keep.
+    state: PathBuf,
     binaries: Binaries,
 }
 
 impl Client {
     /// A cluster of the lab: its kubeconfig has a context of the cluster's name.
-    pub(crate) fn of_lab(name: &str, kubeconfig: PathBuf, binaries: &Binaries) -> Self {
+    pub(crate) fn of_lab(
+        name: &str,
+        kubeconfig: PathBuf,
+        state: PathBuf,
+        binaries: &Binaries,
+    ) -> Self {
         Client {
             name: name.to_owned(),
             kubeconfig: Some(kubeconfig),
+            state,
             binaries: binaries.clone(),
         }
     }
 
     /// A cluster that exists already: a context of the user's kubeconfig.
-    pub fn of_context(context: &str, binaries: &Binaries) -> Result<Self> {
+    pub fn of_context(context: &str, paths: &Paths, binaries: &Binaries) -> Result<Self> {
         let client = Client {
             name: context.to_owned(),
             kubeconfig: None,
+            state: paths.base().join("clients"),
             binaries: binaries.clone(),
         };
         run(client.kubectl().args(["version", "--request-timeout=10s"])).map_err(|error| {
@@ -72,6 +82,17 @@ impl Client {
             "-",
         ];
         run_with_input(self.kubectl().args(arguments), manifests).map(drop)
+    }
+
+    /// Makes a namespace that is nobody's yet.
+    pub fn create_new_namespace(&self, namespace: &str) -> Result<()> {
+        run(self.kubectl().args(["create", "namespace", namespace])).map(drop).map_err(|error| {
+            Error::Refused(format!(
+                "cannot make the namespace {namespace} in {}: {error}\nIf it is left from an earlier run, delete it \
+                 with `kubectl --context {} delete namespace {namespace}`",
+                self.name, self.name
+            ))
+        })
     }
 
     /// Makes a namespace, unless it is there.
@@ -127,8 +148,28 @@ impl Client {
     fn command(&self, program: &str, context: &str) -> Command {
         let mut command = Command::new(self.binaries.program(program));
         command.args([context, &self.name]);
+        // What the clients keep is the lab's, not the user's: they may run as root in the user's home.
+        for (variable, folder) in [
+            ("KUBECACHEDIR", "kubectl"),
+            ("HELM_CACHE_HOME", "helm/cache"),
+            ("HELM_CONFIG_HOME", "helm/config"),
+            ("HELM_DATA_HOME", "helm/data"),
+        ] {
+            command.env(variable, self.state.join(folder));
+        }
         if let Some(kubeconfig) = &self.kubeconfig {
             command.env("KUBECONFIG", kubeconfig);
+            // The lab's addresses are on this machine, where no proxy can reach them.
+            for variable in [
+                "HTTP_PROXY",
+                "HTTPS_PROXY",
+                "NO_PROXY",
+                "http_proxy",
+                "https_proxy",
+                "no_proxy",
+            ] {
+                command.env_remove(variable);
+            }
         }
         command
     }

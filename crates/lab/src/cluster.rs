@@ -13,6 +13,7 @@ use crate::command::{run, tail};
 use crate::control;
 use crate::error::{Doing as _, Error, Result};
 use crate::keeper;
+use crate::lab::in_parallel;
 use crate::node::components::{API_SERVER, KUBELET};
 use crate::node::{self, ComponentState, ComponentStatus, pid_file};
 use crate::paths::LabPaths;
@@ -62,13 +63,22 @@ impl Cluster {
 
     /// `kubectl`, `helm` and what is done with them.
     pub fn client(&self) -> Client {
-        Client::of_lab(self.name(), self.kubeconfig(), &self.binaries)
+        Client::of_lab(
+            self.name(),
+            self.kubeconfig(),
+            self.paths.directory.join("clients"),
+            &self.binaries,
+        )
     }
 
     /// A command inside a node, in all of its namespaces.
     pub fn in_node(&self, node: &str) -> Result<Command> {
         let file = pid_file(&self.paths.node(&self.node(node)?.name));
-        let pid = fs::read_to_string(&file).doing(|| format!("read {}", file.display()))?;
+        let pid = fs::read_to_string(&file).map_err(|_| {
+            Error::Refused(format!(
+                "node {node} is off; `cargo xtask lab power start {node}` starts it"
+            ))
+        })?;
         let mut command = Command::new("nsenter");
         command.args([
             "--target",
@@ -89,16 +99,8 @@ impl Cluster {
         if self.plan.shape == Shape::ControlPlaneOnly {
             return Ok(());
         }
-        thread::scope(|scope| {
-            let loads: Vec<_> = self
-                .plan
-                .nodes
-                .iter()
-                .map(|node| scope.spawn(|| self.load_into_node(&node.name, archive)))
-                .collect();
-            loads
-                .into_iter()
-                .try_for_each(|load| load.join().unwrap_or_else(|_| Err(stopped_thread())))
+        in_parallel(&self.plan.nodes, |node| {
+            self.load_into_node(&node.name, archive)
         })
     }
 
@@ -233,11 +235,16 @@ impl Cluster {
             if condition() {
                 return Ok(());
             }
-            let crashed = self.components(node)?.into_iter().find(|status| {
-                status.name == component
-                    && status.state == ComponentState::Crashed
-                    && status.restarts >= CRASHES_TOLERATED
-            });
+            // A node that does not answer now may answer at the next look.
+            let crashed = self
+                .components(node)
+                .unwrap_or_default()
+                .into_iter()
+                .find(|status| {
+                    status.name == component
+                        && status.state == ComponentState::Crashed
+                        && status.restarts >= CRASHES_TOLERATED
+                });
             let trouble = match crashed {
                 Some(status) => format!(
                     "{trouble}: {component} ended {} times ({})",

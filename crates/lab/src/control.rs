@@ -1,14 +1,18 @@
 //! Requests to the lab's own processes: one JSON line there, one JSON line back, over a Unix socket.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Doing as _, Error, Result};
+
+/// The longest that an answer takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The answer on the socket. An error travels as its text: the caller cannot do more with it than show it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -29,6 +33,7 @@ where
 {
     let talking = || format!("talk to the lab's {role} at {}", socket.display());
     let mut stream = UnixStream::connect(socket).doing(talking)?;
+    stream.set_read_timeout(Some(PATIENCE)).doing(talking)?;
     let mut line = serde_json::to_string(request).map_err(|source| Error::Json {
         what: format!("a request to the lab's {role}"),
         source,
@@ -36,9 +41,16 @@ where
     line.push('\n');
     stream.write_all(line.as_bytes()).doing(talking)?;
     let mut answer = String::new();
-    BufReader::new(stream)
-        .read_line(&mut answer)
-        .doing(talking)?;
+    if let Err(error) = BufReader::new(stream).read_line(&mut answer) {
+        if error.kind() == io::ErrorKind::WouldBlock {
+            let seconds = PATIENCE.as_secs();
+            let message = format!(
+                "nothing within {seconds} s; `cargo xtask lab status` shows whether the node is paused"
+            );
+            return Err(Error::Remote { role, message });
+        }
+        return Err(error).doing(talking);
+    }
     if answer.is_empty() {
         return Err(Error::Remote {
             role,

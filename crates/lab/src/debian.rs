@@ -365,7 +365,12 @@ fn create_link(target: &Path, link: &Path) -> Result<(), ImageError> {
 
 /// The first number of the version of a package that this release would install.
 pub fn major_version(package: &str) -> Option<u32> {
-    let policy = output_of(Command::new("apt-cache").args(["policy", package])).ok()?;
+    let policy = output_of(
+        Command::new("apt-cache")
+            .env("LC_ALL", "C")
+            .args(["policy", package]),
+    )
+    .ok()?;
     major_of_candidate(&policy)
 }
 

@@ -19,10 +19,11 @@ pub(crate) fn image(cache: &Cache, binaries: &Binaries) -> Result<ImageArchive> 
 
 pub(crate) fn install(cluster: &Cluster) -> Result<()> {
     wait_for_default_account(cluster)?;
-    cluster.client().apply(
-        "kube-system",
-        &MANIFESTS.replace("DNS_ADDRESS", &cluster.plan().dns_address.to_string()),
-    )
+    let plan = cluster.plan();
+    let manifests = MANIFESTS
+        .replace("DNS_ADDRESS", &plan.dns_address.to_string())
+        .replace("FIRST_NODE", &plan.first_node().name);
+    cluster.client().apply("kube-system", &manifests)
 }
 
 pub(crate) fn wait(cluster: &Cluster) -> Result<()> {

@@ -79,7 +79,7 @@ impl Error {
                 Some(format!("start it with `cargo xtask lab up --name {name}`"))
             }
             Error::Component { log, .. } => Some(format!(
-                "the whole log is in {}; `cargo xtask lab down` removes the lab",
+                "the whole log is in {}; what was started is taken down again, so the command can be repeated",
                 log.display()
             )),
             Error::Command { command, .. } if command.starts_with("go ") => Some(
@@ -87,11 +87,7 @@ impl Error {
                  proxy (`go env GOPROXY`) and that the disk is not full, then run the command again"
                     .to_owned(),
             ),
-            Error::Command { command, .. } if command.contains("apt-get") => Some(
-                "check that this machine can reach its Debian or Ubuntu package mirror, then run the \
-                 command again"
-                    .to_owned(),
-            ),
+            Error::Image(error) => error.hint().map(str::to_owned),
             Error::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some disk space and run the command again".to_owned())
             }

@@ -12,19 +12,20 @@ mod faults;
 mod nodes;
 mod switch;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read as _;
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{Group, Layout};
 use crate::control;
-use crate::error::{Doing as _, Result};
+use crate::error::{Doing as _, Error, Result};
+use crate::lab::Record;
 use crate::paths::LabPaths;
 use crate::plan::{ClusterPlan, Network};
 use crate::wire::Conditions;
@@ -71,6 +72,8 @@ pub(crate) enum Request {
 pub(crate) struct Status {
     pub(crate) network: Network,
     pub(crate) released: bool,
+    /// It is being taken down and takes no more nodes.
+    pub(crate) ending: bool,
     pub(crate) nodes: Vec<NodeStatus>,
     pub(crate) links: Vec<LinkStatus>,
 }
@@ -92,47 +95,44 @@ pub(crate) fn lab_group(network: Network) -> Result<Group> {
 pub(crate) fn main(directory: &Path) -> Result<()> {
     // Away from the owner's terminal: its Ctrl-C is not for the lab.
     nix::unistd::setsid().doing(|| "start a session".to_owned())?;
-    let paths = LabPaths {
-        directory: directory.to_owned(),
-        lock: PathBuf::new(),
-    };
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    let paths = LabPaths::at(directory);
     let switch = Switch::create()?;
     let group = lab_group(switch.network())?;
     // A lab that held this network before may have been killed.
+    group.end_processes();
     group.remove()?;
+    Record {
+        network: switch.network(),
+        clusters: Vec::new(),
+    }
+    .write(&paths)?;
     let keeper = Arc::new(Keeper {
         paths: paths.clone(),
         group,
         switch,
-        released: AtomicBool::new(false),
-        state: Mutex::new(State {
-            nodes: Nodes::default(),
-            faults: Faults::default(),
-        }),
+        state: Mutex::default(),
+        settled: Condvar::new(),
     });
-    let (down, ended) = mpsc::channel();
     let socket = paths.keeper_socket();
     let listener =
         UnixListener::bind(&socket).doing(|| format!("listen on {}", socket.display()))?;
+    let (end, ended) = mpsc::channel();
+    let asked = end.clone();
     let answering = Arc::clone(&keeper);
-    let asked_down = down.clone();
-    control::serve(listener, move |request| {
-        answering.answer(request, &asked_down)
-    });
+    control::serve(listener, move |request| answering.answer(request, &asked));
     let watching = Arc::clone(&keeper);
     thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0]);
-        if !watching.released.load(Ordering::SeqCst) {
-            let _ = down.send(None);
+        if !watching.lock().released {
+            let _ = end.send(());
         }
     });
-    let answered: Option<mpsc::Sender<()>> = ended.recv().unwrap_or_default();
+    let _ = ended.recv();
     keeper.tear_down();
-    if let Some(answered) = answered {
-        let _ = answered.send(());
-        // Gives the answer the time to leave through the socket; the caller hangs up once it has it.
-        thread::sleep(std::time::Duration::from_millis(50));
-    }
     Ok(())
 }
 
@@ -140,90 +140,106 @@ struct Keeper {
     paths: LabPaths,
     group: Group,
     switch: Switch,
-    released: AtomicBool,
     state: Mutex<State>,
+    /// Signalled when a node that was starting runs, or does not.
+    settled: Condvar,
 }
 
+#[derive(Default)]
 struct State {
     nodes: Nodes,
     faults: Faults,
+    /// Nodes that are on their way, which nobody may start a second time.
+    starting: BTreeSet<String>,
+    released: bool,
+    ending: bool,
 }
 
 impl Keeper {
-    fn answer(
-        &self,
-        request: Request,
-        down: &mpsc::Sender<Option<mpsc::Sender<()>>>,
-    ) -> Result<Status> {
+    fn answer(&self, request: Request, end: &mpsc::Sender<()>) -> Result<Status> {
+        self.lock().nodes.forget_dead();
         match request {
             Request::Status => {}
-            Request::Release => self.released.store(true, Ordering::SeqCst),
+            Request::Release => self.lock().released = true,
             Request::StartNode { cluster, node } => self.start_node(&cluster, &node)?,
-            Request::StopNode { node } => self.lock().nodes.stop(&node)?,
-            Request::FreezeNode { node, frozen } => {
-                self.lock().nodes.get(&node)?;
-                self.group.of_node(&node).freeze(frozen)?;
-                self.lock().nodes.set_frozen(&node, frozen);
-            }
-            Request::SetConditions {
-                from,
-                to,
-                conditions,
-            } => {
-                let mut state = self.lock();
-                let State { nodes, faults } = &mut *state;
-                faults.set_conditions(&self.switch, nodes, &from, &to, conditions)?;
-            }
-            Request::SetDialling { from, to, allowed } => {
-                let mut state = self.lock();
-                let State { nodes, faults } = &mut *state;
-                faults.set_dialling(&self.switch, nodes, &from, &to, allowed)?;
-            }
-            Request::Heal => {
-                let mut state = self.lock();
-                let State { nodes, faults } = &mut *state;
-                faults.heal(&self.switch, nodes)?;
-            }
             Request::Down => {
-                let (done, finished) = mpsc::channel();
-                let _ = down.send(Some(done));
-                let _ = finished.recv();
-                return Ok(Status {
-                    network: self.switch.network(),
-                    released: false,
-                    nodes: Vec::new(),
-                    links: Vec::new(),
-                });
+                self.lock().ending = true;
+                let _ = end.send(());
             }
+            other => self.change(other)?,
         }
         let state = self.lock();
         Ok(Status {
             network: self.switch.network(),
-            released: self.released.load(Ordering::SeqCst),
+            released: state.released,
+            ending: state.ending,
             nodes: state.nodes.status(),
             links: state.faults.status(),
         })
     }
 
+    /// What is done under the lock.
+    fn change(&self, request: Request) -> Result<()> {
+        let mut state = self.lock();
+        let State { nodes, faults, .. } = &mut *state;
+        match request {
+            Request::StopNode { node } => nodes.stop(&node),
+            Request::FreezeNode { node, frozen } => nodes.freeze(&node, frozen),
+            Request::SetConditions {
+                from,
+                to,
+                conditions,
+            } => faults.set_conditions(&self.switch, nodes, &from, &to, conditions),
+            Request::SetDialling { from, to, allowed } => {
+                faults.set_dialling(&self.switch, nodes, &from, &to, allowed)
+            }
+            Request::Heal => faults.heal(&self.switch, nodes),
+            Request::Status | Request::Release | Request::StartNode { .. } | Request::Down => {
+                Ok(())
+            }
+        }
+    }
+
     /// The slow part, waiting for the node's process 1, happens without the lock, so that nodes start side by side.
     fn start_node(&self, cluster: &ClusterPlan, name: &str) -> Result<()> {
-        if self.lock().nodes.get(name).is_ok() {
-            return Ok(());
+        {
+            let mut state = self.lock();
+            if state.ending {
+                return Err(Error::Refused("the lab is being taken down".to_owned()));
+            }
+            if state.nodes.get(name).is_ok() {
+                return Ok(());
+            }
+            if !state.starting.insert(name.to_owned()) {
+                return Err(Error::Refused(format!(
+                    "node {name} is already being started"
+                )));
+            }
+            state.nodes.remember(cluster);
         }
-        let started = nodes::start(&self.paths, &self.group, &self.switch, cluster, name)?;
+        let started = nodes::start(&self.paths, &self.group, &self.switch, cluster, name);
         let mut state = self.lock();
-        let State { nodes, faults } = &mut *state;
-        nodes.add(started)?;
-        faults.apply_to_new_node(&self.switch, nodes, &cluster.name)
+        state.starting.remove(name);
+        self.settled.notify_all();
+        let State { nodes, faults, .. } = &mut *state;
+        nodes.add(started?)?;
+        faults.apply_to_new_node(&self.switch, nodes, &cluster.name, name)
     }
 
     /// Removes everything; what fails is said in the log and does not keep the rest.
     #[expect(clippy::print_stderr, reason = "standard error is the keeper's log")]
     fn tear_down(&self) {
         let mut state = self.lock();
-        let State { nodes, faults } = &mut *state;
-        faults.drop_wire();
-        nodes.stop_all();
+        state.ending = true;
+        // A node that is half started cannot be ended; each takes a bounded time to become one that can.
+        while !state.starting.is_empty() {
+            state = self
+                .settled
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.faults.drop_wire();
+        state.nodes.stop_all();
         for result in [self.group.remove(), self.switch.remove()] {
             if let Err(error) = result {
                 eprintln!("{error}");

@@ -10,19 +10,19 @@ use std::thread;
 
 use serde::Serialize;
 
-use self::keeping::Record;
+pub(crate) use self::keeping::Record;
 pub(crate) use self::starting::wait_for_default_account;
 use crate::binaries::Binaries;
 use crate::cluster::{Cluster, stopped_thread};
 use crate::control;
 use crate::dns;
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, Result};
 use crate::image::recipes;
 use crate::keeper::{self, LinkStatus, ROLE};
 use crate::node::ComponentStatus;
 use crate::paths::{LabPaths, Paths};
 use crate::pki;
-use crate::plan::{ClusterPlan, LabRequest, MOST_CLUSTERS, Network, NodePlan};
+use crate::plan::{ClusterPlan, HOST, LabRequest, MOST_CLUSTERS, Network, NodePlan};
 use crate::progress::Progress;
 use crate::surroundings::{self, Demand};
 use crate::usage::{self, Usage};
@@ -85,13 +85,12 @@ impl Lab {
         progress: &Progress,
     ) -> Result<Lab> {
         request.check()?;
-        let lab_paths = paths.lab(&request.name);
+        surroundings::check_root()?;
+        let lab_paths = paths.lab(&request.name)?;
+        check_socket_paths(&lab_paths, request)?;
         let _lock = keeping::lock(&lab_paths)?;
-        let found = keeping::find(&lab_paths)?;
-        let running = found
-            .iter()
-            .flat_map(|record| &record.clusters)
-            .collect::<Vec<_>>();
+        let found = keeping::find_or_sweep(&lab_paths)?;
+        let running: Vec<&ClusterPlan> = found.iter().flat_map(|record| &record.clusters).collect();
         surroundings::check(paths, Demand::of(request, &running))?;
         let binaries = Binaries::ensure(paths, progress)?;
         let (record, input) = match found {
@@ -107,7 +106,8 @@ impl Lab {
             paths: lab_paths,
             _keeper_input: input,
         };
-        lab.start_what_is_missing(paths, request, progress)?;
+        lab.start_what_is_missing(paths, request, progress)
+            .map_err(|error| lab.keep_logs(&paths.failed(&lab.name), error))?;
         lab.write_kubeconfig()?;
         if lifetime == Lifetime::Detached {
             lab.ask(&keeper::Request::Release)?;
@@ -117,7 +117,7 @@ impl Lab {
 
     /// Finds a running lab.
     pub fn attach(paths: &Paths, name: &str) -> Result<Lab> {
-        let lab_paths = paths.lab(name);
+        let lab_paths = paths.lab(name)?;
         let record =
             keeping::find(&lab_paths)?.ok_or_else(|| Error::NotRunning(name.to_owned()))?;
         let binaries = Binaries::find(paths).ok_or_else(|| {
@@ -150,20 +150,13 @@ impl Lab {
 
     /// Takes a lab down, also one whose keeper was killed. Returns whether there was anything.
     pub fn down(paths: &Paths, name: &str) -> Result<bool> {
-        let lab_paths = paths.lab(name);
+        let lab_paths = paths.lab(name)?;
         if !lab_paths.directory.exists() {
             return Ok(false);
         }
         let _lock = keeping::lock(&lab_paths)?;
-        if control::call::<_, keeper::Status>(
-            ROLE,
-            &lab_paths.keeper_socket(),
-            &keeper::Request::Down,
-        )
-        .is_err()
-        {
-            keeping::sweep(&lab_paths)?;
-        }
+        keeping::end(&lab_paths)?;
+        // Removed while it is held, which is when it may be.
         let _ = fs::remove_file(&lab_paths.lock);
         Ok(true)
     }
@@ -252,6 +245,17 @@ impl Lab {
         .map(drop)
     }
 
+    /// Makes the link between two endpoints perfect again, dialling included.
+    pub fn heal_link(&self, one: &str, other: &str) -> Result<()> {
+        self.set_link(one, other, &Conditions::default())?;
+        for (from, to) in [(one, other), (other, one)] {
+            if to != HOST {
+                self.set_dialling(from, to, true)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes every link perfect again.
     pub fn heal(&self) -> Result<()> {
         self.ask(&keeper::Request::Heal).map(drop)
@@ -307,7 +311,7 @@ impl Lab {
         Ok(keeper::lab_group(self.network)?.processes())
     }
 
-    /// What the lab uses of the machine now: every process of its nodes, and its keeper.
+    /// What the lab uses of the machine now: the memory of its nodes and its keeper, the processor time of its nodes.
     pub fn usage(&self) -> Result<Usage> {
         let group = keeper::lab_group(self.network)?;
         let mut processes = group.processes();
@@ -353,14 +357,12 @@ impl Lab {
         })
     }
 
+    /// Clusters whose start failed have no certificates and no place in it.
     fn write_kubeconfig(&self) -> Result<()> {
         let mut parts = Vec::new();
-        for cluster in &self.clusters {
+        for cluster in self.clusters.iter().filter(|cluster| cluster.is_complete()) {
             let folder = self.paths.node(&cluster.plan.first_node().name).join("pki");
-            let read = |name: &str| {
-                fs::read_to_string(folder.join(name))
-                    .doing(|| format!("read {}", folder.join(name).display()))
-            };
+            let read = |name: &str| pki::read(&folder, name);
             parts.push((
                 cluster,
                 read("ca.crt")?,
@@ -377,8 +379,40 @@ impl Lab {
                 key,
             })
             .collect();
-        let file = self.paths.kubeconfig();
-        fs::write(&file, pki::kubeconfig(&accesses)).doing(|| format!("write {}", file.display()))
+        pki::write(
+            &self.paths.directory,
+            LabPaths::KUBECONFIG,
+            &pki::kubeconfig(&accesses),
+        )
+    }
+
+    /// Copies the logs out of a lab whose start has failed and which is about to go, and lets the error name the copy.
+    fn keep_logs(&self, folder: &Path, error: Error) -> Error {
+        let Error::Component {
+            node,
+            trouble,
+            log,
+            tail,
+        } = error
+        else {
+            return error;
+        };
+        let _ = fs::remove_dir_all(folder);
+        for plan in self.clusters.iter().flat_map(|cluster| &cluster.plan.nodes) {
+            let logs = fs::read_dir(self.paths.node(&plan.name).join("log"));
+            for entry in logs.into_iter().flatten().flatten() {
+                let place = folder.join(&plan.name);
+                let _ = fs::create_dir_all(&place)
+                    .and_then(|()| fs::copy(entry.path(), place.join(entry.file_name())));
+            }
+        }
+        let kept = folder.join(&node).join(log.file_name().unwrap_or_default());
+        Error::Component {
+            node,
+            trouble,
+            log: if kept.exists() { kept } else { log },
+            tail,
+        }
     }
 
     fn ask(&self, request: &keeper::Request) -> Result<keeper::Status> {
@@ -392,9 +426,10 @@ fn planned(mut record: Record, request: &LabRequest) -> Result<Record> {
         if let Some(running) = record.clusters.iter().find(|plan| plan.name == asked.name) {
             if running.shape != asked.shape || running.nodes.len() != asked.nodes {
                 return Err(Error::Refused(format!(
-                    "cluster {} already runs with {} node(s) in another shape; take the lab down first \
-                     (`cargo xtask lab down --name {}`) or use another --name",
+                    "cluster {} already runs as {:?} with {} node(s), which is not what was asked for; take the lab \
+                     down first (`cargo xtask lab down --name {}`) or use another --name",
                     running.name,
+                    running.shape,
                     running.nodes.len(),
                     request.name
                 )));
@@ -428,8 +463,30 @@ fn clusters(paths: &LabPaths, binaries: &Binaries, record: &Record) -> Vec<Clust
         .collect()
 }
 
+/// The kernel takes paths of sockets up to a length, and says nothing helpful about longer ones.
+fn check_socket_paths(paths: &LabPaths, request: &LabRequest) -> Result<()> {
+    const LONGEST: usize = 107;
+    let longest_node = request
+        .clusters
+        .iter()
+        .map(|cluster| cluster.name.len() + 2)
+        .max();
+    let socket = crate::node::socket(&paths.node(&"x".repeat(longest_node.unwrap_or(0))));
+    if socket.as_os_str().len() <= LONGEST {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "the path {} is too long for a socket; use a shorter --name, or set {} to a shorter folder",
+        paths.directory.display(),
+        crate::environment::LAB_DIRECTORY
+    )))
+}
+
 /// Does the same with each, side by side, and returns the first error.
-fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+pub(crate) fn in_parallel<T: Sync>(
+    items: &[T],
+    work: impl Fn(&T) -> Result<()> + Sync,
+) -> Result<()> {
     thread::scope(|scope| {
         let work = &work;
         let running: Vec<_> = items
@@ -462,10 +519,35 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_is_a_path_is_refused_before_anything_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::at(folder.path());
+        fs::create_dir_all(paths.run().join("other")).unwrap();
+        for name in ["", ".", "..", "/etc", "../x", "a/b"] {
+            assert!(Lab::attach(&paths, name).is_err(), "{name}");
+            let error = Lab::down(&paths, name).unwrap_err().to_string();
+            assert!(error.contains("cannot be the name of a lab"), "{error}");
+        }
+        assert!(paths.run().join("other").exists());
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_for_a_socket_is_refused() {
+        let request = LabRequest::new("lab", 1, 1, crate::plan::Shape::Full).unwrap();
+        let at =
+            |folder: &str| check_socket_paths(&Paths::at(folder).lab("lab").unwrap(), &request);
+        assert!(at("/root/.cache/standin/lab").is_ok());
+        let error = at(&format!("/{}", "long".repeat(25)))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("STANDIN_LAB_DIR"), "{error}");
+    }
+
+    #[test]
     fn remains_of_a_killed_keeper_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::at(folder.path());
-        let lab = paths.lab("dead");
+        let lab = paths.lab("dead").unwrap();
         fs::create_dir_all(&lab.directory).unwrap();
         fs::write(lab.record(), "{").unwrap();
         assert_eq!(Lab::list(&paths), ["dead"]);

@@ -1,10 +1,12 @@
 //! Where the lab keeps its files. Everything is below one folder outside the clone.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use crate::environment;
+use crate::error::Result;
 use crate::image::Cache;
+use crate::plan;
 
 /// The folders of the lab on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,14 +17,16 @@ pub struct Paths {
 impl Paths {
     /// `$STANDIN_LAB_DIR`, or `standin/lab` in the user's cache folder.
     pub fn from_environment() -> Self {
-        let base = env::var_os(environment::LAB_DIRECTORY)
-            .map(PathBuf::from)
-            .or_else(|| {
-                env::var_os("XDG_CACHE_HOME").map(|cache| Path::new(&cache).join("standin/lab"))
-            })
-            .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache/standin/lab")))
+        let folder = |name: &str| {
+            env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let base = folder(environment::LAB_DIRECTORY)
+            .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("standin/lab")))
+            .or_else(|| folder("HOME").map(|home| home.join(".cache/standin/lab")))
             .unwrap_or_else(|| PathBuf::from("/var/cache/standin/lab"));
-        Paths { base }
+        Paths::at(path::absolute(&base).unwrap_or(base))
     }
 
     pub fn at(base: impl Into<PathBuf>) -> Self {
@@ -48,11 +52,15 @@ impl Paths {
         self.base.join("run")
     }
 
-    pub(crate) fn lab(&self, name: &str) -> LabPaths {
-        LabPaths {
-            directory: self.run().join(name),
-            lock: self.run().join(format!("{name}.lock")),
-        }
+    /// The logs of a lab whose start has failed.
+    pub(crate) fn failed(&self, name: &str) -> PathBuf {
+        self.base.join("failed").join(name)
+    }
+
+    /// The files of a lab. The name is checked here, because root removes folders that are called so.
+    pub(crate) fn lab(&self, name: &str) -> Result<LabPaths> {
+        plan::check_name("lab", name)?;
+        Ok(LabPaths::at(&self.run().join(name)))
     }
 }
 
@@ -65,6 +73,13 @@ pub(crate) struct LabPaths {
 }
 
 impl LabPaths {
+    pub(crate) fn at(directory: &Path) -> Self {
+        LabPaths {
+            directory: directory.to_owned(),
+            lock: directory.with_extension("lock"),
+        }
+    }
+
     pub(crate) fn record(&self) -> PathBuf {
         self.directory.join("lab.json")
     }
@@ -77,8 +92,10 @@ impl LabPaths {
         self.directory.join("keeper.log")
     }
 
+    pub(crate) const KUBECONFIG: &str = "kubeconfig";
+
     pub(crate) fn kubeconfig(&self) -> PathBuf {
-        self.directory.join("kubeconfig")
+        self.directory.join(LabPaths::KUBECONFIG)
     }
 
     pub(crate) fn node(&self, node: &str) -> PathBuf {

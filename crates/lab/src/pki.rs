@@ -259,13 +259,13 @@ fn distinguished_name(user: &str, group: Option<&str>) -> DistinguishedName {
     name
 }
 
-fn read(folder: &Path, name: &str) -> Result<String> {
+pub(crate) fn read(folder: &Path, name: &str) -> Result<String> {
     let path = folder.join(name);
     fs::read_to_string(&path).doing(|| format!("read {}", path.display()))
 }
 
 /// Private keys are among these files, so all of them are for their owner only.
-fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
+pub(crate) fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
     let path = folder.join(name);
     let write = || -> std::io::Result<()> {
         let file = fs::OpenOptions::new()

@@ -92,7 +92,7 @@ impl LabRequest {
 }
 
 /// Names become folders, host names and devices, so they are kept to what all of these accept.
-fn check_name(what: &str, name: &str) -> Result<()> {
+pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
     let fits = (1..=20).contains(&name.len())
         && name.starts_with(|first: char| first.is_ascii_lowercase())
         && name

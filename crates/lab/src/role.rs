@@ -74,6 +74,9 @@ pub fn run_if_asked() {
 pub(crate) fn command(role: Role, directory: &Path) -> Result<Command> {
     let mut command = Command::new(executable()?);
     command.args(arguments(role, directory));
+    // The programs for administrators are not on the path of every user who becomes root.
+    let path = env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"));
     Ok(command)
 }
 

@@ -160,9 +160,8 @@ impl Programs {
     }
 }
 
-/// Installs the shop into a namespace and waits until all of it is ready. Its answers name the cluster.
+/// Installs the shop into a namespace that is there, and waits until all of it is ready. Its answers name the cluster.
 pub fn install(client: &Client, namespace: &str) -> Result<()> {
-    client.create_namespace(namespace)?;
     let cluster = format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: cluster\ndata:\n  name: {}\n",
         client.name()

@@ -68,8 +68,17 @@ pub const REQUIREMENTS: [Requirement; 9] = [
     },
 ];
 
-/// Where the plugins for pod networks may be.
-const NETWORK_PLUGINS: [&str; 2] = ["/usr/lib/cni/ptp", "/opt/cni/bin/ptp"];
+/// Where the plugins for pod networks may be: below `/usr`, which nodes share with the machine.
+const NETWORK_PLUGINS: [&str; 2] = ["/usr/lib/cni/ptp", "/usr/libexec/cni/ptp"];
+
+/// Fails when the caller is not root, before anything else is tried.
+pub(crate) fn check_root() -> Result<()> {
+    if nix::unistd::geteuid().is_root() {
+        Ok(())
+    } else {
+        refuse(vec![problems::needs_root()])
+    }
+}
 
 /// Fails with everything that keeps the lab from running here, before anything is changed.
 pub fn check(paths: &Paths, demand: Demand) -> Result<()> {

@@ -31,8 +31,11 @@ pub(crate) fn processes_mentioning(folder: &Path) -> Vec<i32> {
         .flatten()
         .filter_map(|entry| entry.file_name().to_string_lossy().parse::<i32>().ok())
         .filter(|pid| {
-            fs::read_to_string(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|line| line.contains(&folder))
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            // Arguments end with a zero byte, and folders below this one go on with a slash.
+            ['\0', '/']
+                .iter()
+                .any(|end| line.contains(&format!("{folder}{end}")))
         })
         .collect()
 }

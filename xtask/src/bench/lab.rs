@@ -3,6 +3,7 @@
 //! The baseline of everything is one cluster, so the ratio says what each further one adds.
 
 use std::fs;
+use std::process;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,7 +14,6 @@ use lab::{Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
 use super::Row;
 
-const NAME: &str = "bench";
 /// What a cluster gets to calm down before it is called idle.
 const SETTLING: Duration = Duration::from_secs(20);
 const WATCHED: Duration = Duration::from_secs(30);
@@ -21,18 +21,19 @@ const IMAGE_BYTES: usize = 10_000_000;
 
 pub(super) fn measure() -> Result<Vec<Row>> {
     let paths = Paths::from_environment();
-    crate::lab::prepare(&paths, 3, 1)?;
     // What is made once is made before the clock runs.
-    bring_up(&paths, 1)?;
-    Lab::down(&paths, NAME)?;
+    let name = &format!("bench-{}", process::id());
+    drop(bring_up(&paths, name, 1)?);
+    Lab::down(&paths, name)?;
 
     let before = Remains::now();
-    let one = measure_clusters(&paths, 1)?;
+    let one = measure_clusters(&paths, name, 1)?;
     let start_of_two = Instant::now();
-    bring_up(&paths, 2)?;
+    // Held until the end: the lab is gone with it.
+    let _two_clusters = bring_up(&paths, name, 2)?;
     let two = start_of_two.elapsed();
-    let three = measure_clusters(&paths, 3)?;
-    let left = Remains::settle(&before, Duration::from_secs(5));
+    let three = measure_clusters(&paths, name, 3)?;
+    let left = Remains::settle(&before, &[], Duration::from_secs(5));
     for (kind, name) in &left {
         eprintln!("left behind: {kind} {name}");
     }
@@ -77,9 +78,9 @@ struct Measured {
 }
 
 /// Brings clusters up to this count, watches them idle, loads an image and takes all of them down.
-fn measure_clusters(paths: &Paths, clusters: usize) -> Result<Measured> {
+fn measure_clusters(paths: &Paths, name: &str, clusters: usize) -> Result<Measured> {
     let started = Instant::now();
-    let lab = bring_up(paths, clusters)?;
+    let lab = bring_up(paths, name, clusters)?;
     let start = started.elapsed();
     eprintln!(
         "{clusters} cluster(s): idle for {} s",
@@ -92,7 +93,7 @@ fn measure_clusters(paths: &Paths, clusters: usize) -> Result<Measured> {
     let used = after.processor_time.saturating_sub(before.processor_time);
     let image = load_image(paths, &lab)?;
     let ending = Instant::now();
-    Lab::down(paths, NAME)?;
+    Lab::down(paths, name)?;
     Ok(Measured {
         start,
         memory: after.memory as f64 / f64::from(1 << 20),
@@ -102,12 +103,12 @@ fn measure_clusters(paths: &Paths, clusters: usize) -> Result<Measured> {
     })
 }
 
-fn bring_up(paths: &Paths, clusters: usize) -> Result<Lab> {
-    let request = LabRequest::new(NAME, clusters, 1, Shape::Full)?;
+fn bring_up(paths: &Paths, name: &str, clusters: usize) -> Result<Lab> {
+    let request = LabRequest::new(name, clusters, 1, Shape::Full)?;
     Ok(Lab::up(
         paths,
         &request,
-        Lifetime::Detached,
+        Lifetime::Owned,
         &Progress::to_stderr(),
     )?)
 }

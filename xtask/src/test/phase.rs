@@ -5,6 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use lab::binaries::Binaries;
 use lab::shop::Programs;
 use lab::surroundings::{self, Demand};
 use lab::{Paths, Progress};
@@ -149,22 +150,23 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
         "--no-run",
         "--message-format=json-render-diagnostics",
     ]))?;
+    // Built as the caller, before anything runs as root.
+    let progress = Progress::to_stderr();
+    Binaries::ensure(&Paths::from_environment(), &progress)?;
     let programs = Programs::build(
         &settings.root,
         &workspace::shop_target()?,
         node::for_image()?,
-        &Progress::to_stderr(),
+        &progress,
     )?;
     // Judged as one: an executable without a test of its own is no failure, a package without any is.
     let mut all: Option<Finished> = None;
     for executable in test_executables(&build_messages) {
-        let mut command = if settings.uses_lab() {
-            privilege::command(&executable)
-        } else {
-            let mut command = Command::new(&executable);
+        // Root is needed for the lab, and for images of Debian packages wherever the clusters are.
+        let mut command = privilege::command(&executable);
+        if !settings.uses_lab() {
             command.env(environment::CONTEXTS, settings.contexts.join(","));
-            command
-        };
+        }
         command.envs(programs.variables());
         // Where `cargo test` would run it.
         command.current_dir(settings.root.join("crates/e2e"));

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use e2e::{Needs, Story, World, tell};
+use e2e::{LaterWorld, Needs, Story, tell};
 use libtest_mimic::Trial;
 
-pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
+pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![tell(
         world,
         "a_pod_asks_the_api_server_of_another_cluster",

@@ -7,14 +7,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use e2e::{Needs, Stage, Story, World, tell, until};
+use e2e::{LaterWorld, Needs, Stage, Story, tell, until};
 use lab::base64;
 use libtest_mimic::Trial;
 
 const SERVER: &str = include_str!("../../fixtures/aggregated_api.py");
 const DEFINITION: &str = include_str!("../../fixtures/widgets.yaml");
 
-pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
+pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![
         tell(
             world,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use e2e::{Needs, Story, World, tell, until};
+use e2e::{LaterWorld, Needs, Story, tell, until};
 use futures_util::AsyncBufReadExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{LogParams, Patch, PatchParams};
@@ -12,7 +12,7 @@ use libtest_mimic::Trial;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
+pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![
         tell(
             world,

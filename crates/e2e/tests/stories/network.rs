@@ -8,12 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use e2e::{Needs, Story, World, tell, until};
+use e2e::{LaterWorld, Needs, Story, tell, until};
 use lab::wire::{Conditions, Loss};
 use lab::{HOST, Lab};
 use libtest_mimic::Trial;
 
-pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
+pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![
         tell(
             world,
@@ -228,7 +228,7 @@ async fn a_cluster_can_dial_out_but_not_be_dialled(story: &Story<'_>) -> Result<
 async fn wrong_endpoints_are_refused(story: &Story<'_>) -> Result<()> {
     let lab = healed(story)?;
     for (one, other, expected) in [
-        ("east", "nowhere", "no cluster `nowhere`"),
+        ("east", "nowhere", "has no cluster `nowhere`"),
         ("east", "east", "no link to itself"),
     ] {
         let error = lab
@@ -323,7 +323,8 @@ impl Conversation {
         );
         let mut command: Command = lab.cluster_of_node(node)?.in_node(node)?;
         let mut dialler = command
-            .args(["bash", "-c", &script])
+            // A conversation that hangs ends, and the story with it.
+            .args(["timeout", "120", "bash", "-c", &script])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use e2e::{Needs, Stage, Story, World, tell, until};
+use e2e::{LaterWorld, Needs, Stage, Story, World, tell, until};
 use lab::shop::{self, Programs};
 use lab::{Paths, Progress};
 use libtest_mimic::Trial;
 
-pub(crate) fn stories(world: &Arc<World>) -> Vec<Trial> {
+pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![
         tell(
             world,

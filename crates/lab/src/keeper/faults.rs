@@ -41,7 +41,7 @@ pub(super) struct Faults {
     undialable: BTreeSet<Direction>,
     /// Present while any condition is set.
     wire: Option<Wire>,
-    /// Ports the wire has, by the machine's number of the node they were made for.
+    /// The ports that the wire has now.
     attached: BTreeSet<String>,
 }
 
@@ -56,20 +56,39 @@ impl Faults {
     ) -> Result<()> {
         check_pair(nodes, from, to)?;
         let direction = (from.to_owned(), to.to_owned());
-        if conditions.is_perfect() {
-            self.conditions.remove(&direction);
-        } else {
-            self.conditions.insert(direction, conditions.clone());
+        let before = self.conditions.get(&direction).cloned().unwrap_or_default();
+        self.remember(&direction, conditions.clone());
+        let applied = self.apply(switch, nodes, &direction, conditions);
+        if applied.is_err() {
+            // What is not in force must not be shown as if it were.
+            self.remember(&direction, before);
         }
+        if self.conditions.is_empty() {
+            self.drop_wire();
+        }
+        applied
+    }
+
+    fn remember(&mut self, direction: &Direction, conditions: Conditions) {
+        if conditions.is_perfect() {
+            self.conditions.remove(direction);
+        } else {
+            self.conditions.insert(direction.clone(), conditions);
+        }
+    }
+
+    fn apply(
+        &mut self,
+        switch: &Switch,
+        nodes: &Nodes,
+        (from, to): &Direction,
+        conditions: Conditions,
+    ) -> Result<()> {
         self.connect_wire(switch, nodes, from, to)?;
         if let Some(wire) = &self.wire {
             wire.set(from, to, conditions)?;
         }
-        self.route(switch, nodes, from, to)?;
-        if self.conditions.is_empty() {
-            self.drop_wire();
-        }
-        Ok(())
+        self.route(switch, nodes, from, to)
     }
 
     pub(super) fn set_dialling(
@@ -96,30 +115,34 @@ impl Faults {
         self.guard(switch, nodes, to)
     }
 
+    /// Makes everything perfect, as far as it goes: one link that cannot be healed does not keep the others.
     pub(super) fn heal(&mut self, switch: &Switch, nodes: &Nodes) -> Result<()> {
-        let directions: Vec<Direction> = self.conditions.keys().cloned().collect();
-        for (from, to) in directions {
-            self.set_conditions(switch, nodes, &from, &to, Conditions::default())?;
-        }
-        for (_, to) in std::mem::take(&mut self.undialable) {
-            self.guard(switch, nodes, &to)?;
-        }
-        Ok(())
+        let broken: Vec<Direction> = std::mem::take(&mut self.conditions).into_keys().collect();
+        let guarded: BTreeSet<String> = std::mem::take(&mut self.undialable)
+            .into_iter()
+            .map(|(_, to)| to)
+            .collect();
+        let routed = broken
+            .iter()
+            .map(|(from, to)| self.route(switch, nodes, from, to));
+        let unguarded = guarded
+            .iter()
+            .map(|cluster| self.guard(switch, nodes, cluster));
+        let healed = routed.chain(unguarded).fold(Ok(()), Result::and);
+        self.drop_wire();
+        healed
     }
 
-    /// A node that has just started shares the faults of its cluster.
+    /// A node that has just started shares the faults of its cluster. Its namespace is new, so whatever it had of the
+    /// wire and of the rules is gone.
     pub(super) fn apply_to_new_node(
         &mut self,
         switch: &Switch,
         nodes: &Nodes,
         cluster: &str,
+        node: &str,
     ) -> Result<()> {
-        // Its namespace is new, so the devices of its ports are gone.
-        self.attached.retain(|port| {
-            nodes
-                .of_cluster(cluster)
-                .all(|node| node.plan.name != *port)
-        });
+        self.attached.remove(node);
         let directions: Vec<Direction> = self
             .conditions
             .keys()
@@ -200,16 +223,16 @@ impl Faults {
             || self.conditions.contains_key(&key(to, from));
         for (here, there) in [(from, to), (to, from)] {
             for port in ports(switch, nodes, here) {
-                let batch: String = ports(switch, nodes, there)
+                let batch: String = addresses(switch, nodes, there)
                     .iter()
                     .map(|other| {
                         if faulty {
                             format!(
                                 "route replace {}/32 dev {} src {}\n",
-                                other.address, port.device, port.address
+                                other, port.device, port.address
                             )
                         } else {
-                            format!("route flush {}/32\n", other.address)
+                            format!("route flush {other}/32\n")
                         }
                     })
                     .collect();
@@ -228,8 +251,8 @@ impl Faults {
             .undialable
             .iter()
             .filter(|(_, to)| to == cluster)
-            .flat_map(|(from, _)| ports(switch, nodes, from))
-            .map(|port| port.address.to_string())
+            .flat_map(|(from, _)| addresses(switch, nodes, from))
+            .map(|address| address.to_string())
             .collect();
         let mut rules = format!("table inet {TABLE} {{}}\ndelete table inet {TABLE}\n");
         if !refused.is_empty() {
@@ -277,14 +300,23 @@ fn ports<'a>(switch: &'a Switch, nodes: &'a Nodes, endpoint: &'a str) -> Vec<Por
     nodes.of_cluster(endpoint).map(of_node).collect()
 }
 
+/// All addresses from which an endpoint could dial, also those of nodes that are off now.
+fn addresses(switch: &Switch, nodes: &Nodes, endpoint: &str) -> Vec<Ipv4Addr> {
+    if endpoint == HOST {
+        vec![switch.network().host()]
+    } else {
+        nodes.addresses(endpoint)
+    }
+}
+
 fn check_pair(nodes: &Nodes, from: &str, to: &str) -> Result<()> {
     if from == to {
         return Err(Error::Refused(format!("{from} has no link to itself")));
     }
     for endpoint in [from, to] {
-        if endpoint != HOST && nodes.of_cluster(endpoint).next().is_none() {
+        if endpoint != HOST && !nodes.knows(endpoint) {
             return Err(Error::Refused(format!(
-                "no cluster `{endpoint}` runs in this lab; endpoints are its clusters and `{HOST}`"
+                "this lab has no cluster `{endpoint}`; endpoints are its clusters and `{HOST}`"
             )));
         }
     }

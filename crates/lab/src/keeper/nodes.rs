@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub(super) struct Nodes {
     running: BTreeMap<String, RunningNode>,
+    /// Every cluster of which a node was ever started: those whose nodes are off are still endpoints of faults.
+    plans: BTreeMap<String, ClusterPlan>,
 }
 
 pub(super) struct RunningNode {
@@ -36,6 +39,7 @@ pub(super) struct RunningNode {
     network_namespace: File,
     frozen: bool,
     group: Group,
+    directory: PathBuf,
     /// Its standard input, which this process holds, keeps the node alive.
     namespace_parent: Child,
 }
@@ -53,16 +57,63 @@ impl RunningNode {
     fn end(&mut self) {
         // Frozen processes die only when they continue.
         let _ = self.group.freeze(false);
-        let _ = kill(self.pid, Signal::SIGKILL);
-        let _ = self.namespace_parent.wait();
+        // While its parent has not been waited for, the number cannot belong to anyone else.
+        if self.is_alive() {
+            let _ = kill(self.pid, Signal::SIGKILL);
+            let _ = self.namespace_parent.wait();
+        }
+        for file in [
+            node::pid_file(&self.directory),
+            node::socket(&self.directory),
+        ] {
+            let _ = fs::remove_file(file);
+        }
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.namespace_parent
+            .try_wait()
+            .is_ok_and(|ended| ended.is_none())
     }
 }
 
 impl Nodes {
+    /// Keeps in mind which addresses a cluster has, also while its nodes are off.
+    pub(super) fn remember(&mut self, cluster: &ClusterPlan) {
+        self.plans.insert(cluster.name.clone(), cluster.clone());
+    }
+
+    pub(super) fn knows(&self, cluster: &str) -> bool {
+        self.plans.contains_key(cluster)
+    }
+
+    /// The addresses of all nodes of a cluster, whether they run or not.
+    pub(super) fn addresses(&self, cluster: &str) -> Vec<Ipv4Addr> {
+        let nodes = self
+            .plans
+            .get(cluster)
+            .into_iter()
+            .flat_map(|plan| &plan.nodes);
+        nodes.map(|node| node.address).collect()
+    }
+
+    /// Nodes whose process 1 has ended by itself do not run.
+    pub(super) fn forget_dead(&mut self) {
+        self.running.retain(|_, node| {
+            let alive = node.is_alive();
+            if !alive {
+                node.end();
+            }
+            alive
+        });
+    }
+
     pub(super) fn get(&self, name: &str) -> Result<&RunningNode> {
-        self.running
-            .get(name)
-            .ok_or_else(|| Error::Refused(format!("node {name} is not running")))
+        self.running.get(name).ok_or_else(|| {
+            Error::Refused(format!(
+                "node {name} is off; `cargo xtask lab power start {name}` starts it"
+            ))
+        })
     }
 
     pub(super) fn of_cluster<'a>(
@@ -107,10 +158,14 @@ impl Nodes {
         });
     }
 
-    pub(super) fn set_frozen(&mut self, name: &str, frozen: bool) {
+    /// Stops or continues every process of a node. On return, it is done.
+    pub(super) fn freeze(&mut self, name: &str, frozen: bool) -> Result<()> {
+        self.get(name)?;
         if let Some(node) = self.running.get_mut(name) {
+            node.group.freeze(frozen)?;
             node.frozen = frozen;
         }
+        Ok(())
     }
 
     pub(super) fn status(&self) -> Vec<NodeStatus> {
@@ -162,6 +217,7 @@ pub(super) fn start(
         network_namespace: File::open(&path).doing(|| format!("open {path}"))?,
         frozen: false,
         group,
+        directory,
         namespace_parent,
     };
     switch.connect(pid, plan, &cluster.pod_range)?;

@@ -165,13 +165,19 @@ fn claim_network(host: &File) -> Result<Network> {
     )))
 }
 
-/// Whether a routing table (`ip route show table all`) mentions addresses of this network.
+/// Whether a routing table (`ip route show table all`) has a route of its own to addresses of this network. Wide
+/// routes, such as a company's to all of 10.0.0.0/8, do not count: the lab's narrower one goes before them.
 fn uses(routes: &str, network: Network) -> bool {
+    const WIDE: u32 = 15;
     routes.split_whitespace().any(|word| {
-        let address = word.split('/').next().unwrap_or(word);
-        address
-            .parse::<Ipv4Addr>()
-            .is_ok_and(|address| network.contains(address))
+        let (address, length) = word.split_once('/').unwrap_or((word, "32"));
+        let (Ok(address), Ok(length)) = (address.parse::<Ipv4Addr>(), length.parse::<u32>()) else {
+            return false;
+        };
+        let common = length.min(24);
+        let shift = 32 - common;
+        (WIDE + 1..=32).contains(&length)
+            && u32::from(address) >> shift == u32::from(network.host()) >> shift
     })
 }
 
@@ -183,10 +189,12 @@ mod tests {
     fn a_network_in_the_routing_table_is_in_use() {
         let routes = "default via 172.16.0.1 dev eth0 \n\
                       10.200.1.0/24 dev standin1 proto kernel scope link src 10.200.1.1 \n\
-                      10.200.2.0/23 via 172.16.0.9 dev eth0\n";
-        let used: Vec<u8> = (0..5)
+                      10.200.2.0/23 via 172.16.0.9 dev eth0\n\
+                      local 10.200.4.7 dev lo\n\
+                      10.0.0.0/8 via 172.16.0.9 dev tun0\n";
+        let used: Vec<u8> = (0..6)
             .filter(|slot| uses(routes, Network::in_slot(*slot)))
             .collect();
-        assert_eq!(used, [1, 2]);
+        assert_eq!(used, [1, 2, 3, 4]);
     }
 }

@@ -36,10 +36,13 @@ pub(super) fn start_cluster(
     }
     prepare_folders(lab, cluster)?;
     in_parallel(&cluster.plan.nodes, |node| {
-        lab.ask(&keeper::Request::StartNode {
+        let request = keeper::Request::StartNode {
             cluster: cluster.plan.clone(),
             node: node.name.clone(),
-        })?;
+        };
+        lab.ask(&request).map(drop)
+    })?;
+    in_parallel(&cluster.plan.nodes, |node| {
         start_components(cluster, node, images, progress)
     })?;
     match cluster.plan.shape {

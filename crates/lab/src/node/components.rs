@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{INSIDE, PROGRAMS_INSIDE};
+use crate::image::recipes;
 use crate::plan::{ClusterPlan, NodePlan, NodeRole, Shape};
 
 /// The image every pod's sandbox runs. The lab loads it into each node.
-pub(crate) const SANDBOX_IMAGE: &str = "registry.lab/pause:1";
+const SANDBOX_IMAGE: &str = recipes::PAUSE;
 
 pub const ETCD: &str = "etcd";
 pub const API_SERVER: &str = "kube-apiserver";
@@ -230,6 +231,8 @@ disabled_plugins = [
 [plugins."io.containerd.grpc.v1.cri"]
   # Without CAP_SYS_RESOURCE no process may become less likely to be killed than its parent.
   restrict_oom_score_adj = true
+  # A profile would be loaded into the machine's kernel and stay there.
+  disable_apparmor = true
   sandbox_image = "{SANDBOX_IMAGE}"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "overlayfs"
@@ -299,6 +302,8 @@ fn kubelet_configuration(cluster: &ClusterPlan, group: &str) -> String {
         "serializeImagePulls": false,
         "nodeStatusUpdateFrequency": "5s",
         "podPidsLimit": -1,
+        // The default is a folder of the machine, which the kubelet would make.
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "oomScoreAdj": 0,
     })
     .to_string()

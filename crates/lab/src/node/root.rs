@@ -17,6 +17,9 @@ const SHARED: [&str; 10] = [
     "/usr", "/etc", "/dev", "/sys", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
 ];
 
+/// Devices and control groups are there to be written to. Of the rest, a node only reads.
+const WRITABLE: [&str; 2] = ["/dev", "/sys"];
+
 /// The kubelet sets these for the whole machine when they differ. It is shown files that already hold what it wants.
 const KERNEL_SETTINGS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
@@ -104,7 +107,14 @@ fn share(folder: &Path, root: &Path) -> Result<()> {
             let target = fs::read_link(folder).doing(|| format!("read {}", folder.display()))?;
             symlink(&target, &place).doing(|| format!("link {}", place.display()))
         }
-        Ok(_) => bind(folder, &place),
+        Ok(_) => {
+            bind(folder, &place)?;
+            if WRITABLE.contains(&folder.to_str().unwrap_or_default()) {
+                return Ok(());
+            }
+            let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+            mount_one(None, &place, None, flags, None)
+        }
         Err(_) => Ok(()),
     }
 }

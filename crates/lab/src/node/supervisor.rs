@@ -83,11 +83,12 @@ impl Supervisor {
         let component = self.component(name)?;
         let mut processes = self.lock();
         let process = processes.entry(name.to_owned()).or_default();
-        process.wanted = true;
         if process.pid.is_none() {
+            process.wanted = false;
             process.pid = Some(self.spawn(component)?);
             process.paused = false;
         }
+        process.wanted = true;
         Ok(())
     }
 

@@ -122,14 +122,18 @@ fn problem(what: impl Into<String>, remedy: &str) -> Problem {
     }
 }
 
+pub(super) fn needs_root() -> Problem {
+    problem(
+        "the lab makes namespaces, devices and control groups, which needs root",
+        "run the command as root, or install sudo and allow this user to use it",
+    )
+}
+
 /// Rights and the kernel.
 fn foundations(facts: &Facts) -> Vec<Problem> {
     let mut list = Vec::new();
     if !facts.root {
-        list.push(problem(
-            "the lab makes namespaces, devices and control groups, which needs root",
-            "run the command as root, or install sudo and allow this user to use it",
-        ));
+        list.push(needs_root());
     }
     if version_of(&facts.kernel).is_some_and(|version| version < OLDEST_KERNEL) {
         list.push(problem(
