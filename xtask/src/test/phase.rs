@@ -1,6 +1,6 @@
 //! The phases, in the order in which they run: what is quick to fail comes first.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
@@ -74,18 +74,7 @@ impl Phase {
                     .args(["--", "-D", "warnings"]),
             ),
             Self::Tidy => run_tidy(),
-            Self::Unit => {
-                let mut command = workspace::cargo(root);
-                command.args([
-                    "test",
-                    "--locked",
-                    "--workspace",
-                    "--exclude",
-                    "e2e",
-                    "--no-fail-fast",
-                ]);
-                count(Runner::Cargo, "cargo test", command)
-            }
+            Self::Unit => run_unit_tests(root),
             Self::Shop => run_shop_tests(settings),
             Self::E2e => run_stories(settings),
         }
@@ -141,15 +130,28 @@ fn run_shop_tests(settings: &Settings) -> Result<Outcome> {
     Ok(total)
 }
 
-/// Builds the stories as the caller and runs them as root: the lab needs root, the compiler must not have it.
-fn run_stories(settings: &Settings) -> Result<Outcome> {
-    let build_messages = process::output(workspace::cargo(&settings.root).args([
+fn run_unit_tests(root: &Path) -> Result<Outcome> {
+    let mut command = workspace::cargo(root);
+    command.args([
         "test",
         "--locked",
-        "--package=e2e",
-        "--no-run",
-        "--message-format=json-render-diagnostics",
-    ]))?;
+        "--workspace",
+        "--exclude=e2e",
+        "--no-fail-fast",
+    ]);
+    let mut outcome = count(Runner::Cargo, "cargo test", command)?;
+    // What needs root is ignored above, so that `cargo test` works for everyone.
+    let executables = build_tests(root, "lab")?;
+    let as_root = run_as_root(&executables, &root.join("crates/lab"), |command| {
+        command.arg("--ignored");
+    })?;
+    outcome.add(Runner::Cargo.judge("tests that need root", &as_root));
+    Ok(outcome)
+}
+
+/// Root is needed for the lab, and for images of Debian packages wherever the clusters are.
+fn run_stories(settings: &Settings) -> Result<Outcome> {
+    let executables = build_tests(&settings.root, "e2e")?;
     // Built as the caller, before anything runs as root.
     let progress = Progress::to_stderr();
     Binaries::ensure(&Paths::from_environment(), &progress)?;
@@ -159,25 +161,47 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
         node::for_image()?,
         &progress,
     )?;
-    // Judged as one: an executable without a test of its own is no failure, a package without any is.
-    let mut all: Option<Finished> = None;
-    for executable in test_executables(&build_messages) {
-        // Root is needed for the lab, and for images of Debian packages wherever the clusters are.
-        let mut command = privilege::command(&executable);
+    let told = run_as_root(&executables, &settings.root.join("crates/e2e"), |command| {
         if !settings.uses_lab() {
             command.env(environment::CONTEXTS, settings.contexts.join(","));
         }
         command.envs(programs.variables());
-        // Where `cargo test` would run it.
-        command.current_dir(settings.root.join("crates/e2e"));
+    })?;
+    Ok(Runner::Cargo.judge("e2e", &told))
+}
+
+/// Builds the tests of a package as the caller: the compiler must never run as root for someone else.
+fn build_tests(root: &Path, package: &str) -> Result<Vec<PathBuf>> {
+    let messages = process::output(workspace::cargo(root).args([
+        "test",
+        "--locked",
+        "--package",
+        package,
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+    ]))?;
+    Ok(test_executables(&messages))
+}
+
+/// Runs test executables where `cargo test` would, as root. They are judged as one: an executable without a test of its
+/// own is no failure, a package without any is.
+fn run_as_root(
+    executables: &[PathBuf],
+    folder: &Path,
+    complete: impl Fn(&mut Command),
+) -> Result<Finished> {
+    let mut all: Option<Finished> = None;
+    for executable in executables {
+        let mut command = privilege::command(executable);
+        command.current_dir(folder);
+        complete(&mut command);
         let finished = process::tee(command)?;
         all = Some(match all {
             None => finished,
             Some(before) => before.and_then(&finished),
         });
     }
-    let finished = all.context("cargo built no test executable of the package e2e")?;
-    Ok(Runner::Cargo.judge("e2e", &finished))
+    all.context("cargo built no test executable")
 }
 
 /// A check that only passes or fails counts as one test.

@@ -117,7 +117,7 @@ async fn the_shop_speaks_every_protocol(story: &Story<'_>) -> Result<()> {
             "pricing-0",
         ),
         (
-            "exec 3<>/dev/udp/pricing/7001; echo 'RATE EUR USD' >&3; read -r -t 5 -u 3 line; echo \"$line\"",
+            "echo 'RATE EUR USD' | socat -t 3 - UDP4:pricing:7001",
             "pricing-0",
         ),
     ] {

@@ -1,4 +1,5 @@
-//! The wire between real network namespaces. These need root and the TUN driver.
+//! The wire between real network namespaces. These need root, so they are ignored unless they are asked for:
+//! `cargo test -p lab -- --ignored`, as root. `cargo xtask test` asks for them.
 //!
 //! No test asserts that something is fast enough: a busy machine is not a fault of the wire. [`super::measure`] measures.
 
@@ -14,15 +15,6 @@ use super::{Conditions, LinkCounters, Wire, WireError};
 
 /// How long a condition may take to come true on a very busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Nothing, and a line that says why, where these tests cannot run.
-fn site() -> Option<Site> {
-    if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: network namespaces and TUN devices need root");
-        return None;
-    }
-    Some(Site::build().unwrap())
-}
 
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -64,8 +56,9 @@ fn round_trip(socket: &UdpSocket, content: &[u8]) -> Duration {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn delay_and_jitter_make_the_round_trip_at_least_as_long() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let socket = site.echoing_datagrams();
     round_trip(&socket, b"first");
     site.set_both("delay 20ms jitter 2ms").unwrap();
@@ -87,8 +80,9 @@ fn delay_and_jitter_make_the_round_trip_at_least_as_long() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn every_packet_is_counted_on_its_own_direction() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let socket = site.echoing_datagrams();
     for _ in 0..10 {
         round_trip(&socket, &[1; 100]);
@@ -102,8 +96,9 @@ fn every_packet_is_counted_on_its_own_direction() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_rate_keeps_datagrams_apart_and_drops_what_does_not_fit() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let (left, right) = site.datagrams(Site::WIRE_RIGHT).unwrap();
     site.set_both("rate 800kbit").unwrap();
     let start = Instant::now();
@@ -122,8 +117,9 @@ fn a_rate_keeps_datagrams_apart_and_drops_what_does_not_fit() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn loss_of_everything_and_of_nothing() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let socket = site.echoing_datagrams();
     site.wire
         .set(Site::LEFT, Site::RIGHT, "loss 100%".parse().unwrap())
@@ -142,8 +138,9 @@ fn loss_of_everything_and_of_nothing() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_connection_survives_a_cut() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let (mut left, mut right) = site.connect(Site::WIRE_RIGHT).unwrap();
     let mut received = [0; 6];
     left.write_all(b"before").unwrap();
@@ -170,8 +167,9 @@ fn a_connection_survives_a_cut() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_transfer_arrives_whole() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     for conditions in ["perfect", "loss 2%", "delay 1ms jitter 1ms", "perfect"] {
         site.set_both(conditions).unwrap();
         let (left, right) = site.connect(Site::WIRE_RIGHT).unwrap();
@@ -211,8 +209,9 @@ fn transfer(mut left: TcpStream, mut right: TcpStream) {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn bundles_pass_until_a_fault_counts_packets_and_again_when_it_is_healed() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let mut before = site.to_right().carried;
     for (conditions, bundled) in [
         ("perfect", true),
@@ -231,8 +230,9 @@ fn bundles_pass_until_a_fault_counts_packets_and_again_when_it_is_healed() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn ipv6_is_carried_too() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let right: IpAddr = "fd00:201::2".parse().unwrap();
     if !std::path::Path::new("/proc/net/if_inet6").exists() {
         eprintln!("skipped: this kernel has no IPv6");
@@ -258,8 +258,9 @@ fn ipv6_is_carried_too() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_port_whose_namespace_ends_is_let_go() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let socket = site.echoing_datagrams();
     let third = NetworkNamespace::create().unwrap();
     let address = "10.201.0.3".parse().unwrap();
@@ -282,8 +283,9 @@ fn a_port_whose_namespace_ends_is_let_go() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_receiver_that_is_down_costs_its_packets_and_nothing_else() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let socket = site.echoing_datagrams();
     within(site.right.as_fd(), || ip("link set dev wire0 down")).unwrap();
     socket.send(b"nobody is there").unwrap();
@@ -299,8 +301,9 @@ fn a_receiver_that_is_down_costs_its_packets_and_nothing_else() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn devices_end_with_their_port_and_with_the_wire() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let Site { wire, left, right } = site;
     assert!(Site::has_device(&left) && Site::has_device(&right));
     wire.detach("left-port").unwrap();
@@ -310,8 +313,9 @@ fn devices_end_with_their_port_and_with_the_wire() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn packets_to_nobody_are_counted() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     within(site.left.as_fd(), || {
         ip("route add 10.201.0.99/32 dev wire0")
     })
@@ -328,8 +332,9 @@ fn packets_to_nobody_are_counted() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_name_or_an_address_belongs_to_one_port() {
-    let Some(site) = site() else { return };
+    let site = Site::build().unwrap();
     let other = "10.201.0.9".parse().unwrap();
     let attach = |port, address| {
         site.wire
@@ -348,8 +353,9 @@ fn a_name_or_an_address_belongs_to_one_port() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn the_caller_stays_in_its_own_namespace() {
-    let Some(_site) = site() else { return };
+    let _site = Site::build().unwrap();
     let own = || std::fs::read_link("/proc/thread-self/ns/net").unwrap();
     let before = own();
     let wire = Wire::start().unwrap();
