@@ -64,7 +64,7 @@ impl Binaries {
             "building Kubernetes {version}, etcd, CoreDNS and Helm from Go modules; once, about 8 minutes on 2 cores"
         ));
         let directory = paths.binaries().join(key());
-        remove_unfinished(&paths.binaries());
+        remove_old(&paths.binaries());
         let unfinished = paths
             .binaries()
             .join(format!("{}.{}", key(), std::process::id()));
@@ -156,16 +156,26 @@ fn build(sources: &Path, output: &Path, version: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Removes what builds that were killed have left.
-fn remove_unfinished(folder: &Path) {
+/// Removes what builds that were killed have left, and all but the newest of the others, which a lab may be running.
+fn remove_old(folder: &Path) {
+    let mut complete = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let builder = name
-            .split_once('.')
-            .map(|(_, pid)| Path::new("/proc").join(pid));
-        if builder.is_some_and(|process| !process.exists()) {
-            let _ = fs::remove_dir_all(entry.path());
+        match name.split_once('.') {
+            Some((_, builder)) if !Path::new("/proc").join(builder).exists() => {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+            Some(_) => {}
+            None => complete.push((
+                entry.metadata().and_then(|data| data.modified()).ok(),
+                entry.path(),
+            )),
         }
+    }
+    complete.sort();
+    complete.pop();
+    for (_, old) in complete {
+        let _ = fs::remove_dir_all(old);
     }
 }
 
@@ -200,6 +210,23 @@ mod tests {
             "{}",
             kubernetes_version()
         );
+    }
+
+    #[test]
+    fn of_old_builds_only_the_newest_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, age) in [("aaaa", 3), ("bbbb", 1), ("cccc", 2), ("dddd.999999999", 0)] {
+            let path = folder.path().join(name);
+            fs::create_dir(&path).unwrap();
+            let time = std::time::SystemTime::now() - std::time::Duration::from_secs(age);
+            fs::File::open(&path).unwrap().set_modified(time).unwrap();
+        }
+        remove_old(folder.path());
+        let left: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["bbbb"]);
     }
 
     #[test]
