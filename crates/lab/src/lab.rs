@@ -536,7 +536,7 @@ mod tests {
         let request = LabRequest::new("lab", 1, 1, crate::plan::Shape::Full).unwrap();
         let at =
             |folder: &str| check_socket_paths(&Paths::at(folder).lab("lab").unwrap(), &request);
-        assert!(at("/root/.cache/standin/lab").is_ok());
+        assert!(at("/var/cache/standin/lab").is_ok());
         let error = at(&format!("/{}", "long".repeat(25)))
             .unwrap_err()
             .to_string();
