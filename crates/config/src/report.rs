@@ -1,0 +1,162 @@
+//! Everything that is wrong with a configuration, for people.
+
+use std::fmt;
+
+use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
+
+use crate::format::Format;
+use crate::layers::Layers;
+use crate::problem::{Problem, Severity};
+use crate::read::Findings;
+use crate::source::Sources;
+
+/// More would not be read, and each costs a look at the whole text.
+const MOST_SHOWN: usize = 50;
+
+/// All problems of a configuration, in the order in which they are in the text.
+#[derive(Clone)]
+pub struct Report {
+    /// The texts with everything hidden that must not be shown.
+    sources: Vec<(String, String)>,
+    problems: Vec<Problem>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    Plain,
+    Colored,
+}
+
+/// Checks the text of a config file. `name` is what the report calls it.
+pub fn verify(name: &str, text: &str, format: Format) -> Report {
+    Layers::new().file(name, text, format).into_report()
+}
+
+impl Report {
+    pub(crate) fn new(sources: Sources, findings: Findings) -> Self {
+        let mut problems: Vec<Problem> = findings
+            .problems
+            .into_iter()
+            .map(|found| Problem {
+                kind: found.kind,
+                key: found.key,
+                place: sources.place(found.span),
+                source: found.span.source,
+                range: sources.range(found.span),
+            })
+            .collect();
+        problems.sort_by_key(|problem| (problem.source, problem.range.start));
+        let mut texts: Vec<(String, String)> = sources
+            .iter()
+            .map(|source| (source.title().to_owned(), source.text.clone()))
+            .collect();
+        for secret in findings.secrets {
+            if let Some((_, text)) = texts.get_mut(secret.source) {
+                hide(text, sources.range(secret));
+            }
+        }
+        Self {
+            sources: texts,
+            problems,
+        }
+    }
+
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    pub fn has_errors(&self) -> bool {
+        self.count(Severity::Error) > 0
+    }
+
+    fn count(&self, severity: Severity) -> usize {
+        let of_severity = |problem: &&Problem| problem.severity() == severity;
+        self.problems.iter().filter(of_severity).count()
+    }
+
+    /// Each problem with the line it is in, and a last line that sums up. Empty when there is nothing to say.
+    pub fn render(&self, style: Style) -> String {
+        let renderer = match style {
+            Style::Plain => Renderer::plain(),
+            Style::Colored => Renderer::styled(),
+        };
+        let mut text = String::new();
+        for problem in self.problems.iter().take(MOST_SHOWN) {
+            text.push_str(&self.render_problem(problem, &renderer));
+            text.push_str("\n\n");
+        }
+        if self.problems.len() > MOST_SHOWN {
+            let more = self.problems.len() - MOST_SHOWN;
+            text.push_str(&format!("and {more} more\n\n"));
+        }
+        if !self.problems.is_empty() {
+            text.push_str(&self.summary());
+            text.push('\n');
+        }
+        text
+    }
+
+    fn render_problem(&self, problem: &Problem, renderer: &Renderer) -> String {
+        let level = match problem.severity() {
+            Severity::Error => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let mut group = level
+            .primary_title(problem.kind.to_string())
+            .elements(std::iter::empty::<annotate_snippets::Message<'_>>());
+        if let Some((name, text)) = self.sources.get(problem.source) {
+            let first_line = text[problem.range.clone()].lines().next();
+            let end = problem.range.start + first_line.map_or(0, str::len);
+            let annotation = AnnotationKind::Primary.span(problem.range.start..end);
+            let snippet = Snippet::source(text.as_str())
+                .path(name.as_str())
+                .annotation(annotation);
+            group = group.element(snippet);
+        }
+        if let Some(allowed) = problem.kind.allowed() {
+            group = group.element(Level::NOTE.message(allowed));
+        }
+        if let Some(hint) = problem.kind.hint() {
+            group = group.element(Level::HELP.message(hint));
+        }
+        renderer.render(&[group])
+    }
+
+    /// How many problems there are, in one line.
+    pub fn summary(&self) -> String {
+        let counted = |count: usize, noun: &str| match count {
+            1 => format!("1 {noun}"),
+            count => format!("{count} {noun}s"),
+        };
+        let errors = counted(self.count(Severity::Error), "error");
+        let warnings = counted(self.count(Severity::Warning), "warning");
+        format!("{errors}, {warnings}")
+    }
+}
+
+/// Replaces characters by asterisks, one for each byte, so that all places stay what they are.
+fn hide(text: &mut String, range: std::ops::Range<usize>) {
+    let hidden: String = text[range.clone()]
+        .bytes()
+        .map(|byte| if byte == b'\n' { '\n' } else { '*' })
+        .collect();
+    text.replace_range(range, &hidden);
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.render(Style::Plain))
+    }
+}
+
+/// Not derived: the texts can be long, and what is hidden in them should not depend on one field.
+impl fmt::Debug for Report {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Report")
+            .field("problems", &self.problems)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::error::Error for Report {}
