@@ -6,6 +6,7 @@
 mod file;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use regex::bytes::Regex;
 
@@ -37,7 +38,7 @@ pub(crate) const OF_A_MACHINE: &[&str] = &[
 ];
 
 /// Compiled once for a session.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct EnvRules {
     settings: EnvSettings,
     file: Vec<(Vec<u8>, Vec<u8>)>,
@@ -118,6 +119,16 @@ impl EnvRules {
             groups.expand(replacement, &mut value);
             Some(value)
         })
+    }
+}
+
+/// Not derived: values may be secrets.
+impl fmt::Debug for EnvRules {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("EnvRules")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -241,6 +252,17 @@ mod tests {
             "{include: '*_TIMEOUT;REGION', mapping: {'(\\w+)_TIMEOUT': '$1-10', '.*TIMEOUT': never, '^REG$': never}}",
             "AWS_PROFILE=me CONNECT_TIMEOUT=CONNECT-10 HOME=/me PATH=/local REGION=eu",
         );
+    }
+
+    #[test]
+    fn values_are_not_shown() {
+        let text = "feature: {env: {override: {A: hunter2}, mapping: {B: hunter2}}}";
+        let layers = Layers::new().file("test", text, Format::Yaml);
+        assert!(!format!("{layers:?}").contains("hunter2"));
+        let settings = layers.resolve().unwrap().settings;
+        let file = EnvFile::parse("C=hunter2").unwrap();
+        let rules = EnvRules::new(&settings.feature.env, &file).unwrap();
+        assert!(!format!("{rules:?} {settings:?} {file:?}").contains("hunter2"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Maps are merged key by key and anything else is replaced. Each value keeps where it came from.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use crate::environment::{PREFIX, VARIABLES};
 use crate::format::Format;
@@ -15,7 +16,7 @@ use crate::source::{Place, Rank, Sources};
 use crate::tree::{self, Key, Node, Span, Value};
 
 /// The places that settings come from. The order in which they are added matters only within one kind.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Layers {
     sources: Sources,
     trees: Vec<(Rank, Node)>,
@@ -55,8 +56,17 @@ impl Layers {
         let source = self.sources.add(Rank::File, name, text);
         let text = self.sources.get(source).map_or("", |source| &source.text);
         let (tree, problems) = tree::parse(source, text, format);
-        for problem in problems {
-            self.report(problem.kind, String::new(), problem.span);
+        let problems: Vec<_> = problems
+            .into_iter()
+            .map(|problem| {
+                (
+                    about_template(problem.kind, text, problem.span),
+                    problem.span,
+                )
+            })
+            .collect();
+        for (kind, span) in problems {
+            self.report(kind, String::new(), span);
         }
         if let Some(tree) = tree {
             self.add(Rank::File, tree);
@@ -136,7 +146,7 @@ impl Layers {
                 None
             }
         };
-        let report = Report::new(self.sources, self.findings);
+        let report = Report::new(&self.sources, self.findings);
         match settings {
             Some(settings) if !report.has_errors() => Ok(Resolved {
                 settings,
@@ -211,14 +221,14 @@ impl Layers {
             (Value::Map(base_entries), Value::Map(over_entries), Kind::Map(map))
                 if map.replace && self.is_flag(base.span) && self.is_flag(span) =>
             {
-                self.merge_flags(base_entries, over_entries, span)
+                Self::merge_flags(&base_entries, over_entries, span)
             }
             (_, value, _) => Node { value, span },
         }
     }
 
     /// A repeated flag for the list inside of a filter goes on with it; one for the other list replaces it.
-    fn merge_flags(&self, base: Vec<(Key, Node)>, over: Vec<(Key, Node)>, span: Span) -> Node {
+    fn merge_flags(base: &[(Key, Node)], over: Vec<(Key, Node)>, span: Span) -> Node {
         let mut entries = over;
         for (key, node) in &mut entries {
             let before = base.iter().find(|(other, _)| other.text == key.text);
@@ -258,6 +268,16 @@ impl Layers {
     }
 }
 
+/// A template is rarely valid before it is expanded, and then the syntax is not what should be corrected.
+fn about_template(mut kind: ProblemKind, text: &str, span: Span) -> ProblemKind {
+    if let ProblemKind::Syntax { template, .. } = &mut kind {
+        let before = text.get(..span.start).unwrap_or_default();
+        let line = text.lines().nth(before.matches('\n').count());
+        *template = line.is_some_and(|line| line.contains("{{") || line.contains("{%"));
+    }
+    kind
+}
+
 fn leaf(shape: Option<&Shape>, text: &str, span: Span) -> Node {
     let value = Value::Text(text.to_owned());
     let value = match shape.map(|shape| &shape.kind) {
@@ -289,6 +309,13 @@ fn leaf(shape: Option<&Shape>, text: &str, span: Span) -> Node {
     Node { value, span }
 }
 
+/// Not derived: texts may contain secrets.
+impl fmt::Debug for Layers {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Layers").finish_non_exhaustive()
+    }
+}
+
 impl Origins {
     /// Where the value of a key comes from, as in `feature.fs.mode`.
     pub fn of(&self, key: &str) -> &Origin {
@@ -301,8 +328,8 @@ impl Origins {
     }
 }
 
-impl std::fmt::Display for Origin {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Origin {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => formatter.write_str("default"),
             Self::File(Place {

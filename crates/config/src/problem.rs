@@ -29,7 +29,12 @@ pub enum Severity {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ProblemKind {
     #[error("this is not {format}: {message}")]
-    Syntax { format: Format, message: String },
+    Syntax {
+        format: Format,
+        message: String,
+        /// Whether the line looks like a template.
+        template: bool,
+    },
     #[error("there is a second document")]
     SecondDocument,
     #[error("a key must be text")]
@@ -50,6 +55,7 @@ pub enum ProblemKind {
     WrongKind {
         allowed: String,
         found: &'static str,
+        advice: &'static str,
     },
     #[error("unknown value `{found}`")]
     UnknownValue {
@@ -94,6 +100,14 @@ impl ProblemKind {
         }
     }
 
+    /// Whether the message already says which key it is about.
+    pub(crate) fn names_its_key(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownKey { .. } | Self::SetTwice { .. } | Self::KnownElsewhere { .. }
+        )
+    }
+
     /// What could stand there instead.
     pub fn allowed(&self) -> Option<String> {
         match self {
@@ -116,7 +130,7 @@ impl ProblemKind {
     /// What to do next.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::Syntax { message, .. } if message.contains("{{") => TEMPLATE_HINT,
+            Self::Syntax { template: true, .. } | Self::Template => TEMPLATE_HINT,
             Self::Syntax { format, .. } => {
                 return Some(format!(
                     "correct the {format} here; what comes after it has not been looked at"
@@ -133,12 +147,8 @@ impl ProblemKind {
                     None => "remove it, or see docs/configuration.md for all keys".to_owned(),
                 });
             }
-            Self::SetTwice { .. } => "remove one of them",
-            Self::WrongKind {
-                found: "nothing", ..
-            } => "write a value, or \"\" for an empty text, or remove the key",
-            Self::WrongKind { .. } => "change the value",
-            Self::Exclusive { .. } => "remove one of them",
+            Self::SetTwice { .. } | Self::Exclusive { .. } => "remove one of them",
+            Self::WrongKind { advice, .. } => advice,
             Self::Regex { reason } if reason.contains("look-around") => {
                 "describe what matches instead; a path can also be named in another list, which is asked first"
             }
@@ -152,7 +162,6 @@ impl ProblemKind {
             Self::KnownElsewhere { .. } => {
                 "nothing to do: it can stay for other tools, or be removed"
             }
-            Self::Template => TEMPLATE_HINT,
             Self::UnknownVariable { suggestion, .. } => {
                 return Some(match suggestion {
                     Some(suggestion) => format!("did you mean `{suggestion}`?"),

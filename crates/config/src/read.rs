@@ -5,6 +5,8 @@
 mod expand;
 mod suggest;
 
+use std::collections::HashSet;
+
 use crate::problem::ProblemKind;
 use crate::settings::{Target, check_regex};
 use crate::shape::{self, Check, Kind, MapShape, Shape, TextShape};
@@ -84,17 +86,14 @@ impl Reader<'_> {
 
     fn read_map(&mut self, entries: Vec<(Key, Node)>, span: Span, map: &MapShape) -> Node {
         let mut read: Vec<(Key, Node)> = Vec::new();
-        let mut seen: Vec<String> = Vec::new();
+        let mut seen: HashSet<String> = HashSet::new();
         for (key, node) in entries {
             self.path.push(key.text.clone());
-            if seen.contains(&key.text) {
+            if !seen.insert(key.text.clone()) {
                 let name = key.text.clone();
                 self.report(ProblemKind::SetTwice { key: name }, key.span);
-            } else {
-                seen.push(key.text.clone());
-                if let Some(node) = self.read_entry(&key, node, map) {
-                    read.push((key, node));
-                }
+            } else if let Some(node) = self.read_entry(&key, node, map) {
+                read.push((key, node));
             }
             self.path.pop();
         }
@@ -198,6 +197,7 @@ impl Reader<'_> {
         let kind = ProblemKind::WrongKind {
             allowed: shape.allowed.clone(),
             found: node.kind_name(),
+            advice: advice(node, shape),
         };
         self.report(kind, node.span);
         None
@@ -206,5 +206,23 @@ impl Reader<'_> {
     fn report(&mut self, kind: ProblemKind, span: Span) {
         let key = self.path.join(".");
         self.findings.problems.push(Found { kind, key, span });
+    }
+}
+
+fn advice(node: &Node, shape: &Shape) -> &'static str {
+    match (&node.value, &shape.kind) {
+        (Value::Null, _) => "write a value, or \"\" for an empty text, or remove the key",
+        (Value::Text(text), Kind::Boolean) if text == "true" || text == "false" => {
+            "remove the quotes"
+        }
+        (_, Kind::Boolean) => "write `true` or `false`",
+        (Value::Number(_) | Value::Boolean(_), Kind::Text(_)) if shape.choices.is_empty() => {
+            "put it in quotes"
+        }
+        (Value::Map(_), Kind::Text(text)) if text.check == Some(Check::Target) => {
+            "for example `{\"deployment\": \"checkout\", \"container\": \"app\"}`"
+        }
+        (Value::List(items), Kind::Text(_)) if items.len() == 1 => "remove the brackets",
+        _ => "change the value, or remove the key for its default",
     }
 }

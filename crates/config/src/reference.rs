@@ -13,7 +13,7 @@ use crate::skip::BUILD_TOOLS;
 
 /// The whole page, in Markdown.
 pub fn reference_text() -> String {
-    let mut page = include_str!("reference.md").to_owned();
+    let mut page = include_str!("reference.md.in").to_owned();
     page.push_str("\n## Keys\n");
     for (key, shape) in shape::root().all_keys() {
         if !matches!(shape.kind, Kind::Elsewhere(_)) {

@@ -7,18 +7,24 @@ use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use crate::format::Format;
 use crate::layers::Layers;
 use crate::problem::{Problem, Severity};
-use crate::read::Findings;
+use crate::read::{Findings, Found};
 use crate::source::Sources;
 
 /// More would not be read, and each costs a look at the whole text.
 const MOST_SHOWN: usize = 50;
+
+/// A text in which everything is wrong is not looked through for each of a million places.
+const MOST_KEPT: usize = 1000;
 
 /// All problems of a configuration, in the order in which they are in the text.
 #[derive(Clone)]
 pub struct Report {
     /// The texts with everything hidden that must not be shown.
     sources: Vec<(String, String)>,
+    /// The first [`MOST_KEPT`].
     problems: Vec<Problem>,
+    errors: usize,
+    warnings: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +39,17 @@ pub fn verify(name: &str, text: &str, format: Format) -> Report {
 }
 
 impl Report {
-    pub(crate) fn new(sources: Sources, findings: Findings) -> Self {
-        let mut problems: Vec<Problem> = findings
-            .problems
+    pub(crate) fn new(sources: &Sources, findings: Findings) -> Self {
+        let mut found = findings.problems;
+        found.sort_by_key(|found| (found.span.source, found.span.start));
+        let count = |severity: Severity| {
+            let of_severity = |found: &&Found| found.kind.severity() == severity;
+            found.iter().filter(of_severity).count()
+        };
+        let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+        let problems: Vec<Problem> = found
             .into_iter()
+            .take(MOST_KEPT)
             .map(|found| Problem {
                 kind: found.kind,
                 key: found.key,
@@ -45,7 +58,6 @@ impl Report {
                 range: sources.range(found.span),
             })
             .collect();
-        problems.sort_by_key(|problem| (problem.source, problem.range.start));
         let mut texts: Vec<(String, String)> = sources
             .iter()
             .map(|source| (source.title().to_owned(), source.text.clone()))
@@ -58,20 +70,18 @@ impl Report {
         Self {
             sources: texts,
             problems,
+            errors,
+            warnings,
         }
     }
 
+    /// In the order in which they are in the text. When there are very many, only the first of them.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
     pub fn has_errors(&self) -> bool {
-        self.count(Severity::Error) > 0
-    }
-
-    fn count(&self, severity: Severity) -> usize {
-        let of_severity = |problem: &&Problem| problem.severity() == severity;
-        self.problems.iter().filter(of_severity).count()
+        self.errors > 0
     }
 
     /// Each problem with the line it is in, and a last line that sums up. Empty when there is nothing to say.
@@ -85,8 +95,8 @@ impl Report {
             text.push_str(&self.render_problem(problem, &renderer));
             text.push_str("\n\n");
         }
-        if self.problems.len() > MOST_SHOWN {
-            let more = self.problems.len() - MOST_SHOWN;
+        let more = (self.errors + self.warnings).saturating_sub(MOST_SHOWN);
+        if more > 0 {
             text.push_str(&format!("and {more} more\n\n"));
         }
         if !self.problems.is_empty() {
@@ -108,6 +118,11 @@ impl Report {
             let first_line = text[problem.range.clone()].lines().next();
             let end = problem.range.start + first_line.map_or(0, str::len);
             let annotation = AnnotationKind::Primary.span(problem.range.start..end);
+            let annotation = if problem.kind.names_its_key() || problem.key.is_empty() {
+                annotation
+            } else {
+                annotation.label(problem.key.as_str())
+            };
             let snippet = Snippet::source(text.as_str())
                 .path(name.as_str())
                 .annotation(annotation);
@@ -128,8 +143,8 @@ impl Report {
             1 => format!("1 {noun}"),
             count => format!("{count} {noun}s"),
         };
-        let errors = counted(self.count(Severity::Error), "error");
-        let warnings = counted(self.count(Severity::Warning), "warning");
+        let errors = counted(self.errors, "error");
+        let warnings = counted(self.warnings, "warning");
         format!("{errors}, {warnings}")
     }
 }

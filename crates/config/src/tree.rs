@@ -95,7 +95,11 @@ impl ParseProblem {
     fn syntax(format: Format, message: impl Into<String>, span: Span) -> Self {
         let message = message.into();
         Self {
-            kind: ProblemKind::Syntax { format, message },
+            kind: ProblemKind::Syntax {
+                format,
+                message,
+                template: false,
+            },
             span,
         }
     }

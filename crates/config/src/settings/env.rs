@@ -36,11 +36,13 @@ pub struct EnvSettings {
     #[schemars(extend("examples" = [{"LOG_LEVEL": "debug"}]))]
     pub r#override: OrderedMap<Secret>,
 
-    /// Variables that are removed, whether they come from the target or from here. Upper and lower case are the same.
+    /// Variables that are removed, whether they come from the target or from here. `*` and `?` are as in `include`;
+    /// upper and lower case are the same. What `env_file` or `override` sets stays.
     #[schemars(extend("examples" = [["AWS_PROFILE"]]))]
     pub unset: List<NamePattern>,
 
     /// A file with lines of the form `NAME=value`. They win over the target's variables, and `override` wins over them.
+    /// A relative path is meant from the working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = [".env"]))]
     pub env_file: Option<String>,

@@ -42,11 +42,11 @@ pub(super) fn parse(source: usize, text: &str) -> (Option<Node>, Vec<ParseProble
 
 /// The parser's messages end with where it happened, which the report says in its own way.
 fn without_place(message: &str) -> &str {
-    message
-        .split(" at byte ")
-        .next()
-        .and_then(|message| message.split(" at line ").next())
-        .unwrap_or(message)
+    [" at byte ", " at char ", " at line "]
+        .into_iter()
+        .filter_map(|place| message.find(place))
+        .min()
+        .map_or(message, |end| &message[..end])
 }
 
 /// Makes a tree of events, on a stack of its own.
