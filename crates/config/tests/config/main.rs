@@ -11,6 +11,7 @@ mod golden; // What a report looks like.
 mod keys; // Every documented key loads, and the documentation is right.
 mod layers; // Which value wins, and why.
 mod properties; // Whatever the text, nothing panics; whatever the settings, they survive being written and read.
+mod schema; // Judges a value by the published schema.
 
 use config::{Format, Layers, Resolved};
 
