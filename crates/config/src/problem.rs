@@ -39,6 +39,8 @@ pub enum ProblemKind {
     SecondDocument,
     #[error("a key must be text")]
     KeyIsNotText,
+    #[error("the text is longer than {longest} bytes")]
+    TooLong { longest: usize },
     #[error("maps and lists are nested deeper than {deepest} levels")]
     TooDeep { deepest: usize },
     #[error("there are more than {most} values")]
@@ -138,7 +140,7 @@ impl ProblemKind {
             }
             Self::SecondDocument => "remove the line `---` and what follows it",
             Self::KeyIsNotText => "write the key as text",
-            Self::TooDeep { .. } | Self::TooManyValues { .. } => {
+            Self::TooLong { .. } | Self::TooDeep { .. } | Self::TooManyValues { .. } => {
                 "no setting needs this: check whether this is the right file"
             }
             Self::UnknownKey { suggestion, .. } | Self::UnknownValue { suggestion, .. } => {

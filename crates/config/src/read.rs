@@ -8,6 +8,7 @@ mod suggest;
 use std::collections::HashSet;
 
 use crate::problem::ProblemKind;
+use crate::report::MOST_KEPT;
 use crate::settings::{Target, check_regex};
 use crate::shape::{self, Check, Kind, MapShape, Shape, TextShape};
 use crate::tree::{Key, Node, Span, Value};
@@ -128,7 +129,10 @@ impl Reader<'_> {
         let kind = ProblemKind::UnknownKey {
             key: key.text.clone(),
             allowed,
-            suggestion: suggest::key(&key.text, map),
+            suggestion: self
+                .is_worth_a_thought()
+                .then(|| suggest::key(&key.text, map))
+                .flatten(),
         };
         self.report(kind, key.span);
         None
@@ -201,6 +205,11 @@ impl Reader<'_> {
         };
         self.report(kind, node.span);
         None
+    }
+
+    /// A suggestion takes time, and nobody sees those after the first thousand.
+    fn is_worth_a_thought(&self) -> bool {
+        self.findings.problems.len() < MOST_KEPT
     }
 
     fn report(&mut self, kind: ProblemKind, span: Span) {

@@ -9,12 +9,13 @@ use crate::layers::Layers;
 use crate::problem::{Problem, Severity};
 use crate::read::{Findings, Found};
 use crate::source::Sources;
+use crate::tree::Span;
 
 /// More would not be read, and each costs a look at the whole text.
 const MOST_SHOWN: usize = 50;
 
 /// A text in which everything is wrong is not looked through for each of a million places.
-const MOST_KEPT: usize = 1000;
+pub(crate) const MOST_KEPT: usize = 1000;
 
 /// All problems of a configuration, in the order in which they are in the text.
 #[derive(Clone)]
@@ -58,17 +59,9 @@ impl Report {
                 range: sources.range(found.span),
             })
             .collect();
-        let mut texts: Vec<(String, String)> = sources
-            .iter()
-            .map(|source| (source.title().to_owned(), source.text.clone()))
-            .collect();
-        for secret in findings.secrets {
-            if let Some((_, text)) = texts.get_mut(secret.source) {
-                hide(text, sources.range(secret));
-            }
-        }
+        let hidden = hide(sources, &findings.secrets);
         Self {
-            sources: texts,
+            sources: hidden,
             problems,
             errors,
             warnings,
@@ -115,15 +108,21 @@ impl Report {
             .primary_title(problem.kind.to_string())
             .elements(std::iter::empty::<annotate_snippets::Message<'_>>());
         if let Some((name, text)) = self.sources.get(problem.source) {
-            let first_line = text[problem.range.clone()].lines().next();
-            let end = problem.range.start + first_line.map_or(0, str::len);
-            let annotation = AnnotationKind::Primary.span(problem.range.start..end);
+            // Only the line is handed over, since all that is handed over is looked through.
+            let start = text[..problem.range.start]
+                .rfind('\n')
+                .map_or(0, |at| at + 1);
+            let line = text[start..].lines().next().unwrap_or_default();
+            let range = problem.range.start - start..problem.range.end - start;
+            let range = range.start.min(line.len())..range.end.min(line.len());
+            let annotation = AnnotationKind::Primary.span(range);
             let annotation = if problem.kind.names_its_key() || problem.key.is_empty() {
                 annotation
             } else {
                 annotation.label(problem.key.as_str())
             };
-            let snippet = Snippet::source(text.as_str())
+            let snippet = Snippet::source(line)
+                .line_start(problem.place.line)
                 .path(name.as_str())
                 .annotation(annotation);
             group = group.element(snippet);
@@ -149,13 +148,27 @@ impl Report {
     }
 }
 
-/// Replaces characters by asterisks, one for each byte, so that all places stay what they are.
-fn hide(text: &mut String, range: std::ops::Range<usize>) {
-    let hidden: String = text[range.clone()]
-        .bytes()
-        .map(|byte| if byte == b'\n' { '\n' } else { '*' })
+/// The texts with asterisks for secrets, one for each byte, so that all places stay what they are.
+fn hide(sources: &Sources, secrets: &[Span]) -> Vec<(String, String)> {
+    let mut texts: Vec<Vec<u8>> = sources
+        .iter()
+        .map(|source| source.text.clone().into_bytes())
         .collect();
-    text.replace_range(range, &hidden);
+    for secret in secrets {
+        if let Some(text) = texts.get_mut(secret.source) {
+            for byte in &mut text[sources.range(*secret)] {
+                if *byte != b'\n' {
+                    *byte = b'*';
+                }
+            }
+        }
+    }
+    let titles = sources.iter().map(|source| source.title().to_owned());
+    // Whole characters were replaced, so nothing is lossy.
+    let texts = texts
+        .into_iter()
+        .map(|text| String::from_utf8_lossy(&text).into_owned());
+    titles.zip(texts).collect()
 }
 
 impl fmt::Display for Report {

@@ -13,6 +13,9 @@ use crate::problem::ProblemKind;
 
 pub(crate) use deserialize::deserialize;
 
+/// How many bytes a file may have. What is longer is not a config file, and should not be looked through.
+const LONGEST: usize = 1 << 20;
+
 /// How deep maps and lists may be nested. Real files stay under ten; the limit keeps recursion off the end of the stack.
 const DEEPEST: usize = 64;
 
@@ -64,6 +67,11 @@ pub(crate) fn parse(
     text: &str,
     format: Format,
 ) -> (Option<Node>, Vec<ParseProblem>) {
+    if text.len() > LONGEST {
+        let kind = ProblemKind::TooLong { longest: LONGEST };
+        let span = Span::new(source, 0, 0);
+        return (None, vec![ParseProblem { kind, span }]);
+    }
     match format {
         Format::Json => json::parse(source, text),
         Format::Yaml => yaml::parse(source, text),

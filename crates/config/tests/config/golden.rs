@@ -81,6 +81,15 @@ fn color_changes_nothing_but_color() {
 }
 
 #[test]
+fn a_file_that_is_too_long_is_not_looked_through() {
+    let text = "#".repeat(2 << 20);
+    for format in Format::ALL {
+        let report = verify("x", &text, format);
+        assert_eq!(report.summary(), "1 error, 0 warnings");
+    }
+}
+
+#[test]
 fn a_report_has_an_end() {
     let keys: Vec<String> = (0..2000)
         .map(|number| format!("unknown{number}: 1"))
