@@ -3,6 +3,7 @@
 //! A generator is a function that returns what its files should contain now; it writes nothing. So writing and checking
 //! are the same work with another last step, and adding a generator is one line in [`GENERATORS`].
 
+mod config_schema;
 mod protobuf;
 
 use std::fs;
@@ -17,7 +18,7 @@ use crate::workspace;
 /// Returns each file's path, relative to the top of the repository, and its whole content.
 type Generator = fn(root: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>>;
 
-const GENERATORS: &[Generator] = &[protobuf::generated_files];
+const GENERATORS: &[Generator] = &[config_schema::generated_files, protobuf::generated_files];
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {

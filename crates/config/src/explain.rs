@@ -1,0 +1,59 @@
+//! The effective configuration: every key with its value and the reason for it.
+
+use serde_json::Value;
+
+use crate::layers::{Origin, Resolved};
+use crate::shape::{self, Kind, Shape};
+
+/// One key of the effective configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Effective {
+    pub key: String,
+    /// As JSON. A value that may be a secret is `(hidden)`, and one that is not set is `null`.
+    pub value: String,
+    pub origin: Origin,
+}
+
+impl Resolved {
+    /// Every key, in alphabetical order.
+    pub fn effective(&self) -> Vec<Effective> {
+        let settings = serde_json::to_value(&self.settings).unwrap_or(Value::Null);
+        let mut effective = Vec::new();
+        self.explain(&settings, shape::root(), String::new(), &mut effective);
+        effective
+    }
+
+    fn explain(&self, value: &Value, shape: &Shape, key: String, effective: &mut Vec<Effective>) {
+        let join = |inner: &str| {
+            if key.is_empty() {
+                inner.to_owned()
+            } else {
+                format!("{key}.{inner}")
+            }
+        };
+        match &shape.kind {
+            Kind::Ignored | Kind::Elsewhere(_) => {}
+            Kind::Map(map) => {
+                for (inner, shape) in &map.keys {
+                    let value = value.get(inner).unwrap_or(&Value::Null);
+                    self.explain(value, shape, join(inner), effective);
+                }
+                if let Some(shape) = &map.others {
+                    for (inner, value) in value.as_object().into_iter().flatten() {
+                        self.explain(value, shape, join(inner), effective);
+                    }
+                }
+            }
+            kind => {
+                let secret = matches!(kind, Kind::Text(text) if text.secret);
+                let value = if secret {
+                    "(hidden)".to_owned()
+                } else {
+                    value.to_string()
+                };
+                let origin = self.origins.of(&key).clone();
+                effective.push(Effective { key, value, origin });
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What can be wrong with a configuration, each with what is allowed and what to do next.
+
+use thiserror::Error;
+
+use crate::address::AddressError;
+use crate::format::Format;
+use crate::settings::TargetError;
+use crate::source::Place;
+
+/// One thing that is wrong, or that the user should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    pub kind: ProblemKind,
+    /// The key it is about, as in `feature.fs.mode`; empty when it is about the whole text.
+    pub key: String,
+    pub place: Place,
+    pub(crate) source: usize,
+    pub(crate) range: std::ops::Range<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// The settings cannot be used.
+    Error,
+    /// The settings can be used, and something in them has no effect.
+    Warning,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ProblemKind {
+    #[error("this is not {format}: {message}")]
+    Syntax {
+        format: Format,
+        message: String,
+        /// Whether the line looks like a template.
+        template: bool,
+    },
+    #[error("there is a second document")]
+    SecondDocument,
+    #[error("a key must be text")]
+    KeyIsNotText,
+    #[error("the text is longer than {longest} bytes")]
+    TooLong { longest: usize },
+    #[error("maps and lists are nested deeper than {deepest} levels")]
+    TooDeep { deepest: usize },
+    #[error("there are more than {most} values")]
+    TooManyValues { most: usize },
+    #[error("unknown key `{key}`")]
+    UnknownKey {
+        key: String,
+        allowed: Vec<String>,
+        suggestion: Option<String>,
+    },
+    #[error("`{key}` is set twice")]
+    SetTwice { key: String },
+    #[error("expected {allowed}, found {found}")]
+    WrongKind {
+        allowed: String,
+        found: &'static str,
+        advice: &'static str,
+    },
+    #[error("unknown value `{found}`")]
+    UnknownValue {
+        found: String,
+        allowed: Vec<String>,
+        suggestion: Option<String>,
+    },
+    #[error("`{}` and `{}` exclude each other", .keys[0], .keys[1])]
+    Exclusive { keys: [String; 2] },
+    #[error("not a regular expression: {reason}")]
+    Regex { reason: String },
+    #[error("not an address: {0}")]
+    Address(AddressError),
+    #[error("not a target: {0}")]
+    Target(TargetError, Option<String>),
+    #[error("`{key}` has no effect: {reason}")]
+    KnownElsewhere { key: String, reason: &'static str },
+    #[error("templates are not expanded")]
+    Template,
+    #[error("unknown variable `{name}`")]
+    UnknownVariable {
+        name: String,
+        suggestion: Option<String>,
+    },
+    #[error("these settings cannot be used together: {message}")]
+    Inconsistent { message: String },
+}
+
+impl Problem {
+    pub fn severity(&self) -> Severity {
+        self.kind.severity()
+    }
+}
+
+impl ProblemKind {
+    pub fn severity(&self) -> Severity {
+        match self {
+            Self::KnownElsewhere { .. } | Self::Template | Self::UnknownVariable { .. } => {
+                Severity::Warning
+            }
+            _ => Severity::Error,
+        }
+    }
+
+    /// Whether the message already says which key it is about.
+    pub(crate) fn names_its_key(&self) -> bool {
+        matches!(
+            self,
+            Self::UnknownKey { .. } | Self::SetTwice { .. } | Self::KnownElsewhere { .. }
+        )
+    }
+
+    /// What could stand there instead.
+    pub fn allowed(&self) -> Option<String> {
+        match self {
+            Self::UnknownKey { allowed, .. } | Self::UnknownValue { allowed, .. } => {
+                let quoted: Vec<_> = allowed.iter().map(|name| format!("`{name}`")).collect();
+                Some(format!("allowed here: {}", quoted.join(", ")))
+            }
+            Self::Address(_) => {
+                Some("an entry is `[protocol://][name|address|subnet][:port]`".to_owned())
+            }
+            Self::Target(..) => Some(
+                "a target is `process/<pid>`, `container/<name>`, `<kind>/<name>`, `<kind>/<name>/container/<name>` or \
+                 `targetless`"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::Syntax { template: true, .. } | Self::Template => TEMPLATE_HINT,
+            Self::Syntax { format, .. } => {
+                return Some(format!(
+                    "correct the {format} here; what comes after it has not been looked at"
+                ));
+            }
+            Self::SecondDocument => "remove the line `---` and what follows it",
+            Self::KeyIsNotText => "write the key as text",
+            Self::TooLong { .. } | Self::TooDeep { .. } | Self::TooManyValues { .. } => {
+                "no setting needs this: check whether this is the right file"
+            }
+            Self::UnknownKey { suggestion, .. } | Self::UnknownValue { suggestion, .. } => {
+                return Some(match suggestion {
+                    Some(suggestion) => format!("did you mean `{suggestion}`?"),
+                    None => "remove it, or see docs/configuration.md for all keys".to_owned(),
+                });
+            }
+            Self::SetTwice { .. } | Self::Exclusive { .. } => "remove one of them",
+            Self::WrongKind { advice, .. } => advice,
+            Self::Regex { reason } if reason.contains("look-around") => {
+                "describe what matches instead; a path can also be named in another list, which is asked first"
+            }
+            Self::Regex { .. } => {
+                "put a backslash before a character that should stand for itself, as in `\\.json$`"
+            }
+            Self::Address(error) => address_hint(error),
+            Self::Target(error, suggestion) => {
+                return Some(target_hint(error, suggestion.as_ref()));
+            }
+            Self::KnownElsewhere { .. } => {
+                "nothing to do: it can stay for other tools, or be removed"
+            }
+            Self::UnknownVariable { suggestion, .. } => {
+                return Some(match suggestion {
+                    Some(suggestion) => format!("did you mean `{suggestion}`?"),
+                    None => "unset it, or see docs/configuration.md for all variables".to_owned(),
+                });
+            }
+            Self::Inconsistent { .. } => "simplify the settings that are named",
+        };
+        Some(text.to_owned())
+    }
+}
+
+const TEMPLATE_HINT: &str =
+    "write the value itself, or set it with a variable such as STANDIN_TARGET";
+
+fn address_hint(error: &AddressError) -> &'static str {
+    match error {
+        AddressError::Protocol(_) => "write `tcp://` or `udp://`, or leave it out for both",
+        AddressError::Port(_) => {
+            "a port is a number from 1 to 65535; an IPv6 address before it needs brackets"
+        }
+        AddressError::Bits(_) => {
+            "the length is at most 32 for IPv4 and 128 for IPv6, as in `10.0.0.0/8`"
+        }
+        AddressError::Empty | AddressError::Address(_) | AddressError::Name(_) => {
+            "for example `tcp://10.0.0.0/8:5432`, `api.example.com:443`, `[fd00::/8]:443` or `:53`"
+        }
+    }
+}
+
+fn target_hint(error: &TargetError, suggestion: Option<&String>) -> String {
+    match (error, suggestion) {
+        (_, Some(suggestion)) => format!("did you mean `{suggestion}`?"),
+        (TargetError::NotAProcess(_), None) => {
+            "`pgrep -n <program>` prints the id of a running program".to_owned()
+        }
+        (TargetError::UnknownKind(_), None) => {
+            format!("kinds are {}", crate::settings::Target::kinds().join(", "))
+        }
+        _ => "for example `deployment/checkout` or `pod/checkout-5d9/container/app`".to_owned(),
+    }
+}

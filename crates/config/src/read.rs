@@ -1,0 +1,237 @@
+//! Checks a tree against the shape of a config file, and writes out short forms.
+//!
+//! It goes on after a problem, so that all are found at once.
+
+mod expand;
+mod suggest;
+
+use std::collections::HashSet;
+
+use crate::problem::ProblemKind;
+use crate::report::MOST_KEPT;
+use crate::settings::{Target, check_regex};
+use crate::shape::{self, Check, Kind, MapShape, Shape, TextShape};
+use crate::tree::{Key, Node, Span, Value};
+
+pub(crate) use suggest::closest;
+
+/// A problem whose place has not been turned into lines and columns yet.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) kind: ProblemKind,
+    pub(crate) key: String,
+    pub(crate) span: Span,
+}
+
+/// What was learned about a text besides its values.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    pub(crate) problems: Vec<Found>,
+    /// Where values are that must not be shown.
+    pub(crate) secrets: Vec<Span>,
+}
+
+/// Returns the tree in its long form, without what is wrong, has no effect or is null.
+pub(crate) fn read(tree: Node, findings: &mut Findings) -> Option<Node> {
+    let mut reader = Reader {
+        findings,
+        path: Vec::new(),
+    };
+    reader.read(tree, shape::root())
+}
+
+struct Reader<'f> {
+    findings: &'f mut Findings,
+    path: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn read(&mut self, node: Node, shape: &Shape) -> Option<Node> {
+        let node = match shape.expand {
+            Some(expand) => expand::write_out(expand, node),
+            None => node,
+        };
+        let span = node.span;
+        match (&shape.kind, node.value) {
+            (Kind::Ignored, _) | (_, Value::Null) => None,
+            (Kind::Elsewhere(reason), _) => {
+                let key = self.path.join(".");
+                self.report(ProblemKind::KnownElsewhere { key, reason }, span);
+                None
+            }
+            (Kind::Map(map), Value::Map(entries)) => Some(self.read_map(entries, span, map)),
+            (Kind::List(item), Value::List(items)) => {
+                let items = items
+                    .into_iter()
+                    .filter_map(|node| self.read_item(node, item))
+                    .collect();
+                let value = Value::List(items);
+                Some(Node { value, span })
+            }
+            (Kind::Boolean, Value::Boolean(boolean)) => Some(Node {
+                value: Value::Boolean(boolean),
+                span,
+            }),
+            (Kind::Text(text), value) => self.read_text(Node { value, span }, shape, text),
+            (_, value) => self.wrong_kind(&Node { value, span }, shape),
+        }
+    }
+
+    /// Nothing is a value that is missing, and a list has no place for it.
+    fn read_item(&mut self, node: Node, shape: &Shape) -> Option<Node> {
+        match node.value {
+            Value::Null => self.wrong_kind(&node, shape),
+            _ => self.read(node, shape),
+        }
+    }
+
+    fn read_map(&mut self, entries: Vec<(Key, Node)>, span: Span, map: &MapShape) -> Node {
+        let mut read: Vec<(Key, Node)> = Vec::new();
+        let mut seen: HashSet<String> = HashSet::new();
+        for (key, node) in entries {
+            self.path.push(key.text.clone());
+            if !seen.insert(key.text.clone()) {
+                let name = key.text.clone();
+                self.report(ProblemKind::SetTwice { key: name }, key.span);
+            } else if let Some(node) = self.read_entry(&key, node, map) {
+                read.push((key, node));
+            }
+            self.path.pop();
+        }
+        if let (true, [(first, _), (second, _), ..]) = (map.exclusive, read.as_slice()) {
+            let keys = [first.text.clone(), second.text.clone()];
+            let span = second.span;
+            self.report(ProblemKind::Exclusive { keys }, span);
+        }
+        let value = Value::Map(read);
+        Node { value, span }
+    }
+
+    fn read_entry(&mut self, key: &Key, node: Node, map: &MapShape) -> Option<Node> {
+        if let Some(shape) = map.keys.get(&key.text) {
+            // The name, not the value, is what a warning is about.
+            let about_name = matches!(shape.kind, Kind::Elsewhere(_));
+            let span = if about_name { key.span } else { node.span };
+            return self.read(Node { span, ..node }, shape);
+        }
+        if let Some(shape) = map.others.as_deref() {
+            if let Some(check) = map.key_check {
+                self.check(check, &key.text, key.span);
+            }
+            return self.read_item(node, shape);
+        }
+        let allowed = map
+            .keys
+            .iter()
+            .filter(|(_, shape)| !matches!(shape.kind, Kind::Elsewhere(_) | Kind::Ignored))
+            .map(|(key, _)| key.clone())
+            .collect();
+        let kind = ProblemKind::UnknownKey {
+            key: key.text.clone(),
+            allowed,
+            suggestion: self
+                .is_worth_a_thought()
+                .then(|| suggest::key(&key.text, map))
+                .flatten(),
+        };
+        self.report(kind, key.span);
+        None
+    }
+
+    fn read_text(&mut self, node: Node, shape: &Shape, text: &TextShape) -> Option<Node> {
+        let span = node.span;
+        if text.secret {
+            self.findings.secrets.push(span);
+        }
+        let value = match node.value {
+            Value::Text(value) => value,
+            Value::Number(value) if text.any_scalar => value,
+            Value::Boolean(value) if text.any_scalar => value.to_string(),
+            value => return self.wrong_kind(&Node { value, span }, shape),
+        };
+        if value.contains("{{") && value.contains("}}") {
+            self.report(ProblemKind::Template, span);
+        }
+        let choices = &shape.choices;
+        if !choices.is_empty() && !choices.iter().any(|(choice, _)| *choice == value) {
+            let allowed: Vec<String> = choices.iter().map(|(choice, _)| choice.clone()).collect();
+            let suggestion = closest(&value, allowed.iter().map(String::as_str));
+            let found = value.clone();
+            let kind = ProblemKind::UnknownValue {
+                found,
+                allowed,
+                suggestion,
+            };
+            self.report(kind, span);
+            return None;
+        }
+        if let Some(check) = text.check
+            && !self.check(check, &value, span)
+        {
+            return None;
+        }
+        let value = Value::Text(value);
+        Some(Node { value, span })
+    }
+
+    fn check(&mut self, check: Check, text: &str, span: Span) -> bool {
+        let problem = match check {
+            Check::Regex => check_regex(text)
+                .err()
+                .map(|reason| ProblemKind::Regex { reason }),
+            Check::Address => text
+                .parse::<crate::address::AddressPattern>()
+                .err()
+                .map(ProblemKind::Address),
+            Check::Target => text
+                .parse::<Target>()
+                .err()
+                .map(|error| ProblemKind::Target(error, suggest::target(text))),
+        };
+        match problem {
+            Some(kind) => {
+                self.report(kind, span);
+                false
+            }
+            None => true,
+        }
+    }
+
+    fn wrong_kind(&mut self, node: &Node, shape: &Shape) -> Option<Node> {
+        let kind = ProblemKind::WrongKind {
+            allowed: shape.allowed.clone(),
+            found: node.kind_name(),
+            advice: advice(node, shape),
+        };
+        self.report(kind, node.span);
+        None
+    }
+
+    /// A suggestion takes time, and nobody sees those after the first thousand.
+    fn is_worth_a_thought(&self) -> bool {
+        self.findings.problems.len() < MOST_KEPT
+    }
+
+    fn report(&mut self, kind: ProblemKind, span: Span) {
+        let key = self.path.join(".");
+        self.findings.problems.push(Found { kind, key, span });
+    }
+}
+
+fn advice(node: &Node, shape: &Shape) -> &'static str {
+    match (&node.value, &shape.kind) {
+        (Value::Null, _) => "write a value, or \"\" for an empty text, or remove the key",
+        (Value::Text(text), Kind::Boolean) if text == "true" || text == "false" => {
+            "remove the quotes"
+        }
+        (_, Kind::Boolean) => "write `true` or `false`",
+        (Value::Number(_) | Value::Boolean(_), Kind::Text(_)) if shape.choices.is_empty() => {
+            "put it in quotes"
+        }
+        (Value::Map(_), Kind::Text(text)) if text.check == Some(Check::Target) => {
+            "for example `{\"deployment\": \"checkout\", \"container\": \"app\"}`"
+        }
+        (Value::List(items), Kind::Text(_)) if items.len() == 1 => "remove the brackets",
+        _ => "change the value, or remove the key for its default",
+    }
+}

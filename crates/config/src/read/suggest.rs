@@ -1,0 +1,90 @@
+//! What somebody may have meant.
+
+use crate::settings::Target;
+use crate::shape::{self, Kind, MapShape};
+
+/// A key like this one in the same map, or else the same key at another place.
+pub(super) fn key(unknown: &str, map: &MapShape) -> Option<String> {
+    let here = map
+        .keys
+        .iter()
+        .filter(|(_, shape)| !matches!(shape.kind, Kind::Ignored))
+        .map(|(key, _)| key.as_str());
+    closest(unknown, here).or_else(|| at_another_place(unknown))
+}
+
+fn at_another_place(unknown: &str) -> Option<String> {
+    let last = |path: &str| path.rsplit('.').next().map(ToOwned::to_owned);
+    shape::root()
+        .all_keys()
+        .into_iter()
+        .filter(|(_, shape)| !matches!(shape.kind, Kind::Ignored))
+        .map(|(path, _)| path)
+        .find(|path| last(path).is_some_and(|key| key == normal(unknown)))
+}
+
+pub(super) fn target(text: &str) -> Option<String> {
+    let (kind, rest) = text.split_once('/')?;
+    let kind = closest(kind, Target::kinds().into_iter())?;
+    let suggestion = format!("{kind}/{rest}");
+    suggestion.parse::<Target>().ok().map(|_| suggestion)
+}
+
+/// The candidate that differs least, if it differs little enough to be what was meant.
+pub(crate) fn closest<'c>(
+    unknown: &str,
+    candidates: impl Iterator<Item = &'c str>,
+) -> Option<String> {
+    let unknown = normal(unknown);
+    // Comparing takes the product of the lengths, and no key is this long.
+    if unknown.len() > 64 {
+        return None;
+    }
+    let most = (unknown.chars().count() / 3).max(1);
+    candidates
+        .map(|candidate| {
+            let distance = strsim::damerau_levenshtein(&unknown, &normal(candidate));
+            (distance, candidate)
+        })
+        .filter(|(distance, _)| *distance <= most)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate.to_owned())
+}
+
+/// `readOnly`, `read-only` and `READ_ONLY` are near misses of `read_only`.
+fn normal(key: &str) -> String {
+    key.to_lowercase().replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_misses_are_found() {
+        let keys = ["read_only", "read_write", "local", "not_found", "mode"];
+        for (unknown, expected) in [
+            ("readOnly", Some("read_only")),
+            ("read-write", Some("read_write")),
+            ("mdoe", Some("mode")),
+            ("Local", Some("local")),
+            ("notfound", Some("not_found")),
+            ("pineapple", None),
+            ("", None),
+        ] {
+            let found = closest(unknown, keys.into_iter());
+            assert_eq!(found.as_deref(), expected, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn a_key_at_the_wrong_place_is_found() {
+        assert_eq!(
+            at_another_place("outgoing").as_deref(),
+            Some("feature.network.outgoing")
+        );
+        assert_eq!(at_another_place("pineapple"), None);
+        assert_eq!(target("deployments/x").as_deref(), Some("deployment/x"));
+        assert_eq!(target("x"), None);
+    }
+}

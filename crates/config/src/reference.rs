@@ -1,0 +1,115 @@
+//! The user's reference of all keys, `docs/configuration.md`, made from the same types as everything else.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::elsewhere::ELSEWHERE;
+use crate::env::OF_A_MACHINE;
+use crate::environment::VARIABLES;
+use crate::files::{LOCAL, LOCAL_CONFIGURATION, REMOTE};
+use crate::shape::{self, Kind, Shape};
+use crate::skip::BUILD_TOOLS;
+
+/// The whole page, in Markdown.
+pub fn reference_text() -> String {
+    let mut page = include_str!("reference.md.in").to_owned();
+    page.push_str("\n## Keys\n");
+    for (key, shape) in shape::root().all_keys() {
+        if !matches!(shape.kind, Kind::Elsewhere(_)) {
+            page.push_str(&describe(&key, shape));
+        }
+    }
+    page.push_str(&built_in());
+    page.push_str(&variables());
+    page.push_str(&elsewhere());
+    page
+}
+
+fn describe(key: &str, shape: &Shape) -> String {
+    let mut text = format!(
+        "\n### {key}\n\n{}\n",
+        shape.description.replace('\n', " ").replace("  ", "\n\n")
+    );
+    let mut facts = vec![format!("is {}", shape.allowed)];
+    if let Some(default) = shape.default.as_ref().filter(|default| !default.is_null()) {
+        facts.push(format!("default `{default}`"));
+    }
+    let variable = VARIABLES.iter().find(|variable| variable.key == key);
+    if let Some(variable) = variable {
+        facts.push(format!("variable `{}`", variable.name));
+    }
+    let _ = write!(text, "\n- {}\n", facts.join("\n- "));
+    for (choice, meaning) in &shape.choices {
+        let _ = writeln!(text, "- `{choice}`: {meaning}");
+    }
+    for example in &shape.examples {
+        let _ = writeln!(text, "- for example `{}`", example_text(example));
+    }
+    text
+}
+
+fn example_text(example: &Value) -> String {
+    example.to_string()
+}
+
+fn built_in() -> String {
+    let mut text = "\n## Built-in lists\n".to_owned();
+    let mut list = |title: &str, explanation: &str, items: &[&str]| {
+        let items: Vec<String> = items.iter().map(|item| format!("`{item}`")).collect();
+        let items = items.join(", ");
+        let _ = write!(text, "\n### {title}\n\n{explanation}\n\n{items}\n");
+    };
+    list(
+        "Files at the target",
+        "In every mode except `local`, with everything below them. A list of `feature.fs` can say otherwise.",
+        REMOTE,
+    );
+    list(
+        "Local files",
+        "In every mode, with everything below them: programs, libraries, devices and scratch space. So are the home, \
+         working and temporary directory, the folder of the program, the folders above these, and shared libraries \
+         (`*.so`, `*.so.1`) anywhere.",
+        LOCAL,
+    );
+    list(
+        "Local files in /etc",
+        "Configuration that belongs to programs and users of this machine.",
+        LOCAL_CONFIGURATION,
+    );
+    list(
+        "Variables of a machine",
+        "Not taken from the target, unless `feature.env.include` names them in full.",
+        OF_A_MACHINE,
+    );
+    list(
+        "Build tools",
+        "Run as if there were no session, unless `skip_build_tools` is `false`.",
+        BUILD_TOOLS,
+    );
+    text
+}
+
+fn variables() -> String {
+    let mut text = "\n## Environment variables\n\nLists are separated by semicolons; regular expressions are not, since a \
+                    semicolon can be part of one: write `a|b` for two.\n\n| variable | key |\n|---|---|\n"
+        .to_owned();
+    for variable in VARIABLES {
+        let anchor = variable.key.replace('.', "");
+        let _ = writeln!(
+            text,
+            "| `{}` | [{}](#{anchor}) |",
+            variable.name, variable.key
+        );
+    }
+    text
+}
+
+fn elsewhere() -> String {
+    let mut text = "\n## Keys that load and have no effect\n\nWhat is below them is not looked at.\n\n| key | why |\n|---|---|\n"
+        .to_owned();
+    for elsewhere in ELSEWHERE {
+        let _ = writeln!(text, "| `{}` | {} |", elsewhere.path, elsewhere.reason);
+    }
+    text
+}

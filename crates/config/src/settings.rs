@@ -1,0 +1,104 @@
+//! The settings of a session, resolved: what every key means, and what it is when nobody sets it.
+//!
+//! These types are the one place where keys are declared. The JSON schema, the reference in `docs/configuration.md` and
+//! the check of a config file are all made from them. A short form, such as `fs: read` for `fs: {mode: read}`, exists only
+//! in files: [`crate::read`] writes it out before it gets here.
+//!
+//! Comments on fields are written for users, since they are shown to them.
+
+mod env;
+mod files;
+mod list;
+mod network;
+mod ordered_map;
+mod secret;
+mod short_forms;
+mod target;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use env::{EnvSettings, NamePattern};
+pub(crate) use files::check_regex;
+pub use files::{FileMode, FileSettings, RegexText};
+pub use list::List;
+pub use network::{AddressFilter, DnsSettings, NetworkSettings, OutgoingSettings};
+pub use ordered_map::OrderedMap;
+pub use secret::Secret;
+pub use target::{Target, TargetError, TargetSettings, WorkloadKind};
+
+/// Settings of a Standin session
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// What the process stands in for: a process or a container on this machine, or a workload in a cluster.
+    ///
+    /// Text is short for `{"path": …}`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "TargetSettings::json_schema")]
+    pub target: Option<TargetSettings>,
+
+    /// Which parts of the target's world the process sees.
+    pub feature: FeatureSettings,
+
+    /// Programs that run as if there were no session, by file name or absolute path.
+    ///
+    /// Their children are part of the session again, unless they are listed too. Text is a list separated by semicolons.
+    #[schemars(extend("examples" = [["bash", "node"], "ide-debugger"]))]
+    pub skip_processes: List<String>,
+
+    /// Whether compilers, linkers, package managers and version control run as if there were no session.
+    ///
+    /// So a command that builds and then runs a program builds it here.
+    pub skip_build_tools: bool,
+
+    /// Further programs that count as build tools. Has an effect only together with `skip_build_tools`.
+    #[schemars(extend("examples" = [["my-code-generator"]]))]
+    pub skip_extra_build_tools: List<String>,
+}
+
+/// Which parts of the target's world the process sees
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct FeatureSettings {
+    /// Environment variables of the target.
+    ///
+    /// `true` and `false` are short for `{"enabled": …}`.
+    pub env: EnvSettings,
+
+    /// Files of the target.
+    ///
+    /// Text is short for `{"mode": …}`; `true` is `read` and `false` is `local`.
+    pub fs: FileSettings,
+
+    /// Connections and names.
+    ///
+    /// `true` and `false` are short for the same value in `outgoing` and `dns`.
+    pub network: NetworkSettings,
+
+    /// Whether the host name is the target's.
+    pub hostname: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            target: None,
+            feature: FeatureSettings::default(),
+            skip_processes: List::default(),
+            skip_build_tools: true,
+            skip_extra_build_tools: List::default(),
+        }
+    }
+}
+
+impl Default for FeatureSettings {
+    fn default() -> Self {
+        Self {
+            env: EnvSettings::default(),
+            fs: FileSettings::default(),
+            network: NetworkSettings::default(),
+            hostname: true,
+        }
+    }
+}

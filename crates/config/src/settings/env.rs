@@ -1,0 +1,87 @@
+//! `feature.env`.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::list::ListItem;
+use super::{List, OrderedMap, Secret, short_forms};
+
+/// Environment variables of the target
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = short_forms::env)]
+pub struct EnvSettings {
+    /// Whether the process gets variables of the target at all. `override`, `env_file` and `unset` work without them.
+    pub enabled: bool,
+
+    /// Take only these variables from the target. `*` stands for any characters and `?` for one.
+    ///
+    /// Some variables describe a machine rather than a service (`PATH`, `HOME` and the like) and are taken only when they
+    /// are named here in full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        schema_with = "List::<NamePattern>::json_schema",
+        extend("examples" = ["DATABASE_*;REGION", ["DATABASE_*", "REGION"]])
+    )]
+    pub include: Option<List<NamePattern>>,
+
+    /// Do not take these variables from the target, even if `include` names them. `*` stands for any characters and `?`
+    /// for one.
+    #[schemars(extend("examples" = ["*_PASSWORD;SECRET_?"]))]
+    pub exclude: List<NamePattern>,
+
+    /// Variables that are set to these values, whatever they are at the target or here.
+    #[schemars(extend("examples" = [{"LOG_LEVEL": "debug"}]))]
+    pub r#override: OrderedMap<Secret>,
+
+    /// Variables that are removed, whether they come from the target or from here. `*` and `?` are as in `include`;
+    /// upper and lower case are the same. What `env_file` or `override` sets stays.
+    #[schemars(extend("examples" = [["AWS_PROFILE"]]))]
+    pub unset: List<NamePattern>,
+
+    /// A file with lines of the form `NAME=value`. They win over the target's variables, and `override` wins over them.
+    /// A relative path is meant from the working directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null, "examples" = [".env"]))]
+    pub env_file: Option<String>,
+
+    /// New values for variables of the target, by regular expressions for their names. `$1` or `${name}` in a value stands
+    /// for a group of the expression. The first expression that matches counts.
+    #[schemars(extend("examples" = [{".+_TIMEOUT": "10000"}], "x-key-check" = "regex"))]
+    pub mapping: OrderedMap<Secret>,
+}
+
+/// Names of variables, with `*` for any characters and `?` for one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NamePattern(pub String);
+
+impl Default for EnvSettings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            include: None,
+            exclude: List::default(),
+            r#override: OrderedMap::default(),
+            unset: List::default(),
+            env_file: None,
+            mapping: OrderedMap::default(),
+        }
+    }
+}
+
+impl JsonSchema for NamePattern {
+    fn schema_name() -> Cow<'static, str> {
+        "NamePattern".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string" })
+    }
+}
+
+impl ListItem for NamePattern {
+    const SEPARATED: bool = true;
+}

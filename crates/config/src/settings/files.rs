@@ -1,0 +1,112 @@
+//! `feature.fs`.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::list::ListItem;
+use super::{List, OrderedMap, short_forms};
+
+/// Files of the target
+///
+/// All patterns are regular expressions that may match anywhere in an absolute path; upper and lower case are the same.
+/// The lists are asked in the order `not_found`, `local`, `read_write`, `read_only`; then come the built-in lists, then the
+/// mode.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = short_forms::files)]
+pub struct FileSettings {
+    /// Where files are that no list names.
+    pub mode: FileMode,
+
+    /// Files that are read at the target. Opened for writing, they are local.
+    #[schemars(extend("examples" = [["^/opt/shop/config/"]]))]
+    pub read_only: List<RegexText>,
+
+    /// Files that are read and written at the target.
+    #[schemars(extend("examples" = ["^/var/lib/shop/uploads/"]))]
+    pub read_write: List<RegexText>,
+
+    /// Files that are local.
+    #[schemars(extend("examples" = [["^/etc/ssl/", "\\.pem$"]]))]
+    pub local: List<RegexText>,
+
+    /// Files that do not exist for the process, neither here nor at the target.
+    #[schemars(extend("examples" = [["/\\.config/gcloud/"]]))]
+    pub not_found: List<RegexText>,
+
+    /// Other paths for what the process asks for, before anything else is decided. `$1` or `${name}` in a replacement
+    /// stands for a group of the expression. The first expression that matches counts.
+    #[schemars(extend("examples" = [{"^/srv/dev/(?<app>[^/]+)": "/mnt/configs/$app"}], "x-key-check" = "regex"))]
+    pub mapping: OrderedMap<String>,
+}
+
+/// Where files are that no list names
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FileMode {
+    /// All files are local, and the lists have no effect.
+    Local,
+    /// Files are local, except those that a list or the built-in list of configuration and secrets puts at the target.
+    LocalWithOverrides,
+    /// Files are read at the target and written locally.
+    #[default]
+    Read,
+    /// Files are read and written at the target.
+    Write,
+}
+
+/// A regular expression that is known to be one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RegexText(String);
+
+impl RegexText {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for RegexText {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        check_regex(&text)?;
+        Ok(Self(text))
+    }
+}
+
+impl From<RegexText> for String {
+    fn from(regex: RegexText) -> Self {
+        regex.0
+    }
+}
+
+/// Says in a few words what is wrong with a regular expression.
+pub(crate) fn check_regex(text: &str) -> Result<(), String> {
+    match regex::bytes::Regex::new(text) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            // The last line is the reason; those before draw an arrow into the expression.
+            let message = error.to_string();
+            let reason = message.lines().last().unwrap_or_default();
+            Err(reason.trim_start_matches("error: ").to_owned())
+        }
+    }
+}
+
+impl JsonSchema for RegexText {
+    fn schema_name() -> Cow<'static, str> {
+        "RegexText".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "x-check": "regex" })
+    }
+}
+
+impl ListItem for RegexText {
+    // A semicolon can be part of an expression.
+    const SEPARATED: bool = false;
+}
