@@ -1,0 +1,12 @@
+//! An agent beside a real target: a process with its own root, network, hostname and user. Every operation of the protocol
+//! is driven by a client over a real HTTP/2 connection. Needs root, and says so where it is not.
+
+mod client;
+mod control;
+mod dns;
+mod env;
+mod faults;
+mod files;
+mod nameserver;
+mod outgoing;
+mod world;
