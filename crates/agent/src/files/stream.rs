@@ -47,7 +47,7 @@ pub(crate) async fn read(
         return Ok(succeeded(HeaderMap::new(), Body::new(Full::new(first))));
     }
     let first = stream::iter([Ok(Frame::data(first))]);
-    // One chunk is read while the one before is sent, and no further.
+    // A chunk is read when HTTP/2 has taken the one before, so a slow reader costs one.
     let rest = stream::unfold(reader, |mut reader| async move {
         if reader.remaining == 0 {
             return None;

@@ -390,7 +390,6 @@ async fn a_full_disk_says_how_much_was_written() {
     };
     // The size of the target's file system, as seen from outside.
     let options = "remount,size=8m";
-    let root = target.path("/");
     let remount = std::process::Command::new("nsenter")
         .args([
             &format!("--mount=/proc/{}/ns/mnt", target.pid),
@@ -400,7 +399,7 @@ async fn a_full_disk_says_how_much_was_written() {
             "/mnt",
         ])
         .status();
-    assert!(remount.unwrap().success(), "{root:?}");
+    assert!(remount.unwrap().success());
     let opened = client.open(create("/srv/data/file")).await.unwrap();
     let failure = client
         .write(opened.handle, 0, vec![1; 20_000_000])
