@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use protocol::files::{ReadRange, WriteRange, set_written};
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, pread, pwritev};
+use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::body::Body;
 
@@ -41,13 +42,14 @@ pub(crate) async fn read(
         file,
         offset: range.offset,
         remaining: range.length.min(READ_BYTES),
+        ahead: None,
     };
     let first = reader.next_chunk().await?;
     if reader.remaining == 0 {
         return Ok(succeeded(HeaderMap::new(), Body::new(Full::new(first))));
     }
     let first = stream::iter([Ok(Frame::data(first))]);
-    // A chunk is read when HTTP/2 has taken the one before, so a slow reader costs one.
+    // One chunk is read ahead while HTTP/2 sends the one before, and no further.
     let rest = stream::unfold(reader, |mut reader| async move {
         if reader.remaining == 0 {
             return None;
@@ -71,24 +73,39 @@ struct Reader {
     offset: u64,
     /// 0 at the end of the range and of the file.
     remaining: u64,
+    /// The next chunk, which is being read.
+    ahead: Option<JoinHandle<Result<Bytes>>>,
 }
 
 impl Reader {
     async fn next_chunk(&mut self) -> Result<Bytes> {
-        let (file, offset) = (Arc::clone(&self.file), self.offset);
-        let wanted = usize::try_from(self.remaining).map_or(CHUNK, |rest| rest.min(CHUNK));
-        let chunk = self
-            .workers
-            .run(move || {
-                read_chunk(&file, offset, wanted).map_err(Error::operation("read this file"))
-            })
-            .await?;
+        let wanted = self.wanted();
+        let chunk = match self.ahead.take() {
+            Some(ahead) => ahead.await,
+            None => self.start().await,
+        };
+        let chunk = chunk.unwrap_or_else(|_| Err(Error::operation("read this file")(Errno::IO)))?;
         self.offset = self.offset.saturating_add(chunk.len() as u64);
         self.remaining -= chunk.len() as u64;
         if chunk.len() < wanted {
             self.remaining = 0;
         }
+        if self.remaining > 0 {
+            self.ahead = Some(self.start());
+        }
         Ok(chunk)
+    }
+
+    fn wanted(&self) -> usize {
+        usize::try_from(self.remaining).map_or(CHUNK, |rest| rest.min(CHUNK))
+    }
+
+    fn start(&self) -> JoinHandle<Result<Bytes>> {
+        let (workers, file) = (self.workers.clone(), Arc::clone(&self.file));
+        let (offset, wanted) = (self.offset, self.wanted());
+        let read =
+            move || read_chunk(&file, offset, wanted).map_err(Error::operation("read this file"));
+        tokio::spawn(async move { workers.run(read).await })
     }
 }
 
