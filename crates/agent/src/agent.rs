@@ -1,0 +1,171 @@
+//! The agent: a target, and the threads that act for it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::connection::Connection;
+use crate::dns::Silent;
+use crate::target::Target;
+use crate::workers::{Pool, Workers};
+use crate::{Result, connection};
+
+/// File operations that may block at the same time, for instance on a network file system of the target.
+const FILE_THREADS: usize = 32;
+/// Making a socket never blocks.
+const SOCKET_THREADS: usize = 1;
+
+/// Serves the session protocol for one target. Cheap to clone; all clones are the same agent.
+#[derive(Debug, Clone)]
+pub struct Agent(Arc<Inside>);
+
+#[derive(Debug)]
+struct Inside {
+    target: Target,
+    token: Option<Token>,
+    files: Workers,
+    sockets: Workers,
+    names: Workers,
+    silent_nameservers: Silent,
+    /// End the threads with the agent.
+    _pools: [Pool; 3],
+}
+
+/// The secret that a client must know. It is never shown.
+struct Token(String);
+
+impl Agent {
+    /// An agent for a process of this machine. Says at once when the rights for it are lacking.
+    pub fn for_process(pid: u32) -> Result<Self> {
+        Self::build(Target::find(pid)?, None)
+    }
+
+    /// The same, for clients that know `token` only. An empty token is none.
+    pub fn for_process_with_token(pid: u32, token: impl Into<String>) -> Result<Self> {
+        let token = Some(token.into()).filter(|token| !token.is_empty());
+        Self::build(Target::find(pid)?, token)
+    }
+
+    fn build(target: Target, token: Option<String>) -> Result<Self> {
+        let inside = Arc::new_cyclic(|inside: &std::sync::Weak<Inside>| {
+            // The threads never keep the agent alive: it ends them.
+            let with_target = |act: fn(&Target) -> Result<()>| {
+                let inside = inside.clone();
+                move || {
+                    inside
+                        .upgrade()
+                        .map_or(Ok(()), |inside| act(&inside.target))
+                }
+            };
+            let pools = [
+                Pool::new(
+                    "files",
+                    FILE_THREADS,
+                    with_target(|target| target.identity.take()),
+                ),
+                Pool::new(
+                    "sockets",
+                    SOCKET_THREADS,
+                    with_target(|target| target.network.enter()),
+                ),
+                Pool::new("names", 1, with_target(|target| target.names.enter())),
+            ];
+            Inside {
+                target,
+                token: token.map(Token),
+                files: pools[0].workers(),
+                sockets: pools[1].workers(),
+                names: pools[2].workers(),
+                silent_nameservers: Silent::default(),
+                _pools: pools,
+            }
+        });
+        Ok(Self(inside))
+    }
+
+    /// Tries everything that needs a right once, so that what is lacking is said before the first client comes.
+    pub async fn check(&self) -> Result<()> {
+        for workers in [self.files(), self.sockets(), self.names()] {
+            workers.run(|| Ok(())).await?;
+        }
+        Ok(())
+    }
+
+    /// Serves one client until it closes the connection. Everything that the client has opened is closed with it.
+    pub async fn serve_connection<IO>(&self, io: IO) -> Result<()>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        connection::serve(Arc::new(Connection::new(self.clone())), io).await
+    }
+
+    /// The process for which this agent acts.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.0.target.pid
+    }
+
+    /// Whether the target has ended. Operations then fail with a reason of their own.
+    #[must_use]
+    pub fn target_is_gone(&self) -> bool {
+        self.0.target.is_gone()
+    }
+
+    pub(crate) fn target(&self) -> &Target {
+        &self.0.target
+    }
+
+    /// Threads that are the target's user.
+    pub(crate) fn files(&self) -> &Workers {
+        &self.0.files
+    }
+
+    /// A thread inside the target's network.
+    pub(crate) fn sockets(&self) -> &Workers {
+        &self.0.sockets
+    }
+
+    /// A thread that has the target's hostname.
+    pub(crate) fn names(&self) -> &Workers {
+        &self.0.names
+    }
+
+    pub(crate) fn silent_nameservers(&self) -> &Silent {
+        &self.0.silent_nameservers
+    }
+
+    /// Whether a client that sends `token` may go on. Takes the same time wherever they differ.
+    pub(crate) fn accepts(&self, token: &str) -> bool {
+        let Some(Token(expected)) = &self.0.token else {
+            return true;
+        };
+        let different = expected
+            .bytes()
+            .zip(token.bytes())
+            .fold(0, |different, (left, right)| different | (left ^ right));
+        expected.len() == token.len() && different == 0
+    }
+}
+
+/// Lets this process hold as many descriptors as the system allows it: each connection of a session is one. For the
+/// program that hosts the agent; the agent itself changes nothing that others share.
+pub fn raise_descriptor_limit() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    setrlimit(Resource::Nofile, raised).map_err(|source| crate::Error::Agent {
+        action: "raise its limit of descriptors",
+        hint: "raise it from outside (`ulimit -n`), or go on with fewer connections",
+        source,
+    })
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Token")
+    }
+}

@@ -1,0 +1,172 @@
+//! One client: HTTP/2 on a byte stream, gRPC calls and raw streams side by side.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use protocol::rpc::control_server::ControlServer;
+use protocol::rpc::dns_server::DnsServer;
+use protocol::rpc::env_server::EnvServer;
+use protocol::rpc::files_server::FilesServer;
+use protocol::rpc::outgoing_server::OutgoingServer;
+use protocol::{MESSAGE_BYTES, files as file_streams, outgoing as outgoing_streams};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tonic::body::Body;
+use tonic::codegen::Service;
+
+use crate::agent::Agent;
+use crate::files::{self, Handles};
+use crate::outgoing;
+use crate::{Error, Result};
+
+/// How much one stream may have on the way. Bounds the memory that one slow reader costs.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Streams at the same time: as many as fit into the largest window that HTTP/2 has, so that the connection's window can
+/// cover them all and no number of stalled streams stops the others.
+pub(crate) const STREAMS: u32 = CONNECTION_WINDOW / STREAM_WINDOW;
+const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
+const FRAME: u32 = 256 * 1024;
+/// A client may give up on many calls at once.
+const RESETS: usize = 1024;
+/// How long a stream waits for Hello.
+const HELLO: Duration = Duration::from_secs(10);
+
+/// What belongs to one client.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) agent: Agent,
+    pub(crate) handles: Handles,
+    /// From Hello to everything that waits for it.
+    greeting: watch::Sender<Greeting>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Greeting {
+    /// Until Hello.
+    Awaited,
+    Accepted,
+    /// For good: a second try needs a new connection.
+    Refused,
+}
+
+impl Connection {
+    pub(crate) fn new(agent: Agent) -> Self {
+        Self {
+            agent,
+            handles: Handles::default(),
+            greeting: watch::Sender::new(Greeting::Awaited),
+        }
+    }
+
+    pub(crate) fn greet(&self, greeting: Greeting) {
+        // The first word counts, so that a refused client cannot try again.
+        self.greeting.send_if_modified(|current| {
+            let first = *current == Greeting::Awaited;
+            if first {
+                *current = greeting;
+            }
+            first
+        });
+    }
+
+    /// Lets a call through when Hello was accepted and the target is there. Waits for a Hello that is on its way.
+    pub(crate) async fn admit(&self) -> Result<()> {
+        let mut greeting = self.greeting.subscribe();
+        let answered = greeting.wait_for(|greeting| *greeting != Greeting::Awaited);
+        match tokio::time::timeout(HELLO, answered).await {
+            Ok(Ok(greeting)) if *greeting == Greeting::Accepted => {}
+            _ => return Err(Error::NoHello),
+        }
+        self.agent.target().require()
+    }
+}
+
+pub(crate) async fn serve<IO>(connection: Arc<Connection>, io: IO) -> Result<()>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request| {
+        let connection = Arc::clone(&connection);
+        async move { Ok::<_, Infallible>(route(connection, request).await) }
+    });
+    http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .max_frame_size(FRAME)
+        .max_send_buf_size(STREAM_WINDOW as usize)
+        .max_pending_accept_reset_streams(RESETS)
+        .serve_connection(TokioIo::new(io), service)
+        .await?;
+    Ok(())
+}
+
+async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+    let path = request.uri().path();
+    let Some((service, _)) = path.trim_start_matches('/').split_once('/') else {
+        return unknown();
+    };
+    macro_rules! serve {
+        ($server:ident) => {{
+            let server = $server::from_arc(connection).max_decoding_message_size(MESSAGE_BYTES);
+            let mut server = server.max_encoding_message_size(MESSAGE_BYTES);
+            match server.call(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            }
+        }};
+    }
+    match service {
+        "standin.session.v1.Control" => serve!(ControlServer),
+        "standin.session.v1.Env" => serve!(EnvServer),
+        "standin.session.v1.Files" => serve!(FilesServer),
+        "standin.session.v1.Dns" => serve!(DnsServer),
+        "standin.session.v1.Outgoing" => serve!(OutgoingServer),
+        _ => stream(&connection, request).await,
+    }
+}
+
+async fn stream(connection: &Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+    let answer = async {
+        connection.admit().await?;
+        let path = request.uri().path();
+        match path {
+            file_streams::READ => files::read(connection, &request).await,
+            file_streams::WRITE => files::write(connection, request).await,
+            outgoing_streams::TCP => outgoing::tcp(connection, request).await,
+            outgoing_streams::UDP => outgoing::udp(connection, request).await,
+            outgoing_streams::UNIX => outgoing::unix(connection, request).await,
+            outgoing_streams::UNIX_DATAGRAM => outgoing::unix_datagram(connection, request).await,
+            _ => Ok(unknown()),
+        }
+    };
+    answer.await.unwrap_or_else(|error| failed(&error))
+}
+
+/// What an older agent answers to what only newer clients know.
+fn unknown() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = http::StatusCode::NOT_FOUND;
+    response
+}
+
+pub(crate) fn failed(error: &Error) -> Response<Body> {
+    let failure = error.to_failure();
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = failure.http_status();
+    *response.headers_mut() = failure.to_headers();
+    response
+}
+
+pub(crate) fn succeeded(headers: HeaderMap, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.headers_mut() = headers;
+    response
+}

@@ -1,0 +1,105 @@
+//! Control: Hello and Ping.
+
+use std::path::Path;
+use std::{fs, io};
+
+use protocol::control::{FEATURES, VERSION};
+use protocol::files::FIRST_BYTES;
+use protocol::rpc::control_server::Control;
+use protocol::rpc::{
+    HelloRequest, HelloResponse, Limits, PingRequest, PingResponse, Target as TargetMessage,
+};
+use rustix::system::uname;
+use tonic::{Request, Response, Status};
+
+use crate::agent::Agent;
+use crate::connection::{Connection, Greeting, STREAMS};
+use crate::files::{HANDLES, READ_BYTES};
+use crate::{Error, Result};
+
+#[tonic::async_trait]
+impl Control for Connection {
+    async fn hello(
+        &self,
+        request: Request<HelloRequest>,
+    ) -> Result<Response<HelloResponse>, Status> {
+        let request = request.into_inner();
+        let greeting = judge(&self.agent, &request);
+        self.greet(match &greeting {
+            Ok(()) => Greeting::Accepted,
+            Err(_) => Greeting::Refused,
+        });
+        if let Err(error) = greeting {
+            tracing::warn!(client = request.client, %error, "a client was refused");
+            return Err(error.into());
+        }
+        // A connection that was refused once stays so.
+        self.admit().await?;
+        tracing::info!(client = request.client, "a client has come");
+        Ok(Response::new(HelloResponse {
+            version: Some(VERSION),
+            features: FEATURES.iter().map(ToString::to_string).collect(),
+            agent: concat!("standind ", env!("CARGO_PKG_VERSION")).to_owned(),
+            target: Some(describe(&self.agent).await?),
+            limits: Some(Limits {
+                read_bytes: READ_BYTES,
+                first_bytes: FIRST_BYTES,
+                handles: HANDLES,
+                streams: STREAMS,
+            }),
+        }))
+    }
+
+    async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
+        match self.admit().await {
+            // Whether it is there is what the answer says.
+            Ok(()) | Err(Error::TargetGone(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Response::new(PingResponse {
+            payload: request.into_inner().payload,
+            target_is_there: !self.agent.target_is_gone(),
+        }))
+    }
+}
+
+fn judge(agent: &Agent, request: &HelloRequest) -> Result<()> {
+    let version = request.version.ok_or(Error::Missing("version"))?;
+    if !VERSION.understands(version) {
+        return Err(Error::WrongVersion {
+            client: version.major,
+            agent: VERSION.major,
+        });
+    }
+    if !agent.accepts(&request.token) {
+        return Err(Error::WrongToken);
+    }
+    Ok(())
+}
+
+async fn describe(agent: &Agent) -> Result<TargetMessage> {
+    let system = agent.names().run(|| Ok(uname())).await?;
+    let target = agent.target();
+    Ok(TargetMessage {
+        pid: target.pid,
+        hostname: system.nodename().to_bytes().to_vec().into(),
+        domain_name: system.domainname().to_bytes().to_vec().into(),
+        uid: target.identity.uid,
+        gid: target.identity.gid,
+        groups: target.identity.groups.clone(),
+        working_directory: working_directory(target.pid).unwrap_or_default().into(),
+        kernel: system.release().to_string_lossy().into_owned(),
+        machine: system.machine().to_string_lossy().into_owned(),
+    })
+}
+
+/// Where the target works, inside its own root. The kernel tells both as seen from outside.
+fn working_directory(pid: u32) -> io::Result<Vec<u8>> {
+    let root = fs::read_link(format!("/proc/{pid}/root"))?;
+    let directory = fs::read_link(format!("/proc/{pid}/cwd"))?;
+    let inside = directory.strip_prefix(&root).map_err(io::Error::other)?;
+    Ok(Path::new("/")
+        .join(inside)
+        .into_os_string()
+        .into_encoded_bytes())
+}

@@ -1,0 +1,174 @@
+//! One question to the target's nameservers, and the first answer that counts.
+//!
+//! Servers are asked in the order of `resolv.conf`. One that says nothing for a moment does not hold the others up: the
+//! next one is asked as well, and whoever answers first is believed. A silent one is asked last for a while, so that a
+//! dead nameserver costs one slow answer and not all of them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use protocol::dns::ResolvConf;
+use rustix::io::Errno;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::packet::{Judgement, Query, judge};
+use crate::agent::Agent;
+use crate::outgoing::{connect_tcp, open_udp, receive_one};
+use crate::{Error, Result};
+
+/// After this long without a word, the next server is asked as well.
+const PATIENCE: Duration = Duration::from_millis(800);
+/// How long a silent server is asked last.
+const SILENT: Duration = Duration::from_secs(30);
+
+/// Nameservers that did not answer, and until when they are asked last.
+#[derive(Debug, Default)]
+pub(crate) struct Silent(Mutex<HashMap<SocketAddr, Instant>>);
+
+impl Silent {
+    fn put_last(&self, servers: &mut [SocketAddr]) {
+        let now = Instant::now();
+        let mut known = self.known();
+        known.retain(|_, until| *until > now);
+        servers.sort_by_key(|server| known.contains_key(server));
+    }
+
+    fn remember(&self, server: SocketAddr) {
+        self.known().insert(server, Instant::now() + SILENT);
+    }
+
+    fn forget(&self, server: SocketAddr) {
+        self.known().remove(&server);
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<SocketAddr, Instant>> {
+        // Nothing panics while it is locked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Answers the message and who sent it, or why nobody did.
+pub(crate) async fn exchange(
+    agent: &Agent,
+    settings: &ResolvConf,
+    message: &[u8],
+) -> Result<(Bytes, SocketAddr)> {
+    let query = Query::new(message, rand::random())?;
+    let mut servers = settings.nameservers.clone();
+    if settings.rotate {
+        let first = rand::random_range(0..servers.len().max(1));
+        servers.rotate_left(first);
+    }
+    let silent = agent.silent_nameservers();
+    silent.put_last(&mut servers);
+    let race = Race {
+        agent,
+        query: &query,
+        tcp: settings.tcp,
+        patience: Duration::from_secs(settings.timeout_seconds.into()),
+    };
+    let attempts = usize::try_from(settings.attempts).unwrap_or(1);
+    let turns = servers
+        .iter()
+        .copied()
+        .cycle()
+        .take(servers.len() * attempts);
+    let (answer, server) = race.run(turns.collect()).await?;
+    Ok((Bytes::from(query.finish(answer)), server))
+}
+
+/// Whom to ask with what.
+struct Race<'question> {
+    agent: &'question Agent,
+    query: &'question Query,
+    tcp: bool,
+    /// How long one server may take.
+    patience: Duration,
+}
+
+impl Race<'_> {
+    async fn run(&self, turns: Vec<SocketAddr>) -> Result<(Vec<u8>, SocketAddr)> {
+        let mut turns = turns.into_iter();
+        let mut asked = FuturesUnordered::new();
+        let mut unwilling = None;
+        let mut failure = Error::operation("reach a nameserver")(Errno::TIMEDOUT);
+        let mut ask_next_at = Instant::now();
+        loop {
+            tokio::select! {
+                () = sleep_until(ask_next_at), if turns.len() > 0 => {
+                    asked.extend(turns.next().map(|server| self.ask(server)));
+                    ask_next_at = Instant::now() + PATIENCE.min(self.patience);
+                }
+                Some((server, answer)) = asked.next(), if !asked.is_empty() => {
+                    match answer {
+                        Ok(answer) if judge(&answer) == Judgement::Final => {
+                            self.agent.silent_nameservers().forget(server);
+                            return Ok((answer, server));
+                        }
+                        Ok(answer) => unwilling = unwilling.or(Some((answer, server))),
+                        Err(error) => {
+                            self.agent.silent_nameservers().remember(server);
+                            failure = error;
+                        }
+                    }
+                    // No reason to wait any longer.
+                    ask_next_at = Instant::now();
+                }
+                else => return unwilling.ok_or(failure),
+            }
+        }
+    }
+
+    async fn ask(&self, server: SocketAddr) -> (SocketAddr, Result<Vec<u8>>) {
+        let answer = async {
+            if self.tcp {
+                return self.ask_over_tcp(server).await;
+            }
+            let answer = self.ask_over_udp(server).await?;
+            if judge(&answer) != Judgement::CutShort {
+                return Ok(answer);
+            }
+            self.ask_over_tcp(server).await
+        };
+        let answer = timeout(self.patience, answer).await;
+        let too_late = |_| Err(Error::operation("wait for a nameserver")(Errno::TIMEDOUT));
+        (server, answer.unwrap_or_else(too_late))
+    }
+
+    async fn ask_over_udp(&self, server: SocketAddr) -> Result<Vec<u8>> {
+        let socket = open_udp(self.agent, server.is_ipv4(), None, Some(server)).await?;
+        let sent = socket.send(self.query.message()).await;
+        sent.map_err(Error::io("send to a nameserver"))?;
+        loop {
+            let answer = receive_one(&socket).await;
+            let answer = answer.map_err(Error::io("receive from a nameserver"))?;
+            if self.query.is_answered_by(&answer) {
+                return Ok(answer.into());
+            }
+        }
+    }
+
+    async fn ask_over_tcp(&self, server: SocketAddr) -> Result<Vec<u8>> {
+        let mut stream = connect_tcp(self.agent, server, None).await?;
+        let exchange = async {
+            stream.write_all(&self.query.message_for_tcp()).await?;
+            let length = stream.read_u16().await?;
+            let mut answer = vec![0; length.into()];
+            stream.read_exact(&mut answer).await?;
+            Ok(answer)
+        };
+        let answer = exchange
+            .await
+            .map_err(Error::io("ask a nameserver over TCP"))?;
+        if self.query.is_answered_by(&answer) {
+            return Ok(answer);
+        }
+        Err(Error::operation("understand a nameserver")(Errno::PROTO))
+    }
+}

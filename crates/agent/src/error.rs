@@ -1,0 +1,104 @@
+//! Everything that can go wrong in the agent, and how the client is told.
+
+use protocol::failure::{Failure, Reason};
+use rustix::io::Errno;
+use tonic::Status;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What the target itself would have got.
+    #[error("cannot {action}")]
+    Operation {
+        action: &'static str,
+        #[source]
+        source: Errno,
+    },
+
+    #[error("there is no process {0}: look for the target again")]
+    NoTarget(u32),
+
+    #[error("the target, process {0}, has ended: start the session again on a running one")]
+    TargetGone(u32),
+
+    /// The agent lacks a right or a resource.
+    #[error("the agent cannot {action}: {hint}")]
+    Agent {
+        action: &'static str,
+        hint: &'static str,
+        #[source]
+        source: Errno,
+    },
+
+    #[error("the token is not this agent's: use the one it was started with")]
+    WrongToken,
+
+    #[error(
+        "the client speaks version {client} of the protocol and the agent {agent}: install the same release on both sides"
+    )]
+    WrongVersion { client: u32, agent: u32 },
+
+    #[error(
+        "the connection did not begin with a Hello that was accepted: connect again, and say Hello first"
+    )]
+    NoHello,
+
+    #[error("the request names no {0}")]
+    Missing(&'static str),
+
+    #[error("the request does not follow the protocol")]
+    Protocol(#[from] protocol::Error),
+
+    #[error("the connection to the client failed")]
+    Connection(#[from] hyper::Error),
+}
+
+impl Error {
+    pub(crate) fn operation(action: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |source| Self::Operation { action, source }
+    }
+
+    /// A failure of the standard library or of the runtime in something that the target would have done.
+    pub(crate) fn io(action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| Self::Operation {
+            action,
+            source: errno_of(&error),
+        }
+    }
+
+    pub(crate) fn to_failure(&self) -> Failure {
+        let reason = match self {
+            Self::Operation { source, .. } => {
+                return Failure::from_errno(source.raw_os_error(), self.to_string());
+            }
+            Self::NoTarget(_) | Self::TargetGone(_) => Reason::TargetGone,
+            Self::Agent { source, .. } => {
+                return Failure::new(Reason::Agent, format!("{self} ({source})"));
+            }
+            Self::WrongToken => Reason::WrongToken,
+            Self::WrongVersion { .. } => Reason::WrongVersion,
+            Self::NoHello => Reason::NoHello,
+            Self::Protocol(source) => {
+                return Failure::new(Reason::BadRequest, source.to_string());
+            }
+            Self::Missing(_) => Reason::BadRequest,
+            Self::Connection(_) => Reason::Unspecified,
+        };
+        Failure::new(reason, self.to_string())
+    }
+}
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        error.to_failure().to_status()
+    }
+}
+
+/// The error number in an error of the standard library. One without a number did not come from the system.
+pub(crate) fn errno_of(error: &std::io::Error) -> Errno {
+    error
+        .raw_os_error()
+        .map_or(Errno::IO, Errno::from_raw_os_error)
+}

@@ -1,0 +1,67 @@
+//! Extended attributes.
+
+use bytes::Bytes;
+use protocol::rpc::{Done, GetAttributeResponse, ListAttributesResponse, SetAttributeRequest};
+use rustix::buffer::spare_capacity;
+use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
+use rustix::io::Errno;
+
+use super::operations::done;
+use super::tree::{Located, Tree};
+use crate::{Error, Result};
+
+/// The kernel's limit for one value and for a list of names.
+const LONGEST: usize = 64 * 1024;
+
+pub(crate) fn get(tree: Tree<'_>, place: &Located, name: &[u8]) -> Result<GetAttributeResponse> {
+    let get = |path: &str| {
+        let mut value = Vec::with_capacity(LONGEST);
+        getxattr(path, name, spare_capacity(&mut value))?;
+        Ok(Bytes::from(value))
+    };
+    let value = at_path(tree, place, get).map_err(Error::operation("read this attribute"))?;
+    Ok(GetAttributeResponse { value })
+}
+
+pub(crate) fn list(tree: Tree<'_>, place: &Located) -> Result<ListAttributesResponse> {
+    let list = |path: &str| {
+        let mut names = Vec::with_capacity(LONGEST);
+        listxattr(path, spare_capacity(&mut names))?;
+        Ok(names)
+    };
+    let names: Vec<u8> =
+        at_path(tree, place, list).map_err(Error::operation("list the attributes of this file"))?;
+    Ok(ListAttributesResponse {
+        names: names
+            .split(|byte| *byte == 0)
+            .filter(|name| !name.is_empty())
+            .map(Bytes::copy_from_slice)
+            .collect(),
+    })
+}
+
+pub(crate) fn set(tree: Tree<'_>, place: &Located, request: &SetAttributeRequest) -> Result<Done> {
+    let mut flags = XattrFlags::empty();
+    flags.set(XattrFlags::CREATE, request.create);
+    flags.set(XattrFlags::REPLACE, request.replace);
+    at_path(tree, place, |path| {
+        setxattr(path, &*request.name, &request.value, flags)
+    })
+    .map_err(Error::operation("set this attribute"))
+    .map(done)
+}
+
+pub(crate) fn remove(tree: Tree<'_>, place: &Located, name: &[u8]) -> Result<Done> {
+    at_path(tree, place, |path| removexattr(path, name))
+        .map_err(Error::operation("remove this attribute"))
+        .map(done)
+}
+
+fn at_path<T>(
+    tree: Tree<'_>,
+    place: &Located,
+    operation: impl FnOnce(&str) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let file = tree.find(place)?;
+    operation(&file.as_path())
+}

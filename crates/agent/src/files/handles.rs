@@ -1,0 +1,67 @@
+//! Open files of one connection. They are closed with it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::{Error, Result};
+
+/// How many files one connection may have open.
+pub(crate) const HANDLES: u32 = 65_536;
+
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) descriptor: OwnedFd,
+    /// Writes go to the end, whatever offset they name.
+    pub(crate) append: bool,
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Handles(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Never used again, so a late request cannot meet another file. 0 is none.
+    last: u64,
+    open: HashMap<u64, Arc<OpenFile>>,
+}
+
+impl Handles {
+    pub(crate) fn insert(&self, file: OpenFile) -> Result<u64> {
+        let mut table = self.table();
+        if table.open.len() >= HANDLES as usize {
+            return Err(Error::operation("keep more files open")(Errno::MFILE));
+        }
+        table.last += 1;
+        let handle = table.last;
+        table.open.insert(handle, Arc::new(file));
+        Ok(handle)
+    }
+
+    pub(crate) fn get(&self, handle: u64) -> Result<Arc<OpenFile>> {
+        let found = self.table().open.get(&handle).cloned();
+        found.ok_or_else(|| Error::operation("find this handle among the open files")(Errno::BADF))
+    }
+
+    /// Forgets handles, and gives back the files, which close when nothing uses them any more.
+    pub(crate) fn remove(&self, handles: &[u64]) -> Vec<Arc<OpenFile>> {
+        let mut table = self.table();
+        handles
+            .iter()
+            .filter_map(|handle| table.open.remove(handle))
+            .collect()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing panics while it is locked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,134 @@
+//! Opening: the file, its metadata and its first bytes in one go.
+
+use std::os::fd::AsFd;
+
+use bytes::Bytes;
+use protocol::files::FIRST_BYTES;
+use protocol::rpc::{AccessMode, Metadata, OpenRequest, OpenResponse};
+use rustix::buffer::spare_capacity;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::{Errno, pread};
+
+use super::handles::OpenFile;
+use super::metadata;
+use super::tree::Tree;
+use crate::{Error, Result};
+
+pub(crate) struct Opened {
+    /// None when the first bytes are all there is and no handle is wanted.
+    pub(crate) file: Option<OpenFile>,
+    /// Without a handle.
+    pub(crate) response: OpenResponse,
+}
+
+pub(crate) fn open(tree: Tree<'_>, request: &OpenRequest) -> Result<Opened> {
+    let flags = flags(request);
+    let descriptor = tree
+        .open(&request.path, flags, mode(request, flags))
+        .map_err(Error::operation("open this path"))?;
+    let metadata = metadata::of(&descriptor).map_err(Error::operation("stat an opened file"))?;
+    let wanted = request.first_bytes.min(FIRST_BYTES) as usize;
+    let readable = matches!(
+        request.access_mode(),
+        AccessMode::Read | AccessMode::ReadWrite
+    );
+    let mut first = FirstBytes::default();
+    if readable && wanted > 0 && kind(&metadata) == FileType::RegularFile {
+        // A failure is for the read that the caller will make, not for the open.
+        first = first_bytes(&descriptor, &metadata, wanted).unwrap_or_default();
+    }
+    let keep = !(first.whole && request.forget_when_whole);
+    Ok(Opened {
+        file: keep.then_some(OpenFile {
+            descriptor,
+            append: request.append,
+        }),
+        response: OpenResponse {
+            handle: 0,
+            metadata: Some(metadata),
+            first_bytes: first.bytes,
+            whole: first.whole,
+        },
+    })
+}
+
+fn flags(request: &OpenRequest) -> OFlags {
+    // A FIFO or a device must not keep the thread: the caller decides about waiting.
+    let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    flags |= match request.access_mode() {
+        AccessMode::Read => OFlags::RDONLY,
+        AccessMode::Write => OFlags::WRONLY,
+        AccessMode::ReadWrite => OFlags::RDWR,
+        AccessMode::None => {
+            // Nothing else has a meaning together with this one.
+            let mut flags = OFlags::PATH;
+            flags.set(OFlags::DIRECTORY, request.directory);
+            flags.set(OFlags::NOFOLLOW, request.no_follow);
+            return flags;
+        }
+    };
+    flags.set(OFlags::CREATE, request.create);
+    flags.set(OFlags::EXCL, request.exclusive);
+    flags.set(OFlags::TRUNC, request.truncate);
+    flags.set(OFlags::APPEND, request.append);
+    flags.set(OFlags::DIRECTORY, request.directory);
+    flags.set(OFlags::NOFOLLOW, request.no_follow);
+    flags.set(OFlags::NOATIME, request.no_access_time);
+    flags.set(OFlags::DSYNC, request.data_sync);
+    if request.sync {
+        flags |= OFlags::SYNC;
+    }
+    if request.temporary {
+        flags |= OFlags::TMPFILE;
+    }
+    flags
+}
+
+fn mode(request: &OpenRequest, flags: OFlags) -> Mode {
+    // The kernel refuses a mode where it has no meaning.
+    if flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE) {
+        Mode::from_raw_mode(request.mode & 0o7777)
+    } else {
+        Mode::empty()
+    }
+}
+
+fn kind(metadata: &Metadata) -> FileType {
+    FileType::from_raw_mode(metadata.mode)
+}
+
+#[derive(Default)]
+struct FirstBytes {
+    bytes: Bytes,
+    whole: bool,
+}
+
+fn first_bytes(file: impl AsFd, metadata: &Metadata, wanted: usize) -> Result<FirstBytes, Errno> {
+    // One byte more than the size shows the end at once. Files that the kernel makes up say that they are empty.
+    const UNKNOWN: usize = 64 * 1024;
+    let size = usize::try_from(metadata.size).unwrap_or(usize::MAX);
+    let expected = if size == 0 {
+        UNKNOWN
+    } else {
+        size.saturating_add(1)
+    };
+    let mut bytes = Vec::with_capacity(expected.min(wanted));
+    let mut whole = false;
+    while bytes.len() < bytes.capacity().min(wanted) {
+        let offset = bytes.len() as u64;
+        let count = match pread(&file, spare_capacity(&mut bytes), offset) {
+            Err(Errno::INTR) => continue,
+            count => count?,
+        };
+        if count == 0 {
+            whole = true;
+            break;
+        }
+    }
+    // A file exactly as long as what was wanted: its size is the only witness.
+    whole |= size > 0 && bytes.len() == size;
+    Ok(FirstBytes {
+        bytes: bytes.into(),
+        whole,
+    })
+}

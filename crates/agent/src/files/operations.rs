@@ -1,0 +1,247 @@
+//! What file calls do. Each function is one operation, done by a thread that has the target's identity.
+
+use bytes::Bytes;
+use protocol::rpc::{
+    AccessRequest, AllocateRequest, Done, MakeDirectoryRequest, MakeNodeRequest, NewTime,
+    ReadLinkResponse, RenameRequest, SeekRequest, SeekResponse, SetTimesRequest,
+    StatFilesystemResponse, StatResponse, SymbolicLinkRequest,
+};
+use rustix::fs::{
+    Access, AtFlags, CWD, FallocateFlags, FileType, Gid, Mode, OFlags, RenameFlags, SeekFrom,
+    Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, accessat, chmodat, chownat, fallocate,
+    fdatasync, fstatfs, fstatvfs, fsync, ftruncate, linkat, makedev, mkdirat, mknodat, readlinkat,
+    renameat_with, seek as lseek, symlinkat, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+
+use super::handles::OpenFile;
+use super::metadata;
+use super::tree::{Located, Tree};
+use crate::{Error, Result};
+
+pub(crate) fn stat(tree: Tree<'_>, place: &Located) -> Result<StatResponse> {
+    let metadata = tree.find(place).and_then(metadata::of);
+    Ok(StatResponse {
+        metadata: Some(metadata.map_err(Error::operation("stat this file"))?),
+    })
+}
+
+pub(crate) fn read_link(tree: Tree<'_>, place: &Located) -> Result<ReadLinkResponse> {
+    let target = match place {
+        Located::Path { path, .. } => tree
+            .find_path(path, false)
+            .and_then(|link| readlinkat(&link, c"", Vec::new()))
+            // The kernel's word for a descriptor that is no link; a path that is none is invalid.
+            .map_err(|errno| {
+                if errno == Errno::NOENT && exists(tree, path) {
+                    Errno::INVAL
+                } else {
+                    errno
+                }
+            }),
+        Located::Open(file) => readlinkat(file, c"", Vec::new()),
+    };
+    let target = target.map_err(Error::operation("read this symbolic link"))?;
+    Ok(ReadLinkResponse {
+        target: Bytes::from(target.into_bytes()),
+    })
+}
+
+fn exists(tree: Tree<'_>, path: &[u8]) -> bool {
+    tree.find_path(path, false).is_ok()
+}
+
+pub(crate) fn access(tree: Tree<'_>, place: &Located, wanted: &AccessRequest) -> Result<Done> {
+    let mut access = Access::EXISTS;
+    access.set(Access::READ_OK, wanted.read);
+    access.set(Access::WRITE_OK, wanted.write);
+    access.set(Access::EXEC_OK, wanted.execute);
+    tree.find(place)
+        // The effective identity is the one that this thread has taken.
+        .and_then(|file| accessat(CWD, file.as_path(), access, AtFlags::EACCESS))
+        .map_err(Error::operation("access this file"))
+        .map(done)
+}
+
+pub(crate) fn stat_filesystem(tree: Tree<'_>, place: &Located) -> Result<StatFilesystemResponse> {
+    let found = tree.find(place);
+    let both = found.and_then(|file| Ok((fstatfs(&file)?, fstatvfs(&file)?)));
+    let (kind, about) = both.map_err(Error::operation("stat this file system"))?;
+    Ok(StatFilesystemResponse {
+        kind: kind.f_type,
+        block_size: about.f_bsize,
+        blocks: about.f_blocks,
+        blocks_free: about.f_bfree,
+        blocks_available: about.f_bavail,
+        files: about.f_files,
+        files_free: about.f_ffree,
+        name_length: about.f_namemax,
+        fragment_size: about.f_frsize,
+        flags: about.f_flag.bits(),
+        id: about.f_fsid,
+    })
+}
+
+pub(crate) fn make_directory(tree: Tree<'_>, request: &MakeDirectoryRequest) -> Result<Done> {
+    let mode = Mode::from_raw_mode(request.mode & 0o7777);
+    tree.parent(&request.path)
+        .and_then(|(directory, name)| mkdirat(directory, name, mode))
+        .map_err(Error::operation("make this directory"))
+        .map(done)
+}
+
+pub(crate) fn make_node(tree: Tree<'_>, request: &MakeNodeRequest) -> Result<Done> {
+    let kind = match FileType::from_raw_mode(request.mode) {
+        // Without a kind, a regular file is meant.
+        FileType::Unknown if request.mode & 0o170_000 == 0 => FileType::RegularFile,
+        kind => kind,
+    };
+    let mode = Mode::from_raw_mode(request.mode & 0o7777);
+    let device = makedev(request.special_major, request.special_minor);
+    tree.parent(&request.path)
+        .and_then(|(directory, name)| mknodat(directory, name, kind, mode, device))
+        .map_err(Error::operation("make this file"))
+        .map(done)
+}
+
+pub(crate) fn remove_directory(tree: Tree<'_>, path: &[u8]) -> Result<Done> {
+    tree.parent(path)
+        .and_then(|(directory, name)| unlinkat(directory, name, AtFlags::REMOVEDIR))
+        .map_err(Error::operation("remove this directory"))
+        .map(done)
+}
+
+pub(crate) fn unlink(tree: Tree<'_>, path: &[u8]) -> Result<Done> {
+    tree.parent(path)
+        .and_then(|(directory, name)| unlinkat(directory, name, AtFlags::empty()))
+        .map_err(Error::operation("unlink this file"))
+        .map(done)
+}
+
+pub(crate) fn rename(tree: Tree<'_>, request: &RenameRequest) -> Result<Done> {
+    let mut flags = RenameFlags::empty();
+    flags.set(RenameFlags::NOREPLACE, request.no_replace);
+    flags.set(RenameFlags::EXCHANGE, request.exchange);
+    let rename = || {
+        let (from, from_name) = tree.parent(&request.from)?;
+        let (to, to_name) = tree.parent(&request.to)?;
+        renameat_with(from, from_name, to, to_name, flags)
+    };
+    rename()
+        .map_err(Error::operation("rename this file"))
+        .map(done)
+}
+
+pub(crate) fn link(tree: Tree<'_>, from: &Located, to: &[u8]) -> Result<Done> {
+    let link = || {
+        let from = tree.find(from)?;
+        let (to, name) = tree.parent(to)?;
+        linkat(CWD, from.as_path(), to, name, AtFlags::SYMLINK_FOLLOW)
+    };
+    link().map_err(Error::operation("link this file")).map(done)
+}
+
+pub(crate) fn symbolic_link(tree: Tree<'_>, request: &SymbolicLinkRequest) -> Result<Done> {
+    tree.parent(&request.path)
+        .and_then(|(directory, name)| symlinkat(&*request.target, directory, name))
+        .map_err(Error::operation("make this symbolic link"))
+        .map(done)
+}
+
+pub(crate) fn set_mode(tree: Tree<'_>, place: &Located, mode: u32) -> Result<Done> {
+    let mode = Mode::from_raw_mode(mode & 0o7777);
+    tree.find(place)
+        .and_then(|file| chmodat(CWD, file.as_path(), mode, AtFlags::empty()))
+        .map_err(Error::operation("change the mode of this file"))
+        .map(done)
+}
+
+pub(crate) fn set_owner(
+    tree: Tree<'_>,
+    place: &Located,
+    uid: Option<u32>,
+    gid: Option<u32>,
+) -> Result<Done> {
+    // The highest number means "as it is", and is no id.
+    let uid = uid.filter(|uid| *uid != u32::MAX).map(Uid::from_raw);
+    let gid = gid.filter(|gid| *gid != u32::MAX).map(Gid::from_raw);
+    tree.find(place)
+        .and_then(|file| chownat(CWD, file.as_path(), uid, gid, AtFlags::empty()))
+        .map_err(Error::operation("change the owner of this file"))
+        .map(done)
+}
+
+pub(crate) fn set_times(
+    tree: Tree<'_>,
+    place: &Located,
+    request: &SetTimesRequest,
+) -> Result<Done> {
+    let times = Timestamps {
+        last_access: new_time(request.access_time.as_ref()),
+        last_modification: new_time(request.modification_time.as_ref()),
+    };
+    tree.find(place)
+        .and_then(|file| utimensat(CWD, file.as_path(), &times, AtFlags::empty()))
+        .map_err(Error::operation("change the times of this file"))
+        .map(done)
+}
+
+fn new_time(new: Option<&NewTime>) -> Timespec {
+    let special = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+    match new {
+        Some(NewTime { now: true, .. }) => special(UTIME_NOW),
+        Some(NewTime {
+            time: Some(time), ..
+        }) => Timespec {
+            tv_sec: time.seconds,
+            // A number that has a special meaning must not get in as a time.
+            tv_nsec: time.nanoseconds.min(999_999_999).into(),
+        },
+        _ => special(UTIME_OMIT),
+    }
+}
+
+pub(crate) fn truncate(tree: Tree<'_>, place: &Located, size: u64) -> Result<Done> {
+    let truncated = match place {
+        Located::Path { path, .. } => tree
+            .open(path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
+            .and_then(|file| ftruncate(file, size)),
+        Located::Open(file) => ftruncate(file, size),
+    };
+    truncated
+        .map_err(Error::operation("truncate this file"))
+        .map(done)
+}
+
+pub(crate) fn allocate(file: &OpenFile, request: &AllocateRequest) -> Result<Done> {
+    let mut flags = FallocateFlags::empty();
+    flags.set(FallocateFlags::KEEP_SIZE, request.keep_size);
+    flags.set(FallocateFlags::PUNCH_HOLE, request.punch_hole);
+    flags.set(FallocateFlags::ZERO_RANGE, request.zero_range);
+    fallocate(file, flags, request.offset, request.length)
+        .map_err(Error::operation("allocate space for this file"))
+        .map(done)
+}
+
+pub(crate) fn sync(file: &OpenFile, data_only: bool) -> Result<Done> {
+    let synced = if data_only {
+        fdatasync(file)
+    } else {
+        fsync(file)
+    };
+    synced.map_err(Error::operation("sync this file")).map(done)
+}
+
+pub(crate) fn seek(file: &OpenFile, request: &SeekRequest) -> Result<SeekResponse> {
+    let to = if request.hole {
+        SeekFrom::Hole(request.offset)
+    } else {
+        SeekFrom::Data(request.offset)
+    };
+    let offset = lseek(file, to).map_err(Error::operation("seek in this file"))?;
+    Ok(SeekResponse { offset })
+}
+
+pub(crate) fn done((): ()) -> Done {
+    Done {}
+}

@@ -1,0 +1,160 @@
+//! Paths inside the target's root.
+//!
+//! `openat2` with RESOLVE_IN_ROOT does what the target's own kernel calls do: "/" is the target's root, also for symbolic
+//! links and for "..". What is found is held by a descriptor, so it cannot be exchanged between finding and using it.
+
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
+
+use super::handles::OpenFile;
+
+const LONGEST_PATH: usize = 4096;
+/// The kernel gives up when directories are renamed while it resolves "..", and asks to be called again.
+const TRIES: usize = 64;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tree<'target> {
+    root: &'target OwnedFd,
+}
+
+/// What a request is about.
+#[derive(Debug)]
+pub(crate) enum Located {
+    Path { path: Bytes, follow: bool },
+    Open(Arc<OpenFile>),
+}
+
+/// A file that has been found.
+#[derive(Debug)]
+pub(crate) enum Found<'place> {
+    ByPath(OwnedFd),
+    Open(&'place OpenFile),
+}
+
+impl<'target> Tree<'target> {
+    pub(crate) fn new(root: &'target OwnedFd) -> Self {
+        Self { root }
+    }
+
+    pub(crate) fn open(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        check(path)?;
+        for _ in 0..TRIES {
+            let opened = openat2(
+                self.root,
+                path,
+                flags | OFlags::CLOEXEC,
+                mode,
+                ResolveFlags::IN_ROOT,
+            );
+            match opened {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                opened => return opened,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Finds a file without opening it: needs no rights on the file itself.
+    pub(crate) fn find<'place>(self, place: &'place Located) -> Result<Found<'place>, Errno> {
+        match place {
+            Located::Path { path, follow } => self.find_path(path, *follow).map(Found::ByPath),
+            Located::Open(file) => Ok(Found::Open(file)),
+        }
+    }
+
+    pub(crate) fn find_path(self, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
+        let mut flags = OFlags::PATH;
+        flags.set(OFlags::NOFOLLOW, !follow);
+        self.open(path, flags, Mode::empty())
+    }
+
+    /// Finds the directory in which the last name of a path is, and that name. Slashes at the end stay with the name: what
+    /// they mean is the operation's business.
+    pub(crate) fn parent(self, path: &[u8]) -> Result<(OwnedFd, &[u8]), Errno> {
+        check(path)?;
+        let (directory, name) = split(path);
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        Ok((self.open(directory, flags, Mode::empty())?, name))
+    }
+}
+
+impl Found<'_> {
+    /// A path to this very file, for calls that take no descriptor. It leads to the file and no further, also when that is
+    /// a symbolic link or has lost its name.
+    pub(crate) fn as_path(&self) -> String {
+        format!("/proc/self/fd/{}", self.as_fd().as_raw_fd())
+    }
+}
+
+impl AsFd for Found<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::ByPath(descriptor) => descriptor.as_fd(),
+            Self::Open(file) => file.as_fd(),
+        }
+    }
+}
+
+fn check(path: &[u8]) -> Result<(), Errno> {
+    match path.first() {
+        None => Err(Errno::NOENT),
+        Some(_) if path.len() >= LONGEST_PATH => Err(Errno::NAMETOOLONG),
+        Some(b'/') if !path.contains(&0) => Ok(()),
+        // Relative to nothing.
+        Some(_) => Err(Errno::INVAL),
+    }
+}
+
+/// Splits before the last name. The path begins with a slash.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let end = path
+        .iter()
+        .rposition(|byte| *byte != b'/')
+        .map_or(0, |last| last + 1);
+    if end == 0 {
+        return (b"/", b".");
+    }
+    let start = path[..end]
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
+    (&path[..start], &path[start..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_split_before_the_last_name() {
+        let check = |path: &str, directory: &str, name: &str| {
+            let (found_directory, found_name) = split(path.as_bytes());
+            assert_eq!(
+                (found_directory, found_name),
+                (directory.as_bytes(), name.as_bytes()),
+                "{path}"
+            );
+        };
+        check("/a", "/", "a");
+        check("/a/b", "/a/", "b");
+        check("/a/b//", "/a/", "b//");
+        check("//a", "//", "a");
+        check("/a/..", "/a/", "..");
+        check("/", "/", ".");
+        check("///", "/", ".");
+    }
+
+    #[test]
+    fn paths_that_cannot_be() {
+        let check_path = |path: &[u8], expected| assert_eq!(check(path), expected);
+        check_path(b"", Err(Errno::NOENT));
+        check_path(b"relative", Err(Errno::INVAL));
+        check_path(b"/zero\0", Err(Errno::INVAL));
+        check_path(&[b'/'; 4096], Err(Errno::NAMETOOLONG));
+        check_path(&[b'/'; 4095], Ok(()));
+    }
+}

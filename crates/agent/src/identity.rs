@@ -1,0 +1,122 @@
+//! As whom the target accesses files, and how a thread becomes that.
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::process::{Gid, getgroups, umask};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
+};
+
+use crate::{Error, Result, sys};
+
+/// The credentials with which the kernel judges the target's access to files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+    /// Those in effect. None of them when they count only in a user namespace that is not ours.
+    pub(crate) capabilities: CapabilitySet,
+}
+
+impl Identity {
+    /// Reads the text of `/proc/<pid>/status`. None: it is not such a text.
+    pub(crate) fn parse(status: &str, same_user_namespace: bool) -> Option<Self> {
+        let field = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name))?;
+            Some(line[name.len()..].split_whitespace())
+        };
+        // Real, effective, saved, file system.
+        let uid = field("Uid:")?.nth(3)?.parse().ok()?;
+        let gid = field("Gid:")?.nth(3)?.parse().ok()?;
+        let groups = field("Groups:")?.map(str::parse).collect::<Result<_, _>>();
+        let effective = u64::from_str_radix(field("CapEff:")?.next()?, 16).ok()?;
+        Some(Self {
+            uid,
+            gid,
+            groups: groups.ok()?,
+            capabilities: if same_user_namespace {
+                CapabilitySet::from_bits_retain(effective)
+            } else {
+                CapabilitySet::empty()
+            },
+        })
+    }
+
+    /// Gives this identity to the calling thread, for good. The caller's mask has been applied to every mode before it
+    /// reaches the agent, so the thread has none.
+    pub(crate) fn take(&self) -> Result<()> {
+        sys::own_filesystem_settings().map_err(refused("take a umask per thread"))?;
+        umask(Mode::empty());
+        self.take_groups()
+            .map_err(refused("take the target's groups"))?;
+        sys::set_filesystem_group(self.gid).map_err(refused("take the target's group"))?;
+        sys::set_filesystem_user(self.uid).map_err(refused("take the target's user"))?;
+        self.take_capabilities()
+            .map_err(refused("take the target's capabilities"))
+    }
+
+    fn take_groups(&self) -> Result<(), Errno> {
+        let wanted: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
+        // Needs a right that an agent of the same user does not have, and does not need.
+        if getgroups()? == wanted {
+            return Ok(());
+        }
+        set_thread_groups(&wanted)
+    }
+
+    fn take_capabilities(&self) -> Result<(), Errno> {
+        let own = capabilities(None)?;
+        let sets = CapabilitySets {
+            effective: own.permitted & self.capabilities,
+            permitted: own.permitted,
+            inheritable: own.inheritable,
+        };
+        set_capabilities(None, sets)
+    }
+}
+
+fn refused(action: &'static str) -> impl FnOnce(Errno) -> Error {
+    move |source| Error::Agent {
+        action,
+        hint: "it needs the capabilities SETUID and SETGID, or the target's own user",
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tapp\nUmask:\t0022\nState:\tS (sleeping)\nUid:\t1\t2\t3\t1000\nGid:\t1\t2\t3\t1001\n\
+        Groups:\t1001 2000 \nCapInh:\t0000000000000000\nCapEff:\t0000000000000003\n";
+
+    #[test]
+    fn the_fourth_id_is_the_one_for_files() {
+        let identity = Identity::parse(STATUS, true).unwrap();
+        assert_eq!(
+            identity,
+            Identity {
+                uid: 1000,
+                gid: 1001,
+                groups: vec![1001, 2000],
+                capabilities: CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE,
+            }
+        );
+    }
+
+    #[test]
+    fn capabilities_of_another_user_namespace_do_not_count() {
+        let identity = Identity::parse(STATUS, false).unwrap();
+        assert_eq!(identity.capabilities, CapabilitySet::empty());
+    }
+
+    #[test]
+    fn what_is_no_status_is_refused() {
+        let check = |text: &str| assert_eq!(Identity::parse(text, true), None, "{text}");
+        check("");
+        check("Uid:\t1\t2\t3\nGid:\t1\t2\t3\t4\nGroups:\nCapEff:\t0\n");
+        check(&STATUS.replace("2000", "many"));
+        check(&STATUS.replace("CapEff", "CapXxx"));
+    }
+}

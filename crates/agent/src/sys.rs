@@ -1,0 +1,38 @@
+//! System calls that need `unsafe`. All of them change only the calling thread.
+
+#![expect(
+    unsafe_code,
+    reason = "the one place for it; each call says why it is sound"
+)]
+
+use rustix::io::{Errno, Result};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// Gives the thread a umask, a root and a working directory of its own.
+pub(crate) fn own_filesystem_settings() -> Result<()> {
+    // SAFETY: unsharing is unsound only for the table of descriptors, which stays shared.
+    unsafe { unshare_unsafe(UnshareFlags::FS) }
+}
+
+/// Makes the thread access files as this user. The raw call is used because it concerns one thread.
+pub(crate) fn set_filesystem_user(uid: u32) -> Result<()> {
+    set_and_check(libc::SYS_setfsuid, uid)
+}
+
+/// Makes the thread access files as this group.
+pub(crate) fn set_filesystem_group(gid: u32) -> Result<()> {
+    set_and_check(libc::SYS_setfsgid, gid)
+}
+
+/// These calls answer the previous id, never an error: whether it worked is found by asking again.
+fn set_and_check(call: libc::c_long, id: u32) -> Result<()> {
+    // SAFETY: both calls take a number, touch no memory of ours and change only this thread's credentials.
+    unsafe { libc::syscall(call, libc::c_ulong::from(id)) };
+    // SAFETY: as above; -1 is no valid id, so nothing is changed.
+    let now = unsafe { libc::syscall(call, libc::c_ulong::from(u32::MAX)) };
+    if u32::try_from(now) == Ok(id) {
+        Ok(())
+    } else {
+        Err(Errno::PERM)
+    }
+}

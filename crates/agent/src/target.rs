@@ -1,0 +1,123 @@
+//! The target: a process, held so that its number cannot come to mean another one.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::identity::Identity;
+use crate::{Error, Result};
+
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) pid: u32,
+    process: OwnedFd,
+    /// Where the target's paths begin.
+    pub(crate) root: OwnedFd,
+    pub(crate) network: Namespace,
+    pub(crate) names: Namespace,
+    pub(crate) identity: Identity,
+}
+
+/// A namespace that threads may have to enter.
+#[derive(Debug)]
+pub(crate) enum Namespace {
+    /// The agent runs in the same one. Entering it would need rights that are not needed.
+    Shared,
+    Other(LinkNameSpaceType, OwnedFd),
+}
+
+impl Target {
+    pub(crate) fn find(pid: u32) -> Result<Self> {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let number = number.ok_or(Error::NoTarget(pid))?;
+        let process = pidfd_open(number, PidfdFlags::empty()).map_err(|_| Error::NoTarget(pid))?;
+        let found = Self::inspect(pid, process);
+        match found {
+            Ok(target) if target.is_gone() => Err(Error::NoTarget(pid)),
+            // A zombie still has a folder under /proc, with nothing in it.
+            Err(Error::Agent {
+                source: Errno::NOENT | Errno::SRCH,
+                ..
+            }) => Err(Error::NoTarget(pid)),
+            found => found,
+        }
+    }
+
+    fn inspect(pid: u32, process: OwnedFd) -> Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))
+            .map_err(|error| unreadable(crate::error::errno_of(&error)))?;
+        let user_namespace = Namespace::of(pid, "user", LinkNameSpaceType::User)?;
+        let identity = Identity::parse(&status, matches!(user_namespace, Namespace::Shared))
+            .ok_or(Error::NoTarget(pid))?;
+        Ok(Self {
+            pid,
+            process,
+            root: open(
+                format!("/proc/{pid}/root"),
+                OFlags::PATH | OFlags::DIRECTORY,
+            )?,
+            network: Namespace::of(pid, "net", LinkNameSpaceType::Network)?,
+            names: Namespace::of(pid, "uts", LinkNameSpaceType::HostNameAndNISDomainName)?,
+            identity,
+        })
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        let mut descriptors = [PollFd::new(&self.process, PollFlags::IN)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(poll(&mut descriptors, Some(&at_once)), Ok(ready) if ready > 0)
+    }
+
+    pub(crate) fn require(&self) -> Result<()> {
+        if self.is_gone() {
+            return Err(Error::TargetGone(self.pid));
+        }
+        Ok(())
+    }
+}
+
+impl Namespace {
+    fn of(pid: u32, name: &str, kind: LinkNameSpaceType) -> Result<Self> {
+        let path = format!("/proc/{pid}/ns/{name}");
+        let read = |path: &str| {
+            fs::read_link(path).map_err(|error| unreadable(crate::error::errno_of(&error)))
+        };
+        if read(&path)? == read(&format!("/proc/self/ns/{name}"))? {
+            return Ok(Self::Shared);
+        }
+        Ok(Self::Other(kind, open(path, OFlags::RDONLY)?))
+    }
+
+    /// Moves the calling thread into the namespace, for good.
+    pub(crate) fn enter(&self) -> Result<()> {
+        let Self::Other(kind, descriptor) = self else {
+            return Ok(());
+        };
+        use std::os::fd::AsFd as _;
+        move_into_link_name_space(descriptor.as_fd(), Some(*kind)).map_err(|source| Error::Agent {
+            action: "enter a namespace of the target",
+            hint: "it needs the capability SYS_ADMIN, or must be started inside the target's pod",
+            source,
+        })
+    }
+}
+
+fn open(path: String, flags: OFlags) -> Result<OwnedFd> {
+    openat(CWD, path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(unreadable)
+}
+
+fn unreadable(source: Errno) -> Error {
+    Error::Agent {
+        action: "look at the target",
+        hint: "it needs the capability SYS_PTRACE, or the target's own user",
+        source,
+    }
+}

@@ -1,0 +1,103 @@
+//! The hosts file: names that need no nameserver.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::rpc::Family;
+
+/// What the hosts file knows of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostsAnswer {
+    /// The first name of the line that was found first.
+    pub canonical_name: String,
+    /// Of the family that was asked for; empty when the file knows the name only in the other family.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Looks a name up in the text of a hosts file. None: the file does not know it, so a nameserver is asked.
+#[must_use]
+pub fn find_in_hosts(hosts: &[u8], name: &str, family: Family) -> Option<HostsAnswer> {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let mut found: Option<HostsAnswer> = None;
+    for line in String::from_utf8_lossy(hosts).lines() {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let Some(address) = words.next().and_then(parse_address) else {
+            continue;
+        };
+        let names: Vec<&str> = words.collect();
+        if !names.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+            continue;
+        }
+        let answer = found.get_or_insert_with(|| HostsAnswer {
+            canonical_name: names.first().copied().unwrap_or(name).to_owned(),
+            addresses: Vec::new(),
+        });
+        if of_family(address, family) && !answer.addresses.contains(&address) {
+            answer.addresses.push(address);
+        }
+    }
+    // A name that the file has in one family only is asked of the nameservers in the other, as libc does it.
+    found.filter(|answer| !answer.addresses.is_empty())
+}
+
+fn parse_address(text: &str) -> Option<IpAddr> {
+    // An interface after '%' only matters for link-local addresses, which cannot be said in an answer.
+    text.split('%').next()?.parse().ok()
+}
+
+fn of_family(address: IpAddr, family: Family) -> bool {
+    match family {
+        Family::Any => true,
+        Family::Ipv4 => matches!(address, IpAddr::V4(Ipv4Addr { .. })),
+        Family::Ipv6 => matches!(address, IpAddr::V6(Ipv6Addr { .. })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTS: &[u8] = b"127.0.0.1 localhost\n\
+        ::1 localhost ip6-localhost # comment with api\n\
+        \xff\xfe broken\n\
+        10.0.0.5\tdb.internal  db DB2\n\
+        10.0.0.6 db.internal\n\
+        10.0.0.6 db.internal\n\
+        not-an-address nowhere\n\
+        # 10.0.0.7 commented\n";
+
+    fn check(name: &str, family: Family, expected: Option<(&str, &[&str])>) {
+        let found = find_in_hosts(HOSTS, name, family);
+        let expected = expected.map(|(canonical_name, addresses)| HostsAnswer {
+            canonical_name: canonical_name.to_owned(),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+        });
+        assert_eq!(found, expected, "{name}");
+    }
+
+    #[test]
+    fn names_are_found_by_family() {
+        check(
+            "localhost",
+            Family::Any,
+            Some(("localhost", &["127.0.0.1", "::1"])),
+        );
+        check(
+            "localhost",
+            Family::Ipv4,
+            Some(("localhost", &["127.0.0.1"])),
+        );
+        check("localhost.", Family::Ipv6, Some(("localhost", &["::1"])));
+        check("ip6-localhost", Family::Ipv4, None);
+        check("db2", Family::Any, Some(("db.internal", &["10.0.0.5"])));
+        check(
+            "db.internal",
+            Family::Any,
+            Some(("db.internal", &["10.0.0.5", "10.0.0.6"])),
+        );
+        check("nowhere", Family::Any, None);
+        check("commented", Family::Any, None);
+        check("api", Family::Any, None);
+        check("", Family::Any, None);
+    }
+}
