@@ -2,27 +2,26 @@
 
 mod keeping;
 mod starting;
+mod status;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ChildStdin;
 use std::thread;
 
-use serde::Serialize;
-
 pub(crate) use self::keeping::Record;
 pub(crate) use self::starting::wait_for_default_account;
+pub use self::status::{LabStatus, NodeOverview, Power};
 use crate::binaries::Binaries;
 use crate::cluster::{Cluster, stopped_thread};
 use crate::control;
 use crate::dns;
 use crate::error::{Error, Result};
 use crate::image::recipes;
-use crate::keeper::{self, LinkStatus, ROLE};
-use crate::node::ComponentStatus;
+use crate::keeper::{self, ROLE};
 use crate::paths::{LabPaths, Paths};
 use crate::pki;
-use crate::plan::{ClusterPlan, HOST, LabRequest, MOST_CLUSTERS, Network, NodePlan};
+use crate::plan::{ClusterPlan, HOST, LabRequest, MOST_CLUSTERS, Network};
 use crate::progress::Progress;
 use crate::surroundings::{self, Demand};
 use crate::usage::{self, Usage};
@@ -46,34 +45,6 @@ pub struct Lab {
     clusters: Vec<Cluster>,
     /// The keeper ends the lab when this closes, unless the lab was released.
     _keeper_input: Option<ChildStdin>,
-}
-
-/// What runs and what is broken.
-#[derive(Clone, Debug, Serialize)]
-pub struct LabStatus {
-    pub name: String,
-    pub network: String,
-    pub detached: bool,
-    pub kubeconfig: PathBuf,
-    pub nodes: Vec<NodeOverview>,
-    pub links: Vec<LinkStatus>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct NodeOverview {
-    pub cluster: String,
-    pub node: String,
-    pub address: String,
-    pub power: Power,
-    pub components: Vec<ComponentStatus>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Power {
-    On,
-    Off,
-    Frozen,
 }
 
 impl Lab {
@@ -259,51 +230,6 @@ impl Lab {
     /// Makes every link perfect again.
     pub fn heal(&self) -> Result<()> {
         self.ask(&keeper::Request::Heal).map(drop)
-    }
-
-    pub fn status(&self) -> Result<LabStatus> {
-        let status = self.ask(&keeper::Request::Status)?;
-        let overview = |cluster: &Cluster, node: &NodePlan| {
-            let running = status
-                .nodes
-                .iter()
-                .find(|running| running.node == node.name);
-            let power = match running {
-                None => Power::Off,
-                Some(running) if running.frozen => Power::Frozen,
-                Some(_) => Power::On,
-            };
-            let components = if power == Power::On {
-                cluster.components(&node.name).unwrap_or_default()
-            } else {
-                Vec::new()
-            };
-            NodeOverview {
-                cluster: cluster.name().to_owned(),
-                node: node.name.clone(),
-                address: node.address.to_string(),
-                power,
-                components,
-            }
-        };
-        Ok(LabStatus {
-            name: self.name.clone(),
-            network: self.network.subnet(),
-            detached: status.released,
-            kubeconfig: self.kubeconfig(),
-            nodes: self
-                .clusters
-                .iter()
-                .flat_map(|cluster| {
-                    cluster
-                        .plan()
-                        .nodes
-                        .iter()
-                        .map(move |node| overview(cluster, node))
-                })
-                .collect(),
-            links: status.links,
-        })
     }
 
     /// Every process of the lab's nodes, for measurements.

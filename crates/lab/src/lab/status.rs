@@ -1,0 +1,87 @@
+//! What runs in a lab, and what is broken.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::Lab;
+use crate::cluster::Cluster;
+use crate::error::Result;
+use crate::keeper::{self, LinkStatus};
+use crate::node::ComponentStatus;
+use crate::plan::NodePlan;
+
+/// What runs and what is broken.
+#[derive(Clone, Debug, Serialize)]
+pub struct LabStatus {
+    pub name: String,
+    pub network: String,
+    pub detached: bool,
+    pub kubeconfig: PathBuf,
+    pub nodes: Vec<NodeOverview>,
+    pub links: Vec<LinkStatus>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeOverview {
+    pub cluster: String,
+    pub node: String,
+    pub address: String,
+    pub power: Power,
+    pub components: Vec<ComponentStatus>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Power {
+    On,
+    Off,
+    Frozen,
+}
+
+impl Lab {
+    pub fn status(&self) -> Result<LabStatus> {
+        let status = self.ask(&keeper::Request::Status)?;
+        let overview = |cluster: &Cluster, node: &NodePlan| {
+            let running = status
+                .nodes
+                .iter()
+                .find(|running| running.node == node.name);
+            let power = match running {
+                None => Power::Off,
+                Some(running) if running.frozen => Power::Frozen,
+                Some(_) => Power::On,
+            };
+            let components = if power == Power::On {
+                cluster.components(&node.name).unwrap_or_default()
+            } else {
+                Vec::new()
+            };
+            NodeOverview {
+                cluster: cluster.name().to_owned(),
+                node: node.name.clone(),
+                address: node.address.to_string(),
+                power,
+                components,
+            }
+        };
+        Ok(LabStatus {
+            name: self.name.clone(),
+            network: self.network.subnet(),
+            detached: status.released,
+            kubeconfig: self.kubeconfig(),
+            nodes: self
+                .clusters
+                .iter()
+                .flat_map(|cluster| {
+                    cluster
+                        .plan()
+                        .nodes
+                        .iter()
+                        .map(move |node| overview(cluster, node))
+                })
+                .collect(),
+            links: status.links,
+        })
+    }
+}
