@@ -24,8 +24,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tower_service::Service;
 
+use crate::dial::Pipe;
 use crate::error::LinkError;
-use crate::link::Link;
 
 /// Whatever a body or a service can fail with.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -70,8 +70,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Starts HTTP/2 on a link, and a task that runs it.
-    pub async fn start(link: Link, windows: Windows) -> Result<Self, LinkError> {
+    /// Starts HTTP/2 on a link or any other pipe, and a task that runs it.
+    pub async fn start(link: impl Pipe, windows: Windows) -> Result<Self, LinkError> {
         let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
         builder
             .initial_stream_window_size(windows.stream)
@@ -132,10 +132,10 @@ where
     }
 }
 
-/// Serves HTTP/2 on a link until the client is done, or until `shutdown` is: then requests that have begun are
+/// Serves HTTP/2 on a link or any other pipe until the client is done, or until `shutdown` is: then requests that have begun are
 /// finished, and no more are taken.
 pub async fn serve<S, B>(
-    link: Link,
+    link: impl Pipe,
     windows: Windows,
     service: S,
     shutdown: impl Future<Output = ()>,

@@ -317,14 +317,23 @@ impl Shared {
             };
             match result {
                 Poll::Pending => return,
-                Poll::Ready(Ok(0)) => self.lose(inner, "the connection takes no more", None),
+                Poll::Ready(Ok(0)) => self.lose_when_read(inner, "the connection takes no more"),
                 Poll::Ready(Ok(count)) => {
                     inner.unflushed = true;
                     inner.machine.written(count);
                     self.wake_if_over_or_writable(inner);
                 }
-                Poll::Ready(Err(error)) => self.lose(inner, &error, None),
+                Poll::Ready(Err(error)) => self.lose_when_read(inner, &error),
             }
+        }
+    }
+
+    /// A connection that takes nothing any more may still hold what the peer said last, such as why it left.
+    fn lose_when_read(&self, inner: &mut Inner, why: impl std::fmt::Display) {
+        while self.poll_pull(inner, usize::MAX).is_ready() {}
+        self.wake_users(inner);
+        if inner.pipe.is_some() {
+            self.lose(inner, why, None);
         }
     }
 
@@ -363,13 +372,17 @@ impl Shared {
         }
     }
 
-    /// Ends the pipe of a link that is over, politely.
+    /// Ends the pipe of a link that is over. What the peer still says is read, because a connection that is closed with
+    /// unread bytes is reset, and the peer might then not hear the last words.
     pub(crate) async fn end_pipe(&self) {
         let pipe = self.lock().pipe.take();
-        if let Some(mut pipe) = pipe {
-            // Whatever comes of it: both ends know that the link is over.
-            let _ = tokio::time::timeout(PIPE_SHUTDOWN, pipe.shutdown()).await;
-        }
+        let Some(mut pipe) = pipe else { return };
+        let end = async {
+            pipe.shutdown().await?;
+            tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await
+        };
+        // Whatever comes of it: this end knows that the link is over.
+        let _ = tokio::time::timeout(PIPE_SHUTDOWN, end).await;
     }
 }
 
