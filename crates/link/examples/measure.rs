@@ -1,4 +1,4 @@
-//! Prints what a link costs on this machine: `cargo run --release --example measure --features measure -- 2048`.
+//! Prints what a link costs on this machine: `cargo run --release --example measure --features measure -- 512`.
 #![expect(
     clippy::print_stdout,
     reason = "it is a program, and this is its output"
@@ -6,7 +6,7 @@
 
 fn main() -> Result<(), link::LinkError> {
     let mebibytes = std::env::args().nth(1).and_then(|count| count.parse().ok());
-    let seen = link::measure::measure(mebibytes.unwrap_or(1024_u64) << 20, 5000)?;
+    let seen = link::measure::measure(mebibytes.unwrap_or(512_u64) << 20, 5, 5000)?;
     let speeds = [
         ("TCP", seen.tcp, seen.tcp),
         ("link over TCP", seen.link_over_tcp, seen.tcp),

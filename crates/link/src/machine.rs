@@ -15,21 +15,20 @@
 //! When both streams have ended, the server says CLOSED and forgets the link. A client that loses its connection before
 //! it has heard that asks again, so that both ends agree that everything has arrived.
 
-use std::io::IoSlice;
+mod receiving;
+mod sending;
+mod time;
+
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
 use crate::error::{Abort, LinkError, Malformed};
-use crate::frame::{self, Decoder, Frame, MAX_DATA};
+use crate::frame::Decoder;
 use crate::greeting::{Hello, Position, Refusal, Welcome};
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
 
-/// How much is read from a pipe at once.
-const READ: usize = 256 * 1024;
-/// Read into what is left of the buffer as long as it is at least this.
-const READ_AT_LEAST: usize = 32 * 1024;
 /// As many connections in a row may bring nothing but nonsense before the link fails.
 const MALFORMED_IN_A_ROW: u32 = 3;
 /// Slices for one write: the control bytes, and the blocks that a DATA frame can touch.
@@ -84,10 +83,6 @@ pub(crate) struct Machine {
 }
 
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one of it per link, and it is attached nearly all the time"
-)]
 enum Phase {
     /// There is no connection. Left when one is attached, or when there was none for too long.
     Detached { since: Instant },
@@ -376,10 +371,11 @@ impl Machine {
 
     /// A server does not call its client: whoever comes back is told by what is remembered of the link.
     fn give_up_if_nobody_can_be_told(&mut self) {
-        if self.side == Side::Server && !self.is_attached() {
-            if let Some(abort) = self.abort.clone() {
-                self.end(Ending::Aborted(abort));
-            }
+        if self.side == Side::Server
+            && !self.is_attached()
+            && let Some(abort) = self.abort.clone()
+        {
+            self.end(Ending::Aborted(abort));
         }
     }
 
@@ -392,333 +388,6 @@ impl Machine {
             self.acknowledged = received;
             self.outbox.release(received);
         }
-    }
-}
-
-/// What comes from the pipe.
-impl Machine {
-    /// Where to put the next bytes from the pipe. To be followed by [`Machine::received`].
-    pub(crate) fn raw(&mut self) -> Option<&mut BytesMut> {
-        let Phase::Attached(attachment) = &mut self.phase else {
-            return None;
-        };
-        let raw = &mut attachment.raw;
-        if raw.capacity() - raw.len() < READ_AT_LEAST {
-            raw.reserve(READ);
-        }
-        Some(raw)
-    }
-
-    /// How many of the next bytes from the pipe may go straight to the user, past all buffers.
-    pub(crate) fn direct_room(&self) -> usize {
-        let Phase::Attached(attachment) = &self.phase else {
-            return 0;
-        };
-        let straight = attachment.raw.is_empty()
-            && self.inbox.length() == 0
-            && self.abandoned.is_none()
-            && !self.fin_received
-            && attachment.decoder.next_number() == Some(self.received);
-        if straight {
-            let window = self.limits.receive_window as usize;
-            attachment.decoder.data_to_come().min(window)
-        } else {
-            0
-        }
-    }
-
-    /// As many bytes went straight to the user.
-    pub(crate) fn received_directly(&mut self, now: Instant, count: usize) {
-        if let Phase::Attached(attachment) = &mut self.phase {
-            attachment.last_received = now;
-            attachment.decoder.skip_data(count);
-            self.received += count as u64;
-            self.consumed += count as u64;
-        }
-    }
-
-    /// Bytes have been added to [`Machine::raw`].
-    pub(crate) fn received(&mut self, now: Instant) -> Result<(), Malformed> {
-        loop {
-            let Phase::Attached(attachment) = &mut self.phase else {
-                return Ok(());
-            };
-            attachment.last_received = now;
-            match attachment.decoder.next(&mut attachment.raw)? {
-                Some(frame) => self.handle(now, frame)?,
-                None => return Ok(()),
-            }
-        }
-    }
-
-    fn handle(&mut self, now: Instant, frame: Frame) -> Result<(), Malformed> {
-        let Phase::Attached(attachment) = &mut self.phase else {
-            return Ok(());
-        };
-        match frame {
-            Frame::Data { number, bytes } => self.take_data(number, bytes)?,
-            Frame::Fin { number } => {
-                self.expect(number)?;
-                self.fin_received = true;
-                self.received += 1;
-                self.malformed_in_a_row = 0;
-            }
-            Frame::Ack { received, limit } => {
-                if received > attachment.sent {
-                    return Err(Malformed::AckOfUnsent(received));
-                }
-                self.peer_limit = self.peer_limit.max(limit);
-                self.acknowledge(received);
-            }
-            Frame::Ping { stamp } => attachment.pong_due = Some(stamp),
-            Frame::Pong { stamp } => {
-                // The stamp is the number of the connection: an answer to nothing is no answer.
-                if let Some(asked) = attachment.ping.filter(|_| stamp == self.attachments) {
-                    self.round_trip = Some(now.saturating_duration_since(asked));
-                }
-            }
-            Frame::Abort { code, text } => {
-                let abort = Abort { code, text };
-                self.end(Ending::Failed(LinkError::Aborted(abort)));
-            }
-            Frame::Closed if self.side == Side::Client && self.is_complete() => {
-                self.end(Ending::Finished);
-            }
-            Frame::Closed => return Err(Malformed::ClosedEarly),
-        }
-        Ok(())
-    }
-
-    fn take_data(&mut self, number: u64, bytes: bytes::Bytes) -> Result<(), Malformed> {
-        self.expect(number)?;
-        let length = bytes.len() as u64;
-        let waiting = self.received - self.consumed;
-        if waiting + length > u64::from(self.limits.receive_window) {
-            return Err(Malformed::Overrun);
-        }
-        self.received += length;
-        self.malformed_in_a_row = 0;
-        if self.abandoned.is_some() {
-            self.consumed += length;
-        } else {
-            self.inbox.push(bytes);
-        }
-        Ok(())
-    }
-
-    fn expect(&self, number: u64) -> Result<(), Malformed> {
-        if self.fin_received {
-            return Err(Malformed::AfterTheEnd);
-        }
-        if number != self.received {
-            let expected = self.received;
-            return Err(Malformed::Number {
-                expected,
-                got: number,
-            });
-        }
-        Ok(())
-    }
-}
-
-/// What goes to the pipe.
-impl Machine {
-    /// The next bytes for the pipe, in order; how many of the slices are used. To be followed by [`Machine::written`].
-    pub(crate) fn slices<'a>(&'a mut self, slices: &mut [IoSlice<'a>; SLICES]) -> usize {
-        self.prepare();
-        let Phase::Attached(attachment) = &self.phase else {
-            return 0;
-        };
-        let mut used = 0;
-        let mut add = |slice| {
-            if let Some(place) = slices.get_mut(used) {
-                *place = slice;
-                used += 1;
-            }
-        };
-        let control = &attachment.control[attachment.control_written..];
-        if !control.is_empty() {
-            add(IoSlice::new(control));
-        }
-        if attachment.data_left > 0 {
-            self.outbox
-                .slices(attachment.sent, attachment.data_left, &mut add);
-        }
-        used
-    }
-
-    /// The pipe has taken as many bytes.
-    pub(crate) fn written(&mut self, count: usize) {
-        let Phase::Attached(attachment) = &mut self.phase else {
-            return;
-        };
-        let control = attachment.control.len() - attachment.control_written;
-        attachment.control_written += count.min(control);
-        let data = count.saturating_sub(control).min(attachment.data_left);
-        attachment.data_left -= data;
-        attachment.sent += data as u64;
-        self.highest_sent = self.highest_sent.max(attachment.sent);
-        if attachment.has_written_all() {
-            if let Some(ending) = attachment.closing.take() {
-                self.end(ending);
-            }
-        }
-    }
-
-    /// Decides what is said next, when all that was decided before is written.
-    fn prepare(&mut self) {
-        let complete = self.is_complete();
-        let position = self.position();
-        let Phase::Attached(attachment) = &mut self.phase else {
-            return;
-        };
-        if !attachment.has_written_all() || attachment.closing.is_some() {
-            return;
-        }
-        attachment.control.clear();
-        attachment.control_written = 0;
-        if let Some(abort) = &self.abort {
-            frame::put_abort(&mut attachment.control, abort.code, &abort.text);
-            attachment.closing = Some(Ending::Aborted(abort.clone()));
-            return;
-        }
-        let end = self.outbox.end();
-        let available = end.min(self.peer_limit).saturating_sub(attachment.sent);
-        attachment.put_ack(&position, available > 0, self.fin_received);
-        attachment.put_keep_alive(self.attachments);
-        if available > 0 {
-            attachment.data_left = (available as usize).min(MAX_DATA);
-            let length = attachment.data_left;
-            frame::put_data_header(&mut attachment.control, attachment.sent, length);
-        } else if self.finishing && attachment.sent == end {
-            frame::put_fin(&mut attachment.control, end);
-            attachment.sent += 1;
-            self.highest_sent = self.highest_sent.max(attachment.sent);
-        }
-        if complete && self.side == Side::Server {
-            frame::put_closed(&mut attachment.control);
-            attachment.closing = Some(Ending::Finished);
-        }
-    }
-}
-
-impl Attachment {
-    fn has_written_all(&self) -> bool {
-        self.control_written == self.control.len() && self.data_left == 0
-    }
-
-    /// Tells how far this end is when that is worth a frame. It is worth less when something is said anyway.
-    fn put_ack(&mut self, position: &Position, with_data: bool, fin_received: bool) {
-        let news = (position.received - self.told_received).max(position.limit - self.told_limit);
-        let worth = if fin_received || self.ping_due || self.pong_due.is_some() {
-            1
-        } else if with_data {
-            (self.ack_step / 8).max(1)
-        } else {
-            self.ack_step
-        };
-        if news >= worth {
-            frame::put_ack(&mut self.control, position.received, position.limit);
-            (self.told_received, self.told_limit) = (position.received, position.limit);
-        }
-    }
-
-    fn put_keep_alive(&mut self, stamp: u64) {
-        if let Some(stamp) = self.pong_due.take() {
-            frame::put_pong(&mut self.control, stamp);
-        }
-        if std::mem::take(&mut self.ping_due) {
-            frame::put_ping(&mut self.control, stamp);
-        }
-    }
-}
-
-/// What happens as time goes by.
-impl Machine {
-    /// When [`Machine::time_passed`] should be called next. It may come later than this, never much earlier.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        match &self.phase {
-            Phase::Over(_) => None,
-            Phase::Detached { since } => {
-                Some(*since.max(&self.last_word_since(*since)) + self.patience())
-            }
-            Phase::Attached(attachment) => {
-                let dead = attachment.last_received + self.limits.dead_after;
-                let ping = attachment.next_ping(self.limits.ping_every);
-                let lingering = self.abandoned.filter(|_| self.abort.is_none());
-                let linger = lingering.map(|since| since + self.linger());
-                Some(dead.min(ping).min(linger.unwrap_or(dead)))
-            }
-        }
-    }
-
-    /// Does what is due. Returns true when the connection has to be taken as lost.
-    pub(crate) fn time_passed(&mut self, now: Instant) -> bool {
-        if self.deadline().is_none_or(|deadline| now < deadline) {
-            return false;
-        }
-        let linger = self.linger();
-        match &mut self.phase {
-            Phase::Over(_) => false,
-            Phase::Detached { .. } => {
-                let ending = match self.abort.take() {
-                    Some(abort) => Ending::Aborted(abort),
-                    None if self.is_complete() => Ending::Finished,
-                    None => Ending::Failed(LinkError::WindowExpired {
-                        window: self.window,
-                    }),
-                };
-                self.end(ending);
-                false
-            }
-            Phase::Attached(attachment) => {
-                if now >= attachment.last_received + self.limits.dead_after {
-                    return true;
-                }
-                if now >= attachment.next_ping(self.limits.ping_every) {
-                    attachment.ping = Some(now);
-                    attachment.ping_due = true;
-                }
-                if self.abandoned.is_some_and(|since| now >= since + linger) {
-                    self.abort.get_or_insert_with(Abort::dropped);
-                }
-                false
-            }
-        }
-    }
-
-    /// How long to stay without a connection.
-    fn patience(&self) -> Duration {
-        if self.abort.is_some() || self.is_complete() {
-            self.limits.farewell.min(self.window)
-        } else {
-            self.window
-        }
-    }
-
-    fn last_word_since(&self, since: Instant) -> Instant {
-        self.abandoned
-            .filter(|_| self.abort.is_some())
-            .unwrap_or(since)
-    }
-
-    /// How long to stay without a user: as long as it takes to deliver what the user ended, within reason.
-    fn linger(&self) -> Duration {
-        if self.is_delivered() {
-            self.limits.farewell
-        } else {
-            self.window.max(self.limits.farewell)
-        }
-    }
-}
-
-impl Attachment {
-    /// Asks when nothing has come for a while, and again after as long.
-    fn next_ping(&self, every: Duration) -> Instant {
-        let last = self
-            .ping
-            .map_or(self.last_received, |ping| ping.max(self.last_received));
-        last + every
     }
 }
 

@@ -28,8 +28,8 @@ const BLOCK: usize = 256 * 1024;
 /// What is put into an HTTP/2 body at once.
 const BODY_PART: usize = 64 * 1024;
 
-/// What one run saw, in bytes per second of one direction, and as medians of round trips of one byte.
-#[derive(Debug, Clone)]
+/// The best that each chain reached, in bytes per second of one direction; and medians of round trips of one byte.
+#[derive(Debug, Clone, Default)]
 pub struct Measurement {
     pub tcp: f64,
     pub link_over_tcp: f64,
@@ -43,27 +43,44 @@ pub struct Measurement {
     pub link_over_tcp_round_trip: Duration,
 }
 
-/// Sends `bytes` over each chain in turn, and a byte to and fro `round_trips` times.
-pub fn measure(bytes: u64, round_trips: usize) -> Result<Measurement, LinkError> {
+/// Sends `bytes` over each chain in turn, in as many rounds, and then a byte to and fro `round_trips` times. Rounds,
+/// because other programs disturb a single run, and rarely all runs of one chain.
+pub fn measure(bytes: u64, rounds: u32, round_trips: usize) -> Result<Measurement, LinkError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
     runtime.map_err(unreachable_because)?.block_on(async {
         let site = Site::build().await?;
-        Ok(Measurement {
-            tcp: raw(site.tcp().await?, bytes).await?,
-            link_over_tcp: raw(site.link_over_tcp().await?, bytes).await?,
-            tls: raw(site.tls().await?, bytes).await?,
-            link_over_tls: raw(site.link_over_tls().await?, bytes).await?,
-            http2_over_tcp: body(site.tcp().await?, bytes).await?,
-            http2_over_link_over_tcp: body(site.link_over_tcp().await?, bytes).await?,
-            http2_over_tls: body(site.tls().await?, bytes).await?,
-            http2_over_link_over_tls: body(site.link_over_tls().await?, bytes).await?,
-            tcp_round_trip: median_round_trip(site.tcp().await?, round_trips).await?,
-            link_over_tcp_round_trip: median_round_trip(site.link_over_tcp().await?, round_trips)
-                .await?,
-        })
+        let mut best = Measurement::default();
+        for _ in 0..rounds {
+            best.add_round(&site, bytes).await?;
+        }
+        let (tcp, link) = (site.tcp().await?, site.link_over_tcp().await?);
+        best.tcp_round_trip = median_round_trip(tcp, round_trips).await?;
+        best.link_over_tcp_round_trip = median_round_trip(link, round_trips).await?;
+        Ok(best)
     })
+}
+
+impl Measurement {
+    async fn add_round(&mut self, site: &Site, bytes: u64) -> Result<(), LinkError> {
+        let raise = |best: &mut f64, speed: f64| *best = best.max(speed);
+        raise(&mut self.tcp, raw(site.tcp().await?, bytes).await?);
+        let link = site.link_over_tcp().await?;
+        raise(&mut self.link_over_tcp, raw(link, bytes).await?);
+        raise(&mut self.tls, raw(site.tls().await?, bytes).await?);
+        let link = site.link_over_tls().await?;
+        raise(&mut self.link_over_tls, raw(link, bytes).await?);
+        let tcp = site.tcp().await?;
+        raise(&mut self.http2_over_tcp, body(tcp, bytes).await?);
+        let link = site.link_over_tcp().await?;
+        raise(&mut self.http2_over_link_over_tcp, body(link, bytes).await?);
+        let tls = site.tls().await?;
+        raise(&mut self.http2_over_tls, body(tls, bytes).await?);
+        let link = site.link_over_tls().await?;
+        raise(&mut self.http2_over_link_over_tls, body(link, bytes).await?);
+        Ok(())
+    }
 }
 
 /// Both ends of a connection.
@@ -269,7 +286,7 @@ mod tests {
 
     #[test]
     fn every_chain_carries_the_bytes() {
-        let measured = measure(3_000_000, 10).unwrap();
+        let measured = measure(3_000_000, 2, 10).unwrap();
         assert!(measured.http2_over_link_over_tls > 0.0, "{measured:?}");
     }
 }

@@ -239,10 +239,10 @@ impl Registry {
         self.links.remove(&id);
         self.endings.insert(id, ending);
         self.ended.push_back(id);
-        if self.ended.len() > REMEMBERED {
-            if let Some(oldest) = self.ended.pop_front() {
-                self.endings.remove(&oldest);
-            }
+        if self.ended.len() > REMEMBERED
+            && let Some(oldest) = self.ended.pop_front()
+        {
+            self.endings.remove(&oldest);
         }
     }
 }

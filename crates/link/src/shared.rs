@@ -4,8 +4,10 @@
 //! across an await.
 
 use std::io::{self, IoSlice};
+use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,8 @@ pub(crate) struct Shared {
     inner: Mutex<Inner>,
     pub(crate) wakers: Arc<Wakers>,
     pub(crate) status: watch::Sender<Status>,
+    /// The driver found the lock taken.
+    driver_waits: AtomicBool,
     pipe_readable: Waker,
     pipe_writable: Waker,
 }
@@ -73,12 +77,36 @@ impl Shared {
             pipe_writable: wakers::writable(&wakers),
             wakers,
             status: watch::Sender::new(Status::Connected),
+            driver_waits: AtomicBool::new(false),
         })
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> Locked<'_> {
         // Nobody panics while holding it; if somebody did, the numbers are still those of the streams.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        let guard = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        self.locked(guard)
+    }
+
+    /// For the driver, which must not block its thread while a user copies a lot: it is woken when the lock is free.
+    fn try_lock(&self) -> Option<Locked<'_>> {
+        for _ in 0..2 {
+            match self.inner.try_lock() {
+                Ok(guard) => return Some(self.locked(guard)),
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    return Some(self.locked(poisoned.into_inner()));
+                }
+                // Tried once more afterwards: the lock may have been let go before this could be seen.
+                Err(TryLockError::WouldBlock) => self.driver_waits.store(true, Ordering::SeqCst),
+            }
+        }
+        None
+    }
+
+    fn locked<'a>(&'a self, guard: MutexGuard<'a, Inner>) -> Locked<'a> {
+        Locked {
+            guard,
+            _afterwards: WakeDriver(self),
+        }
     }
 
     /// Gives the link a pipe, whose greeting the machine has just been told of, in place of the one it may have.
@@ -228,7 +256,9 @@ impl Shared {
         seen: Event,
     ) -> Poll<Event> {
         self.wakers.driver.register(context.waker());
-        let mut inner = self.lock();
+        let Some(mut inner) = self.try_lock() else {
+            return Poll::Pending;
+        };
         loop {
             while self.poll_pull(&mut inner, usize::MAX).is_ready() {}
             self.push(&mut inner);
@@ -383,6 +413,38 @@ impl Shared {
         };
         // Whatever comes of it: this end knows that the link is over.
         let _ = tokio::time::timeout(PIPE_SHUTDOWN, end).await;
+    }
+}
+
+/// The lock. Whoever lets it go wakes the driver, if that found it taken.
+pub(crate) struct Locked<'a> {
+    guard: MutexGuard<'a, Inner>,
+    /// Dropped after the guard, because it is declared after it.
+    _afterwards: WakeDriver<'a>,
+}
+
+struct WakeDriver<'a>(&'a Shared);
+
+impl Drop for WakeDriver<'_> {
+    fn drop(&mut self) {
+        if self.0.driver_waits.load(Ordering::SeqCst) {
+            self.0.driver_waits.store(false, Ordering::SeqCst);
+            self.0.wakers.driver.wake();
+        }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.guard
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.guard
     }
 }
 

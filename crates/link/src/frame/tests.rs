@@ -34,18 +34,15 @@ fn decode(bytes: &[u8], piece: usize) -> Result<Vec<Frame>, Malformed> {
 }
 
 fn join(frames: &mut Vec<Frame>, frame: Frame) {
-    if let (
-        Some(Frame::Data { number, bytes }),
-        Frame::Data {
+    if let Some(Frame::Data { number, bytes }) = frames.last_mut()
+        && let Frame::Data {
             number: next,
             bytes: more,
-        },
-    ) = (frames.last_mut(), &frame)
+        } = &frame
+        && *number + bytes.len() as u64 == *next
     {
-        if *number + bytes.len() as u64 == *next {
-            *bytes = [&bytes[..], more].concat().into();
-            return;
-        }
+        *bytes = [&bytes[..], more].concat().into();
+        return;
     }
     frames.push(frame);
 }
