@@ -1,0 +1,9 @@
+//! Links over networks that break, with time that only passes when everybody waits.
+
+mod bounds;
+mod endings;
+mod failures;
+mod http2;
+mod network;
+mod resuming;
+mod transports;

@@ -1,0 +1,108 @@
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::network::{exchange, settings, stream, token};
+use crate::tls::{self, Fingerprint, TlsDialer, Trust};
+use crate::{
+    Accepted, Buffers, Dial, Link, LinkError, LinkServer, Pipe, ServerSettings, SharedToken,
+    TcpDialer,
+};
+
+fn server() -> LinkServer<SharedToken> {
+    LinkServer::new(ServerSettings::default(), SharedToken(token()))
+}
+
+async fn listen() -> (TcpListener, TcpDialer) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let dialer = TcpDialer::new(listener.local_addr().unwrap());
+    (listener, dialer)
+}
+
+async fn check(dialer: impl Dial, accept: impl AsyncFn() -> Box<dyn Pipe>) {
+    let server = server();
+    let serving = async {
+        let Accepted::New(link) = server.accept(accept().await).await.unwrap() else {
+            unreachable!("there was no link before")
+        };
+        exchange(link, stream(1, 2_000_000)).await.unwrap()
+    };
+    let calling = async {
+        let link = Link::connect(dialer, settings(Buffers::default()))
+            .await
+            .unwrap();
+        exchange(link, stream(2, 3_000_000)).await.unwrap()
+    };
+    let (at_server, at_client) = tokio::join!(serving, calling);
+    assert!(at_server == stream(2, 3_000_000) && at_client == stream(1, 2_000_000));
+}
+
+#[tokio::test]
+async fn tcp() {
+    let (listener, dialer) = listen().await;
+    check(dialer, async || {
+        Box::new(listener.accept().await.unwrap().0) as Box<dyn Pipe>
+    })
+    .await;
+}
+
+struct Identity {
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+}
+
+fn identity() -> Identity {
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed(["agent.test".to_owned()]).unwrap();
+    Identity {
+        certificate: cert.der().clone(),
+        key: PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap(),
+    }
+}
+
+async fn accept_tls(
+    listener: &TcpListener,
+    acceptor: &tls::TlsAcceptor,
+) -> std::io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
+    let (stream, _) = listener.accept().await?;
+    acceptor.accept(stream).await
+}
+
+#[tokio::test]
+async fn tls_with_a_pinned_certificate_and_with_an_authority() {
+    let identity = identity();
+    let acceptor = tls::acceptor(vec![identity.certificate.clone()], identity.key).unwrap();
+    let pinned = Trust::Pinned(Fingerprint::of(&identity.certificate));
+    let authority = Trust::Authorities(vec![identity.certificate]);
+    // A pinned certificate may have any name.
+    for (name, trust) in [("other.test", pinned), ("agent.test", authority)] {
+        let (listener, dialer) = listen().await;
+        let name = ServerName::try_from(name).unwrap();
+        let dialer = TlsDialer::new(dialer, name, trust).unwrap();
+        check(dialer, async || {
+            Box::new(accept_tls(&listener, &acceptor).await.unwrap()) as Box<dyn Pipe>
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn tls_with_a_certificate_that_is_not_known() {
+    let ours = identity();
+    let acceptor = tls::acceptor(vec![ours.certificate.clone()], ours.key).unwrap();
+    let theirs = identity().certificate;
+    for (name, trust) in [
+        ("agent.test", Trust::Pinned(Fingerprint::of(&theirs))),
+        ("agent.test", Trust::Authorities(vec![theirs])),
+        ("other.test", Trust::Authorities(vec![ours.certificate])),
+    ] {
+        let (listener, dialer) = listen().await;
+        let name = ServerName::try_from(name).unwrap();
+        let dialer = TlsDialer::new(dialer, name, trust).unwrap();
+        let connecting = Link::connect(dialer, settings(Buffers::default()));
+        let (connected, accepted) = tokio::join!(connecting, accept_tls(&listener, &acceptor));
+        let error = connected.unwrap_err();
+        assert!(matches!(error, LinkError::Unreachable(_)), "{error}");
+        assert!(accepted.is_err());
+    }
+}

@@ -1,0 +1,184 @@
+//! TLS as a transport: version 1.3, one cryptographic provider, and two ways to know the server.
+//!
+//! An agent that was started for one session has a certificate that it made itself, and whoever started it knows the
+//! fingerprint: that is a *pinned* certificate, and its name and dates do not matter. Where there is an authority, its
+//! certificates are trusted and the server's name is checked. The client shows who it is with the link's token.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
+    SignatureScheme,
+};
+use sha2::{Digest, Sha256};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+pub use rustls;
+pub use tokio_rustls::TlsAcceptor;
+
+use crate::dial::Dial;
+use crate::error::LinkError;
+
+/// The SHA-256 of a certificate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl Fingerprint {
+    pub fn of(certificate: &CertificateDer<'_>) -> Self {
+        Self(Sha256::digest(certificate).into())
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Fingerprint({self})")
+    }
+}
+
+/// How a client knows the server.
+#[derive(Debug, Clone)]
+pub enum Trust {
+    /// It has exactly this certificate.
+    Pinned(Fingerprint),
+    /// One of these authorities vouches for its name.
+    Authorities(Vec<CertificateDer<'static>>),
+}
+
+/// Dials with another dialer, and speaks TLS on what that makes.
+#[derive(Clone)]
+pub struct TlsDialer<D> {
+    inner: D,
+    name: ServerName<'static>,
+    connector: TlsConnector,
+}
+
+impl<D: Dial> TlsDialer<D> {
+    /// `name` is the one that the server's certificate has. It is sent to the server also when it is not checked.
+    pub fn new(inner: D, name: ServerName<'static>, trust: Trust) -> Result<Self, LinkError> {
+        let connector = TlsConnector::from(Arc::new(client_config(trust)?));
+        Ok(Self {
+            inner,
+            name,
+            connector,
+        })
+    }
+}
+
+impl<D: Dial> Dial for TlsDialer<D> {
+    type Pipe = TlsStream<D::Pipe>;
+
+    async fn dial(&self) -> io::Result<Self::Pipe> {
+        let pipe = self.inner.dial().await?;
+        self.connector.connect(self.name.clone(), pipe).await
+    }
+}
+
+/// For the server: turns accepted connections into TLS ones.
+pub fn acceptor(
+    certificates: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<TlsAcceptor, LinkError> {
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn client_config(trust: Trust) -> Result<ClientConfig, Error> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?;
+    Ok(match trust {
+        Trust::Pinned(fingerprint) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Pinned {
+                fingerprint,
+                provider: provider(),
+            }))
+            .with_no_client_auth(),
+        Trust::Authorities(certificates) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates {
+                roots.add(certificate)?;
+            }
+            builder.with_root_certificates(roots).with_no_client_auth()
+        }
+    })
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// Accepts one certificate. That its owner has the key is checked as always.
+#[derive(Debug)]
+struct Pinned {
+    fingerprint: Fingerprint,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Pinned {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if Fingerprint::of(certificate) == self.fingerprint {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            let mismatch = CertificateError::ApplicationVerificationFailure;
+            Err(Error::InvalidCertificate(mismatch))
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+impl<D: fmt::Debug> fmt::Debug for TlsDialer<D> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("TlsDialer");
+        debug.field("inner", &self.inner).field("name", &self.name);
+        debug.finish_non_exhaustive()
+    }
+}
