@@ -1,0 +1,113 @@
+//! A made-up target.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use interceptor::{Host, Launch, Notice};
+
+/// A target with a folder of its own as its file system.
+pub(crate) struct Target {
+    pub(crate) root: tempfile::TempDir,
+    pub(crate) notices: Mutex<Vec<Notice>>,
+}
+
+impl Target {
+    pub(crate) fn new() -> Arc<Self> {
+        let root = tempfile::tempdir().unwrap();
+        Arc::new(Self {
+            root,
+            notices: Mutex::default(),
+        })
+    }
+}
+
+impl Host for Target {
+    fn hostname(&self) -> Option<OsString> {
+        Some("checkout-7d9f".into())
+    }
+
+    fn leaves_alone(&self, program: &Path) -> bool {
+        program.ends_with("left-alone")
+    }
+
+    fn notice(&self, notice: &Notice) {
+        self.notices.lock().unwrap().push(notice.clone());
+    }
+}
+
+/// How a program ended and what it said.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) output: String,
+}
+
+impl Ended {
+    /// The output of a program that succeeded.
+    #[track_caller]
+    pub(crate) fn output(self) -> String {
+        assert!(self.status.success(), "{:?} after: {}", self.status, self.output);
+        self.output
+    }
+}
+
+/// The environment that programs of the tests get.
+pub(crate) fn environment() -> Vec<(OsString, OsString)> {
+    std::env::vars_os()
+        .filter(|(name, _)| ["PATH", "HOME", "LANG"].iter().any(|keep| name == *keep))
+        .collect()
+}
+
+/// A command whose standard output goes to a file, as a shell would do it.
+pub(crate) fn shell(script: &str, output: &Path) -> Launch {
+    let script = format!("exec >'{}' 2>&1\n{script}", output.display());
+    Launch::new("bash")
+        .arguments(["-c", &script])
+        .environment(environment())
+}
+
+/// Runs a script under supervision.
+pub(crate) fn run(target: &Arc<Target>, script: &str) -> Ended {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("output");
+    let mut supervised = shell(script, &output).start(Arc::clone(target) as _).unwrap();
+    let status = supervised.wait().unwrap();
+    let output = std::fs::read(&output).unwrap_or_default();
+    Ended {
+        status,
+        output: String::from_utf8_lossy(&output).into_owned(),
+    }
+}
+
+/// Runs the same script without supervision.
+pub(crate) fn run_bare(script: &str) -> Ended {
+    let output = std::process::Command::new("bash")
+        .args(["-c", &format!("exec 2>&1\n{script}")])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    Ended {
+        status: ExitStatus::from_raw(output.status.into_raw()),
+        output: String::from_utf8_lossy(&output.stdout).into_owned(),
+    }
+}
+
+/// Waits for something that must become true soon.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed().as_secs() < 30, "waited in vain: {what}");
+        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+/// Whether a process exists and is not only waiting to be reaped.
+pub(crate) fn is_alive(process: &str) -> bool {
+    let stat = std::fs::read_to_string(PathBuf::from("/proc").join(process).join("stat"));
+    stat.is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" Z")))
+}
