@@ -57,9 +57,14 @@ impl Processes {
         }
     }
 
+    /// Whether the directory of any process is only ours to know.
+    pub(crate) fn any_directory(&self) -> bool {
+        self.any_directory.load(Ordering::Relaxed)
+    }
+
     /// The directory in which the process is, if only we know it.
     pub(crate) fn directory_of(&self, thread: libc::pid_t) -> Option<PathBuf> {
-        if !self.any_directory.load(Ordering::Relaxed) {
+        if !self.any_directory() {
             return None;
         }
         let process = group_of(thread).ok()?;

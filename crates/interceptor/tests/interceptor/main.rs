@@ -8,3 +8,6 @@ mod programs;
 
 /// Starting, exit codes, signals, the end of everything.
 mod launch;
+
+/// Remote files, one call at a time and as programs use them.
+mod files;

@@ -6,25 +6,70 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 
-use interceptor::{Host, Launch, Notice};
+use interceptor::{
+    Directory, Errno, Host, Intent, Launch, Notice, PathChoice, RemoteFiles,
+};
+
+/// Everything below is the target's. It is not on this machine.
+pub(crate) const REMOTE: &str = "/remote-files";
 
 /// A target with a folder of its own as its file system.
 pub(crate) struct Target {
     pub(crate) root: tempfile::TempDir,
+    files: Directory,
     pub(crate) notices: Mutex<Vec<Notice>>,
 }
 
 impl Target {
     pub(crate) fn new() -> Arc<Self> {
         let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("remote-files")).unwrap();
         Arc::new(Self {
+            files: Directory::open(root.path()).unwrap(),
             root,
             notices: Mutex::default(),
         })
     }
 }
 
+impl Target {
+    /// A remote file on this machine's side.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join("remote-files").join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+}
+
 impl Host for Target {
+    fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+        if path == Path::new("/etc/hidden-passwd") || path == Path::new("/etc/passwd") {
+            return PathChoice::Refused(Errno::ENOENT);
+        }
+        if path.starts_with("/remote-files/read-only") && intent == Intent::Write {
+            return PathChoice::Refused(Errno::EROFS);
+        }
+        if path.starts_with(REMOTE) {
+            return PathChoice::Remote(path.to_path_buf());
+        }
+        if let Ok(rest) = path.strip_prefix("/mapped") {
+            return PathChoice::Remote(Path::new(REMOTE).join(rest));
+        }
+        PathChoice::Local
+    }
+
+    fn files(&self) -> &dyn RemoteFiles {
+        &self.files
+    }
+
     fn hostname(&self) -> Option<OsString> {
         Some("checkout-7d9f".into())
     }
