@@ -149,24 +149,40 @@ impl RemoteFiles for Directory {
         let (parent, name) = self.parent(path)?;
         let kind = SFlag::from_bits_truncate(mode & libc::S_IFMT);
         let permissions = Mode::from_bits_truncate(mode & !libc::S_IFMT);
-        Ok(nix::sys::stat::mknodat(&parent, name, kind, permissions, device)?)
+        Ok(nix::sys::stat::mknodat(
+            &parent,
+            name,
+            kind,
+            permissions,
+            device,
+        )?)
     }
 
     fn remove_file(&self, path: &Path) -> Answer<()> {
         let (parent, name) = self.parent(path)?;
-        Ok(nix::unistd::unlinkat(&parent, name, UnlinkatFlags::NoRemoveDir)?)
+        Ok(nix::unistd::unlinkat(
+            &parent,
+            name,
+            UnlinkatFlags::NoRemoveDir,
+        )?)
     }
 
     fn remove_directory(&self, path: &Path) -> Answer<()> {
         let (parent, name) = self.parent(path)?;
-        Ok(nix::unistd::unlinkat(&parent, name, UnlinkatFlags::RemoveDir)?)
+        Ok(nix::unistd::unlinkat(
+            &parent,
+            name,
+            UnlinkatFlags::RemoveDir,
+        )?)
     }
 
     fn rename(&self, from: &Path, to: &Path, flags: u32) -> Answer<()> {
         let (from, from_name) = self.parent(from)?;
         let (to, to_name) = self.parent(to)?;
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
-        Ok(nix::fcntl::renameat2(&from, from_name, &to, to_name, flags)?)
+        Ok(nix::fcntl::renameat2(
+            &from, from_name, &to, to_name, flags,
+        )?)
     }
 
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
@@ -176,7 +192,13 @@ impl RemoteFiles for Directory {
             let by_handle = by_handle(&handle);
             let flags = AtFlags::AT_SYMLINK_FOLLOW;
             let here = nix::fcntl::AT_FDCWD;
-            Ok(nix::unistd::linkat(here, by_handle.as_c_str(), &to, to_name, flags)?)
+            Ok(nix::unistd::linkat(
+                here,
+                by_handle.as_c_str(),
+                &to,
+                to_name,
+                flags,
+            )?)
         } else {
             let (from, from_name) = self.parent(from)?;
             let flags = LinkatFlags::empty();
@@ -198,7 +220,12 @@ impl RemoteFiles for Directory {
         let mode = Mode::from_bits_truncate(mode);
         let flags = nix::sys::stat::FchmodatFlags::FollowSymlink;
         let here = nix::fcntl::AT_FDCWD;
-        Ok(nix::sys::stat::fchmodat(here, by_handle(&handle).as_c_str(), mode, flags)?)
+        Ok(nix::sys::stat::fchmodat(
+            here,
+            by_handle(&handle).as_c_str(),
+            mode,
+            flags,
+        )?)
     }
 
     fn set_owner(
@@ -221,18 +248,29 @@ impl RemoteFiles for Directory {
             let flags = UtimensatFlags::FollowSymlink;
             let here = nix::fcntl::AT_FDCWD;
             let by_handle = by_handle(&handle);
-            Ok(nix::sys::stat::utimensat(here, by_handle.as_c_str(), &accessed, &modified, flags)?)
+            Ok(nix::sys::stat::utimensat(
+                here,
+                by_handle.as_c_str(),
+                &accessed,
+                &modified,
+                flags,
+            )?)
         } else {
             let (parent, name) = self.parent(path)?;
             let flags = UtimensatFlags::NoFollowSymlink;
-            Ok(nix::sys::stat::utimensat(&parent, name, &accessed, &modified, flags)?)
+            Ok(nix::sys::stat::utimensat(
+                &parent, name, &accessed, &modified, flags,
+            )?)
         }
     }
 
     fn set_length(&self, path: &Path, length: u64) -> Answer<()> {
         let handle = self.handle(path, true)?;
         let length = i64::try_from(length).map_err(|_| Errno::EINVAL)?;
-        Ok(nix::unistd::truncate(by_handle(&handle).as_c_str(), length)?)
+        Ok(nix::unistd::truncate(
+            by_handle(&handle).as_c_str(),
+            length,
+        )?)
     }
 
     fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>> {
@@ -255,11 +293,19 @@ impl RemoteFiles for Directory {
     ) -> Answer<()> {
         let handle = self.handle(path, follow)?;
         let name = c_name(name)?;
-        Ok(files::write_attribute(&by_handle(&handle), &name, value, flags)?)
+        Ok(files::write_attribute(
+            &by_handle(&handle),
+            &name,
+            value,
+            flags,
+        )?)
     }
 
     fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<()> {
         let handle = self.handle(path, follow)?;
-        Ok(files::remove_attribute(&by_handle(&handle), &c_name(name)?)?)
+        Ok(files::remove_attribute(
+            &by_handle(&handle),
+            &c_name(name)?,
+        )?)
     }
 }

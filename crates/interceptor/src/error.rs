@@ -53,9 +53,7 @@ impl Error {
             Self::Directory { .. } => {
                 "The directory in which a program starts must exist on this machine."
             }
-            Self::ZeroByte(_) => {
-                "Arguments, variables and paths end at a zero byte; remove it."
-            }
+            Self::ZeroByte(_) => "Arguments, variables and paths end at a zero byte; remove it.",
             Self::Nested => {
                 "Start the second program outside of the first `standin exec`, or without `standin exec`: it is supervised already."
             }

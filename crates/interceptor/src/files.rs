@@ -81,7 +81,10 @@ impl Files {
     }
 
     fn path_of(&self, description: &libc::statx) -> Option<PathBuf> {
-        lock(&self.opened).paths.get(&identity(description)).cloned()
+        lock(&self.opened)
+            .paths
+            .get(&identity(description))
+            .cloned()
     }
 }
 

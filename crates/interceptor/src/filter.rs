@@ -288,10 +288,22 @@ mod tests {
             ("a ring",                  libc::SYS_io_uring_setup, [8, far, 0, 0, 0, 0],       libc::SECCOMP_RET_ERRNO | 38),
         ];
         for (what, number, arguments, expected) in table {
-            assert_eq!(judge(NATIVE_ARCHITECTURE, number, arguments), expected, "{what}");
+            assert_eq!(
+                judge(NATIVE_ARCHITECTURE, number, arguments),
+                expected,
+                "{what}"
+            );
         }
-        assert_eq!(judge(0x4000_0003, 5, [0; 6]), PASSES, "open of a 32-bit program");
-        assert_eq!(judge(0x4000_0003, 45, [0; 6]), CAUGHT, "brk of a 32-bit program");
+        assert_eq!(
+            judge(0x4000_0003, 5, [0; 6]),
+            PASSES,
+            "open of a 32-bit program"
+        );
+        assert_eq!(
+            judge(0x4000_0003, 45, [0; 6]),
+            CAUGHT,
+            "brk of a 32-bit program"
+        );
     }
 
     #[test]

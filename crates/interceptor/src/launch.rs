@@ -184,8 +184,13 @@ pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, F
         Err(source) => return Err(Failure::Error(Error::Forbidden { source })),
     }
     let pair = || {
-        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
-            .map_err(failed("make a pair of sockets"))
+        socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .map_err(failed("make a pair of sockets"))
     };
     let (control, watcher_control) = pair()?;
     let (hand_over, child_hand_over) = pair()?;
@@ -228,7 +233,9 @@ pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, F
         .map_err(|error| crate::notification::errno_of(&error))
         .map_err(failed("start a thread"))
         .map(Some)?;
-    supervised.process = supervised.read_message().ok_or(Failure::Error(Error::EndedEarly))?;
+    supervised.process = supervised
+        .read_message()
+        .ok_or(Failure::Error(Error::EndedEarly))?;
     supervised.application = process::open(supervised.process).ok();
     // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
     match receive_report(&hand_over)? {
@@ -341,10 +348,13 @@ fn receive_report(hand_over: &OwnedFd) -> Result<(Option<Report>, Option<OwnedFd
         let raw = hand_over.as_raw_fd();
         match recvmsg::<()>(raw, &mut vectors, Some(&mut space), flags) {
             Ok(message) => {
-                let rights = message.cmsgs().map_err(failed)?.find_map(|part| match part {
-                    ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
-                    _ => None,
-                });
+                let rights = message
+                    .cmsgs()
+                    .map_err(failed)?
+                    .find_map(|part| match part {
+                        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
+                        _ => None,
+                    });
                 break (message.bytes, rights.map(crate::sys::socket::own));
             }
             Err(Errno::EINTR) => {}

@@ -49,4 +49,4 @@ pub use crate::host::{
 };
 pub use crate::launch::{Launch, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
-pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Transport};
+pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};

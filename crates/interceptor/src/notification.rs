@@ -224,7 +224,5 @@ impl Memory {
 }
 
 pub(crate) fn errno_of(error: &std::io::Error) -> Errno {
-    error
-        .raw_os_error()
-        .map_or(Errno::EIO, Errno::from_raw)
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

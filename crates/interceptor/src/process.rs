@@ -148,11 +148,7 @@ impl Processes {
     }
 }
 
-pub(crate) fn decide(
-    supervisor: &Supervisor,
-    call: Call,
-    notification: &Notification,
-) -> Decision {
+pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notification) -> Decision {
     let thread = notification.thread();
     match call {
         Call::ExitGroup => supervisor.processes.ends(thread),
@@ -240,7 +236,9 @@ fn children_of(process: libc::pid_t) -> Vec<libc::pid_t> {
         .flatten()
         .filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok())
         .flat_map(|children| {
-            let numbers = children.split_whitespace().filter_map(|text| text.parse().ok());
+            let numbers = children
+                .split_whitespace()
+                .filter_map(|text| text.parse().ok());
             numbers.collect::<Vec<libc::pid_t>>()
         })
         .collect()

@@ -124,7 +124,8 @@ pub(crate) const NATIVE_ARCHITECTURE: u32 = 0xc000_00b7;
 const FCHMODAT2: libc::c_long = 452;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) const TABLE: &[(libc::c_long, Call)] = &joined::<{ COMMON.len() + OLD.len() }>(COMMON, OLD);
+pub(crate) const TABLE: &[(libc::c_long, Call)] =
+    &joined::<{ COMMON.len() + OLD.len() }>(COMMON, OLD);
 #[cfg(target_arch = "aarch64")]
 pub(crate) const TABLE: &[(libc::c_long, Call)] = COMMON;
 

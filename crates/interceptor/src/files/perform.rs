@@ -40,16 +40,23 @@ pub(super) fn perform(
     let answer = match places {
         [Place::Link(content)] => answer_link(&notification, request, content),
         [Place::Machine(_), ..] if request.operation == Operation::Watch => Err(Instead::Local),
-        [Place::Machine(path)] => on_machine(supervisor, &notification, request, path, Path::new("")),
+        [Place::Machine(path)] => {
+            on_machine(supervisor, &notification, request, path, Path::new(""))
+        }
         [Place::Machine(path), Place::Machine(second)] => {
             on_machine(supervisor, &notification, request, path, second)
         }
-        [Place::Remote { seen, target }] => {
-            remotely(supervisor, &notification, request, (seen, target), Path::new(""))
-        }
-        [Place::Remote { seen, target }, Place::Remote { target: second, .. }] => {
-            remotely(supervisor, &notification, request, (seen, target), second)
-        }
+        [Place::Remote { seen, target }] => remotely(
+            supervisor,
+            &notification,
+            request,
+            (seen, target),
+            Path::new(""),
+        ),
+        [
+            Place::Remote { seen, target },
+            Place::Remote { target: second, .. },
+        ] => remotely(supervisor, &notification, request, (seen, target), second),
         _ => Err(Instead::Local),
     };
     match answer {
@@ -96,15 +103,14 @@ fn remotely(
     outcome
 }
 
-fn answer_link(
-    notification: &Notification,
-    request: &Request,
-    content: &Path,
-) -> Answer<Outcome> {
+fn answer_link(notification: &Notification, request: &Request, content: &Path) -> Answer<Outcome> {
     match request.operation {
-        Operation::ReadLink { buffer, size } => {
-            Ok(Outcome::Value(write_link(notification, buffer, size, content)?))
-        }
+        Operation::ReadLink { buffer, size } => Ok(Outcome::Value(write_link(
+            notification,
+            buffer,
+            size,
+            content,
+        )?)),
         _ => Err(Instead::Local),
     }
 }
@@ -140,7 +146,9 @@ fn change_directory(supervisor: &Supervisor, notification: Notification, places:
     };
     match checked {
         Ok(()) if notification.is_valid() => {
-            supervisor.processes.set_directory(thread, Some(directory.clone()));
+            supervisor
+                .processes
+                .set_directory(thread, Some(directory.clone()));
             notification.succeed(0);
         }
         Ok(()) => notification.fail(Errno::EINTR),
@@ -159,7 +167,11 @@ fn do_it(
 ) -> Answer<Outcome> {
     let follow = request.path.follow;
     match request.operation {
-        Operation::Open { flags, mode, resolve } => {
+        Operation::Open {
+            flags,
+            mode,
+            resolve,
+        } => {
             let options = OpenOptions {
                 flags: transferable(flags) & !libc::O_CLOEXEC,
                 mode: mode & !creation_mask_of(from.thread()),
@@ -235,7 +247,12 @@ fn change(
             files.set_times(path, &read_times(from, times, format)?, follow)
         }
         Operation::SetLength { length } => files.set_length(path, length),
-        Operation::SetAttribute { name, value, size, flags } => {
+        Operation::SetAttribute {
+            name,
+            value,
+            size,
+            flags,
+        } => {
             let name = read_name(from, name)?;
             let size = usize::try_from(size).unwrap_or(usize::MAX);
             if size > 65_536 {

@@ -20,27 +20,75 @@ pub(super) struct PathArgument {
 /// What is asked for, with addresses of the caller's memory for what is read or written later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
-    Open { flags: i32, mode: u32, resolve: u64 },
-    Stat { buffer: u64 },
-    Statx { buffer: u64 },
-    Access { mode: i32 },
-    ReadLink { buffer: u64, size: u64 },
-    FileSystem { buffer: u64 },
-    CreateDirectory { mode: u32 },
-    CreateNode { mode: u32, device: u64 },
+    Open {
+        flags: i32,
+        mode: u32,
+        resolve: u64,
+    },
+    Stat {
+        buffer: u64,
+    },
+    Statx {
+        buffer: u64,
+    },
+    Access {
+        mode: i32,
+    },
+    ReadLink {
+        buffer: u64,
+        size: u64,
+    },
+    FileSystem {
+        buffer: u64,
+    },
+    CreateDirectory {
+        mode: u32,
+    },
+    CreateNode {
+        mode: u32,
+        device: u64,
+    },
     RemoveFile,
     RemoveDirectory,
-    Rename { flags: u32 },
+    Rename {
+        flags: u32,
+    },
     HardLink,
-    SymbolicLink { content: u64 },
-    SetMode { mode: u32 },
-    SetOwner { user: u32, group: u32 },
-    SetTimes { times: u64, format: TimeFormat },
-    SetLength { length: u64 },
-    SetAttribute { name: u64, value: u64, size: u64, flags: i32 },
-    Attribute { name: u64, buffer: u64, size: u64 },
-    Attributes { buffer: u64, size: u64 },
-    RemoveAttribute { name: u64 },
+    SymbolicLink {
+        content: u64,
+    },
+    SetMode {
+        mode: u32,
+    },
+    SetOwner {
+        user: u32,
+        group: u32,
+    },
+    SetTimes {
+        times: u64,
+        format: TimeFormat,
+    },
+    SetLength {
+        length: u64,
+    },
+    SetAttribute {
+        name: u64,
+        value: u64,
+        size: u64,
+        flags: i32,
+    },
+    Attribute {
+        name: u64,
+        buffer: u64,
+        size: u64,
+    },
+    Attributes {
+        buffer: u64,
+        size: u64,
+    },
+    RemoveAttribute {
+        name: u64,
+    },
     Watch,
     Chdir,
 }
@@ -98,11 +146,12 @@ impl Request {
     /// Reads a call. `None` is for the kernel: it is not about a path.
     pub(super) fn read(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let at_path = |directory: RawFd, path: usize, follow: bool| {
-            from.read_string(from.argument(path)).map(|path| PathArgument {
-                directory,
-                path,
-                follow,
-            })
+            from.read_string(from.argument(path))
+                .map(|path| PathArgument {
+                    directory,
+                    path,
+                    follow,
+                })
         };
         let here = |path: usize, follow: bool| at_path(HERE, path, follow);
         let at = |follow: bool| at_path(from.int(0), 1, follow);
@@ -126,8 +175,18 @@ impl Request {
                 let mode = u32::try_from(how.mode).unwrap_or_default();
                 (at(follows(flags))?, open(flags, mode, how.resolve))
             }
-            Call::Stat => (here(0, true)?, Operation::Stat { buffer: from.argument(1) }),
-            Call::Lstat => (here(0, false)?, Operation::Stat { buffer: from.argument(1) }),
+            Call::Stat => (
+                here(0, true)?,
+                Operation::Stat {
+                    buffer: from.argument(1),
+                },
+            ),
+            Call::Lstat => (
+                here(0, false)?,
+                Operation::Stat {
+                    buffer: from.argument(1),
+                },
+            ),
             Call::NewFstatAt => {
                 let buffer = from.argument(2);
                 (at(follow_unless(3))?, Operation::Stat { buffer })
@@ -160,11 +219,12 @@ impl Request {
     /// Reads a call that changes something.
     fn read_change(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let path = |directory: RawFd, path: usize, follow: bool| {
-            from.read_string(from.argument(path)).map(|path| PathArgument {
-                directory,
-                path,
-                follow,
-            })
+            from.read_string(from.argument(path))
+                .map(|path| PathArgument {
+                    directory,
+                    path,
+                    follow,
+                })
         };
         let here = |follow: bool| path(HERE, 0, follow);
         let at = |follow: bool| path(from.int(0), 1, follow);
@@ -179,8 +239,14 @@ impl Request {
         };
         let mut second = None;
         let (path, operation) = match call {
-            Call::Mkdir => (here(false)?, Operation::CreateDirectory { mode: from.word(1) }),
-            Call::MkdirAt => (at(false)?, Operation::CreateDirectory { mode: from.word(2) }),
+            Call::Mkdir => (
+                here(false)?,
+                Operation::CreateDirectory { mode: from.word(1) },
+            ),
+            Call::MkdirAt => (
+                at(false)?,
+                Operation::CreateDirectory { mode: from.word(2) },
+            ),
             Call::Mknod => (here(false)?, create_node(from, 1)),
             Call::MknodAt => (at(false)?, create_node(from, 2)),
             Call::Rmdir => (here(false)?, Operation::RemoveDirectory),
@@ -195,7 +261,11 @@ impl Request {
             }
             Call::RenameAt | Call::RenameAt2 => {
                 second = Some(path(from.int(2), 3, false)?);
-                let flags = if call == Call::RenameAt2 { from.word(4) } else { 0 };
+                let flags = if call == Call::RenameAt2 {
+                    from.word(4)
+                } else {
+                    0
+                };
                 (at(false)?, Operation::Rename { flags })
             }
             Call::Link => {
@@ -213,11 +283,17 @@ impl Request {
             }
             Call::SymlinkAt => {
                 let content = from.argument(0);
-                (path(from.int(1), 2, false)?, Operation::SymbolicLink { content })
+                (
+                    path(from.int(1), 2, false)?,
+                    Operation::SymbolicLink { content },
+                )
             }
             Call::Chmod => (here(true)?, Operation::SetMode { mode: from.word(1) }),
             Call::FchmodAt => (at(true)?, Operation::SetMode { mode: from.word(2) }),
-            Call::FchmodAt2 => (at(follow_unless(3))?, Operation::SetMode { mode: from.word(2) }),
+            Call::FchmodAt2 => (
+                at(follow_unless(3))?,
+                Operation::SetMode { mode: from.word(2) },
+            ),
             Call::Chown => (here(true)?, owner(1, 2)),
             Call::Lchown => (here(false)?, owner(1, 2)),
             Call::FchownAt => (at(follow_unless(4))?, owner(2, 3)),
@@ -225,7 +301,12 @@ impl Request {
             Call::Utimes => (here(true)?, times(1, TimeFormat::Microseconds)),
             Call::FutimesAt => (at(true)?, times(2, TimeFormat::Microseconds)),
             Call::UtimensAt => (at(follow_unless(3))?, times(2, TimeFormat::Nanoseconds)),
-            Call::Truncate => (here(true)?, Operation::SetLength { length: from.argument(1) }),
+            Call::Truncate => (
+                here(true)?,
+                Operation::SetLength {
+                    length: from.argument(1),
+                },
+            ),
             Call::InotifyAddWatch => (path(HERE, 1, true)?, Operation::Watch),
             Call::Chdir => (here(true)?, Operation::Chdir),
             _ => return Self::read_attribute(call, from),
@@ -266,7 +347,10 @@ impl Request {
             }
             Call::RemoveXattr | Call::LremoveXattr => {
                 let name = from.argument(1);
-                (call == Call::RemoveXattr, Operation::RemoveAttribute { name })
+                (
+                    call == Call::RemoveXattr,
+                    Operation::RemoveAttribute { name },
+                )
             }
             _ => return Ok(None),
         };

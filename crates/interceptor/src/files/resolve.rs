@@ -123,7 +123,11 @@ impl Resolver<'_> {
         if let Some(link) = resolved.link {
             return Some((Place::Link(link), resolved.seen));
         }
-        let place = match self.supervisor.host.choose_path(&resolved.seen, self.intent) {
+        let place = match self
+            .supervisor
+            .host
+            .choose_path(&resolved.seen, self.intent)
+        {
             PathChoice::Local if resolved.detached => Place::Machine(resolved.seen.clone()),
             PathChoice::Local => Place::Local,
             PathChoice::Refused(errno) => Place::Refused(errno),
@@ -193,12 +197,7 @@ impl Resolver<'_> {
     }
 
     /// Looks for a file on this machine without touching it.
-    fn look(
-        &self,
-        path: &Path,
-        follow: bool,
-        resolve: u64,
-    ) -> Result<std::os::fd::OwnedFd, Errno> {
+    fn look(&self, path: &Path, follow: bool, resolve: u64) -> Result<std::os::fd::OwnedFd, Errno> {
         let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
         let no_follow = if follow { 0 } else { libc::O_NOFOLLOW };
         let cached = match self.effort {
@@ -374,9 +373,8 @@ pub(super) fn opened_path(
 }
 
 pub(super) fn is_directory(thread: libc::pid_t, descriptor: RawFd) -> bool {
-    describe_descriptor(thread, descriptor).is_some_and(|description| {
-        u32::from(description.stx_mode) & libc::S_IFMT == libc::S_IFDIR
-    })
+    describe_descriptor(thread, descriptor)
+        .is_some_and(|description| u32::from(description.stx_mode) & libc::S_IFMT == libc::S_IFDIR)
 }
 
 fn describe_descriptor(thread: libc::pid_t, descriptor: RawFd) -> Option<libc::statx> {

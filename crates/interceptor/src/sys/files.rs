@@ -46,15 +46,7 @@ pub(crate) fn describe_at(directory: RawFd, path: &CStr, flags: i32) -> Result<l
     let mut description: libc::statx = zeroed();
     let mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
     // SAFETY: a string that ends with zero, and a place for a `statx`.
-    check_int(unsafe {
-        libc::statx(
-            directory,
-            path.as_ptr(),
-            flags,
-            mask,
-            &raw mut description,
-        )
-    })?;
+    check_int(unsafe { libc::statx(directory, path.as_ptr(), flags, mask, &raw mut description) })?;
     Ok(description)
 }
 

@@ -1,6 +1,6 @@
 //! The memory of another process. All addresses are the other process's and are only numbers here.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::mem::{MaybeUninit, size_of};
 
 use nix::errno::Errno;
@@ -84,16 +84,6 @@ pub(crate) fn read_some(
     nix::sys::uio::process_vm_readv(
         nix::unistd::Pid::from_raw(process),
         &mut [IoSliceMut::new(into)],
-        &remote,
-    )
-}
-
-/// Writes with the rights of a tracer; used where `/proc/<tid>/mem` was not opened.
-pub(crate) fn write_some(process: libc::pid_t, address: u64, from: &[u8]) -> Result<usize, Errno> {
-    let remote = [remote_vector(address, from.len())?];
-    nix::sys::uio::process_vm_writev(
-        nix::unistd::Pid::from_raw(process),
-        &[IoSlice::new(from)],
         &remote,
     )
 }

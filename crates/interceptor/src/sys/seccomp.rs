@@ -43,12 +43,7 @@ pub(crate) fn receive(listener: BorrowedFd<'_>) -> Result<Received, Errno> {
 }
 
 /// Answers with a value, or with an error if `error` is not zero. `error` is positive.
-pub(crate) fn send(
-    listener: BorrowedFd<'_>,
-    id: u64,
-    value: i64,
-    error: i32,
-) -> Result<(), Errno> {
+pub(crate) fn send(listener: BorrowedFd<'_>, id: u64, value: i64, error: i32) -> Result<(), Errno> {
     respond(
         listener,
         &seccomp_notif_resp {

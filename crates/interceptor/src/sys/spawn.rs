@@ -191,12 +191,24 @@ unsafe fn watch(
         }
         let mut child_ended = signal_set();
         libc::sigaddset(&raw mut child_ended, libc::SIGCHLD);
-        let signals = libc::signalfd(-1, &raw const child_ended, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        keep_only([plan.control.as_raw_fd(), plan.supervisor.as_raw_fd(), signals]);
+        let signals = libc::signalfd(
+            -1,
+            &raw const child_ended,
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+        );
+        keep_only([
+            plan.control.as_raw_fd(),
+            plan.supervisor.as_raw_fd(),
+            signals,
+        ]);
         send_message(plan.control.as_raw_fd(), application);
         loop {
             let reaped_all = reap_children(plan.control.as_raw_fd(), application);
-            let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let wanted = |fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
             let mut waiting = [
                 wanted(plan.control.as_raw_fd()),
                 wanted(plan.supervisor.as_raw_fd()),
@@ -279,10 +291,18 @@ unsafe fn kill_children() {
     // kernel wrote them: each starts with its length at offset 16 and its name, ended by zero, at offset 19.
     unsafe {
         let us = libc::getpid();
-        let directory = libc::open(c"/proc".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
+        let directory = libc::open(
+            c"/proc".as_ptr(),
+            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC,
+        );
         let mut entries = [0_u8; 4096];
         loop {
-            let length = libc::syscall(libc::SYS_getdents64, directory, entries.as_mut_ptr(), entries.len());
+            let length = libc::syscall(
+                libc::SYS_getdents64,
+                directory,
+                entries.as_mut_ptr(),
+                entries.len(),
+            );
             let Ok(length @ 1..) = usize::try_from(length) else {
                 break;
             };
@@ -327,11 +347,16 @@ unsafe fn parent_of(directory: RawFd, name: &[u8]) -> Option<libc::pid_t> {
     let mut path = [0_u8; 32];
     let digits = name.len().checked_sub(1)?;
     path.get_mut(..digits)?.copy_from_slice(name.get(..digits)?);
-    path.get_mut(digits..digits + 6)?.copy_from_slice(b"/stat\0");
+    path.get_mut(digits..digits + 6)?
+        .copy_from_slice(b"/stat\0");
     let mut text = [0_u8; 512];
     // SAFETY: the path ends with a zero; the buffer has the length that is given.
     let length = unsafe {
-        let file = libc::openat(directory, path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC);
+        let file = libc::openat(
+            directory,
+            path.as_ptr().cast(),
+            libc::O_RDONLY | libc::O_CLOEXEC,
+        );
         let length = libc::read(file, text.as_mut_ptr().cast(), text.len());
         libc::close(file);
         length
@@ -353,7 +378,10 @@ unsafe fn become_application(
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         // Rust's runtime ignores it; a program expects the default.
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-        if let Body::Execute(Executable { directory: Some(directory), .. }) = plan.body
+        if let Body::Execute(Executable {
+            directory: Some(directory),
+            ..
+        }) = plan.body
             && libc::chdir(directory.as_ptr()) == -1
         {
             give_up(plan, Stage::Directory);
@@ -363,9 +391,17 @@ unsafe fn become_application(
         match (plan.body, pointers) {
             (Body::Execute(executable), Some(pointers)) => {
                 let environment = pointers.environment.as_ptr();
-                libc::execve(executable.path.as_ptr(), pointers.arguments.as_ptr(), environment);
+                libc::execve(
+                    executable.path.as_ptr(),
+                    pointers.arguments.as_ptr(),
+                    environment,
+                );
                 if Errno::last() == Errno::ENOEXEC {
-                    libc::execve(SHELL.as_ptr(), pointers.shell_arguments.as_ptr(), environment);
+                    libc::execve(
+                        SHELL.as_ptr(),
+                        pointers.shell_arguments.as_ptr(),
+                        environment,
+                    );
                 }
                 give_up(plan, Stage::Execute);
             }
@@ -404,7 +440,11 @@ unsafe fn supervise(plan: &Plan<'_>) {
                 give_up(plan, Stage::Filter);
             }
         };
-        let report = Report { stage: Stage::Supervised, errno: 0, signals_wait };
+        let report = Report {
+            stage: Stage::Supervised,
+            errno: 0,
+            signals_wait,
+        };
         if send_with_descriptor(channel, report, listener) == -1 {
             give_up(plan, Stage::HandOver);
         }
@@ -422,11 +462,17 @@ unsafe fn install(filter: &[libc::sock_filter]) -> Result<(RawFd, bool), Errno> 
     let attempt = |flags: libc::c_ulong| {
         // SAFETY: the kernel reads the program, which outlives the call.
         let result = unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                &raw const program,
+            )
         };
         super::check(result).and_then(|fd| RawFd::try_from(fd).map_err(|_| Errno::EBADF))
     };
-    let best = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let best =
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     let either = || match attempt(best) {
         Err(Errno::EINVAL) => attempt(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).map(|fd| (fd, false)),
         result => result.map(|fd| (fd, true)),
@@ -470,13 +516,32 @@ unsafe fn send_with_descriptor(channel: RawFd, report: Report, descriptor: RawFd
 }
 
 unsafe fn send_report(channel: RawFd, stage: Stage, errno: i32) {
-    let bytes = Report { stage, errno, signals_wait: false }.encode();
+    let bytes = Report {
+        stage,
+        errno,
+        signals_wait: false,
+    }
+    .encode();
     // SAFETY: sends a buffer of this stack frame. Without an address, so it is never caught.
-    unsafe { libc::send(channel, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    unsafe {
+        libc::send(
+            channel,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
 }
 
 unsafe fn send_message(control: RawFd, value: i32) {
     let bytes: WatcherMessage = value.to_ne_bytes();
     // SAFETY: as above.
-    unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+    unsafe {
+        libc::send(
+            control,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
 }

@@ -87,9 +87,15 @@ fn the_hosts_choices_are_followed() {
     let output = run(&target, script).output;
     let expected = "cat: /etc/passwd: No such file or directory\ncontent\n";
     assert!(output.starts_with(expected), "{output}");
-    assert!(output.contains("/remote-files/read-only/file: Read-only file system"), "{output}");
+    assert!(
+        output.contains("/remote-files/read-only/file: Read-only file system"),
+        "{output}"
+    );
     // mv copies across file systems, because rename says that they are two.
-    assert!(output.contains("mapped\n/mapped\nmapped\n/tmp/elsewhere"), "{output}");
+    assert!(
+        output.contains("mapped\n/mapped\nmapped\n/tmp/elsewhere"),
+        "{output}"
+    );
     assert!(output.ends_with("\nread-only\n"), "{output}");
 }
 
@@ -100,7 +106,11 @@ fn links_of_this_machine_lead_to_the_target() {
     target.write("directory/inner", "inner\n");
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("/remote-files/file", folder.path().join("to-file")).unwrap();
-    std::os::unix::fs::symlink("/remote-files/directory", folder.path().join("to-directory")).unwrap();
+    std::os::unix::fs::symlink(
+        "/remote-files/directory",
+        folder.path().join("to-directory"),
+    )
+    .unwrap();
     std::os::unix::fs::symlink("to-file", folder.path().join("twice")).unwrap();
     std::os::unix::fs::symlink("loop", folder.path().join("loop")).unwrap();
     let script = format!(
@@ -109,10 +119,12 @@ fn links_of_this_machine_lead_to_the_target() {
         folder.path().display()
     );
     let output = run(&target, &script).output;
-    let expected =
-        "remote\nremote\ninner\nremote\ninner\n/remote-files/file\nremote\ninner\ncat: ";
+    let expected = "remote\nremote\ninner\nremote\ninner\n/remote-files/file\nremote\ninner\ncat: ";
     assert!(output.starts_with(expected), "{output}");
-    assert!(output.ends_with("Too many levels of symbolic links\n"), "{output}");
+    assert!(
+        output.ends_with("Too many levels of symbolic links\n"),
+        "{output}"
+    );
 }
 
 #[test]
@@ -133,7 +145,10 @@ fn a_program_that_is_left_alone_sees_this_machine() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("left-alone");
     std::os::unix::fs::symlink("/bin/cat", &alone).unwrap();
-    let script = format!("cat /remote-files/file; {} /remote-files/file", alone.display());
+    let script = format!(
+        "cat /remote-files/file; {} /remote-files/file",
+        alone.display()
+    );
     let output = run(&target, &script).output;
     assert!(output.starts_with("remote\n"), "{output}");
     assert!(output.ends_with("No such file or directory\n"), "{output}");
@@ -147,7 +162,10 @@ fn watching_is_refused_and_said() {
     let target = Target::new();
     target.write("file", "");
     let script = format!("{} /remote-files/file; {0} /tmp", program.display());
-    assert_eq!(run(&target, &script).output(), "No space left on device\nok\n");
+    assert_eq!(
+        run(&target, &script).output(),
+        "No space left on device\nok\n"
+    );
     assert_eq!(target.notices.lock().unwrap().len(), 1);
 }
 
@@ -159,5 +177,8 @@ fn descriptors_are_the_lowest_and_end_with_the_limit() {
     let target = Target::new();
     target.write("file", "x");
     let script = format!("{} /remote-files/file", program.display());
-    assert_eq!(run(&target, &script).output(), "0 3 4 5 6 7 Too many open files\n");
+    assert_eq!(
+        run(&target, &script).output(),
+        "0 3 4 5 6 7 Too many open files\n"
+    );
 }

@@ -19,7 +19,10 @@ fn exit_codes_and_signals_are_the_programs_own() {
         assert_eq!(ended.status.code(), Some(code));
     }
     for signal in [1, 2, 6, 9, 15] {
-        let ended = run(&target, &format!("ulimit -c 0; kill -{signal} $$; sleep 100"));
+        let ended = run(
+            &target,
+            &format!("ulimit -c 0; kill -{signal} $$; sleep 100"),
+        );
         assert_eq!(ended.status.signal(), Some(signal));
     }
 }
@@ -49,12 +52,19 @@ fn the_environment_is_exactly_what_is_given() {
     let large = "x".repeat(100_000);
     let mut supervised = Launch::new("/bin/sh")
         .arguments(["-c", "exec env >$OUT"])
-        .environment([("OUT", output.to_str().unwrap()), ("LARGE", &large), ("EMPTY", "")])
+        .environment([
+            ("OUT", output.to_str().unwrap()),
+            ("LARGE", &large),
+            ("EMPTY", ""),
+        ])
         .start(Target::new())
         .unwrap();
     assert!(supervised.wait().unwrap().success());
     let text = std::fs::read_to_string(output.clone()).unwrap();
-    let mut names: Vec<_> = text.lines().map(|line| line.split('=').next().unwrap()).collect();
+    let mut names: Vec<_> = text
+        .lines()
+        .map(|line| line.split('=').next().unwrap())
+        .collect();
     names.sort_unstable();
     // The shell adds the last one.
     assert_eq!(names, ["EMPTY", "LARGE", "OUT", "PWD"]);
@@ -67,11 +77,38 @@ fn what_cannot_be_started_says_why() {
     let error = start(Launch::new("no-such-program-anywhere"));
     assert!(matches!(error, Error::ProgramNotFound(_)), "{error:?}");
     let error = start(Launch::new("/no/such/program"));
-    assert!(matches!(error, Error::Execute { source: Errno::ENOENT, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Execute {
+                source: Errno::ENOENT,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     let error = start(Launch::new("/etc/passwd"));
-    assert!(matches!(error, Error::Execute { source: Errno::EACCES, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Execute {
+                source: Errno::EACCES,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     let error = start(Launch::new("true").directory("/no/such/directory"));
-    assert!(matches!(error, Error::Directory { source: Errno::ENOENT, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Directory {
+                source: Errno::ENOENT,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     let error = start(Launch::new("true").arguments(["a\0b"]));
     assert!(matches!(error, Error::ZeroByte("an argument")), "{error:?}");
     assert!(!error.hint().is_empty());
@@ -84,7 +121,10 @@ fn a_script_without_interpreter_line_is_run_by_the_shell() {
     let script = folder.path().join("script");
     std::fs::write(&script, "exit $1\n").unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut supervised = Launch::new(script).arguments(["9"]).start(Target::new()).unwrap();
+    let mut supervised = Launch::new(script)
+        .arguments(["9"])
+        .start(Target::new())
+        .unwrap();
     assert_eq!(supervised.wait().unwrap().code(), Some(9));
 }
 
@@ -105,7 +145,10 @@ fn descendants_end_with_the_session() {
     assert_eq!(processes.lines().count(), 4);
     assert!(processes.lines().all(is_alive), "they outlive the program");
     drop(supervised);
-    assert!(!processes.lines().any(is_alive), "they do not outlive the session");
+    assert!(
+        !processes.lines().any(is_alive),
+        "they do not outlive the session"
+    );
 }
 
 /// This test binary as a program of its own: a supervisor that can be killed. Run by the tests below.
@@ -129,7 +172,12 @@ fn supervisor_program() {
 pub(crate) fn supervisor_command(binary: &Path, script: &str) -> Command {
     let mut command = Command::new(binary);
     command
-        .args(["--ignored", "--exact", "--nocapture", "launch::supervisor_program"])
+        .args([
+            "--ignored",
+            "--exact",
+            "--nocapture",
+            "launch::supervisor_program",
+        ])
         .env("SUPERVISED_SCRIPT", script)
         .stdin(Stdio::null());
     command
@@ -149,12 +197,17 @@ fn everything_ends_when_the_supervisor_is_killed() {
         .map(Result::unwrap)
         .take_while(|line| line != "ready")
         .collect();
-    let processes: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("pid ")).collect();
+    let processes: Vec<&str> = lines
+        .iter()
+        .filter_map(|line| line.strip_prefix("pid "))
+        .collect();
     assert_eq!(processes.len(), 4, "{lines:?}");
     assert!(processes.iter().all(|process| is_alive(process)));
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
-    wait_until("everything is gone", || !processes.iter().any(|process| is_alive(process)));
+    wait_until("everything is gone", || {
+        !processes.iter().any(|process| is_alive(process))
+    });
 }
 
 #[test]
@@ -173,13 +226,20 @@ fn an_ordinary_user_can_supervise() {
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let binary = folder.path().join("tests");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
-    Command::new("chmod").args(["-R", "755"]).arg(folder.path()).status().unwrap();
+    Command::new("chmod")
+        .args(["-R", "755"])
+        .arg(folder.path())
+        .status()
+        .unwrap();
     let script = "id -u; hostname; sh -c 'exit 3'; echo $?; grep NoNewPrivs /proc/self/status";
     let program = supervisor_command(&binary, script);
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "1000", "--regid", "1000", "--clear-groups"]);
     command.arg(&binary).args(program.get_args());
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("SUPERVISED_SCRIPT", script);
+    command
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("SUPERVISED_SCRIPT", script);
     let Ok(output) = command.current_dir("/").output() else {
         println!("skipped: setpriv is not on this machine");
         return;
@@ -189,7 +249,10 @@ fn an_ordinary_user_can_supervise() {
         return;
     }
     let output = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.contains("1000\ncheckout-7d9f\n3\nNoNewPrivs:\t1\n"), "{output}");
+    assert!(
+        output.contains("1000\ncheckout-7d9f\n3\nNoNewPrivs:\t1\n"),
+        "{output}"
+    );
     assert!(output.contains("ended: Some(0)"), "{output}");
 }
 
@@ -223,7 +286,9 @@ fn programs_of_another_architecture_run_locally_and_are_named() {
         return;
     };
     let target = Target::new();
-    let mut supervised = Launch::new(&program).start(Arc::clone(&target) as _).unwrap();
+    let mut supervised = Launch::new(&program)
+        .start(Arc::clone(&target) as _)
+        .unwrap();
     let code = supervised.wait().unwrap().code();
     if code == Some(77) {
         println!("skipped: this kernel runs no 32-bit calls");
@@ -231,18 +296,27 @@ fn programs_of_another_architecture_run_locally_and_are_named() {
     }
     assert_eq!(code, Some(0));
     let process = supervised.process();
-    assert_eq!(*target.notices.lock().unwrap(), [Notice::ForeignArchitecture { process }]);
+    assert_eq!(
+        *target.notices.lock().unwrap(),
+        [Notice::ForeignArchitecture { process }]
+    );
 }
 
 #[test]
 fn the_machine_is_diagnosed() {
     let diagnosis = interceptor::diagnose();
     assert!(diagnosis.user_notification.is_ok(), "{diagnosis:?}");
-    assert!(diagnosis.read_memory && diagnosis.copy_descriptors, "{diagnosis:?}");
+    assert!(
+        diagnosis.read_memory && diagnosis.copy_descriptors,
+        "{diagnosis:?}"
+    );
     println!("{diagnosis:?}");
 }
 
 #[test]
 fn the_hostname_is_the_targets() {
-    assert_eq!(run(&Target::new(), "hostname; uname -n").output(), "checkout-7d9f\ncheckout-7d9f\n");
+    assert_eq!(
+        run(&Target::new(), "hostname; uname -n").output(),
+        "checkout-7d9f\ncheckout-7d9f\n"
+    );
 }

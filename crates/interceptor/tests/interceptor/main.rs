@@ -11,3 +11,6 @@ mod launch;
 
 /// Remote files, one call at a time and as programs use them.
 mod files;
+
+/// Connections and datagrams to where only the target reaches.
+mod outgoing;

@@ -48,3 +48,12 @@ pub(crate) fn c_with(name: &str, compiler: &str, options: &[&str]) -> Option<Pat
         command
     })
 }
+
+/// Whether a program is on this machine; said aloud if not.
+pub(crate) fn is_there(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        println!("skipped: {program} is not on this machine");
+    }
+    found
+}
