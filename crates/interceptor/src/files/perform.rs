@@ -1,0 +1,360 @@
+//! Doing what a call asks for, with the files of the target or of this machine.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use super::request::{Operation, Request, TimeFormat};
+use super::resolve::Place;
+use super::write_structure;
+use crate::host::{Answer, Instead, Notice, OpenOptions, RemoteFiles};
+use crate::metadata::{Moment, SetTime, Times};
+use crate::notification::Notification;
+use crate::process::creation_mask_of;
+use crate::supervisor::Supervisor;
+use crate::{Errno, Metadata};
+
+/// What a call is answered with in the end.
+enum Outcome {
+    Value(i64),
+    Descriptor(OwnedFd),
+}
+
+impl From<()> for Outcome {
+    fn from((): ()) -> Self {
+        Self::Value(0)
+    }
+}
+
+/// Does a call whose paths are not simply local.
+pub(super) fn perform(
+    supervisor: &Supervisor,
+    notification: Notification,
+    request: &Request,
+    places: &[Place],
+) {
+    if let Operation::Chdir = request.operation {
+        return change_directory(supervisor, notification, places);
+    }
+    let answer = match places {
+        [Place::Link(content)] => answer_link(&notification, request, content),
+        [Place::Machine(_), ..] if request.operation == Operation::Watch => Err(Instead::Local),
+        [Place::Machine(path)] => {
+            on_machine(supervisor, &notification, request, path, Path::new(""))
+        }
+        [Place::Machine(path), Place::Machine(second)] => {
+            on_machine(supervisor, &notification, request, path, second)
+        }
+        [Place::Remote { seen, target }] => remotely(
+            supervisor,
+            &notification,
+            request,
+            (seen, target),
+            Path::new(""),
+        ),
+        [
+            Place::Remote { seen, target },
+            Place::Remote { target: second, .. },
+        ] => remotely(supervisor, &notification, request, (seen, target), second),
+        _ => Err(Instead::Local),
+    };
+    match answer {
+        Ok(Outcome::Value(value)) => notification.succeed(value),
+        Ok(Outcome::Descriptor(descriptor)) => {
+            let close_on_exec = matches!(request.operation, Operation::Open { flags, .. } if flags & libc::O_CLOEXEC != 0);
+            notification.give(&descriptor, close_on_exec);
+        }
+        Err(Instead::Fail(errno)) => notification.fail(errno),
+        Err(Instead::Local) => notification.pass(),
+    }
+}
+
+fn on_machine(
+    supervisor: &Supervisor,
+    notification: &Notification,
+    request: &Request,
+    path: &Path,
+    second: &Path,
+) -> Answer<Outcome> {
+    let files = supervisor.files.machine()?;
+    do_it(files, notification, request, path, second)
+}
+
+fn remotely(
+    supervisor: &Supervisor,
+    notification: &Notification,
+    request: &Request,
+    (seen, target): (&Path, &Path),
+    second: &Path,
+) -> Answer<Outcome> {
+    if request.operation == Operation::Watch {
+        supervisor.host.notice(&Notice::WatchRefused {
+            path: seen.to_path_buf(),
+        });
+        // The error of a limit that is reached: programs that know to poll instead do so.
+        return Err(Errno::ENOSPC.into());
+    }
+    let files = supervisor.host.files();
+    let outcome = do_it(files, notification, request, target, second);
+    if let Ok(Outcome::Descriptor(descriptor)) = &outcome {
+        supervisor.files.remember(descriptor, seen);
+    }
+    outcome
+}
+
+fn answer_link(notification: &Notification, request: &Request, content: &Path) -> Answer<Outcome> {
+    match request.operation {
+        Operation::ReadLink { buffer, size } => Ok(Outcome::Value(write_link(
+            notification,
+            buffer,
+            size,
+            content,
+        )?)),
+        _ => Err(Instead::Local),
+    }
+}
+
+/// `chdir`. The kernel only knows directories of this machine; any other is for us to know.
+fn change_directory(supervisor: &Supervisor, notification: Notification, places: &[Place]) {
+    let check = |files: &dyn RemoteFiles, path: &Path| -> Answer<()> {
+        let metadata = files.metadata(path, true)?;
+        if metadata.mode & libc::S_IFMT != libc::S_IFDIR {
+            return Err(Errno::ENOTDIR.into());
+        }
+        files.access(path, libc::X_OK, true)
+    };
+    let thread = notification.thread();
+    let (checked, directory) = match places {
+        [Place::Machine(path)] => {
+            let machine = supervisor.files.machine();
+            let checked = machine.map_err(Instead::from);
+            (checked.and_then(|machine| check(machine, path)), path)
+        }
+        [Place::Remote { seen, target }] => (check(supervisor.host.files(), target), seen),
+        _ => {
+            // The kernel goes there. If it cannot, it stays, and so must our knowledge; only a real directory that
+            // may be entered changes it.
+            let path = notification.read_string(notification.argument(0));
+            let path = PathBuf::from(OsString::from_vec(path.unwrap_or_default()));
+            let machine = supervisor.files.machine();
+            if machine.is_ok_and(|machine| check(machine, &path).is_ok()) {
+                supervisor.processes.set_directory(thread, None);
+            }
+            return notification.pass();
+        }
+    };
+    match checked {
+        Ok(()) if notification.is_valid() => {
+            supervisor
+                .processes
+                .set_directory(thread, Some(directory.clone()));
+            notification.succeed(0);
+        }
+        Ok(()) => notification.fail(Errno::EINTR),
+        Err(Instead::Fail(errno)) => notification.fail(errno),
+        Err(Instead::Local) => notification.pass(),
+    }
+}
+
+/// Asks `files`, and writes what it says into the caller's memory.
+fn do_it(
+    files: &dyn RemoteFiles,
+    from: &Notification,
+    request: &Request,
+    path: &Path,
+    second: &Path,
+) -> Answer<Outcome> {
+    let follow = request.path.follow;
+    match request.operation {
+        Operation::Open {
+            flags,
+            mode,
+            resolve,
+        } => {
+            let options = OpenOptions {
+                flags: transferable(flags) & !libc::O_CLOEXEC,
+                mode: mode & !creation_mask_of(from.thread()),
+                // The path is absolute by now, and what it may not leave was for the caller's path.
+                resolve: resolve
+                    & !(libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT | libc::RESOLVE_CACHED),
+            };
+            still_wanted(from)?;
+            Ok(Outcome::Descriptor(files.open(path, &options)?))
+        }
+        Operation::Stat { buffer } => {
+            let metadata: Metadata = files.metadata(path, follow)?;
+            let structure = libc::stat::from(&metadata);
+            Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
+        }
+        Operation::Statx { buffer } => {
+            let metadata: Metadata = files.metadata(path, follow)?;
+            let structure = libc::statx::from(&metadata);
+            Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
+        }
+        Operation::Access { mode } => Ok(files.access(path, mode, follow)?.into()),
+        Operation::ReadLink { buffer, size } => {
+            let content = files.read_link(path)?;
+            Ok(Outcome::Value(write_link(from, buffer, size, &content)?))
+        }
+        Operation::FileSystem { buffer } => {
+            let structure = libc::statfs::from(&files.file_system(path)?);
+            Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
+        }
+        Operation::Attribute { name, buffer, size } => {
+            let name = read_name(from, name)?;
+            let value = files.attribute(path, &name, follow)?;
+            Ok(Outcome::Value(write_sized(from, buffer, size, &value)?))
+        }
+        Operation::Attributes { buffer, size } => {
+            let names = files.attributes(path, follow)?;
+            Ok(Outcome::Value(write_sized(from, buffer, size, &names)?))
+        }
+        _ => {
+            still_wanted(from)?;
+            Ok(change(files, from, request, path, second)?.into())
+        }
+    }
+}
+
+/// The operations that change something and answer nothing.
+fn change(
+    files: &dyn RemoteFiles,
+    from: &Notification,
+    request: &Request,
+    path: &Path,
+    second: &Path,
+) -> Answer<()> {
+    let follow = request.path.follow;
+    let masked = |mode: u32| mode & !creation_mask_of(from.thread());
+    match request.operation {
+        Operation::CreateDirectory { mode } => files.create_directory(path, masked(mode)),
+        Operation::CreateNode { mode, device } => files.create_node(path, masked(mode), device),
+        Operation::RemoveFile => files.remove_file(path),
+        Operation::RemoveDirectory => files.remove_directory(path),
+        Operation::Rename { flags } => files.rename(path, second, flags),
+        Operation::HardLink => files.create_hard_link(path, second, follow),
+        Operation::SymbolicLink { content } => {
+            let content = read_name(from, content)?;
+            files.create_symbolic_link(Path::new(&content), path)
+        }
+        Operation::SetMode { mode } => files.set_mode(path, mode & 0o7777, follow),
+        Operation::SetOwner { user, group } => {
+            let changed = |id: u32| (id != u32::MAX).then_some(id);
+            files.set_owner(path, changed(user), changed(group), follow)
+        }
+        Operation::SetTimes { times, format } => {
+            files.set_times(path, &read_times(from, times, format)?, follow)
+        }
+        Operation::SetLength { length } => files.set_length(path, length),
+        Operation::SetAttribute {
+            name,
+            value,
+            size,
+            flags,
+        } => {
+            let name = read_name(from, name)?;
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            if size > 65_536 {
+                return Err(Errno::E2BIG.into());
+            }
+            let value = from.read_bytes(value, size)?;
+            files.set_attribute(path, &name, &value, flags, follow)
+        }
+        Operation::RemoveAttribute { name } => {
+            files.remove_attribute(path, &read_name(from, name)?, follow)
+        }
+        _ => Err(Instead::Local),
+    }
+}
+
+/// The kernel does not let an `O_PATH` descriptor be given to another process, so that one gets a readable one.
+fn transferable(flags: i32) -> i32 {
+    if flags & libc::O_PATH == 0 {
+        return flags;
+    }
+    flags & (libc::O_DIRECTORY | libc::O_NOFOLLOW) | libc::O_RDONLY | libc::O_NONBLOCK
+}
+
+/// The caller may have been killed since; then nothing is changed on its behalf.
+fn still_wanted(from: &Notification) -> Result<(), Errno> {
+    if from.is_valid() {
+        Ok(())
+    } else {
+        Err(Errno::EINTR)
+    }
+}
+
+fn read_name(from: &Notification, address: u64) -> Result<OsString, Errno> {
+    from.read_string(address).map(OsString::from_vec)
+}
+
+/// Content of a symbolic link is cut to the buffer, without a zero.
+fn write_link(from: &Notification, buffer: u64, size: u64, content: &Path) -> Result<i64, Errno> {
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    if size == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let bytes = OsStr::as_bytes(content.as_os_str());
+    let bytes = bytes.get(..size.min(bytes.len())).unwrap_or_default();
+    from.memory()?.write(buffer, bytes)?;
+    i64::try_from(bytes.len()).map_err(|_| Errno::EINVAL)
+}
+
+/// Attributes must fit, and a size of zero asks how much room they need.
+fn write_sized(from: &Notification, buffer: u64, size: u64, bytes: &[u8]) -> Result<i64, Errno> {
+    let length = i64::try_from(bytes.len()).map_err(|_| Errno::E2BIG)?;
+    if size > 0 {
+        if size < bytes.len() as u64 {
+            return Err(Errno::ERANGE);
+        }
+        from.memory()?.write(buffer, bytes)?;
+    }
+    Ok(length)
+}
+
+fn read_times(from: &Notification, address: u64, format: TimeFormat) -> Result<Times, Errno> {
+    if address == 0 {
+        return Ok(Times {
+            accessed: SetTime::Now,
+            modified: SetTime::Now,
+        });
+    }
+    let second = |size: usize| address + size as u64;
+    let (accessed, modified) = match format {
+        TimeFormat::Nanoseconds => {
+            let read = |address| {
+                let time: libc::timespec = from.read_plain(address)?;
+                Ok::<_, Errno>(match time.tv_nsec {
+                    libc::UTIME_NOW => SetTime::Now,
+                    libc::UTIME_OMIT => SetTime::Keep,
+                    nanoseconds => moment(time.tv_sec, nanoseconds)?,
+                })
+            };
+            (read(address)?, read(second(size_of::<libc::timespec>()))?)
+        }
+        TimeFormat::Microseconds => {
+            let read = |address| {
+                let time: libc::timeval = from.read_plain(address)?;
+                moment(time.tv_sec, time.tv_usec * 1000)
+            };
+            (read(address)?, read(second(size_of::<libc::timeval>()))?)
+        }
+        TimeFormat::Seconds => {
+            let times: libc::utimbuf = from.read_plain(address)?;
+            (moment(times.actime, 0)?, moment(times.modtime, 0)?)
+        }
+    };
+    Ok(Times { accessed, modified })
+}
+
+fn moment(seconds: i64, nanoseconds: i64) -> Result<SetTime, Errno> {
+    let nanoseconds = u32::try_from(nanoseconds).map_err(|_| Errno::EINVAL)?;
+    if nanoseconds >= 1_000_000_000 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(SetTime::To(Moment {
+        seconds,
+        nanoseconds,
+    }))
+}

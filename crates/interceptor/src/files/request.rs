@@ -1,0 +1,394 @@
+//! A caught call about files as what it means, whichever of the many calls it was.
+
+use std::os::fd::RawFd;
+
+use crate::Errno;
+use crate::host::Intent;
+use crate::notification::Notification;
+use crate::syscalls::Call;
+
+/// A path as the caller gave it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PathArgument {
+    /// The directory from which a relative path starts, or `AT_FDCWD`.
+    pub(super) directory: RawFd,
+    pub(super) path: Vec<u8>,
+    /// Whether a symbolic link at the end is followed.
+    pub(super) follow: bool,
+}
+
+/// What is asked for, with addresses of the caller's memory for what is read or written later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operation {
+    Open {
+        flags: i32,
+        mode: u32,
+        resolve: u64,
+    },
+    Stat {
+        buffer: u64,
+    },
+    Statx {
+        buffer: u64,
+    },
+    Access {
+        mode: i32,
+    },
+    ReadLink {
+        buffer: u64,
+        size: u64,
+    },
+    FileSystem {
+        buffer: u64,
+    },
+    CreateDirectory {
+        mode: u32,
+    },
+    CreateNode {
+        mode: u32,
+        device: u64,
+    },
+    RemoveFile,
+    RemoveDirectory,
+    Rename {
+        flags: u32,
+    },
+    HardLink,
+    SymbolicLink {
+        content: u64,
+    },
+    SetMode {
+        mode: u32,
+    },
+    SetOwner {
+        user: u32,
+        group: u32,
+    },
+    SetTimes {
+        times: u64,
+        format: TimeFormat,
+    },
+    SetLength {
+        length: u64,
+    },
+    SetAttribute {
+        name: u64,
+        value: u64,
+        size: u64,
+        flags: i32,
+    },
+    Attribute {
+        name: u64,
+        buffer: u64,
+        size: u64,
+    },
+    Attributes {
+        buffer: u64,
+        size: u64,
+    },
+    RemoveAttribute {
+        name: u64,
+    },
+    Watch,
+    Chdir,
+}
+
+/// How the times to set are in the caller's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TimeFormat {
+    /// Two `timespec`, with special values for now and for unchanged.
+    Nanoseconds,
+    /// Two `timeval`.
+    Microseconds,
+    /// `utimbuf`.
+    Seconds,
+}
+
+impl Operation {
+    pub(super) fn intent(self) -> Intent {
+        match self {
+            Self::Open { flags, .. } => {
+                let writes = libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
+                if flags & libc::O_PATH != 0 {
+                    Intent::Look
+                } else if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & writes != 0 {
+                    Intent::Write
+                } else {
+                    Intent::Read
+                }
+            }
+            Self::Stat { .. }
+            | Self::Statx { .. }
+            | Self::Access { .. }
+            | Self::ReadLink { .. }
+            | Self::FileSystem { .. }
+            | Self::Attribute { .. }
+            | Self::Attributes { .. }
+            | Self::Watch
+            | Self::Chdir => Intent::Look,
+            _ => Intent::Write,
+        }
+    }
+}
+
+/// A call about one path, or about two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    pub(super) path: PathArgument,
+    /// The new name, of `rename` and `link`.
+    pub(super) second: Option<PathArgument>,
+}
+
+const HERE: RawFd = libc::AT_FDCWD;
+
+impl Request {
+    /// Reads a call. `None` is for the kernel: it is not about a path.
+    pub(super) fn read(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
+        let at_path = |directory: RawFd, path: usize, follow: bool| {
+            from.read_string(from.argument(path))
+                .map(|path| PathArgument {
+                    directory,
+                    path,
+                    follow,
+                })
+        };
+        let here = |path: usize, follow: bool| at_path(HERE, path, follow);
+        let at = |follow: bool| at_path(from.int(0), 1, follow);
+        let follow_unless = |flags: usize| from.int(flags) & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let (path, operation) = match call {
+            Call::Open => {
+                let operation = open(from.int(1), from.word(2), 0);
+                (here(0, follows(from.int(1)))?, operation)
+            }
+            Call::Creat => {
+                let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+                (here(0, true)?, open(flags, from.word(1), 0))
+            }
+            Call::OpenAt => {
+                let operation = open(from.int(2), from.word(3), 0);
+                (at(follows(from.int(2)))?, operation)
+            }
+            Call::OpenAt2 => {
+                let how: libc::open_how = from.read_plain(from.argument(2))?;
+                let flags = i32::try_from(how.flags & 0x7fff_ffff).unwrap_or_default();
+                let mode = u32::try_from(how.mode).unwrap_or_default();
+                (at(follows(flags))?, open(flags, mode, how.resolve))
+            }
+            Call::Stat => (
+                here(0, true)?,
+                Operation::Stat {
+                    buffer: from.argument(1),
+                },
+            ),
+            Call::Lstat => (
+                here(0, false)?,
+                Operation::Stat {
+                    buffer: from.argument(1),
+                },
+            ),
+            Call::NewFstatAt => {
+                let buffer = from.argument(2);
+                (at(follow_unless(3))?, Operation::Stat { buffer })
+            }
+            Call::Statx => {
+                let buffer = from.argument(4);
+                (at(follow_unless(2))?, Operation::Statx { buffer })
+            }
+            Call::Access => (here(0, true)?, Operation::Access { mode: from.int(1) }),
+            Call::FaccessAt => (at(true)?, Operation::Access { mode: from.int(2) }),
+            Call::FaccessAt2 => {
+                let mode = from.int(2);
+                (at(follow_unless(3))?, Operation::Access { mode })
+            }
+            Call::Readlink => (here(0, false)?, read_link(from, 1)),
+            Call::ReadlinkAt => (at(false)?, read_link(from, 2)),
+            Call::Statfs => {
+                let buffer = from.argument(1);
+                (here(0, true)?, Operation::FileSystem { buffer })
+            }
+            _ => return Self::read_change(call, from),
+        };
+        Ok(Some(Self {
+            operation,
+            path,
+            second: None,
+        }))
+    }
+
+    /// Reads a call that changes something.
+    fn read_change(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
+        let path = |directory: RawFd, path: usize, follow: bool| {
+            from.read_string(from.argument(path))
+                .map(|path| PathArgument {
+                    directory,
+                    path,
+                    follow,
+                })
+        };
+        let here = |follow: bool| path(HERE, 0, follow);
+        let at = |follow: bool| path(from.int(0), 1, follow);
+        let follow_unless = |flags: usize| from.int(flags) & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let owner = |user, group| Operation::SetOwner {
+            user: from.word(user),
+            group: from.word(group),
+        };
+        let times = |times, format| Operation::SetTimes {
+            times: from.argument(times),
+            format,
+        };
+        let mut second = None;
+        let (path, operation) = match call {
+            Call::Mkdir => (
+                here(false)?,
+                Operation::CreateDirectory { mode: from.word(1) },
+            ),
+            Call::MkdirAt => (
+                at(false)?,
+                Operation::CreateDirectory { mode: from.word(2) },
+            ),
+            Call::Mknod => (here(false)?, create_node(from, 1)),
+            Call::MknodAt => (at(false)?, create_node(from, 2)),
+            Call::Rmdir => (here(false)?, Operation::RemoveDirectory),
+            Call::Unlink => (here(false)?, Operation::RemoveFile),
+            Call::UnlinkAt if from.int(2) & libc::AT_REMOVEDIR != 0 => {
+                (at(false)?, Operation::RemoveDirectory)
+            }
+            Call::UnlinkAt => (at(false)?, Operation::RemoveFile),
+            Call::Rename => {
+                second = Some(path(HERE, 1, false)?);
+                (here(false)?, Operation::Rename { flags: 0 })
+            }
+            Call::RenameAt | Call::RenameAt2 => {
+                second = Some(path(from.int(2), 3, false)?);
+                let flags = if call == Call::RenameAt2 {
+                    from.word(4)
+                } else {
+                    0
+                };
+                (at(false)?, Operation::Rename { flags })
+            }
+            Call::Link => {
+                second = Some(path(HERE, 1, false)?);
+                (here(false)?, Operation::HardLink)
+            }
+            Call::LinkAt => {
+                second = Some(path(from.int(2), 3, false)?);
+                let follow = from.int(4) & libc::AT_SYMLINK_FOLLOW != 0;
+                (at(follow)?, Operation::HardLink)
+            }
+            Call::Symlink => {
+                let content = from.argument(0);
+                (path(HERE, 1, false)?, Operation::SymbolicLink { content })
+            }
+            Call::SymlinkAt => {
+                let content = from.argument(0);
+                (
+                    path(from.int(1), 2, false)?,
+                    Operation::SymbolicLink { content },
+                )
+            }
+            Call::Chmod => (here(true)?, Operation::SetMode { mode: from.word(1) }),
+            Call::FchmodAt => (at(true)?, Operation::SetMode { mode: from.word(2) }),
+            Call::FchmodAt2 => (
+                at(follow_unless(3))?,
+                Operation::SetMode { mode: from.word(2) },
+            ),
+            Call::Chown => (here(true)?, owner(1, 2)),
+            Call::Lchown => (here(false)?, owner(1, 2)),
+            Call::FchownAt => (at(follow_unless(4))?, owner(2, 3)),
+            Call::Utime => (here(true)?, times(1, TimeFormat::Seconds)),
+            Call::Utimes => (here(true)?, times(1, TimeFormat::Microseconds)),
+            Call::FutimesAt => (at(true)?, times(2, TimeFormat::Microseconds)),
+            Call::UtimensAt => (at(follow_unless(3))?, times(2, TimeFormat::Nanoseconds)),
+            Call::Truncate => (
+                here(true)?,
+                Operation::SetLength {
+                    length: from.argument(1),
+                },
+            ),
+            Call::InotifyAddWatch => (path(HERE, 1, true)?, Operation::Watch),
+            Call::Chdir => (here(true)?, Operation::Chdir),
+            _ => return Self::read_attribute(call, from),
+        };
+        Ok(Some(Self {
+            operation,
+            path,
+            second,
+        }))
+    }
+
+    /// Reads a call about extended attributes.
+    fn read_attribute(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
+        let (follow, operation) = match call {
+            Call::SetXattr | Call::LsetXattr => {
+                let operation = Operation::SetAttribute {
+                    name: from.argument(1),
+                    value: from.argument(2),
+                    size: from.argument(3),
+                    flags: from.int(4),
+                };
+                (call == Call::SetXattr, operation)
+            }
+            Call::GetXattr | Call::LgetXattr => {
+                let operation = Operation::Attribute {
+                    name: from.argument(1),
+                    buffer: from.argument(2),
+                    size: from.argument(3),
+                };
+                (call == Call::GetXattr, operation)
+            }
+            Call::ListXattr | Call::LlistXattr => {
+                let operation = Operation::Attributes {
+                    buffer: from.argument(1),
+                    size: from.argument(2),
+                };
+                (call == Call::ListXattr, operation)
+            }
+            Call::RemoveXattr | Call::LremoveXattr => {
+                let name = from.argument(1);
+                (
+                    call == Call::RemoveXattr,
+                    Operation::RemoveAttribute { name },
+                )
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Self {
+            operation,
+            path: PathArgument {
+                directory: HERE,
+                path: from.read_string(from.argument(0))?,
+                follow,
+            },
+            second: None,
+        }))
+    }
+}
+
+fn follows(flags: i32) -> bool {
+    let exclusive = libc::O_CREAT | libc::O_EXCL;
+    flags & libc::O_NOFOLLOW == 0 && flags & exclusive != exclusive
+}
+
+fn open(flags: i32, mode: u32, resolve: u64) -> Operation {
+    Operation::Open {
+        flags,
+        mode,
+        resolve,
+    }
+}
+
+fn read_link(from: &Notification, buffer: usize) -> Operation {
+    Operation::ReadLink {
+        buffer: from.argument(buffer),
+        size: from.argument(buffer + 1),
+    }
+}
+
+fn create_node(from: &Notification, mode: usize) -> Operation {
+    Operation::CreateNode {
+        mode: from.word(mode),
+        device: from.argument(mode + 1),
+    }
+}

@@ -1,0 +1,260 @@
+//! The other side: whoever knows what is remote and how to get it.
+//!
+//! [`Host::choose_path`] and [`Host::choose_destination`] are asked for each call, on the thread that receives all
+//! calls of the application, and so must be quick and never wait. Everything else is asked on threads that may wait as
+//! long as they like: a slow operation of one thread of the application never delays another's.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::Errno;
+use crate::metadata::{FileSystem, Metadata, Times};
+use crate::outgoing::{Destination, Outgoing, Transport};
+
+/// What a call is answered with: a value, or what happens [`Instead`].
+pub type Answer<T> = Result<T, Instead>;
+
+/// What happens to a call that the host does not answer with a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instead {
+    /// It fails with this error.
+    Fail(Errno),
+    /// It is done on this machine after all.
+    Local,
+}
+
+impl From<Errno> for Instead {
+    fn from(errno: Errno) -> Self {
+        Self::Fail(errno)
+    }
+}
+
+/// Where a path leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PathChoice {
+    /// To this machine.
+    Local,
+    /// To the target, where it has this name.
+    Remote(PathBuf),
+    /// Nowhere: the call fails, with `ENOENT` for a path that shall not be found.
+    Refused(Errno),
+}
+
+/// What a call wants with a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// To know of it: `stat`, `access`, `readlink`, `chdir`.
+    Look,
+    /// To open it for reading.
+    Read,
+    /// To create, change or remove it, or to open it for writing.
+    Write,
+}
+
+/// Something that a user should know and that is no error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A program of another architecture (32-bit) runs, and everything that it does is local.
+    ForeignArchitecture { process: i32 },
+    /// The memory of a process cannot be read, so everything that it does is local.
+    Unreadable { process: i32, errno: Errno },
+    /// A remote path cannot be watched for changes; programs that poll instead work.
+    WatchRefused { path: PathBuf },
+}
+
+/// Decides what is remote, and does it.
+pub trait Host: Send + Sync + 'static {
+    /// Where an absolute path leads, without `.`, `..` and doubled slashes. Quick; see the module's documentation.
+    fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+        let _ = (path, intent);
+        PathChoice::Local
+    }
+
+    /// Whether a connection or datagram goes through the target. Quick; see the module's documentation.
+    fn choose_destination(&self, transport: Transport, destination: &Destination) -> bool {
+        let _ = (transport, destination);
+        false
+    }
+
+    /// The files for which [`choose_path`](Host::choose_path) says [`PathChoice::Remote`].
+    fn files(&self) -> &dyn RemoteFiles {
+        &NoFiles
+    }
+
+    /// Connects, for which [`choose_destination`](Host::choose_destination) said yes. May return before it is done:
+    /// `outgoing` is completed from any thread at any time.
+    fn connect(&self, outgoing: Outgoing) {
+        outgoing.refuse(Errno::ENETUNREACH);
+    }
+
+    /// The name of the host as the application sees it.
+    fn hostname(&self) -> Option<OsString> {
+        None
+    }
+
+    /// Whether a program, given by the path that is executed, is left alone: everything that it does is local. The
+    /// programs that it starts are asked for again.
+    fn leaves_alone(&self, program: &Path) -> bool {
+        let _ = program;
+        false
+    }
+
+    /// Something happened that the user should know.
+    fn notice(&self, notice: &Notice) {
+        tracing::warn!(?notice, "interceptor");
+    }
+}
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenOptions {
+    /// As `open` takes them (`O_RDONLY`, `O_CREAT`, …). `O_CLOEXEC` may be ignored: it is kept apart.
+    pub flags: i32,
+    /// The mode of a file that is created; the process's mask is applied already.
+    pub mode: u32,
+    /// As `openat2` takes them (`RESOLVE_…`).
+    pub resolve: u64,
+}
+
+/// The target's files. Paths are absolute, as [`PathChoice::Remote`] named them. `follow` says whether a symbolic link
+/// at the end of the path is followed; those before are always followed, at the target.
+///
+/// What is not written answers `EOPNOTSUPP`.
+pub trait RemoteFiles: Send + Sync {
+    /// Opens a file or directory. The descriptor is given to the application as it is, so it should be all that the
+    /// application could want of it: readable, seekable, and for directories listable.
+    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd>;
+
+    fn metadata(&self, path: &Path, follow: bool) -> Answer<Metadata>;
+
+    fn read_link(&self, path: &Path) -> Answer<PathBuf>;
+
+    /// `mode` as `access` takes it (`R_OK`, …).
+    fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()>;
+
+    fn file_system(&self, path: &Path) -> Answer<FileSystem> {
+        let _ = path;
+        unsupported()
+    }
+
+    fn create_directory(&self, path: &Path, mode: u32) -> Answer<()> {
+        let _ = (path, mode);
+        unsupported()
+    }
+
+    /// `mode` with the file's type, as `mknod` takes it.
+    fn create_node(&self, path: &Path, mode: u32, device: u64) -> Answer<()> {
+        let _ = (path, mode, device);
+        unsupported()
+    }
+
+    fn remove_file(&self, path: &Path) -> Answer<()> {
+        let _ = path;
+        unsupported()
+    }
+
+    fn remove_directory(&self, path: &Path) -> Answer<()> {
+        let _ = path;
+        unsupported()
+    }
+
+    /// `flags` as `renameat2` takes them.
+    fn rename(&self, from: &Path, to: &Path, flags: u32) -> Answer<()> {
+        let _ = (from, to, flags);
+        unsupported()
+    }
+
+    fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
+        let _ = (from, to, follow);
+        unsupported()
+    }
+
+    fn create_symbolic_link(&self, content: &Path, path: &Path) -> Answer<()> {
+        let _ = (content, path);
+        unsupported()
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32, follow: bool) -> Answer<()> {
+        let _ = (path, mode, follow);
+        unsupported()
+    }
+
+    /// `None` leaves as it is.
+    fn set_owner(
+        &self,
+        path: &Path,
+        user: Option<u32>,
+        group: Option<u32>,
+        follow: bool,
+    ) -> Answer<()> {
+        let _ = (path, user, group, follow);
+        unsupported()
+    }
+
+    fn set_times(&self, path: &Path, times: &Times, follow: bool) -> Answer<()> {
+        let _ = (path, times, follow);
+        unsupported()
+    }
+
+    fn set_length(&self, path: &Path, length: u64) -> Answer<()> {
+        let _ = (path, length);
+        unsupported()
+    }
+
+    fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>> {
+        let _ = (path, name, follow);
+        unsupported()
+    }
+
+    /// The names, each ended by a zero byte.
+    fn attributes(&self, path: &Path, follow: bool) -> Answer<Vec<u8>> {
+        let _ = (path, follow);
+        unsupported()
+    }
+
+    /// `flags` as `setxattr` takes them.
+    fn set_attribute(
+        &self,
+        path: &Path,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        follow: bool,
+    ) -> Answer<()> {
+        let _ = (path, name, value, flags, follow);
+        unsupported()
+    }
+
+    fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<()> {
+        let _ = (path, name, follow);
+        unsupported()
+    }
+}
+
+fn unsupported<T>() -> Answer<T> {
+    Err(Instead::Fail(Errno::EOPNOTSUPP))
+}
+
+/// A target without files.
+#[derive(Debug)]
+struct NoFiles;
+
+impl RemoteFiles for NoFiles {
+    fn open(&self, _: &Path, _: &OpenOptions) -> Answer<OwnedFd> {
+        Err(Errno::ENOENT.into())
+    }
+
+    fn metadata(&self, _: &Path, _: bool) -> Answer<Metadata> {
+        Err(Errno::ENOENT.into())
+    }
+
+    fn read_link(&self, _: &Path) -> Answer<PathBuf> {
+        Err(Errno::ENOENT.into())
+    }
+
+    fn access(&self, _: &Path, _: i32, _: bool) -> Answer<()> {
+        Err(Errno::ENOENT.into())
+    }
+}

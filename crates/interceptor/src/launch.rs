@@ -1,0 +1,418 @@
+//! Starting a program under supervision, and its end.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io::{IoSliceMut, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair,
+};
+
+use crate::diagnose::{ListenerFeatures, listener_features};
+use crate::filter::{self, Catch, FIRST_DATAGRAM_DESCRIPTOR};
+use crate::supervisor::Supervisor;
+use crate::sys::spawn::{self, Body, Executable, Plan, Report, Stage};
+use crate::sys::{process, seccomp};
+use crate::{Errno, Error, Host};
+
+/// A program to start, and how it is supervised.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+    directory: Option<PathBuf>,
+    files: bool,
+    outgoing: bool,
+    hostname: bool,
+    allow_io_uring: bool,
+}
+
+impl Launch {
+    /// A program by name, which is looked for in our `PATH`, or by path. It starts without any environment.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            program: program.into(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            directory: None,
+            files: true,
+            outgoing: true,
+            hostname: true,
+            allow_io_uring: false,
+        }
+    }
+
+    #[must_use]
+    pub fn arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.arguments.extend(arguments.into_iter().map(Into::into));
+        self
+    }
+
+    /// The whole environment of the program, there from its first instruction.
+    #[must_use]
+    pub fn environment(
+        mut self,
+        variables: impl IntoIterator<Item = (impl Into<OsString>, impl Into<OsString>)>,
+    ) -> Self {
+        let variables = variables.into_iter();
+        self.environment = variables
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        self
+    }
+
+    /// The directory of this machine in which the program starts; ours if not set.
+    #[must_use]
+    pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// Whether calls about files are caught. What is not caught is local, and costs nothing.
+    #[must_use]
+    pub fn catch_files(mut self, catch: bool) -> Self {
+        self.files = catch;
+        self
+    }
+
+    /// Whether outgoing connections are caught.
+    #[must_use]
+    pub fn catch_outgoing(mut self, catch: bool) -> Self {
+        self.outgoing = catch;
+        self
+    }
+
+    /// Whether questions for the host's name are caught.
+    #[must_use]
+    pub fn catch_hostname(mut self, catch: bool) -> Self {
+        self.hostname = catch;
+        self
+    }
+
+    /// Lets the program use `io_uring`. What it does there is not seen, and so is local.
+    #[must_use]
+    pub fn allow_io_uring(mut self, allow: bool) -> Self {
+        self.allow_io_uring = allow;
+        self
+    }
+
+    /// Starts the program.
+    ///
+    /// Signals are the caller's to care for: a terminal sends them to us and to the application alike, and
+    /// [`Supervised::signal`] passes on those that only we got. Dispositions that are `ignore` are inherited.
+    ///
+    /// # Errors
+    /// When the program cannot be found or executed, or when this machine does not allow supervision.
+    pub fn start(self, host: Arc<dyn Host>) -> Result<Supervised, Error> {
+        let program = find_program(&self.program)?;
+        let body = Body::Execute(self.executable(&program)?);
+        let catch = Catch {
+            files: self.files,
+            outgoing: self.outgoing,
+            hostname: self.hostname,
+            refuse_io_uring: !self.allow_io_uring,
+            first_datagram_descriptor: first_datagram_descriptor(),
+        };
+        start(&body, Supervisor::new(host, catch)).map_err(|failure| match failure {
+            Failure::Error(error) => error,
+            Failure::Execute(source) => Error::Execute { program, source },
+            Failure::Directory(source) => Error::Directory {
+                directory: self.directory.unwrap_or_default(),
+                source,
+            },
+        })
+    }
+
+    fn executable(&self, program: &Path) -> Result<Executable, Error> {
+        let mut arguments = vec![c_string(self.program.as_os_str(), "the program's name")?];
+        for argument in &self.arguments {
+            arguments.push(c_string(argument, "an argument")?);
+        }
+        let mut environment = Vec::with_capacity(self.environment.len());
+        for (name, value) in &self.environment {
+            let mut variable = name.clone();
+            variable.push("=");
+            variable.push(value);
+            environment.push(c_string(&variable, "a variable")?);
+        }
+        let directory = self
+            .directory
+            .as_ref()
+            .map(|path| c_string(path.as_os_str(), "the directory"))
+            .transpose()?;
+        let path = c_string(program.as_os_str(), "the program's path")?;
+        Ok(Executable::new(path, arguments, environment, directory))
+    }
+}
+
+/// Why a body could not be started, before it is known what it was.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Error(Error),
+    Execute(Errno),
+    Directory(Errno),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Error(error) => error,
+            Failure::Execute(source) | Failure::Directory(source) => Self::System {
+                what: "start a process",
+                source,
+            },
+        }
+    }
+}
+
+/// Starts watcher, application and the thread that answers.
+pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, Failure> {
+    let failed = |what| move |source| Failure::Error(Error::System { what, source });
+    match seccomp::notification_sizes_match() {
+        Ok(true) => {}
+        Ok(false) | Err(Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => {
+            return Err(Failure::Error(Error::NoUserNotification));
+        }
+        Err(source) => return Err(Failure::Error(Error::Forbidden { source })),
+    }
+    let pair = || {
+        socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )
+        .map_err(failed("make a pair of sockets"))
+    };
+    let (control, watcher_control) = pair()?;
+    let (hand_over, child_hand_over) = pair()?;
+    let us = process::open(process::own_id()).map_err(failed("open our own process"))?;
+    let limit = i32::try_from(supervisor.catch.first_datagram_descriptor).unwrap_or(i32::MAX);
+    let watcher = spawn::spawn(&Plan {
+        filter: &filter::program(&supervisor.catch),
+        hand_over_below: limit,
+        body,
+        control: watcher_control.as_fd(),
+        hand_over: child_hand_over.as_fd(),
+        supervisor: us.as_fd(),
+    })
+    .map_err(failed("start a process"))?;
+    drop((watcher_control, child_hand_over));
+
+    // From here on dropping it ends everything.
+    let mut supervised = Supervised {
+        control: Some(UnixStream::from(control)),
+        watcher,
+        application: None,
+        process: 0,
+        receiver: None,
+        exit: None,
+        signals_wait: false,
+        features: ListenerFeatures::default(),
+    };
+    let (report, listener) = receive_report(&hand_over)?;
+    let listener = match (report, listener) {
+        (Some(report), Some(listener)) if report.stage == Stage::Supervised => {
+            supervised.signals_wait = report.signals_wait;
+            supervised.features = listener_features(listener.as_fd());
+            listener
+        }
+        (report, _) => return Err(explain(report)),
+    };
+    supervised.receiver = std::thread::Builder::new()
+        .name("standin-calls".to_owned())
+        .spawn(move || supervisor.run(listener))
+        .map_err(|error| crate::notification::errno_of(&error))
+        .map_err(failed("start a thread"))
+        .map(Some)?;
+    supervised.process = supervised
+        .read_message()
+        .ok_or(Failure::Error(Error::EndedEarly))?;
+    supervised.application = process::open(supervised.process).ok();
+    // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
+    match receive_report(&hand_over)? {
+        (None, _) => Ok(supervised),
+        (report, _) => Err(explain(report)),
+    }
+}
+
+/// A program that runs under supervision. Dropping it ends the program and everything that it started.
+#[derive(Debug)]
+pub struct Supervised {
+    /// Closing it tells the watcher to end everything.
+    control: Option<UnixStream>,
+    watcher: libc::pid_t,
+    application: Option<OwnedFd>,
+    process: libc::pid_t,
+    receiver: Option<JoinHandle<()>>,
+    exit: Option<ExitStatus>,
+    signals_wait: bool,
+    pub(crate) features: ListenerFeatures,
+}
+
+impl Supervised {
+    /// The process id of the program.
+    #[must_use]
+    pub fn process(&self) -> i32 {
+        self.process
+    }
+
+    /// Whether signals wait for answers, as the kernel does for its own calls. Before Linux 5.19 they do not, and a
+    /// call that natively is not interruptible may fail with `EINTR`.
+    #[must_use]
+    pub fn signals_wait(&self) -> bool {
+        self.signals_wait
+    }
+
+    /// Waits for the program to end. What it started may go on until this is dropped.
+    ///
+    /// # Errors
+    /// When the watcher was killed, and the program with it.
+    pub fn wait(&mut self) -> Result<ExitStatus, Error> {
+        if let Some(status) = self.exit {
+            return Ok(status);
+        }
+        let status = self.read_message().ok_or(Error::EndedEarly)?;
+        let status = ExitStatus::from_raw(status);
+        self.exit = Some(status);
+        Ok(status)
+    }
+
+    /// Sends the program a signal.
+    ///
+    /// # Errors
+    /// `ESRCH` when it has ended.
+    pub fn signal(&self, signal: i32) -> Result<(), Errno> {
+        let application = self.application.as_ref().ok_or(Errno::ESRCH)?;
+        process::send_signal(application.as_fd(), signal)
+    }
+
+    /// What [`signal`](Self::signal) needs, for another thread than the one that waits.
+    ///
+    /// # Errors
+    /// When the process has no descriptor left.
+    pub fn signaller(&self) -> Result<Signaller, Errno> {
+        let application = self.application.as_ref().ok_or(Errno::ESRCH)?;
+        let copy = application.try_clone();
+        copy.map(Signaller)
+            .map_err(|error| crate::notification::errno_of(&error))
+    }
+
+    fn read_message(&mut self) -> Option<i32> {
+        let mut message = spawn::WatcherMessage::default();
+        self.control.as_mut()?.read_exact(&mut message).ok()?;
+        Some(i32::from_ne_bytes(message))
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        drop(self.control.take());
+        process::reap(self.watcher);
+        if let Some(receiver) = self.receiver.take() {
+            let _ = receiver.join();
+        }
+    }
+}
+
+/// Sends signals to a supervised program.
+#[derive(Debug)]
+pub struct Signaller(OwnedFd);
+
+impl Signaller {
+    /// Sends the program a signal.
+    ///
+    /// # Errors
+    /// `ESRCH` when it has ended.
+    pub fn signal(&self, signal: i32) -> Result<(), Errno> {
+        process::send_signal(self.0.as_fd(), signal)
+    }
+}
+
+/// The next message of the child, if it sends one, with the descriptor that came along.
+fn receive_report(hand_over: &OwnedFd) -> Result<(Option<Report>, Option<OwnedFd>), Failure> {
+    let failed = |source| Failure::Error(Error::HandOver { source });
+    let mut bytes = [0; Report::LENGTH];
+    let mut vectors = [IoSliceMut::new(&mut bytes)];
+    let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
+    let (length, descriptor) = loop {
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let raw = hand_over.as_raw_fd();
+        match recvmsg::<()>(raw, &mut vectors, Some(&mut space), flags) {
+            Ok(message) => {
+                let rights = message
+                    .cmsgs()
+                    .map_err(failed)?
+                    .find_map(|part| match part {
+                        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
+                        _ => None,
+                    });
+                break (message.bytes, rights.map(crate::sys::socket::own));
+            }
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+    };
+    let report = if length == Report::LENGTH {
+        Report::decode(bytes)
+    } else {
+        None
+    };
+    Ok((report, descriptor))
+}
+
+fn explain(report: Option<Report>) -> Failure {
+    let Some(report) = report else {
+        return Failure::Error(Error::EndedEarly);
+    };
+    let source = Errno::from_raw(report.errno);
+    Failure::Error(match (report.stage, source) {
+        (Stage::Execute, _) => return Failure::Execute(source),
+        (Stage::Directory, _) => return Failure::Directory(source),
+        (Stage::Filter, Errno::EBUSY) => Error::Nested,
+        (Stage::Filter, Errno::EINVAL | Errno::ENOSYS) => Error::NoUserNotification,
+        (Stage::Filter, _) => Error::Forbidden { source },
+        (Stage::HandOver | Stage::Supervised, _) => Error::HandOver { source },
+        (Stage::Fork, _) => Error::System {
+            what: "start a process",
+            source,
+        },
+    })
+}
+
+/// Descriptors must stay below the limit of open files, which may be low.
+pub(crate) fn first_datagram_descriptor() -> u32 {
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
+        .map_or(1024, |(soft, _)| soft);
+    let most = u32::try_from(limit / 4 * 3).unwrap_or(u32::MAX);
+    most.clamp(16, FIRST_DATAGRAM_DESCRIPTOR)
+}
+
+fn c_string(text: &OsStr, what: &'static str) -> Result<CString, Error> {
+    CString::new(text.as_bytes()).map_err(|_| Error::ZeroByte(what))
+}
+
+/// As a shell looks for a program.
+fn find_program(program: &Path) -> Result<PathBuf, Error> {
+    let not_found = || Error::ProgramNotFound(program.to_path_buf());
+    if program.as_os_str().as_bytes().contains(&b'/') {
+        return Ok(program.to_path_buf());
+    }
+    let path = std::env::var_os("PATH").ok_or_else(not_found)?;
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(program))
+        .find(|candidate| is_executable(candidate))
+        .ok_or_else(not_found)
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok()
+}

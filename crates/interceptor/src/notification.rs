@@ -1,0 +1,228 @@
+//! One caught call: its arguments, the memory that they point to, and its answer.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::Errno;
+use crate::sys::memory::{self, Plain};
+use crate::sys::{process, seccomp};
+
+/// The longest path that the kernel takes, with its zero.
+const PATH_MAX: usize = 4096;
+const PAGE: u64 = 4096;
+
+/// A call that waits for its answer. Dropping it unanswered fails the call with `EIO`, so that nobody waits forever.
+#[derive(Debug)]
+pub(crate) struct Notification {
+    listener: Arc<OwnedFd>,
+    received: seccomp::Received,
+    answered: bool,
+}
+
+impl Notification {
+    pub(crate) fn new(listener: Arc<OwnedFd>, received: seccomp::Received) -> Self {
+        Self {
+            listener,
+            received,
+            answered: false,
+        }
+    }
+
+    /// The thread that makes the call.
+    pub(crate) fn thread(&self) -> libc::pid_t {
+        self.received.thread
+    }
+
+    pub(crate) fn argument(&self, index: usize) -> u64 {
+        self.received.arguments.get(index).copied().unwrap_or(0)
+    }
+
+    /// An argument that the kernel takes as an `int`.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the kernel looks at the lower half only"
+    )]
+    pub(crate) fn int(&self, index: usize) -> i32 {
+        self.argument(index) as i32
+    }
+
+    /// As [`int`](Self::int), without sign.
+    pub(crate) fn word(&self, index: usize) -> u32 {
+        self.int(index).cast_unsigned()
+    }
+
+    /// Whether the caller still waits: what was read of it belonged to it, and not to a successor with its number.
+    pub(crate) fn is_valid(&self) -> bool {
+        seccomp::is_valid(self.listener.as_fd(), self.received.id)
+    }
+
+    pub(crate) fn read_string(&self, address: u64) -> Result<Vec<u8>, Errno> {
+        if address == 0 {
+            return Err(Errno::EFAULT);
+        }
+        let mut buffer = [0_u8; PATH_MAX];
+        let mut length = 0;
+        while let Some(rest) = buffer.get_mut(length..)
+            && !rest.is_empty()
+        {
+            // Never beyond a page at once: the next one may not exist.
+            let from = address + length as u64;
+            let in_page = usize::try_from(PAGE - from % PAGE).unwrap_or(PATH_MAX);
+            let wanted = in_page.min(rest.len());
+            let chunk = rest.get_mut(..wanted).unwrap_or_default();
+            let count = memory::read_some(self.thread(), from, chunk)?;
+            let chunk = chunk.get(..count).unwrap_or_default();
+            if let Some(end) = chunk.iter().position(|byte| *byte == 0) {
+                return Ok(buffer.get(..length + end).unwrap_or_default().to_vec());
+            }
+            if count == 0 {
+                return Err(Errno::EFAULT);
+            }
+            length += count;
+        }
+        Err(Errno::ENAMETOOLONG)
+    }
+
+    pub(crate) fn read_plain<T: Plain>(&self, address: u64) -> Result<T, Errno> {
+        memory::read_plain(self.thread(), address)
+    }
+
+    pub(crate) fn read_bytes(&self, address: u64, length: usize) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; length];
+        if length > 0 {
+            memory::read_exactly(self.thread(), address, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// The caller's memory, for writing. `ESRCH` if the caller no longer waits.
+    pub(crate) fn memory(&self) -> Result<Memory, Errno> {
+        let path = format!("/proc/{}/mem", self.thread());
+        let file = File::options()
+            .write(true)
+            .open(path)
+            .map_err(|error| errno_of(&error))?;
+        // Opened first, checked then: from here on the file is of the process that made the call.
+        if self.is_valid() {
+            Ok(Memory(file))
+        } else {
+            Err(Errno::ESRCH)
+        }
+    }
+
+    pub(crate) fn write_plain<T: Plain>(&self, address: u64, value: &T) -> Result<(), Errno> {
+        self.memory()?.write(address, memory::bytes_of(value))
+    }
+
+    /// Our own copy of a descriptor of the caller.
+    pub(crate) fn copy_descriptor(&self, number: RawFd) -> Result<OwnedFd, Errno> {
+        let process = match process::open_thread(self.thread()) {
+            Err(Errno::EINVAL) => process::open(crate::process::group_of(self.thread())?),
+            result => result,
+        }?;
+        let descriptor = process::copy_descriptor(process.as_fd(), number)?;
+        if self.is_valid() {
+            Ok(descriptor)
+        } else {
+            Err(Errno::ESRCH)
+        }
+    }
+
+    /// Lets the kernel do the call.
+    pub(crate) fn pass(mut self) {
+        self.answered = true;
+        // An error says that the caller is gone, here and below.
+        let _ = seccomp::send_continue(self.listener.as_fd(), self.received.id);
+    }
+
+    pub(crate) fn succeed(mut self, value: i64) {
+        self.answered = true;
+        let _ = seccomp::send(self.listener.as_fd(), self.received.id, value, 0);
+    }
+
+    pub(crate) fn fail(mut self, errno: Errno) {
+        self.fail_with(errno as i32);
+    }
+
+    /// The kernel's own `ERESTARTSYS`: the call is made again after the signal's handler, or fails with `EINTR`, by
+    /// what the handler was installed with. Only for a thread with a signal waiting; others would see the number.
+    pub(crate) fn restart(mut self) {
+        const ERESTARTSYS: i32 = 512;
+        self.fail_with(ERESTARTSYS);
+    }
+
+    fn fail_with(&mut self, error: i32) {
+        self.answered = true;
+        let _ = seccomp::send(self.listener.as_fd(), self.received.id, 0, error);
+    }
+
+    pub(crate) fn finish(self, result: Result<i64, Errno>) {
+        match result {
+            Ok(value) => self.succeed(value),
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    /// Answers with a descriptor, in the caller's lowest free number.
+    pub(crate) fn give(mut self, descriptor: &OwnedFd, close_on_exec: bool) {
+        self.answered = true;
+        let result = seccomp::send_descriptor(
+            self.listener.as_fd(),
+            self.received.id,
+            descriptor.as_raw_fd(),
+            seccomp::Place::Lowest,
+            close_on_exec,
+        );
+        // The caller may have no number left; that is its error to see.
+        if let Err(errno) = result {
+            self.fail_with(errno as i32);
+        }
+    }
+
+    /// Answers with a descriptor at this number. Gives the notification back if that cannot be.
+    pub(crate) fn give_at(
+        mut self,
+        descriptor: &OwnedFd,
+        number: u32,
+        close_on_exec: bool,
+    ) -> Result<(), Self> {
+        let result = seccomp::send_descriptor(
+            self.listener.as_fd(),
+            self.received.id,
+            descriptor.as_raw_fd(),
+            seccomp::Place::At(number),
+            close_on_exec,
+        );
+        if result.is_err() {
+            return Err(self);
+        }
+        self.answered = true;
+        Ok(())
+    }
+}
+
+impl Drop for Notification {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.fail_with(Errno::EIO as i32);
+        }
+    }
+}
+
+/// The memory of the process that made a call, opened for writing.
+#[derive(Debug)]
+pub(crate) struct Memory(File);
+
+impl Memory {
+    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.0
+            .write_all_at(bytes, address)
+            .map_err(|_| Errno::EFAULT)
+    }
+}
+
+pub(crate) fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}

@@ -1,0 +1,178 @@
+//! Outgoing connections.
+//!
+//! The application keeps its own socket. Instead of to the destination it is connected to a socket of ours, and the
+//! host gets the other end: [`Outgoing`] is a connection that is asked for, [`Connection`] one that is there. Bytes
+//! then flow without us. What the application could see of the difference, the names of both ends and the error of a
+//! connection that fails later, we answer. Sockets are known by their cookie, which no other socket ever has.
+//!
+//! | call | caught |
+//! |---|---|
+//! | `connect`, `getpeername`, `getsockname` | always |
+//! | `getsockopt` | for `SO_ERROR` |
+//! | `sendto`, `recvfrom` | with an address |
+//! | `socket` | for internet datagrams |
+//! | `sendmsg`, `sendmmsg`, `recvmsg`, `recvmmsg` | on descriptors that may be internet datagram sockets |
+//!
+//! The filter cannot see whether a message has an address. What it sees is the descriptor's number, so internet
+//! datagram sockets get high ones when they are made, and streams, which are the ones in a hurry, are never caught.
+//! Such a socket that is duplicated to a low number, or made under a very low limit of open files, shows the address
+//! of our end in `recvmsg`; everything else of it works.
+
+mod address;
+mod attempt;
+mod calls;
+mod datagrams;
+mod relay;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub use self::attempt::{Connection, Outgoing, Registration};
+pub(crate) use self::calls::decide;
+
+use crate::Errno;
+use crate::outgoing::attempt::Attempt;
+use crate::sys::socket;
+use crate::workers::lock;
+
+/// What carries a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Transport {
+    Tcp,
+    Udp,
+    /// A stream or a sequence of packets to a path.
+    Unix,
+}
+
+/// Where a connection goes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Destination {
+    Internet(SocketAddr),
+    /// The path as the application gave it.
+    Unix(PathBuf),
+}
+
+/// What the application sees as the ends of a connection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The local end; this machine's own if not known.
+    pub local: Option<SocketAddr>,
+    /// The other end; the destination that was asked for if not known.
+    pub peer: Option<SocketAddr>,
+}
+
+/// A socket of the application that leads to the target.
+#[derive(Debug)]
+enum Socket {
+    /// The remote half is being made.
+    Connecting(Arc<Attempt>),
+    Connected(Ends),
+    /// The remote half failed, and the application has not asked yet.
+    Failed(Errno),
+    Datagrams(Datagrams),
+}
+
+/// The names of both ends of a connection.
+#[derive(Debug, Clone)]
+struct Ends {
+    local: Option<SocketAddr>,
+    peer: Destination,
+}
+
+/// An internet datagram socket: who is behind which of our sockets.
+#[derive(Debug, Clone, Default)]
+struct Datagrams {
+    /// The peer to which it is connected.
+    connected: Option<Ends>,
+    /// Peer, and the address of the socket of ours that stands for it.
+    peers: Vec<(SocketAddr, SocketAddr)>,
+}
+
+/// All sockets of the application that lead to the target.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    sockets: Mutex<HashMap<u64, Socket>>,
+    /// Whether there ever was one, and one for datagrams, so that programs without pay nothing.
+    any: AtomicBool,
+    any_datagrams: AtomicBool,
+    /// Held while a number for a datagram socket is chosen.
+    placing: Mutex<()>,
+}
+
+impl Connections {
+    fn set(&self, cookie: u64, socket: Socket) {
+        lock(&self.sockets).insert(cookie, socket);
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    fn forget(&self, cookie: u64) {
+        if self.any.load(Ordering::Relaxed) {
+            lock(&self.sockets).remove(&cookie);
+        }
+    }
+
+    /// Looks at a socket, if it is known.
+    fn with<T>(&self, cookie: u64, look: impl FnOnce(&mut Socket) -> T) -> Option<T> {
+        lock(&self.sockets).get_mut(&cookie).map(look)
+    }
+
+    fn add_peer(&self, cookie: u64, peer: SocketAddr, relay: SocketAddr, connected: Option<Ends>) {
+        let mut sockets = lock(&self.sockets);
+        let socket = sockets
+            .entry(cookie)
+            .or_insert_with(|| Socket::Datagrams(Datagrams::default()));
+        if !matches!(socket, Socket::Datagrams(_)) {
+            *socket = Socket::Datagrams(Datagrams::default());
+        }
+        if let Socket::Datagrams(datagrams) = socket {
+            datagrams.peers.retain(|(known, _)| *known != peer);
+            datagrams.peers.push((peer, relay));
+            if connected.is_some() {
+                datagrams.connected = connected;
+            }
+        }
+        self.any.store(true, Ordering::Relaxed);
+        self.any_datagrams.store(true, Ordering::Relaxed);
+    }
+
+    /// The host has let go of a peer.
+    fn remove_peer(&self, cookie: u64, relay: SocketAddr) {
+        let mut sockets = lock(&self.sockets);
+        if let Some(Socket::Datagrams(datagrams)) = sockets.get_mut(&cookie) {
+            datagrams.peers.retain(|(_, known)| *known != relay);
+            if datagrams.peers.is_empty() {
+                sockets.remove(&cookie);
+            }
+        }
+    }
+
+    fn datagrams(&self, cookie: u64) -> Option<Datagrams> {
+        self.with(cookie, |socket| match socket {
+            Socket::Datagrams(datagrams) => Some(datagrams.clone()),
+            _ => None,
+        })
+        .flatten()
+    }
+}
+
+/// What a socket is, if it is one that can lead to the target.
+fn transport_of(socket: &OwnedFd) -> Option<Transport> {
+    let option = |name| socket::option(socket.as_fd(), libc::SOL_SOCKET, name).ok();
+    let protocol = option(libc::SO_PROTOCOL)?;
+    match (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM)
+            if [libc::IPPROTO_TCP, libc::IPPROTO_MPTCP].contains(&protocol) =>
+        {
+            Some(Transport::Tcp)
+        }
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM) if protocol == libc::IPPROTO_UDP => {
+            Some(Transport::Udp)
+        }
+        (libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_SEQPACKET) => Some(Transport::Unix),
+        _ => None,
+    }
+}

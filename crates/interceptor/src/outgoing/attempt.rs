@@ -1,0 +1,408 @@
+//! A connection from being asked for to being there.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::address::{encode_internet, internet};
+use super::relay::{Look, Relay, domain_of, loopback};
+use super::{Connections, Destination, Ends, Names, Socket, Transport};
+use crate::Errno;
+use crate::notification::Notification;
+use crate::process::has_signal;
+use crate::sys::socket;
+use crate::workers::lock;
+
+/// How often a waiting call is looked after: whether its caller lives, and whether a signal came.
+const LOOK_AFTER: Duration = Duration::from_millis(5);
+
+/// A connection that the application asks for. Completed by [`establish`](Self::establish) or
+/// [`refuse`](Self::refuse); dropping it refuses it with `ECONNABORTED`.
+#[derive(Debug)]
+pub struct Outgoing {
+    attempt: Arc<Attempt>,
+    completed: bool,
+}
+
+impl Outgoing {
+    #[must_use]
+    pub fn transport(&self) -> Transport {
+        self.attempt.transport
+    }
+
+    #[must_use]
+    pub fn destination(&self) -> &Destination {
+        &self.attempt.destination
+    }
+
+    /// Whether somebody still waits for it: false when the application's process has ended.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        lock(&self.attempt.state).is_wanted()
+    }
+
+    /// The remote half is there. The application's call succeeds, or its socket becomes writable, and what it writes
+    /// arrives at the returned end. Takes a fraction of a millisecond.
+    ///
+    /// # Errors
+    /// When the application's socket cannot be connected to us, or nobody waits any more.
+    pub fn establish(mut self, names: Names) -> Result<Connection, Errno> {
+        self.completed = true;
+        self.attempt.establish(names)
+    }
+
+    /// The remote half cannot be had. The application sees this error, now or when it asks.
+    pub fn refuse(mut self, errno: Errno) {
+        self.completed = true;
+        self.attempt.refuse(errno);
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        if !self.completed {
+            self.attempt.refuse(Errno::ECONNABORTED);
+        }
+    }
+}
+
+/// Our end of the application's connection.
+///
+/// A stream behaves as such: the end of input says that the application shut its side down or closed. For
+/// [`Transport::Udp`] each read is a datagram for the destination and each write one from it.
+///
+/// Keep it until both directions have ended, because with it goes what the application sees as the connection's names.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    registration: Registration,
+}
+
+impl Connection {
+    /// Whether the application still has its socket. Datagram sockets do not say when they are closed; this asks the
+    /// kernel, and is meant for once in a while. Always true for streams.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        let Some(DatagramEnds { application, .. }) = self.registration.datagrams else {
+            return true;
+        };
+        ["/proc/self/net/udp", "/proc/self/net/udp6"]
+            .iter()
+            .any(|table| {
+                let table = std::fs::read_to_string(table).unwrap_or_default();
+                let port = format!(":{:04X}", application.port());
+                let mut addresses = table
+                    .lines()
+                    .filter_map(|line| line.split_whitespace().nth(1));
+                addresses.any(|address| address.ends_with(&port))
+            })
+    }
+
+    /// The socket, and what keeps the connection known as long as it lives.
+    #[must_use]
+    pub fn into_parts(self) -> (OwnedFd, Registration) {
+        (self.socket, self.registration)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Keeps a connection known; dropping it forgets it.
+#[derive(Debug)]
+pub struct Registration {
+    connections: Arc<Connections>,
+    cookie: u64,
+    datagrams: Option<DatagramEnds>,
+}
+
+/// Both ends of the local half of a datagram association.
+#[derive(Debug, Clone, Copy)]
+struct DatagramEnds {
+    application: SocketAddr,
+    relay: SocketAddr,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        match self.datagrams {
+            None => self.connections.forget(self.cookie),
+            Some(ends) => self.connections.remove_peer(self.cookie, ends.relay),
+        }
+    }
+}
+
+/// What an attempt does to the application's socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Connect,
+    /// Only gives a datagram socket one more peer.
+    AddPeer,
+}
+
+#[derive(Debug)]
+pub(super) struct Attempt {
+    transport: Transport,
+    destination: Destination,
+    purpose: Purpose,
+    cookie: u64,
+    connections: Arc<Connections>,
+    state: Mutex<State>,
+    completed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Our copy of the application's socket. Held only while connecting: it would keep the socket open.
+    theirs: Option<OwnedFd>,
+    /// The call that waits.
+    waiting: Option<Notification>,
+    /// The local half, when the application does not wait.
+    relay: Option<Relay>,
+    result: Option<Result<(), Errno>>,
+}
+
+impl State {
+    fn is_wanted(&self) -> bool {
+        let waits = |call: &Notification| call.is_valid();
+        self.relay.is_some() || self.waiting.as_ref().is_none_or(waits)
+    }
+}
+
+impl Attempt {
+    pub(super) fn new(
+        connections: &Arc<Connections>,
+        (transport, destination, purpose): (Transport, Destination, Purpose),
+        theirs: OwnedFd,
+    ) -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self {
+            transport,
+            destination,
+            purpose,
+            cookie: socket::cookie(theirs.as_fd())?,
+            connections: Arc::clone(connections),
+            state: Mutex::new(State {
+                theirs: Some(theirs),
+                waiting: None,
+                relay: None,
+                result: None,
+            }),
+            completed: Condvar::new(),
+        }))
+    }
+
+    pub(super) fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// Whether the application's socket does not wait, and how long it waits if it does.
+    pub(super) fn manner(&self) -> (bool, Option<Duration>) {
+        let state = lock(&self.state);
+        state.theirs.as_ref().map_or((false, None), |theirs| {
+            let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
+            (socket::is_nonblocking(theirs.as_fd()), timeout)
+        })
+    }
+
+    /// What the host is asked with.
+    pub(super) fn outgoing(self: &Arc<Self>) -> Outgoing {
+        Outgoing {
+            attempt: Arc::clone(self),
+            completed: false,
+        }
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        match &self.destination {
+            Destination::Internet(address) => Some(*address),
+            Destination::Unix(_) => None,
+        }
+    }
+
+    /// Makes the application's socket look as if it were connecting.
+    pub(super) fn detach(&self) -> Result<(), Errno> {
+        self.detach_locked(&mut lock(&self.state))
+    }
+
+    fn detach_locked(&self, state: &mut State) -> Result<(), Errno> {
+        let detachable = self.transport == Transport::Tcp && state.relay.is_none();
+        if let Some(theirs) = &state.theirs
+            && detachable
+        {
+            state.relay = Some(Relay::connect(theirs, self.address(), Look::Connecting)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for the result, on behalf of a call. Returns when the call is answered.
+    pub(super) fn wait(&self, call: Notification, timeout: Option<Duration>) {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let thread = call.thread();
+        let mut state = lock(&self.state);
+        if let Some(result) = state.result {
+            return call.finish(result.map(|()| 0));
+        }
+        state.waiting = Some(call);
+        loop {
+            (state, _) = self
+                .completed
+                .wait_timeout(state, LOOK_AFTER)
+                .unwrap_or_else(PoisonError::into_inner);
+            // Who completes it answers the call too.
+            if state.result.is_some() || state.waiting.is_none() {
+                return;
+            }
+            let signalled = has_signal(thread);
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            let gone = state.waiting.as_ref().is_some_and(|call| !call.is_valid());
+            if !(signalled || late || gone) {
+                continue;
+            }
+            // The connection goes on without the caller.
+            let detached = self.detach_locked(&mut state);
+            let Some(call) = state.waiting.take() else {
+                return;
+            };
+            return match detached {
+                Err(errno) => call.fail(errno),
+                Ok(()) if late => call.fail(Errno::EINPROGRESS),
+                Ok(()) if timeout.is_some() => call.fail(Errno::EINTR),
+                Ok(()) if signalled => call.restart(),
+                Ok(()) => drop(call),
+            };
+        }
+    }
+
+    /// Waits for the result, on behalf of ourselves. `still_wanted` is asked now and then.
+    pub(super) fn wait_for_result(&self, still_wanted: impl Fn() -> bool) -> Result<(), Errno> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(result) = state.result {
+                return result;
+            }
+            if !still_wanted() {
+                return Err(Errno::EINTR);
+            }
+            (state, _) = self
+                .completed
+                .wait_timeout(state, LOOK_AFTER)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn establish(&self, names: Names) -> Result<Connection, Errno> {
+        let mut state = lock(&self.state);
+        let made = if state.is_wanted() {
+            self.make(&mut state, names)
+        } else {
+            Err(Errno::ECANCELED)
+        };
+        let result = made.as_ref().map(drop).map_err(|errno| *errno);
+        if let Err(errno) = result {
+            self.connections.forget(self.cookie);
+            tracing::debug!(%errno, "the application's socket could not be connected to us");
+        }
+        self.complete(&mut state, result);
+        made
+    }
+
+    fn make(&self, state: &mut State, names: Names) -> Result<Connection, Errno> {
+        let theirs = state.theirs.take().ok_or(Errno::ECANCELED)?;
+        let peer = match (&self.destination, names.peer) {
+            (Destination::Internet(_), Some(peer)) => Destination::Internet(peer),
+            (destination, _) => destination.clone(),
+        };
+        let ends = Ends {
+            local: names.local,
+            peer,
+        };
+        if self.transport == Transport::Udp {
+            return self.make_datagrams(&theirs, ends);
+        }
+        let mut relay = match state.relay.take() {
+            Some(relay) => relay,
+            None => Relay::connect(&theirs, self.address(), Look::Connected)?,
+        };
+        // Known as connected before it is writable, or an early question would be answered wrongly.
+        self.connections.set(self.cookie, Socket::Connected(ends));
+        relay.settle(&theirs)?;
+        Ok(Connection {
+            socket: relay.ours,
+            registration: self.registration(None),
+        })
+    }
+
+    fn make_datagrams(&self, theirs: &OwnedFd, ends: Ends) -> Result<Connection, Errno> {
+        let destination = self.address().ok_or(Errno::EAFNOSUPPORT)?;
+        let domain = domain_of(theirs.as_fd())?;
+        let (ours, relay_bytes) = loopback(domain, libc::SOCK_DGRAM, Some(destination))?;
+        let relay = internet(&relay_bytes).ok_or(Errno::EAFNOSUPPORT)?;
+        let local = || {
+            let address = socket::local_address(theirs.as_fd())?;
+            internet(&address).ok_or(Errno::EAFNOSUPPORT)
+        };
+        if self.purpose == Purpose::Connect {
+            socket::connect(theirs.as_fd(), &relay_bytes)?;
+        } else if local()?.port() == 0 {
+            // Sending would do the same.
+            let mut any = local()?;
+            any.set_port(0);
+            socket::bind(theirs.as_fd(), &encode_internet(any, domain))?;
+        }
+        let mut application = local()?;
+        if application.ip().is_unspecified() {
+            application.set_ip(relay.ip());
+        }
+        let our_domain = domain_of(ours.as_fd())?;
+        socket::connect(ours.as_fd(), &encode_internet(application, our_domain))?;
+        let connected = (self.purpose == Purpose::Connect).then_some(ends);
+        self.connections
+            .add_peer(self.cookie, destination, relay, connected);
+        Ok(Connection {
+            socket: ours,
+            registration: self.registration(Some(DatagramEnds { application, relay })),
+        })
+    }
+
+    fn registration(&self, datagrams: Option<DatagramEnds>) -> Registration {
+        Registration {
+            connections: Arc::clone(&self.connections),
+            cookie: self.cookie,
+            datagrams,
+        }
+    }
+
+    fn refuse(&self, errno: Errno) {
+        let mut state = lock(&self.state);
+        if state.result.is_some() {
+            return;
+        }
+        match state.relay.take() {
+            Some(relay) => {
+                // The error must be known before the reset makes the application ask for it.
+                self.connections.set(self.cookie, Socket::Failed(errno));
+                relay.reset();
+            }
+            None if self.purpose == Purpose::Connect => self.connections.forget(self.cookie),
+            None => {}
+        }
+        self.complete(&mut state, Err(errno));
+    }
+
+    fn complete(&self, state: &mut State, result: Result<(), Errno>) {
+        state.theirs = None;
+        state.result = Some(result);
+        if let Some(call) = state.waiting.take() {
+            if result.is_err() && self.transport == Transport::Tcp {
+                // The caller has its answer; nothing is left to be asked for.
+                self.connections.forget(self.cookie);
+            }
+            call.finish(result.map(|()| 0));
+        }
+        self.completed.notify_all();
+    }
+}

@@ -1,0 +1,201 @@
+//! The calls about connections: which are ours, and their answers.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::address::{Parsed, encode_internet, encode_unix, parse};
+use super::attempt::{Attempt, Purpose};
+use super::relay::domain_of;
+use super::{Destination, Ends, Socket, Transport, datagrams, transport_of};
+use crate::Errno;
+use crate::notification::Notification;
+use crate::supervisor::{Decision, Supervisor};
+use crate::sys::socket::{self, ADDRESS_ROOM};
+use crate::syscalls::Call;
+
+/// Decides what can be decided without waiting.
+pub(crate) fn decide(
+    supervisor: &Supervisor,
+    call: Call,
+    notification: &Notification,
+) -> Result<Decision, Errno> {
+    let any = supervisor.connections.any.load(Ordering::Relaxed);
+    let any_datagrams = supervisor.connections.any_datagrams.load(Ordering::Relaxed);
+    match call {
+        Call::Connect => decide_connect(supervisor, notification),
+        Call::Socket => Ok(Decision::later(datagrams::create)),
+        Call::GetPeerName if any => decide_name(supervisor, notification, End::Peer),
+        Call::GetSocketName if any => decide_name(supervisor, notification, End::Local),
+        Call::GetSocketOption if any => decide_error(supervisor, notification),
+        Call::SendTo | Call::SendMessage | Call::SendMessages => {
+            datagrams::decide_send(supervisor, call, notification)
+        }
+        Call::ReceiveFrom | Call::ReceiveMessage | Call::ReceiveMessages if any_datagrams => {
+            datagrams::decide_receive(supervisor, call, notification)
+        }
+        _ => Ok(Decision::Pass),
+    }
+}
+
+/// Reads an address of the caller's memory.
+pub(super) fn read_address(
+    from: &Notification,
+    address: u64,
+    length: u32,
+) -> Result<Vec<u8>, Errno> {
+    let length = (length as usize).min(ADDRESS_ROOM);
+    from.read_bytes(address, length)
+}
+
+fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
+    let bytes = read_address(from, from.argument(1), from.word(2))?;
+    let parsed = parse(&bytes);
+    if parsed == Parsed::Other {
+        return Ok(Decision::Pass);
+    }
+    let theirs = from.copy_descriptor(from.int(0))?;
+    let Some(transport) = transport_of(&theirs) else {
+        return Ok(Decision::Pass);
+    };
+    let cookie = socket::cookie(theirs.as_fd())?;
+    let Parsed::To(destination) = parsed else {
+        supervisor.connections.forget(cookie);
+        return Ok(Decision::Pass);
+    };
+    if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
+        return Ok(decision);
+    }
+    if !supervisor.host.choose_destination(transport, &destination) {
+        supervisor.connections.forget(cookie);
+        return Ok(Decision::Pass);
+    }
+    let wanted = (transport, destination, Purpose::Connect);
+    let attempt = Attempt::new(&supervisor.connections, wanted, theirs)?;
+    Ok(Decision::later(move |supervisor, call| {
+        connect(supervisor, &attempt, transport, call);
+    }))
+}
+
+/// `connect` on a stream that was connected, or is connecting, already.
+fn decide_again(
+    supervisor: &Supervisor,
+    cookie: u64,
+    transport: Transport,
+    theirs: &OwnedFd,
+) -> Option<Decision> {
+    let waits = transport == Transport::Unix || !socket::is_nonblocking(theirs.as_fd());
+    let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
+    let decision = supervisor.connections.with(cookie, |known| match known {
+        Socket::Connecting(attempt) if waits => {
+            let attempt = Arc::clone(attempt);
+            Some(Decision::later(move |_, call| attempt.wait(call, timeout)))
+        }
+        Socket::Connecting(_) => Some(Decision::Answer(Err(Errno::EALREADY))),
+        // The kernel knows that it is connected, and says so.
+        Socket::Connected(_) => Some(Decision::Pass),
+        Socket::Failed(errno) => Some(Decision::Answer(Err(*errno))),
+        Socket::Datagrams(_) => None,
+    })??;
+    // A failure is told once; then the socket can be used again.
+    if matches!(decision, Decision::Answer(Err(errno)) if errno != Errno::EALREADY) {
+        supervisor.connections.forget(cookie);
+        let _ = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
+    }
+    Some(decision)
+}
+
+/// Asks the host. The call is answered when it has, or at once if its socket does not wait.
+fn connect(
+    supervisor: &Supervisor,
+    attempt: &Arc<Attempt>,
+    transport: Transport,
+    call: Notification,
+) {
+    let (nonblocking, timeout) = attempt.manner();
+    if transport != Transport::Udp {
+        let connecting = Socket::Connecting(Arc::clone(attempt));
+        supervisor.connections.set(attempt.cookie(), connecting);
+    }
+    if transport == Transport::Tcp && nonblocking {
+        match attempt.detach() {
+            Ok(()) => call.fail(Errno::EINPROGRESS),
+            Err(errno) => {
+                supervisor.connections.forget(attempt.cookie());
+                return call.fail(errno);
+            }
+        }
+        return supervisor.host.connect(attempt.outgoing());
+    }
+    supervisor.host.connect(attempt.outgoing());
+    attempt.wait(call, timeout);
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Local,
+    Peer,
+}
+
+fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result<Decision, Errno> {
+    let theirs = from.copy_descriptor(from.int(0))?;
+    let cookie = socket::cookie(theirs.as_fd())?;
+    let known = supervisor.connections.with(cookie, |socket| match socket {
+        Socket::Connecting(_) | Socket::Failed(_) => Err(Errno::ENOTCONN),
+        Socket::Connected(ends) => Ok(Some(ends.clone())),
+        Socket::Datagrams(datagrams) => Ok(datagrams.connected.clone()),
+    });
+    let ends: Ends = match (known, end) {
+        (Some(Ok(Some(ends))), _) => ends,
+        (Some(Err(errno)), End::Peer) => return Ok(Decision::Answer(Err(errno))),
+        _ => return Ok(Decision::Pass),
+    };
+    let domain = domain_of(theirs.as_fd())?;
+    let bytes = match (end, ends.local, ends.peer) {
+        (End::Local, Some(local), _) => encode_internet(local, domain),
+        (End::Local, None, _) => return Ok(Decision::Pass),
+        (End::Peer, _, Destination::Internet(peer)) => encode_internet(peer, domain),
+        (End::Peer, _, Destination::Unix(path)) => encode_unix(&path),
+    };
+    let written = write_address(from, from.argument(1), from.argument(2), &bytes);
+    Ok(Decision::Answer(written.map(|()| 0)))
+}
+
+/// Writes an address as the kernel does: cut to the room, and the length that it really has.
+pub(super) fn write_address(
+    from: &Notification,
+    address: u64,
+    length_address: u64,
+    bytes: &[u8],
+) -> Result<(), Errno> {
+    let room: i32 = from.read_plain(length_address)?;
+    let room = usize::try_from(room).map_err(|_| Errno::EINVAL)?;
+    let cut = bytes.get(..room.min(bytes.len())).unwrap_or_default();
+    let length = u32::try_from(bytes.len()).map_err(|_| Errno::EINVAL)?;
+    let memory = from.memory()?;
+    memory.write(address, cut)?;
+    memory.write(length_address, &length.to_ne_bytes())
+}
+
+/// `SO_ERROR` of a connection that failed while the application did not wait.
+fn decide_error(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
+    let theirs = from.copy_descriptor(from.int(0))?;
+    let cookie = socket::cookie(theirs.as_fd())?;
+    let failed = supervisor.connections.with(cookie, |socket| match socket {
+        Socket::Failed(errno) => Some(*errno),
+        _ => None,
+    });
+    let Some(Some(errno)) = failed else {
+        return Ok(Decision::Pass);
+    };
+    let written = write_address(
+        from,
+        from.argument(3),
+        from.argument(4),
+        &(errno as i32).to_ne_bytes(),
+    );
+    // Told once, as the kernel does, and its own error with it.
+    supervisor.connections.forget(cookie);
+    let _ = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
+    Ok(Decision::Answer(written.map(|()| 0)))
+}

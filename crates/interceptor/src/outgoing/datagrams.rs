@@ -1,0 +1,433 @@
+//! Internet datagrams. A connected socket sends natively; here are the calls that name a peer, or want to know it.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::address::{Parsed, encode_internet, internet, parse};
+use super::attempt::{Attempt, Purpose};
+use super::calls::read_address;
+use super::relay::domain_of;
+use super::{Datagrams, Destination, Transport, transport_of};
+use crate::Errno;
+use crate::notification::Notification;
+use crate::process::has_signal;
+use crate::supervisor::{Decision, Supervisor};
+use crate::sys::socket;
+use crate::syscalls::Call;
+use crate::workers::lock;
+
+/// The largest datagram, and the most messages in one call that the kernel takes.
+const LARGEST: usize = 65_536;
+const MOST_MESSAGES: u32 = 1024;
+const MOST_VECTORS: usize = 1024;
+const LOOK_AFTER_MILLISECONDS: u16 = 5;
+
+/// `select` works on numbers below this.
+const SELECT_LIMIT: u32 = 1024;
+
+/// `socket`: the kernel would choose a low number, the filter needs a high one.
+pub(super) fn create(supervisor: &Supervisor, call: Notification) {
+    let first = supervisor.catch.first_datagram_descriptor;
+    let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let thread = call.thread().to_string();
+    if network("self") != network(&thread) {
+        return call.pass();
+    }
+    let kind = call.int(1);
+    let Ok(ours) = socket::create(call.int(0), kind, call.int(2)) else {
+        return call.pass();
+    };
+    let is_free = |number: &u32| {
+        let path = format!("/proc/{thread}/fd/{number}");
+        std::fs::symlink_metadata(path).is_err()
+    };
+    // Two threads of one process must not be given the same number.
+    let _placing = lock(&supervisor.connections.placing);
+    let Some(number) = (first..SELECT_LIMIT).find(is_free) else {
+        return call.pass();
+    };
+    let close_on_exec = kind & libc::SOCK_CLOEXEC != 0;
+    // Beyond the process's own limit it cannot be placed; then the kernel chooses.
+    if let Err(call) = call.give_at(&ours, number, close_on_exec) {
+        call.pass();
+    }
+}
+
+/// One message of a call, by addresses of the caller's memory.
+#[derive(Debug, Clone, Default)]
+struct Message {
+    /// Where the peer's address is, and its length or the room for it.
+    name: u64,
+    name_length: u32,
+    /// Where the length is written to, if not into a header.
+    name_length_at: u64,
+    vectors: Vec<(u64, usize)>,
+    control_room: usize,
+    control: u64,
+    /// The header, and in `sendmmsg` and `recvmmsg` the place for the number of bytes.
+    header: u64,
+    count_at: u64,
+}
+
+impl Message {
+    fn room(&self) -> usize {
+        let total: usize = self.vectors.iter().map(|(_, length)| *length).sum();
+        total.min(LARGEST)
+    }
+
+    fn from_header(from: &Notification, address: u64) -> Result<Self, Errno> {
+        let header: libc::msghdr = from.read_plain(address)?;
+        #[expect(
+            clippy::unnecessary_cast,
+            reason = "the types of the fields differ between C libraries"
+        )]
+        let (count, control_room) = (header.msg_iovlen as usize, header.msg_controllen as usize);
+        if count > MOST_VECTORS {
+            return Err(Errno::EMSGSIZE);
+        }
+        let mut vectors = Vec::with_capacity(count);
+        for index in 0..count {
+            let at = header.msg_iov.addr() + index * size_of::<libc::iovec>();
+            let vector: libc::iovec = from.read_plain(at as u64)?;
+            vectors.push((vector.iov_base.addr() as u64, vector.iov_len));
+        }
+        Ok(Self {
+            name: header.msg_name.addr() as u64,
+            name_length: header.msg_namelen,
+            vectors,
+            control: header.msg_control.addr() as u64,
+            control_room: control_room.min(LARGEST),
+            header: address,
+            ..Self::default()
+        })
+    }
+
+    /// All messages of a call. With `headers`, not only the first.
+    fn read(from: &Notification, call: Call) -> Result<Vec<Self>, Errno> {
+        match call {
+            Call::SendTo | Call::ReceiveFrom => {
+                let length = usize::try_from(from.argument(2)).unwrap_or(usize::MAX);
+                let sends = call == Call::SendTo;
+                Ok(vec![Self {
+                    name: from.argument(4),
+                    name_length: if sends { from.word(5) } else { 0 },
+                    name_length_at: if sends { 0 } else { from.argument(5) },
+                    vectors: vec![(from.argument(1), length)],
+                    ..Self::default()
+                }])
+            }
+            Call::SendMessage | Call::ReceiveMessage => {
+                Ok(vec![Self::from_header(from, from.argument(1))?])
+            }
+            _ => {
+                let stride = size_of::<libc::mmsghdr>() as u64;
+                let count = from.word(2).min(MOST_MESSAGES);
+                (0..u64::from(count))
+                    .map(|index| {
+                        let at = from.argument(1) + index * stride;
+                        let mut message = Self::from_header(from, at)?;
+                        message.count_at = at + size_of::<libc::msghdr>() as u64;
+                        Ok(message)
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    fn destination(&self, from: &Notification) -> Result<Option<SocketAddr>, Errno> {
+        if self.name == 0 {
+            return Ok(None);
+        }
+        let bytes = read_address(from, self.name, self.name_length)?;
+        Ok(match parse(&bytes) {
+            Parsed::To(Destination::Internet(address)) => Some(address),
+            _ => None,
+        })
+    }
+}
+
+fn flags_of(call: Call, from: &Notification) -> i32 {
+    match call {
+        Call::SendMessage | Call::ReceiveMessage => from.int(2),
+        _ => from.int(3),
+    }
+}
+
+fn is_several(call: Call) -> bool {
+    matches!(call, Call::SendMessages | Call::ReceiveMessages)
+}
+
+pub(super) fn decide_send(
+    supervisor: &Supervisor,
+    call: Call,
+    from: &Notification,
+) -> Result<Decision, Errno> {
+    let messages = Message::read(from, call)?;
+    let mut destinations = Vec::with_capacity(messages.len());
+    for message in &messages {
+        destinations.push(message.destination(from)?);
+    }
+    let is_remote = |address: &SocketAddr| {
+        let destination = Destination::Internet(*address);
+        supervisor
+            .host
+            .choose_destination(Transport::Udp, &destination)
+    };
+    if !destinations.iter().flatten().any(is_remote) {
+        return Ok(Decision::Pass);
+    }
+    let theirs = from.copy_descriptor(from.int(0))?;
+    match transport_of(&theirs) {
+        Some(Transport::Udp) => {}
+        // A connection and its first bytes in one call: programs that try it can do without.
+        Some(Transport::Tcp) => return Ok(Decision::Answer(Err(Errno::EOPNOTSUPP))),
+        _ => return Ok(Decision::Pass),
+    }
+    Ok(Decision::later(move |supervisor, notification| {
+        let result = send_all(
+            supervisor,
+            call,
+            &notification,
+            &theirs,
+            &messages,
+            &destinations,
+        );
+        notification.finish(result);
+    }))
+}
+
+/// Sends one message after the other. As the kernel, it reports an error only if it is the first message's.
+fn send_all(
+    supervisor: &Supervisor,
+    call: Call,
+    from: &Notification,
+    theirs: &OwnedFd,
+    messages: &[Message],
+    destinations: &[Option<SocketAddr>],
+) -> Result<i64, Errno> {
+    let mut sent = 0;
+    for (message, destination) in messages.iter().zip(destinations) {
+        match send(supervisor, call, from, theirs, message, *destination) {
+            Ok(length) if is_several(call) => {
+                let length = u32::try_from(length).unwrap_or_default();
+                from.memory()?
+                    .write(message.count_at, &length.to_ne_bytes())?;
+                sent += 1;
+            }
+            Ok(length) => return i64::try_from(length).map_err(|_| Errno::EMSGSIZE),
+            Err(_) if sent > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(sent)
+}
+
+fn send(
+    supervisor: &Supervisor,
+    call: Call,
+    from: &Notification,
+    theirs: &OwnedFd,
+    message: &Message,
+    destination: Option<SocketAddr>,
+) -> Result<usize, Errno> {
+    let mut data = Vec::with_capacity(message.room());
+    for (address, length) in &message.vectors {
+        if data.len() + length > LARGEST {
+            return Err(Errno::EMSGSIZE);
+        }
+        data.extend(from.read_bytes(*address, *length)?);
+    }
+    let address = match destination {
+        None => Vec::new(),
+        Some(destination) => {
+            let domain = domain_of(theirs.as_fd())?;
+            let to = relay_for(supervisor, from, theirs, destination)?.unwrap_or(destination);
+            encode_internet(to, domain)
+        }
+    };
+    socket::send(theirs.as_fd(), &data, flags_of(call, from), &address)
+}
+
+/// The address of the socket of ours that stands for a peer; `None` if the peer is local.
+fn relay_for(
+    supervisor: &Supervisor,
+    from: &Notification,
+    theirs: &OwnedFd,
+    peer: SocketAddr,
+) -> Result<Option<SocketAddr>, Errno> {
+    let destination = Destination::Internet(peer);
+    if !supervisor
+        .host
+        .choose_destination(Transport::Udp, &destination)
+    {
+        return Ok(None);
+    }
+    let cookie = socket::cookie(theirs.as_fd())?;
+    let known = |datagrams: Datagrams| {
+        let mut peers = datagrams.peers.into_iter();
+        peers
+            .find(|(known, _)| *known == peer)
+            .map(|(_, relay)| relay)
+    };
+    let connections = &supervisor.connections;
+    if let Some(relay) = connections.datagrams(cookie).and_then(known) {
+        return Ok(Some(relay));
+    }
+    let wanted = (Transport::Udp, destination, Purpose::AddPeer);
+    let copy = theirs
+        .try_clone()
+        .map_err(|error| crate::notification::errno_of(&error))?;
+    let attempt = Attempt::new(connections, wanted, copy)?;
+    supervisor.host.connect(attempt.outgoing());
+    attempt.wait_for_result(|| from.is_valid())?;
+    Ok(connections.datagrams(cookie).and_then(known))
+}
+
+pub(super) fn decide_receive(
+    supervisor: &Supervisor,
+    call: Call,
+    from: &Notification,
+) -> Result<Decision, Errno> {
+    let theirs = from.copy_descriptor(from.int(0))?;
+    let cookie = socket::cookie(theirs.as_fd())?;
+    if supervisor.connections.datagrams(cookie).is_none() {
+        return Ok(Decision::Pass);
+    }
+    Ok(Decision::later(move |supervisor, notification| {
+        receive_all(supervisor, call, notification, &theirs, cookie);
+    }))
+}
+
+/// How a receiving call waits.
+struct Patience {
+    waits: bool,
+    deadline: Option<Instant>,
+    restartable: bool,
+}
+
+impl Patience {
+    fn new(theirs: &OwnedFd, flags: i32) -> Self {
+        let timeout = socket::timeout(theirs.as_fd(), libc::SO_RCVTIMEO);
+        let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_nonblocking(theirs.as_fd());
+        Self {
+            waits,
+            deadline: timeout.map(|timeout: Duration| Instant::now() + timeout),
+            restartable: timeout.is_none(),
+        }
+    }
+}
+
+fn receive_all(
+    supervisor: &Supervisor,
+    call: Call,
+    from: Notification,
+    theirs: &OwnedFd,
+    cookie: u64,
+) {
+    let flags = flags_of(call, &from);
+    let patience = Patience::new(theirs, flags);
+    let messages = match Message::read(&from, call) {
+        Ok(messages) => messages,
+        Err(errno) => return from.fail(errno),
+    };
+    let mut received = 0;
+    for message in &messages {
+        loop {
+            let known = supervisor.connections.datagrams(cookie).unwrap_or_default();
+            match receive(call, &from, theirs, message, &known) {
+                Ok(_) if is_several(call) => break,
+                Ok(length) => return from.succeed(length),
+                Err(_) if received > 0 => return from.succeed(received),
+                Err(Errno::EAGAIN) if patience.waits => {}
+                Err(errno) => return from.fail(errno),
+            }
+            if patience
+                .deadline
+                .is_some_and(|deadline| Instant::now() >= deadline)
+            {
+                return from.fail(Errno::EAGAIN);
+            }
+            if has_signal(from.thread()) {
+                return if patience.restartable {
+                    from.restart()
+                } else {
+                    from.fail(Errno::EINTR)
+                };
+            }
+            if !from.is_valid() {
+                return;
+            }
+            let mut waiting = [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)];
+            let _ = poll(&mut waiting, PollTimeout::from(LOOK_AFTER_MILLISECONDS));
+        }
+        received += 1;
+    }
+    from.succeed(received);
+}
+
+/// Receives one message into the caller's memory, with the peer's address as the application knows it.
+fn receive(
+    call: Call,
+    from: &Notification,
+    theirs: &OwnedFd,
+    message: &Message,
+    known: &Datagrams,
+) -> Result<i64, Errno> {
+    let mut data = vec![0; message.room()];
+    let flags = flags_of(call, from) & !libc::MSG_WAITFORONE;
+    let got = socket::receive(theirs.as_fd(), &mut data, message.control_room, flags)?;
+    let memory = from.memory()?;
+    let mut rest = data.get(..got.length.min(data.len())).unwrap_or_default();
+    for (address, length) in &message.vectors {
+        let (now, later) = rest.split_at(rest.len().min(*length));
+        memory.write(*address, now)?;
+        rest = later;
+    }
+    let address = internet(&got.address).map(|address| {
+        let mut peers = known.peers.iter();
+        peers
+            .find(|(_, relay)| *relay == address)
+            .map_or(address, |(peer, _)| *peer)
+    });
+    let name = match address {
+        Some(address) => encode_internet(address, domain_of(theirs.as_fd())?),
+        None => got.address,
+    };
+    if message.name_length_at != 0 {
+        super::calls::write_address(from, message.name, message.name_length_at, &name)?;
+    }
+    if message.header != 0 {
+        write_header(from, message, &name, &got.control, got.flags)?;
+    }
+    let length = u32::try_from(got.length).map_err(|_| Errno::EMSGSIZE)?;
+    if message.count_at != 0 {
+        memory.write(message.count_at, &length.to_ne_bytes())?;
+    }
+    Ok(i64::from(length))
+}
+
+/// Name, control data and flags of a `msghdr`.
+fn write_header(
+    from: &Notification,
+    message: &Message,
+    name: &[u8],
+    control: &[u8],
+    flags: i32,
+) -> Result<(), Errno> {
+    let mut header: libc::msghdr = from.read_plain(message.header)?;
+    let memory = from.memory()?;
+    if message.name != 0 {
+        let room = (message.name_length as usize).min(name.len());
+        memory.write(message.name, name.get(..room).unwrap_or_default())?;
+        header.msg_namelen = u32::try_from(name.len()).unwrap_or_default();
+    }
+    if message.control != 0 {
+        memory.write(message.control, control)?;
+    }
+    header.msg_controllen = control.len() as _;
+    header.msg_flags = flags & !libc::MSG_DONTWAIT;
+    memory.write(message.header, crate::sys::memory::bytes_of(&header))
+}

@@ -1,0 +1,141 @@
+//! Receives the application's calls and has each answered: at once where the answer is known, by a worker where it
+//! takes time.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::Errno;
+use crate::files::Files;
+use crate::filter::Catch;
+use crate::host::{Host, Notice};
+use crate::notification::Notification;
+use crate::outgoing::Connections;
+use crate::process::Processes;
+use crate::sys::seccomp;
+use crate::syscalls::{Call, Group, NATIVE_ARCHITECTURE};
+use crate::workers::Workers;
+use crate::{hostname, process};
+
+/// What is shared by the thread that receives and the workers.
+#[derive(Clone)]
+pub(crate) struct Supervisor {
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) catch: Catch,
+    pub(crate) files: Arc<Files>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) processes: Arc<Processes>,
+    pub(crate) workers: Workers,
+}
+
+/// What is done about a call, as far as it can be said at once.
+pub(crate) enum Decision {
+    /// The kernel does it.
+    Pass,
+    /// The answer is known.
+    Answer(Result<i64, Errno>),
+    /// It takes time.
+    Later(Box<dyn FnOnce(&Supervisor, Notification) + Send>),
+}
+
+impl Decision {
+    pub(crate) fn later(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
+        Self::Later(Box::new(job))
+    }
+}
+
+impl Supervisor {
+    pub(crate) fn new(host: Arc<dyn Host>, catch: Catch) -> Self {
+        Self {
+            host,
+            catch,
+            files: Arc::default(),
+            connections: Arc::default(),
+            processes: Arc::default(),
+            workers: Workers::default(),
+        }
+    }
+
+    /// Answers calls until no process is supervised any more.
+    pub(crate) fn run(&self, listener: OwnedFd) {
+        let listener = Arc::new(listener);
+        while wait_for_call(&listener) {
+            match seccomp::receive(listener.as_fd()) {
+                Ok(received) => self.answer(&listener, received),
+                // The caller was killed, or we were interrupted.
+                Err(Errno::ENOENT | Errno::EINTR) => {}
+                Err(errno) => {
+                    tracing::error!(%errno, "cannot receive the application's calls");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn answer(&self, listener: &Arc<OwnedFd>, received: seccomp::Received) {
+        let foreign = received.architecture != NATIVE_ARCHITECTURE;
+        let call = Call::by_number(received.number);
+        let notification = Notification::new(Arc::clone(listener), received);
+        if foreign {
+            self.processes.say_once(notification.thread(), |process| {
+                self.host.notice(&Notice::ForeignArchitecture { process });
+            });
+            return notification.pass();
+        }
+        let decision = call.map_or(Decision::Pass, |call| self.decide(call, &notification));
+        match decision {
+            Decision::Pass => notification.pass(),
+            Decision::Answer(result) => notification.finish(result),
+            Decision::Later(job) => {
+                let supervisor = self.clone();
+                self.workers.run(move || job(&supervisor, notification));
+            }
+        }
+    }
+
+    fn decide(&self, call: Call, notification: &Notification) -> Decision {
+        if call.group() != Group::Process && self.processes.is_left_alone(notification.thread()) {
+            return Decision::Pass;
+        }
+        let decision = match call.group() {
+            Group::Process => Ok(process::decide(self, call, notification)),
+            Group::Files => crate::files::decide(self, call, notification),
+            Group::Outgoing => crate::outgoing::decide(self, call, notification),
+            Group::Hostname => Ok(hostname::decide(self)),
+        };
+        decision.unwrap_or_else(|errno| self.unreadable(notification, errno))
+    }
+
+    /// What the call points to could not be read. Usually the kernel will find the same and say so itself.
+    fn unreadable(&self, notification: &Notification, errno: Errno) -> Decision {
+        if matches!(errno, Errno::EPERM | Errno::EACCES) {
+            self.processes.say_once(notification.thread(), |process| {
+                self.host.notice(&Notice::Unreadable { process, errno });
+            });
+        }
+        Decision::Pass
+    }
+}
+
+/// Waits for a call. False when the last supervised process has ended.
+fn wait_for_call(listener: &OwnedFd) -> bool {
+    loop {
+        let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut waiting, PollTimeout::NONE) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => continue,
+            Err(_) => return false,
+        }
+        let events = waiting
+            .first()
+            .and_then(PollFd::revents)
+            .unwrap_or(PollFlags::empty());
+        if events.contains(PollFlags::POLLIN) {
+            return true;
+        }
+        if events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL) {
+            return false;
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Everything `unsafe` of this crate: thin, safe functions around single system calls.
+#![expect(
+    unsafe_code,
+    reason = "system calls without a safe wrapper elsewhere; each block says why it is sound"
+)]
+
+pub(crate) mod files;
+pub(crate) mod memory;
+pub(crate) mod process;
+pub(crate) mod seccomp;
+pub(crate) mod socket;
+pub(crate) mod spawn;
+
+use nix::errno::Errno;
+
+/// The result of a system call as libc reports it, as a `Result`.
+fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
+    if result == -1 {
+        Err(Errno::last())
+    } else {
+        Ok(result)
+    }
+}
+
+/// As [`check`], for calls that return an `int`.
+fn check_int(result: libc::c_int) -> Result<libc::c_int, Errno> {
+    Errno::result(result)
+}

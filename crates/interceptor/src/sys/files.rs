@@ -1,0 +1,147 @@
+//! File calls that have no safe wrapper elsewhere.
+
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+
+use super::memory::zeroed;
+use super::{check, check_int};
+
+/// `openat2`. `directory` may be `AT_FDCWD`.
+pub(crate) fn open(
+    directory: RawFd,
+    path: &CStr,
+    flags: i32,
+    mode: u32,
+    resolve: u64,
+) -> Result<OwnedFd, Errno> {
+    let mut how: libc::open_how = zeroed();
+    // The flags are not sign-extended: the kernel refuses bits that it does not know.
+    how.flags = u64::from(flags.cast_unsigned());
+    how.mode = u64::from(mode);
+    how.resolve = resolve;
+    // SAFETY: the kernel reads a string that ends with zero and a structure of the length that is given.
+    let number = check(unsafe {
+        libc::syscall(
+            libc::SYS_openat2,
+            directory,
+            path.as_ptr(),
+            &raw const how,
+            size_of::<libc::open_how>(),
+        )
+    })?;
+    let number = RawFd::try_from(number).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Everything that the kernel knows of an open file.
+pub(crate) fn describe(file: BorrowedFd<'_>) -> Result<libc::statx, Errno> {
+    describe_at(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH)
+}
+
+/// `statx` with all basic fields and the birth time.
+pub(crate) fn describe_at(directory: RawFd, path: &CStr, flags: i32) -> Result<libc::statx, Errno> {
+    let mut description: libc::statx = zeroed();
+    let mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
+    // SAFETY: a string that ends with zero, and a place for a `statx`.
+    check_int(unsafe { libc::statx(directory, path.as_ptr(), flags, mask, &raw mut description) })?;
+    Ok(description)
+}
+
+/// Whether we may use an open file in this way, by our effective identity.
+pub(crate) fn may_access(file: BorrowedFd<'_>, mode: i32) -> Result<(), Errno> {
+    // SAFETY: a constant string and plain numbers.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_faccessat2,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            mode,
+            libc::AT_EMPTY_PATH | libc::AT_EACCESS,
+        )
+    })
+    .map(drop)
+}
+
+pub(crate) fn describe_file_system(file: BorrowedFd<'_>) -> Result<libc::statfs, Errno> {
+    let mut description: libc::statfs = zeroed();
+    // SAFETY: a place for a `statfs`.
+    check_int(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut description) })?;
+    Ok(description)
+}
+
+pub(crate) fn read_attribute(path: &CStr, name: &CStr) -> Result<Vec<u8>, Errno> {
+    // SAFETY: strings that end with zero, and a buffer with its length.
+    grow(|buffer| unsafe {
+        libc::getxattr(
+            path.as_ptr(),
+            name.as_ptr(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+        )
+    })
+}
+
+pub(crate) fn list_attributes(path: &CStr) -> Result<Vec<u8>, Errno> {
+    // SAFETY: as above.
+    grow(|buffer| unsafe {
+        libc::listxattr(path.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len())
+    })
+}
+
+/// Calls with the largest buffer that an attribute can need.
+fn grow(mut call: impl FnMut(&mut [u8]) -> isize) -> Result<Vec<u8>, Errno> {
+    let mut buffer = vec![0; 65536];
+    let length = Errno::result(call(&mut buffer))?;
+    buffer.truncate(length.unsigned_abs());
+    Ok(buffer)
+}
+
+pub(crate) fn write_attribute(
+    path: &CStr,
+    name: &CStr,
+    value: &[u8],
+    flags: i32,
+) -> Result<(), Errno> {
+    // SAFETY: strings that end with zero, and a buffer with its length.
+    check_int(unsafe {
+        libc::setxattr(
+            path.as_ptr(),
+            name.as_ptr(),
+            value.as_ptr().cast(),
+            value.len(),
+            flags,
+        )
+    })
+    .map(drop)
+}
+
+pub(crate) fn remove_attribute(path: &CStr, name: &CStr) -> Result<(), Errno> {
+    // SAFETY: strings that end with zero.
+    check_int(unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) }).map(drop)
+}
+
+/// Gives this thread a creation mask of its own, and sets it to nothing: modes that come from the application have
+/// its own mask applied already.
+pub(crate) fn apply_no_creation_mask() {
+    // SAFETY: plain numbers. Only if the thread no longer shares its mask with the others is it changed.
+    unsafe {
+        if libc::unshare(libc::CLONE_FS) == 0 {
+            libc::umask(0);
+        }
+    }
+}
+
+/// Ticks of the kernel's process clock since the machine started.
+pub(crate) fn ticks_since_start() -> u64 {
+    let mut now: libc::timespec = zeroed();
+    // SAFETY: a place for a `timespec`; then a plain number.
+    let per_second = unsafe {
+        libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now);
+        libc::sysconf(libc::_SC_CLK_TCK)
+    };
+    let per_second = per_second.unsigned_abs().max(1);
+    now.tv_sec.unsigned_abs() * per_second + now.tv_nsec.unsigned_abs() * per_second / 1_000_000_000
+}

@@ -1,0 +1,72 @@
+//! Processes known by descriptor, so that a reused number cannot be mistaken for the process that had it.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+
+use super::check;
+
+/// `PIDFD_THREAD`, since Linux 6.9: the descriptor is of a thread, not of its process.
+const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
+
+fn owned(result: libc::c_long) -> Result<OwnedFd, Errno> {
+    let number = RawFd::try_from(check(result)?).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the kernel just made this descriptor for us, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// A descriptor of the process whose first thread is `process`.
+pub(crate) fn open(process: libc::pid_t) -> Result<OwnedFd, Errno> {
+    // SAFETY: plain numbers.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) })
+}
+
+/// A descriptor of a thread. `EINVAL` before Linux 6.9.
+pub(crate) fn open_thread(thread: libc::pid_t) -> Result<OwnedFd, Errno> {
+    // SAFETY: plain numbers.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, thread, PIDFD_THREAD) })
+}
+
+/// A copy of descriptor `number` of another process.
+pub(crate) fn copy_descriptor(process: BorrowedFd<'_>, number: RawFd) -> Result<OwnedFd, Errno> {
+    // SAFETY: plain numbers.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) })
+}
+
+pub(crate) fn send_signal(process: BorrowedFd<'_>, signal: libc::c_int) -> Result<(), Errno> {
+    // SAFETY: plain numbers, and no siginfo.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_raw_fd(),
+            signal,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    })
+    .map(drop)
+}
+
+pub(crate) fn own_id() -> libc::pid_t {
+    // SAFETY: cannot fail.
+    unsafe { libc::getpid() }
+}
+
+/// Waits for a child to end, whatever its status.
+pub(crate) fn reap(child: libc::pid_t) {
+    loop {
+        // SAFETY: no status is asked for.
+        let result = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        if result != -1 || Errno::last() != Errno::EINTR {
+            return;
+        }
+    }
+}
+
+/// The name and version of the running system, as `uname` tells them.
+pub(crate) fn system_names() -> libc::utsname {
+    let mut names: libc::utsname = super::memory::zeroed();
+    // SAFETY: the kernel writes a `utsname` to a place that is one. It cannot fail otherwise.
+    unsafe { libc::uname(&raw mut names) };
+    names
+}

@@ -1,0 +1,258 @@
+//! Sockets: options and addresses that have no safe wrapper elsewhere.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+
+use super::check_int;
+
+/// Room for any address, in bytes.
+pub(crate) const ADDRESS_ROOM: usize = size_of::<libc::sockaddr_storage>();
+
+/// Takes over a descriptor that the kernel just put into this process, for example with a message.
+pub(crate) fn own(number: RawFd) -> OwnedFd {
+    // SAFETY: the kernel made it for us and nobody else knows its number.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+pub(crate) fn create(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: plain numbers.
+    let number = check_int(unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, protocol) })?;
+    Ok(own(number))
+}
+
+/// An option that is an `int`.
+pub(crate) fn option(socket: BorrowedFd<'_>, level: i32, name: i32) -> Result<i32, Errno> {
+    let mut bytes = [0; 4];
+    read_option(socket, level, name, &mut bytes)?;
+    Ok(i32::from_ne_bytes(bytes))
+}
+
+/// The number of the socket, which no other socket ever had or will have.
+pub(crate) fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    const SO_COOKIE: i32 = 57;
+    let mut bytes = [0; 8];
+    read_option(socket, libc::SOL_SOCKET, SO_COOKIE, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// A timeout option (`SO_RCVTIMEO`, `SO_SNDTIMEO`), or `None` for "never".
+pub(crate) fn timeout(socket: BorrowedFd<'_>, name: i32) -> Option<std::time::Duration> {
+    let mut bytes = [0; 16];
+    read_option(socket, libc::SOL_SOCKET, name, &mut bytes).ok()?;
+    let (seconds, microseconds) = bytes.split_at(8);
+    let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+    let timeout = std::time::Duration::from_secs(number(seconds))
+        + std::time::Duration::from_micros(number(microseconds));
+    (!timeout.is_zero()).then_some(timeout)
+}
+
+fn read_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: &mut [u8],
+) -> Result<(), Errno> {
+    let mut length = address_length(value);
+    // SAFETY: a buffer with its length.
+    check_int(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    })
+    .map(drop)
+}
+
+pub(crate) fn set_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: i32,
+) -> Result<(), Errno> {
+    write_option(socket, level, name, &value.to_ne_bytes())
+}
+
+/// Closing the socket resets the connection instead of ending it.
+pub(crate) fn reset_on_close(socket: BorrowedFd<'_>) {
+    let on_and_zero_seconds = [1, 0, 0, 0, 0, 0, 0, 0];
+    // Without it the connection ends in order, which is the best that is left.
+    let _ = write_option(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_LINGER,
+        &on_and_zero_seconds,
+    );
+}
+
+fn write_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
+    // SAFETY: a buffer with its length.
+    check_int(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            address_length(value),
+        )
+    })
+    .map(drop)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "addresses and options are a few bytes long"
+)]
+fn address_length(bytes: &[u8]) -> libc::socklen_t {
+    bytes.len() as libc::socklen_t
+}
+
+/// `address` is a `sockaddr` of its family, as bytes.
+pub(crate) fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+    // SAFETY: a buffer with its length.
+    check_int(unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            address.as_ptr().cast(),
+            address_length(address),
+        )
+    })
+    .map(drop)
+}
+
+pub(crate) fn connect(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
+    // SAFETY: a buffer with its length.
+    check_int(unsafe {
+        libc::connect(
+            socket.as_raw_fd(),
+            address.as_ptr().cast(),
+            address_length(address),
+        )
+    })
+    .map(drop)
+}
+
+pub(crate) fn listen(socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> {
+    // SAFETY: plain numbers.
+    check_int(unsafe { libc::listen(socket.as_raw_fd(), backlog) }).map(drop)
+}
+
+/// An accepted connection and the address of its other end.
+pub(crate) fn accept(socket: BorrowedFd<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
+    let mut address = [0_u8; ADDRESS_ROOM];
+    let mut length = address_length(&address);
+    // SAFETY: a buffer with its length.
+    let number = check_int(unsafe {
+        libc::accept4(
+            socket.as_raw_fd(),
+            address.as_mut_ptr().cast(),
+            &raw mut length,
+            libc::SOCK_CLOEXEC,
+        )
+    })?;
+    Ok((own(number), cut(&address, length)))
+}
+
+pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
+    let mut address = [0_u8; ADDRESS_ROOM];
+    let mut length = address_length(&address);
+    // SAFETY: a buffer with its length.
+    check_int(unsafe {
+        libc::getsockname(
+            socket.as_raw_fd(),
+            address.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    })?;
+    Ok(cut(&address, length))
+}
+
+fn cut(address: &[u8], length: libc::socklen_t) -> Vec<u8> {
+    let length = (length as usize).min(address.len());
+    address.get(..length).unwrap_or_default().to_vec()
+}
+
+/// Sends without waiting and without `SIGPIPE`; to `address` if it is not empty.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    data: &[u8],
+    flags: i32,
+    address: &[u8],
+) -> Result<usize, Errno> {
+    let to = if address.is_empty() {
+        std::ptr::null()
+    } else {
+        address.as_ptr()
+    };
+    // SAFETY: buffers with their lengths.
+    Errno::result(unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            data.as_ptr().cast(),
+            data.len(),
+            flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            to.cast(),
+            address_length(address),
+        )
+    })
+    .map(isize::unsigned_abs)
+}
+
+/// One message, as it was received.
+#[derive(Debug)]
+pub(crate) struct Message {
+    /// As the kernel returns it, which with `MSG_TRUNC` is more than there was room for.
+    pub(crate) length: usize,
+    pub(crate) address: Vec<u8>,
+    pub(crate) control: Vec<u8>,
+    pub(crate) flags: i32,
+}
+
+/// Receives without waiting.
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    data: &mut [u8],
+    control_room: usize,
+    flags: i32,
+) -> Result<Message, Errno> {
+    let mut address = [0_u8; ADDRESS_ROOM];
+    // Numbers of eight bytes, because control messages are aligned so.
+    let mut control = vec![0_u64; control_room.div_ceil(8)];
+    let mut vector = libc::iovec {
+        iov_base: data.as_mut_ptr().cast(),
+        iov_len: data.len(),
+    };
+    let mut header: libc::msghdr = super::memory::zeroed();
+    header.msg_name = address.as_mut_ptr().cast();
+    header.msg_namelen = address_length(&address);
+    header.msg_iov = &raw mut vector;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = control_room as _;
+    let flags = flags | libc::MSG_DONTWAIT;
+    // SAFETY: the header points to buffers of this stack frame with their lengths.
+    let length =
+        Errno::result(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) })?;
+    let control: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    #[expect(
+        clippy::unnecessary_cast,
+        reason = "the type of the field differs between C libraries"
+    )]
+    let control_length = header.msg_controllen as usize;
+    Ok(Message {
+        length: length.unsigned_abs(),
+        address: cut(&address, header.msg_namelen),
+        control: control.get(..control_length).unwrap_or_default().to_vec(),
+        flags: header.msg_flags,
+    })
+}
+
+/// The flags of the open file, which all copies of the descriptor share.
+pub(crate) fn is_nonblocking(socket: BorrowedFd<'_>) -> bool {
+    // SAFETY: plain numbers.
+    let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
+    flags != -1 && flags & libc::O_NONBLOCK != 0
+}

@@ -1,0 +1,547 @@
+//! Two forks: the watcher, and below it the application.
+//!
+//! We may have many threads, and after a fork only one of them is there, with whatever locks the others held. So
+//! everything is prepared before, and from the fork on there are only system calls: no allocation, no formatting, no
+//! destructor. Both functions that run there never return.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+
+use super::check_int;
+
+/// What the application's process does once it is supervised.
+#[derive(Debug)]
+pub(crate) enum Body {
+    Execute(Executable),
+    /// Runs a function of ours instead of a program, to measure and to diagnose. It must only make system calls.
+    Run(fn(result: BorrowedFd<'_>), OwnedFd),
+}
+
+/// A program with all that `execve` takes.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    path: CString,
+    arguments: Vec<CString>,
+    environment: Vec<CString>,
+    directory: Option<CString>,
+    /// For scripts without an interpreter line: the shell, and its arguments.
+    shell_arguments: Vec<CString>,
+}
+
+impl Executable {
+    pub(crate) fn new(
+        path: CString,
+        arguments: Vec<CString>,
+        environment: Vec<CString>,
+        directory: Option<CString>,
+    ) -> Self {
+        let mut shell_arguments = vec![SHELL.to_owned(), path.clone()];
+        shell_arguments.extend(arguments.iter().skip(1).cloned());
+        Self {
+            path,
+            arguments,
+            environment,
+            directory,
+            shell_arguments,
+        }
+    }
+}
+
+const SHELL: &CStr = c"/bin/sh";
+
+/// What happened between fork and exec. The child sends one of these, with the listener when there is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The filter is in place; the message carries the listener.
+    Supervised = 1,
+    /// The filter was refused.
+    Filter = 2,
+    /// The listener could not be handed over.
+    HandOver = 3,
+    Directory = 4,
+    Execute = 5,
+    /// The child itself could not be made.
+    Fork = 6,
+}
+
+/// The message of the child: stage, error number, and whether signals wait for answers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Report {
+    pub(crate) stage: Stage,
+    pub(crate) errno: i32,
+    pub(crate) signals_wait: bool,
+}
+
+impl Report {
+    pub(crate) const LENGTH: usize = 6;
+
+    fn encode(self) -> [u8; Self::LENGTH] {
+        let [a, b, c, d] = self.errno.to_ne_bytes();
+        [self.stage as u8, u8::from(self.signals_wait), a, b, c, d]
+    }
+
+    pub(crate) fn decode(bytes: [u8; Self::LENGTH]) -> Option<Self> {
+        let [stage, signals_wait, a, b, c, d] = bytes;
+        let stage = [
+            Stage::Supervised,
+            Stage::Filter,
+            Stage::HandOver,
+            Stage::Directory,
+            Stage::Execute,
+            Stage::Fork,
+        ]
+        .into_iter()
+        .find(|known| *known as u8 == stage)?;
+        Some(Self {
+            stage,
+            errno: i32::from_ne_bytes([a, b, c, d]),
+            signals_wait: signals_wait != 0,
+        })
+    }
+}
+
+/// The message of the watcher: the application's process id, then the wait status of that process.
+pub(crate) type WatcherMessage = [u8; 4];
+
+/// All that the two processes need, prepared.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) filter: &'a [libc::sock_filter],
+    /// Descriptors from this number on may be caught in `sendmsg`; the hand-over socket must be below.
+    pub(crate) hand_over_below: RawFd,
+    pub(crate) body: &'a Body,
+    /// The watcher's end of the conversation with the supervisor.
+    pub(crate) control: BorrowedFd<'a>,
+    /// The child's end of the hand-over.
+    pub(crate) hand_over: BorrowedFd<'a>,
+    /// A descriptor of the supervisor's process, to see it end.
+    pub(crate) supervisor: BorrowedFd<'a>,
+}
+
+/// Pointers for `execve`, made before the fork.
+struct Pointers {
+    arguments: Vec<*const libc::c_char>,
+    shell_arguments: Vec<*const libc::c_char>,
+    environment: Vec<*const libc::c_char>,
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings
+        .iter()
+        .map(|string| string.as_ptr())
+        .chain([std::ptr::null()])
+        .collect()
+}
+
+/// Starts watcher and application. Returns the watcher's process id.
+pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
+    let pointers = match plan.body {
+        Body::Execute(executable) => Some(Pointers {
+            arguments: pointers(&executable.arguments),
+            shell_arguments: pointers(&executable.shell_arguments),
+            environment: pointers(&executable.environment),
+        }),
+        Body::Run(..) => None,
+    };
+    let mut everything = signal_set();
+    let mut before = signal_set();
+    // SAFETY: the sets are initialised sets of signals; the mask is restored below. The fork's child only calls
+    // functions that make system calls, see the module's documentation, and never returns.
+    unsafe {
+        libc::sigfillset(&raw mut everything);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const everything, &raw mut before);
+        let watcher = libc::fork();
+        if watcher == 0 {
+            watch(plan, pointers.as_ref(), &before);
+        }
+        let result = check_int(watcher);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        result
+    }
+}
+
+fn signal_set() -> libc::sigset_t {
+    // SAFETY: the structure consists of integers; `sigemptyset` makes it a set.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        set
+    }
+}
+
+/// The watcher's whole life. All signals are blocked: only the end of the supervisor, or `SIGKILL`, ends it.
+unsafe fn watch(
+    plan: &Plan<'_>,
+    pointers: Option<&Pointers>,
+    signals_before: &libc::sigset_t,
+) -> ! {
+    // SAFETY: system calls on plain numbers and on places of this stack frame.
+    unsafe {
+        libc::prctl(libc::PR_SET_NAME, c"standin-watcher".as_ptr());
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
+        let application = libc::fork();
+        if application == 0 {
+            become_application(plan, pointers, signals_before);
+        }
+        if application == -1 {
+            send_report(plan.hand_over.as_raw_fd(), Stage::Fork, Errno::last_raw());
+            libc::_exit(1);
+        }
+        let mut child_ended = signal_set();
+        libc::sigaddset(&raw mut child_ended, libc::SIGCHLD);
+        let signals = libc::signalfd(
+            -1,
+            &raw const child_ended,
+            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
+        );
+        keep_only([
+            plan.control.as_raw_fd(),
+            plan.supervisor.as_raw_fd(),
+            signals,
+        ]);
+        send_message(plan.control.as_raw_fd(), application);
+        loop {
+            let reaped_all = reap_children(plan.control.as_raw_fd(), application);
+            let wanted = |fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let mut waiting = [
+                wanted(plan.control.as_raw_fd()),
+                wanted(plan.supervisor.as_raw_fd()),
+                wanted(signals),
+            ];
+            // The supervisor says nothing, so anything from it is its end.
+            libc::poll(waiting.as_mut_ptr(), 3, -1);
+            if waiting[0].revents != 0 || waiting[1].revents != 0 {
+                if !reaped_all {
+                    end_children(signals);
+                }
+                libc::_exit(0);
+            }
+            drain(signals);
+        }
+    }
+}
+
+/// Closes everything but these, so that no pipe or connection of the supervisor is held open by the watcher.
+unsafe fn keep_only(mut keep: [RawFd; 3]) {
+    keep.sort_unstable();
+    let mut from: libc::c_long = 0;
+    for descriptor in keep {
+        let descriptor = libc::c_long::from(descriptor);
+        if descriptor > from {
+            // SAFETY: plain numbers; nothing in this process uses the closed descriptors any more.
+            unsafe { libc::syscall(libc::SYS_close_range, from, descriptor - 1, 0) };
+        }
+        from = descriptor + 1;
+    }
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_close_range, from, libc::c_long::from(i32::MAX), 0) };
+}
+
+unsafe fn drain(signals: RawFd) {
+    let mut information = [0_u8; 128];
+    // SAFETY: reads into a buffer of that length; the descriptor does not block.
+    while unsafe { libc::read(signals, information.as_mut_ptr().cast(), information.len()) } > 0 {}
+}
+
+/// Reaps whoever has ended, and reports the application. True if there are no children left.
+unsafe fn reap_children(control: RawFd, application: libc::pid_t) -> bool {
+    loop {
+        let mut status = 0;
+        // SAFETY: writes an `int` of this stack frame.
+        let ended = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+        match ended {
+            -1 => return true,
+            0 => return false,
+            _ if ended == application => {
+                // SAFETY: a descriptor that stays open.
+                unsafe { send_message(control, status) };
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Kills until nobody is left. Grandchildren become children when their parents end, because we are the subreaper.
+unsafe fn end_children(signals: RawFd) {
+    // SAFETY: system calls on plain numbers and on places of this stack frame.
+    unsafe {
+        while !reap_children(-1, -1) {
+            kill_children();
+            let mut waiting = [libc::pollfd {
+                fd: signals,
+                events: libc::POLLIN,
+                revents: 0,
+            }];
+            // A child that was born after the list was read brings no signal, hence the limit.
+            libc::poll(waiting.as_mut_ptr(), 1, 20);
+            drain(signals);
+        }
+    }
+}
+
+/// Sends `SIGKILL` to every process whose parent we are, as `/proc` lists them.
+unsafe fn kill_children() {
+    // SAFETY: system calls on buffers of this stack frame with their lengths. Directory entries are read where the
+    // kernel wrote them: each starts with its length at offset 16 and its name, ended by zero, at offset 19.
+    unsafe {
+        let us = libc::getpid();
+        let directory = libc::open(
+            c"/proc".as_ptr(),
+            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC,
+        );
+        let mut entries = [0_u8; 4096];
+        loop {
+            let length = libc::syscall(
+                libc::SYS_getdents64,
+                directory,
+                entries.as_mut_ptr(),
+                entries.len(),
+            );
+            let Ok(length @ 1..) = usize::try_from(length) else {
+                break;
+            };
+            let mut rest = entries.get(..length).unwrap_or(&[]);
+            while let Some((entry, name)) = next_entry(rest) {
+                if let Some(process) = number(name)
+                    && parent_of(directory, name) == Some(us)
+                {
+                    libc::kill(process, libc::SIGKILL);
+                }
+                rest = rest.get(entry..).unwrap_or(&[]);
+            }
+        }
+        libc::close(directory);
+    }
+}
+
+/// The length of the first directory entry, and its name up to and including the zero.
+fn next_entry(entries: &[u8]) -> Option<(usize, &[u8])> {
+    let length = u16::from_ne_bytes([*entries.get(16)?, *entries.get(17)?]);
+    let name = entries.get(19..usize::from(length))?;
+    let end = name.iter().position(|byte| *byte == 0)?;
+    Some((usize::from(length), name.get(..=end)?))
+}
+
+fn number(text: &[u8]) -> Option<libc::pid_t> {
+    let mut value: libc::pid_t = 0;
+    let mut seen = false;
+    for byte in text {
+        match byte {
+            b'0'..=b'9' => value = value.checked_mul(10)?.checked_add(i32::from(byte - b'0'))?,
+            0 | b' ' => break,
+            _ => return None,
+        }
+        seen = true;
+    }
+    seen.then_some(value)
+}
+
+/// The parent of the process with this name, ended by zero, in the open directory `/proc`.
+unsafe fn parent_of(directory: RawFd, name: &[u8]) -> Option<libc::pid_t> {
+    let mut path = [0_u8; 32];
+    let digits = name.len().checked_sub(1)?;
+    path.get_mut(..digits)?.copy_from_slice(name.get(..digits)?);
+    path.get_mut(digits..digits + 6)?
+        .copy_from_slice(b"/stat\0");
+    let mut text = [0_u8; 512];
+    // SAFETY: the path ends with a zero; the buffer has the length that is given.
+    let length = unsafe {
+        let file = libc::openat(
+            directory,
+            path.as_ptr().cast(),
+            libc::O_RDONLY | libc::O_CLOEXEC,
+        );
+        let length = libc::read(file, text.as_mut_ptr().cast(), text.len());
+        libc::close(file);
+        length
+    };
+    let text = text.get(..usize::try_from(length).ok()?)?;
+    // "pid (name) state parent …", and the name may contain anything.
+    let after_name = text.iter().rposition(|byte| *byte == b')')?;
+    number(text.get(after_name + 4..)?)
+}
+
+/// From here on this is the application's process.
+unsafe fn become_application(
+    plan: &Plan<'_>,
+    pointers: Option<&Pointers>,
+    signals_before: &libc::sigset_t,
+) -> ! {
+    // SAFETY: system calls on plain numbers, and on strings and arrays that were made before the fork.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        // Rust's runtime ignores it; a program expects the default.
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        if let Body::Execute(Executable {
+            directory: Some(directory),
+            ..
+        }) = plan.body
+            && libc::chdir(directory.as_ptr()) == -1
+        {
+            give_up(plan, Stage::Directory);
+        }
+        supervise(plan);
+        libc::pthread_sigmask(libc::SIG_SETMASK, signals_before, std::ptr::null_mut());
+        match (plan.body, pointers) {
+            (Body::Execute(executable), Some(pointers)) => {
+                let environment = pointers.environment.as_ptr();
+                libc::execve(
+                    executable.path.as_ptr(),
+                    pointers.arguments.as_ptr(),
+                    environment,
+                );
+                if Errno::last() == Errno::ENOEXEC {
+                    libc::execve(
+                        SHELL.as_ptr(),
+                        pointers.shell_arguments.as_ptr(),
+                        environment,
+                    );
+                }
+                give_up(plan, Stage::Execute);
+            }
+            (Body::Run(run, result), _) => {
+                keep_only([result.as_raw_fd(); 3]);
+                run(std::os::fd::AsFd::as_fd(result));
+                libc::_exit(0);
+            }
+            (Body::Execute(_), None) => libc::_exit(127),
+        }
+    }
+}
+
+unsafe fn give_up(plan: &Plan<'_>, stage: Stage) -> ! {
+    // SAFETY: a descriptor that stays open; then the end.
+    unsafe {
+        send_report(plan.hand_over.as_raw_fd(), stage, Errno::last_raw());
+        libc::_exit(127);
+    }
+}
+
+/// Installs the filter and hands the listener over.
+unsafe fn supervise(plan: &Plan<'_>) {
+    // SAFETY: system calls on plain numbers; the filter outlives the call, which copies it.
+    unsafe {
+        // Nothing may be caught between installing the filter and handing over its listener: nobody would answer.
+        let channel = libc::fcntl(plan.hand_over.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0);
+        if channel == -1 || channel >= plan.hand_over_below {
+            *libc::__errno_location() = libc::EMFILE;
+            give_up(plan, Stage::HandOver);
+        }
+        let (listener, signals_wait) = match install(plan.filter) {
+            Ok(installed) => installed,
+            Err(errno) => {
+                *libc::__errno_location() = errno as i32;
+                give_up(plan, Stage::Filter);
+            }
+        };
+        let report = Report {
+            stage: Stage::Supervised,
+            errno: 0,
+            signals_wait,
+        };
+        if send_with_descriptor(channel, report, listener) == -1 {
+            give_up(plan, Stage::HandOver);
+        }
+        libc::close(listener);
+        libc::close(channel);
+    }
+}
+
+/// Tries the best variant first. Only one who may not install filters freely gives up the right to gain privileges.
+unsafe fn install(filter: &[libc::sock_filter]) -> Result<(RawFd, bool), Errno> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(filter.len()).map_err(|_| Errno::E2BIG)?,
+        filter: filter.as_ptr().cast_mut(),
+    };
+    let attempt = |flags: libc::c_ulong| {
+        // SAFETY: the kernel reads the program, which outlives the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                &raw const program,
+            )
+        };
+        super::check(result).and_then(|fd| RawFd::try_from(fd).map_err(|_| Errno::EBADF))
+    };
+    let best =
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let either = || match attempt(best) {
+        Err(Errno::EINVAL) => attempt(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).map(|fd| (fd, false)),
+        result => result.map(|fd| (fd, true)),
+    };
+    match either() {
+        Err(Errno::EACCES) => {
+            // SAFETY: plain numbers.
+            unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+            either()
+        }
+        result => result,
+    }
+}
+
+/// Sends the report together with a descriptor.
+unsafe fn send_with_descriptor(channel: RawFd, report: Report, descriptor: RawFd) -> isize {
+    let mut bytes = report.encode();
+    let mut vector = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    /// Aligned as the kernel expects control messages.
+    #[repr(align(8))]
+    struct Control([u8; 32]);
+    let mut control = Control([0; 32]);
+    // SAFETY: the message points to places of this stack frame with their lengths. There is room for one control
+    // message with one descriptor, so the first header exists.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut vector;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as _;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as _;
+        std::ptr::write_unaligned(libc::CMSG_DATA(header).cast::<RawFd>(), descriptor);
+        libc::sendmsg(channel, &raw const message, libc::MSG_NOSIGNAL)
+    }
+}
+
+unsafe fn send_report(channel: RawFd, stage: Stage, errno: i32) {
+    let bytes = Report {
+        stage,
+        errno,
+        signals_wait: false,
+    }
+    .encode();
+    // SAFETY: sends a buffer of this stack frame. Without an address, so it is never caught.
+    unsafe {
+        libc::send(
+            channel,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
+}
+
+unsafe fn send_message(control: RawFd, value: i32) {
+    let bytes: WatcherMessage = value.to_ne_bytes();
+    // SAFETY: as above.
+    unsafe {
+        libc::send(
+            control,
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
+}

@@ -1,0 +1,184 @@
+//! Remote files, one call at a time and as programs use them.
+
+use crate::programs;
+use crate::target::{Target, run, run_bare};
+
+/// Every call gives the same result on a remote directory as on a local one.
+fn check_like_bare(program: Option<std::path::PathBuf>) {
+    let Some(program) = program else {
+        return;
+    };
+    let program = program.display();
+    let folder = tempfile::tempdir().unwrap();
+    let local = folder.path().canonicalize().unwrap();
+    let bare = run_bare(&format!("{program} {}", local.display())).output();
+    let target = Target::new();
+    let supervised = run(&target, &format!("{program} /remote-files")).output();
+    assert!(bare.lines().count() > 100, "{bare}");
+    for (bare, supervised) in bare.lines().zip(supervised.lines()) {
+        assert_eq!(supervised, bare);
+    }
+    assert_eq!(supervised, bare);
+}
+
+#[test]
+fn every_call_behaves_as_on_a_local_directory() {
+    check_like_bare(programs::c("files"));
+}
+
+#[test]
+fn every_call_of_a_static_program_behaves_so() {
+    check_like_bare(programs::c_with("files", "gcc", &["-static"]));
+}
+
+#[test]
+fn every_call_of_a_local_directory_is_untouched() {
+    let Some(program) = programs::c("files") else {
+        return;
+    };
+    let run_in = |run: &dyn Fn(&str) -> String| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap();
+        run(&format!("{} {}", program.display(), path.display()))
+    };
+    let target = Target::new();
+    let bare = run_in(&|script| run_bare(script).output());
+    let supervised = run_in(&|script| run(&target, script).output());
+    assert_eq!(supervised, bare);
+}
+
+#[test]
+fn a_shell_works_with_remote_files() {
+    let target = Target::new();
+    target.write("a/one", "1\n");
+    target.write("a/two", "2\n");
+    let script = "set -e
+        cat /remote-files/a/one
+        ls /remote-files/a
+        cd /remote-files/a; pwd; cat two; ls
+        (cd ..; pwd; ls)
+        echo three >three; cp three four; mv four five; rm one
+        bash -c 'cat five; pwd'
+        [ -e two ] && [ ! -e one ] && [ -d ../a ]
+        cd /tmp; pwd
+        cat </remote-files/a/two
+        echo appended >>/remote-files/a/two
+        find /remote-files -type f | sort
+        mkdir -p /remote-files/x/y/z; rmdir /remote-files/x/y/z
+        grep -r app /remote-files
+        tar -C /remote-files -cf - a | tar -tf - | sort";
+    let expected = "1\none\ntwo\n/remote-files/a\n2\none\ntwo\n/remote-files\na\nthree\n/remote-files/a\n/tmp\n2\n\
+        /remote-files/a/five\n/remote-files/a/three\n/remote-files/a/two\n/remote-files/a/two:appended\n\
+        a/\na/five\na/three\na/two\n";
+    assert_eq!(run(&target, script).output(), expected);
+    assert_eq!(target.read("a/two"), "2\nappended\n");
+    assert_eq!(target.read("a/five"), "three\n");
+    assert!(!target.path("a/one").exists());
+}
+
+#[test]
+fn the_hosts_choices_are_followed() {
+    let target = Target::new();
+    target.write("read-only/file", "content\n");
+    target.write("file", "mapped\n");
+    let script = "cat /etc/passwd; cat /remote-files/read-only/file; echo x >/remote-files/read-only/file
+        cat /mapped/file; cd /mapped; pwd; cat ./file
+        mv /remote-files/file /tmp/elsewhere-$$; ls /tmp/elsewhere-$$ 2>/dev/null; rm -f /tmp/elsewhere-$$; ls /remote-files";
+    let output = run(&target, script).output;
+    let expected = "cat: /etc/passwd: No such file or directory\ncontent\n";
+    assert!(output.starts_with(expected), "{output}");
+    assert!(
+        output.contains("/remote-files/read-only/file: Read-only file system"),
+        "{output}"
+    );
+    // mv copies across file systems, because rename says that they are two.
+    assert!(
+        output.contains("mapped\n/mapped\nmapped\n/tmp/elsewhere"),
+        "{output}"
+    );
+    assert!(output.ends_with("\nread-only\n"), "{output}");
+}
+
+#[test]
+fn links_of_this_machine_lead_to_the_target() {
+    let target = Target::new();
+    target.write("file", "remote\n");
+    target.write("directory/inner", "inner\n");
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/remote-files/file", folder.path().join("to-file")).unwrap();
+    std::os::unix::fs::symlink(
+        "/remote-files/directory",
+        folder.path().join("to-directory"),
+    )
+    .unwrap();
+    std::os::unix::fs::symlink("to-file", folder.path().join("twice")).unwrap();
+    std::os::unix::fs::symlink("loop", folder.path().join("loop")).unwrap();
+    let script = format!(
+        "cd {}; cat to-file twice to-directory/inner to-directory/../file; ls to-directory; readlink to-file
+        cat $PWD/to-file; cd to-directory && cat inner; cat ../../tmp/nothing 2>/dev/null; cat {0}/loop",
+        folder.path().display()
+    );
+    let output = run(&target, &script).output;
+    let expected = "remote\nremote\ninner\nremote\ninner\n/remote-files/file\nremote\ninner\ncat: ";
+    assert!(output.starts_with(expected), "{output}");
+    assert!(
+        output.ends_with("Too many levels of symbolic links\n"),
+        "{output}"
+    );
+}
+
+#[test]
+fn the_working_directory_is_inherited_from_a_parent_that_is_gone() {
+    let target = Target::new();
+    target.write("a/file", "here\n");
+    // The parent ends before its child looks at anything.
+    let script = "mkfifo /tmp/gate-$$; g=/tmp/gate-$$
+        (cd /remote-files/a; (read x <&3; cat file; pwd -P) 3<>$g & ) 
+        sleep 0.05; echo go >$g; wait; while [ ! -s /dev/stdout ]; do sleep 0.01; done; sleep 0.2; rm $g";
+    assert_eq!(run(&target, script).output(), "here\n/remote-files/a\n");
+}
+
+#[test]
+fn a_program_that_is_left_alone_sees_this_machine() {
+    let target = Target::new();
+    target.write("file", "remote\n");
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("left-alone");
+    std::os::unix::fs::symlink("/bin/cat", &alone).unwrap();
+    let script = format!(
+        "cat /remote-files/file; {} /remote-files/file",
+        alone.display()
+    );
+    let output = run(&target, &script).output;
+    assert!(output.starts_with("remote\n"), "{output}");
+    assert!(output.ends_with("No such file or directory\n"), "{output}");
+}
+
+#[test]
+fn watching_is_refused_and_said() {
+    let Some(program) = programs::c("watch") else {
+        return;
+    };
+    let target = Target::new();
+    target.write("file", "");
+    let script = format!("{} /remote-files/file; {0} /tmp", program.display());
+    assert_eq!(
+        run(&target, &script).output(),
+        "No space left on device\nok\n"
+    );
+    assert_eq!(target.notices.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn descriptors_are_the_lowest_and_end_with_the_limit() {
+    let Some(program) = programs::c("descriptors") else {
+        return;
+    };
+    let target = Target::new();
+    target.write("file", "x");
+    let script = format!("{} /remote-files/file", program.display());
+    assert_eq!(
+        run(&target, &script).output(),
+        "0 3 4 5 6 7 Too many open files\n"
+    );
+}

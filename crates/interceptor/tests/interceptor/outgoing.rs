@@ -1,0 +1,122 @@
+//! Connections and datagrams to where only the target reaches.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::programs;
+use crate::target::{Target, run, shell, wait_until};
+
+/// Runs one function of the Python program. When it prints `waiting`, the gate is opened.
+fn check(name: &str, expected: &str) {
+    if !programs::is_there("python3") {
+        return;
+    }
+    let target = Target::new();
+    let program = programs::source("outgoing.py");
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("output");
+    let script = format!("python3 -u {} {name}", program.display());
+    let mut supervised = shell(&script, &output)
+        .start(Arc::clone(&target) as _)
+        .unwrap();
+    let read = || std::fs::read_to_string(&output).unwrap_or_default();
+    if expected.contains("waiting") {
+        wait_until("the program waits", || {
+            read().contains("waiting") || read().contains("Error")
+        });
+        target.open_gate();
+    }
+    let status = supervised.wait().unwrap();
+    assert_eq!(read(), expected);
+    assert!(status.success());
+}
+
+#[test]
+fn a_stream_tells_the_remote_story() {
+    check(
+        "tcp",
+        "('198.51.100.7', 7) ('10.1.2.3', 54321)\nHELLO\nend b''\n",
+    );
+}
+
+#[test]
+fn streams_work_over_ipv6() {
+    check(
+        "tcp6",
+        "('2001:db8::7', 7, 0, 0)\nHELLO\n('::ffff:198.51.100.7', 7) ('::ffff:10.1.2.3', 54321)\nHELLO\n",
+    );
+}
+
+#[test]
+fn errors_are_those_of_the_remote_side() {
+    check("refused", "ECONNREFUSED\nEHOSTUNREACH\nHELLO\nEISCONN\n");
+}
+
+#[test]
+fn a_socket_that_does_not_wait_becomes_writable_when_the_remote_side_is_there() {
+    check(
+        "nonblocking",
+        "EINPROGRESS\nnot writable True\nEALREADY\nENOTCONN\nerror 0\nwaiting\nwritable True\nerror 0\n\
+         ('198.51.100.9', 7) ('10.1.2.3', 54321)\nbuffer True\nHELLO\nbig True\n",
+    );
+}
+
+#[test]
+fn a_socket_that_does_not_wait_learns_of_a_failure() {
+    check(
+        "nonblocking_refused",
+        "EINPROGRESS\nnot writable True\nwaiting\nerror True\nECONNREFUSED\n0\nECONNABORTED\nHELLO\n",
+    );
+}
+
+#[test]
+fn a_send_timeout_ends_the_waiting_and_not_the_connection() {
+    check(
+        "send_timeout",
+        "EINPROGRESS\nwaiting\nwritable True\nHELLO\n",
+    );
+}
+
+#[test]
+fn unix_sockets_by_path() {
+    check("unix", "/remote-files/echo.sock\nHELLO\n");
+}
+
+#[test]
+fn local_connections_are_untouched() {
+    check("local", "True True\nb'x' True\n2 b'ab'\n");
+}
+
+#[test]
+fn datagrams_connected_and_not() {
+    check(
+        "udp",
+        "('198.51.100.7', 7) ('10.1.2.3', 54321)\nb'ONE'\n(b'TWO', ('198.51.100.7', 7))\n\
+         (b'THREE', [], 0, ('198.51.100.7', 7))\n4 (b'FOUR', ('198.51.100.7', 7))\n\
+         3 (b'SIX', [], 0, ('198.51.100.7', 7))\n60000 True\n5 (b'SEVEN', ('2001:db8::7', 7, 0, 0))\n\
+         (b'', ('198.51.100.7', 7))\nEAGAIN\n",
+    );
+}
+
+#[test]
+fn many_at_once() {
+    check("many", "done\n");
+}
+
+#[test]
+fn a_slow_connection_delays_nobody_else() {
+    check(
+        "slow_does_not_delay",
+        &format!("{}True\nwaiting\n", "HELLO\n".repeat(50)),
+    );
+}
+
+#[test]
+fn a_shell_connects() {
+    let target = Target::new();
+    let script = "exec 3<>/dev/tcp/198.51.100.7/7; echo hi >&3; read x <&3; echo $x
+        exec 4<>/dev/udp/198.51.100.7/7; echo there >&4; dd bs=100 count=1 status=none <&4; echo bye >&4";
+    let output = run(&target, script).output();
+    assert!(output.starts_with("HI\nTHERE\n"), "{output}");
+    assert!(target.established.load(Ordering::SeqCst) >= 2);
+}

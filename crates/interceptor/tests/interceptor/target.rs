@@ -1,0 +1,277 @@
+//! A made-up target.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+
+use interceptor::{
+    Connection, Destination, Directory, Errno, Host, Intent, Launch, Names, Notice, Outgoing,
+    PathChoice, RemoteFiles, Transport,
+};
+
+/// Everything below is the target's. It is not on this machine.
+pub(crate) const REMOTE: &str = "/remote-files";
+
+/// A target with a folder of its own as its file system.
+pub(crate) struct Target {
+    pub(crate) root: tempfile::TempDir,
+    files: Directory,
+    pub(crate) notices: Mutex<Vec<Notice>>,
+    /// How many connections were made.
+    pub(crate) established: AtomicUsize,
+    this: Weak<Self>,
+    gate: Mutex<usize>,
+    gate_opened: Condvar,
+}
+
+impl Target {
+    pub(crate) fn new() -> Arc<Self> {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("remote-files")).unwrap();
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            established: AtomicUsize::new(0),
+            gate: Mutex::default(),
+            gate_opened: Condvar::new(),
+            files: Directory::open(root.path()).unwrap(),
+            root,
+            notices: Mutex::default(),
+        })
+    }
+}
+
+impl Target {
+    /// A remote file on this machine's side.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join("remote-files").join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+}
+
+/// Addresses that only the target reaches. What is behind them is in [`Target::connect`].
+fn is_remote_address(address: &SocketAddr) -> bool {
+    match address.ip() {
+        IpAddr::V4(ip) => ip.octets().starts_with(&[198, 51, 100]),
+        IpAddr::V6(ip) => ip.segments().starts_with(&[0x2001, 0xdb8]),
+    }
+}
+
+/// What the target calls itself.
+const LOCAL: &str = "10.1.2.3:54321";
+
+impl Target {
+    /// Lets connections to 198.51.100.9 go on, each once.
+    pub(crate) fn open_gate(&self) {
+        *self.gate.lock().unwrap() += 1;
+        self.gate_opened.notify_all();
+    }
+
+    fn wait_for_gate(&self) {
+        let mut gate = self.gate.lock().unwrap();
+        while *gate == 0 {
+            gate = self.gate_opened.wait(gate).unwrap();
+        }
+        *gate -= 1;
+    }
+
+    fn serve(&self, outgoing: Outgoing) {
+        let address = match outgoing.destination() {
+            Destination::Internet(address) => *address,
+            Destination::Unix(_) => "198.51.100.7:7".parse().unwrap(),
+        };
+        let last = match address.ip() {
+            IpAddr::V4(ip) => ip.octets()[3],
+            IpAddr::V6(ip) => ip.octets()[15],
+        };
+        if last == 9 {
+            self.wait_for_gate();
+        }
+        if last == 8 {
+            return outgoing.refuse(Errno::EHOSTUNREACH);
+        }
+        if address.port() != 7 {
+            return outgoing.refuse(Errno::ECONNREFUSED);
+        }
+        let names = Names {
+            local: Some(LOCAL.parse().unwrap()),
+            peer: None,
+        };
+        let stream = outgoing.transport() != Transport::Udp;
+        if let Ok(connection) = outgoing.establish(names) {
+            self.established.fetch_add(1, Ordering::SeqCst);
+            echo(connection, stream);
+        }
+    }
+}
+
+/// Sends back what comes, in upper case. For datagrams until nobody is there.
+fn echo(connection: Connection, stream: bool) {
+    let (socket, registration) = connection.into_parts();
+    let mut file = File::from(socket);
+    let mut buffer = vec![0; 65536];
+    while let Ok(length) = file.read(&mut buffer) {
+        if length == 0 && stream {
+            break;
+        }
+        buffer[..length].make_ascii_uppercase();
+        // An empty datagram is one too.
+        let sent = if stream {
+            file.write_all(&buffer[..length])
+        } else {
+            file.write(&buffer[..length]).map(drop)
+        };
+        if sent.is_err() {
+            break;
+        }
+        if buffer[..length] == *b"BYE\n" {
+            break;
+        }
+    }
+    drop(registration);
+}
+
+impl Host for Target {
+    fn choose_destination(&self, _: Transport, destination: &Destination) -> bool {
+        match destination {
+            Destination::Internet(address) => is_remote_address(address),
+            Destination::Unix(path) => path.starts_with(REMOTE),
+        }
+    }
+
+    fn connect(&self, outgoing: Outgoing) {
+        let this = self.this.upgrade().unwrap();
+        std::thread::spawn(move || this.serve(outgoing));
+    }
+
+    fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+        if path == Path::new("/etc/hidden-passwd") || path == Path::new("/etc/passwd") {
+            return PathChoice::Refused(Errno::ENOENT);
+        }
+        if path.starts_with("/remote-files/read-only") && intent == Intent::Write {
+            return PathChoice::Refused(Errno::EROFS);
+        }
+        if path.starts_with(REMOTE) {
+            return PathChoice::Remote(path.to_path_buf());
+        }
+        if let Ok(rest) = path.strip_prefix("/mapped") {
+            return PathChoice::Remote(Path::new(REMOTE).join(rest));
+        }
+        PathChoice::Local
+    }
+
+    fn files(&self) -> &dyn RemoteFiles {
+        &self.files
+    }
+
+    fn hostname(&self) -> Option<OsString> {
+        Some("checkout-7d9f".into())
+    }
+
+    fn leaves_alone(&self, program: &Path) -> bool {
+        program.ends_with("left-alone")
+    }
+
+    fn notice(&self, notice: &Notice) {
+        self.notices.lock().unwrap().push(notice.clone());
+    }
+}
+
+/// How a program ended and what it said.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) output: String,
+}
+
+impl Ended {
+    /// The output of a program that succeeded.
+    #[track_caller]
+    pub(crate) fn output(self) -> String {
+        assert!(
+            self.status.success(),
+            "{:?} after: {}",
+            self.status,
+            self.output
+        );
+        self.output
+    }
+}
+
+/// The environment that programs of the tests get.
+pub(crate) fn environment() -> Vec<(OsString, OsString)> {
+    std::env::vars_os()
+        .filter(|(name, _)| ["PATH", "HOME", "LANG"].iter().any(|keep| name == *keep))
+        .collect()
+}
+
+/// A command whose standard output goes to a file, as a shell would do it.
+pub(crate) fn shell(script: &str, output: &Path) -> Launch {
+    let script = format!("exec >'{}' 2>&1\n{script}", output.display());
+    Launch::new("bash")
+        .arguments(["-c", &script])
+        .environment(environment())
+}
+
+/// Runs a script under supervision.
+pub(crate) fn run(target: &Arc<Target>, script: &str) -> Ended {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("output");
+    let mut supervised = shell(script, &output)
+        .start(Arc::clone(target) as _)
+        .unwrap();
+    let status = supervised.wait().unwrap();
+    let output = std::fs::read(&output).unwrap_or_default();
+    Ended {
+        status,
+        output: String::from_utf8_lossy(&output).into_owned(),
+    }
+}
+
+/// Runs the same script without supervision.
+pub(crate) fn run_bare(script: &str) -> Ended {
+    let output = std::process::Command::new("bash")
+        .args(["-c", &format!("exec 2>&1\n{script}")])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    Ended {
+        status: ExitStatus::from_raw(output.status.into_raw()),
+        output: String::from_utf8_lossy(&output.stdout).into_owned(),
+    }
+}
+
+/// Waits for something that must become true soon.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed().as_secs() < 30, "waited in vain: {what}");
+        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+/// Whether a process exists and is not only waiting to be reaped.
+pub(crate) fn is_alive(process: &str) -> bool {
+    let stat = std::fs::read_to_string(PathBuf::from("/proc").join(process).join("stat"));
+    stat.is_ok_and(|stat| {
+        !stat
+            .rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.starts_with(" Z"))
+    })
+}
