@@ -1,12 +1,33 @@
-//! `standind`, the program that runs beside services.
+//! `standind`, the program that runs beside services: one program, one role per process.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program: stdout carries results, stderr carries talk"
+)]
+
+mod agent;
+
+use std::process::ExitCode;
 
 use clap::Parser;
 
 /// The server side of Standin: one program, one role per process.
 #[derive(Debug, Parser)]
 #[command(name = "standind", version, arg_required_else_help = true)]
-struct Arguments {}
+enum Role {
+    /// Work beside a target: its environment, files, names and connections, for one session
+    Agent(agent::AgentArguments),
+}
 
-fn main() {
-    Arguments::parse();
+fn main() -> ExitCode {
+    let result = match Role::parse() {
+        Role::Agent(arguments) => agent::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("standind: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

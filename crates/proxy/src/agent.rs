@@ -1,0 +1,43 @@
+//! Asking the agent, from threads that may wait.
+
+use std::future::Future;
+
+use interceptor::{Errno, Instead};
+use link::http2;
+use protocol::rpc::Failure;
+use protocol::rpc::files_client::FilesClient;
+use tokio::runtime::Handle;
+
+/// One connection to the agent, shared by everything in a session.
+#[derive(Debug, Clone)]
+pub(crate) struct Agent {
+    pub(crate) client: http2::Client,
+    pub(crate) runtime: Handle,
+}
+
+impl Agent {
+    pub(crate) fn files(&self) -> FilesClient<http2::Client> {
+        FilesClient::new(self.client.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    /// Waits for an answer, on a thread of the interceptor.
+    pub(crate) fn wait<T>(&self, question: impl Future<Output = T>) -> T {
+        self.runtime.block_on(question)
+    }
+}
+
+/// What the application sees of a failed call. A failure that is not the target's own is an input/output error: the
+/// application cannot know of agents.
+pub(crate) fn instead(status: &tonic::Status) -> Instead {
+    let failure = Failure::from_status(status);
+    if failure.is_none() {
+        tracing::warn!(%status, "the agent did not answer as expected");
+    }
+    Instead::Fail(errno(failure.as_ref()))
+}
+
+pub(crate) fn errno(failure: Option<&Failure>) -> Errno {
+    failure
+        .and_then(Failure::number)
+        .map_or(Errno::EIO, Errno::from_raw)
+}

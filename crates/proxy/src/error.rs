@@ -1,0 +1,16 @@
+//! What keeps a session from being there.
+
+use link::LinkError;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("the connection to the agent could not be used")]
+    Link(#[from] LinkError),
+
+    #[error("the agent refused the session: {0}")]
+    Refused(String),
+
+    #[error("the configuration has a rule that cannot be used")]
+    Rule(#[from] config::RuleError),
+}

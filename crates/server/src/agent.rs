@@ -1,0 +1,78 @@
+//! `standind agent`: serves one target to whoever knows the token, over links that survive the network.
+
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::{env, thread};
+
+use ::agent::{Agent, raise_descriptor_limit};
+use anyhow::{Context, Result};
+use clap::Args;
+use link::{Accepted, LinkServer, ServerSettings, SharedToken, Token};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
+const TOKEN: &str = "STANDIN_AGENT_TOKEN";
+
+#[derive(Debug, Args)]
+pub(crate) struct AgentArguments {
+    /// The target: a process of this machine
+    #[arg(long, value_name = "PID")]
+    process: u32,
+    /// Where to listen; port 0 is any
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// End when standard input is closed, which is when whoever started the agent is gone
+    #[arg(long)]
+    end_with_input: bool,
+}
+
+pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    raise_descriptor_limit().context("the limit of open files cannot be raised")?;
+    let token = env::var(TOKEN).with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
+    let agent = Agent::for_process_with_token(arguments.process, token.clone())?;
+    let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
+    let (ended, end) = oneshot::channel();
+    if arguments.end_with_input {
+        thread::spawn(move || {
+            let _ = std::io::stdin().read(&mut [0]);
+            let _ = ended.send(());
+        });
+    } else {
+        // Never sent: the agent serves until it is stopped.
+        runtime.spawn(async move {
+            std::future::pending::<()>().await;
+            let _ = ended.send(());
+        });
+    }
+    runtime.block_on(async {
+        tokio::select! {
+            result = serve(arguments.listen, &agent, &token) => result,
+            _ = end => Ok(()),
+        }
+    })
+}
+
+async fn serve(listen: SocketAddr, agent: &Agent, token: &str) -> Result<()> {
+    agent.check().await?;
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let server = LinkServer::new(ServerSettings::default(), SharedToken(Token::new(token.as_bytes())?));
+    println!("listening on {}", listener.local_addr()?);
+    loop {
+        let (pipe, from) = listener.accept().await.context("cannot accept connections")?;
+        link::set_tcp_options(&pipe)?;
+        let (server, agent) = (server.clone(), agent.clone());
+        tokio::spawn(async move {
+            match server.accept(pipe).await {
+                Ok(Accepted::New(link)) => {
+                    if let Err(error) = agent.serve_connection(link).await {
+                        tracing::info!(%error, "a session ended");
+                    }
+                }
+                Ok(_) => tracing::debug!(%from, "a session continues"),
+                Err(error) => tracing::warn!(%error, %from, "a connection was refused"),
+            }
+        });
+    }
+}
