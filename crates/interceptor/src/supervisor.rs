@@ -157,7 +157,8 @@ fn events(listener: &OwnedFd, timeout: PollTimeout) -> PollFlags {
 /// The kernel's version.
 fn release() -> (u32, u32) {
     let names = system_names();
-    let text = names.release.iter().map(|byte| byte.cast_unsigned());
+    // Whether C's characters have a sign differs between architectures.
+    let text = names.release.iter().flat_map(|byte| byte.to_ne_bytes());
     let text: Vec<u8> = text.take_while(|byte| *byte != 0).collect();
     let text = String::from_utf8_lossy(&text).into_owned();
     let mut numbers = text.split(|character: char| !character.is_ascii_digit());

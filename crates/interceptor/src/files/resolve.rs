@@ -411,6 +411,6 @@ mod tests {
         assert_eq!(known("/proc/12/fd"), None);
         assert_eq!(known("/proc/self/fd/3"), None);
         assert_eq!(known("/proc/12/status"), None);
-        assert_eq!(known("/home/12/cwd"), None);
+        assert_eq!(known("/srv/12/cwd"), None);
     }
 }

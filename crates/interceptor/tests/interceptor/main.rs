@@ -26,3 +26,9 @@ mod signals;
 
 /// What supervision costs.
 mod speed;
+
+/// The same tour through programs in many languages.
+mod languages;
+
+/// Every way to make a process or a thread.
+mod processes;
