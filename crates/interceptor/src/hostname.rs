@@ -15,7 +15,7 @@ pub(crate) fn decide(supervisor: &Supervisor) -> Decision {
         // The last byte stays zero.
         let (room, _) = names.nodename.split_at_mut(64);
         for (place, byte) in room.iter_mut().zip(name.as_bytes()) {
-            *place = byte.cast_signed() as _;
+            *place = libc::c_char::from_ne_bytes([*byte]);
         }
         let written = notification.write_plain(notification.argument(0), &names);
         notification.finish(written.map(|()| 0));

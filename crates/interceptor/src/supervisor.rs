@@ -13,6 +13,7 @@ use crate::host::{Host, Notice};
 use crate::notification::Notification;
 use crate::outgoing::Connections;
 use crate::process::Processes;
+use crate::sys::process::system_names;
 use crate::sys::seccomp;
 use crate::syscalls::{Call, Group, NATIVE_ARCHITECTURE};
 use crate::workers::Workers;
@@ -36,8 +37,11 @@ pub(crate) enum Decision {
     /// The answer is known.
     Answer(Result<i64, Errno>),
     /// It takes time.
-    Later(Box<dyn FnOnce(&Supervisor, Notification) + Send>),
+    Later(Job),
 }
+
+/// The rest of the work on a call, for a thread that may wait.
+type Job = Box<dyn FnOnce(&Supervisor, Notification) + Send>;
 
 impl Decision {
     pub(crate) fn later(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
@@ -60,11 +64,15 @@ impl Supervisor {
     /// Answers calls until no process is supervised any more.
     pub(crate) fn run(&self, listener: OwnedFd) {
         let listener = Arc::new(listener);
-        while wait_for_call(&listener) {
+        // Waiting for a call and receiving it is one system call less where receiving also ends when everything has.
+        let receiving_ends = release() >= (6, 11);
+        while receiving_ends || is_called(&listener, PollTimeout::NONE) {
             match seccomp::receive(listener.as_fd()) {
                 Ok(received) => self.answer(&listener, received),
-                // The caller was killed, or we were interrupted.
-                Err(Errno::ENOENT | Errno::EINTR) => {}
+                Err(Errno::EINTR) => {}
+                // The caller was killed, or the last one has ended.
+                Err(Errno::ENOENT) if !is_over(&listener) => {}
+                Err(Errno::ENOENT) => return,
                 Err(errno) => {
                     tracing::error!(%errno, "cannot receive the application's calls");
                     return;
@@ -119,23 +127,41 @@ impl Supervisor {
 }
 
 /// Waits for a call. False when the last supervised process has ended.
-fn wait_for_call(listener: &OwnedFd) -> bool {
+fn is_called(listener: &OwnedFd, timeout: PollTimeout) -> bool {
     loop {
-        let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut waiting, PollTimeout::NONE) {
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(_) => return false,
-        }
-        let events = waiting
-            .first()
-            .and_then(PollFd::revents)
-            .unwrap_or(PollFlags::empty());
+        let events = events(listener, timeout);
         if events.contains(PollFlags::POLLIN) {
             return true;
         }
-        if events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL) {
+        if !events.is_empty() {
             return false;
         }
     }
+}
+
+/// Whether the last supervised process has ended.
+fn is_over(listener: &OwnedFd) -> bool {
+    events(listener, PollTimeout::ZERO).contains(PollFlags::POLLHUP)
+}
+
+fn events(listener: &OwnedFd, timeout: PollTimeout) -> PollFlags {
+    let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut waiting, timeout) {
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(_) => return PollFlags::POLLERR,
+    }
+    let events = waiting.first().and_then(PollFd::revents);
+    events.unwrap_or(PollFlags::empty())
+}
+
+/// The kernel's version.
+fn release() -> (u32, u32) {
+    let names = system_names();
+    // Whether C's characters have a sign differs between architectures.
+    let text = names.release.iter().flat_map(|byte| byte.to_ne_bytes());
+    let text: Vec<u8> = text.take_while(|byte| *byte != 0).collect();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let mut numbers = text.split(|character: char| !character.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|number| number.parse().ok());
+    (next().unwrap_or(0), next().unwrap_or(0))
 }

@@ -10,6 +10,7 @@ pub(crate) mod process;
 pub(crate) mod seccomp;
 pub(crate) mod socket;
 pub(crate) mod spawn;
+mod watcher;
 
 use nix::errno::Errno;
 

@@ -216,8 +216,62 @@ impl Request {
         }))
     }
 
-    /// Reads a call that changes something.
+    /// Reads a call that makes, moves or removes a name.
     fn read_change(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
+        let path = |directory: RawFd, path: usize| {
+            from.read_string(from.argument(path))
+                .map(|path| PathArgument {
+                    directory,
+                    path,
+                    follow: false,
+                })
+        };
+        let here = || path(HERE, 0);
+        let at = || path(from.int(0), 1);
+        let mut second = None;
+        let (mut path, operation) = match call {
+            Call::Mkdir => (here()?, create_directory(from, 1)),
+            Call::MkdirAt => (at()?, create_directory(from, 2)),
+            Call::Mknod => (here()?, create_node(from, 1)),
+            Call::MknodAt => (at()?, create_node(from, 2)),
+            Call::Rmdir => (here()?, Operation::RemoveDirectory),
+            Call::Unlink => (here()?, Operation::RemoveFile),
+            Call::UnlinkAt if from.int(2) & libc::AT_REMOVEDIR != 0 => {
+                (at()?, Operation::RemoveDirectory)
+            }
+            Call::UnlinkAt => (at()?, Operation::RemoveFile),
+            Call::Rename => {
+                second = Some(path(HERE, 1)?);
+                (here()?, Operation::Rename { flags: 0 })
+            }
+            Call::RenameAt | Call::RenameAt2 => {
+                second = Some(path(from.int(2), 3)?);
+                let has_flags = call == Call::RenameAt2;
+                let flags = if has_flags { from.word(4) } else { 0 };
+                (at()?, Operation::Rename { flags })
+            }
+            Call::Link => {
+                second = Some(path(HERE, 1)?);
+                (here()?, Operation::HardLink)
+            }
+            Call::LinkAt => {
+                second = Some(path(from.int(2), 3)?);
+                (at()?, Operation::HardLink)
+            }
+            Call::Symlink => (path(HERE, 1)?, symbolic_link(from)),
+            Call::SymlinkAt => (path(from.int(1), 2)?, symbolic_link(from)),
+            _ => return Self::read_property(call, from),
+        };
+        path.follow = call == Call::LinkAt && from.int(4) & libc::AT_SYMLINK_FOLLOW != 0;
+        Ok(Some(Self {
+            operation,
+            path,
+            second,
+        }))
+    }
+
+    /// Reads a call that changes what a file is like, or where the caller is.
+    fn read_property(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let path = |directory: RawFd, path: usize, follow: bool| {
             from.read_string(from.argument(path))
                 .map(|path| PathArgument {
@@ -229,6 +283,9 @@ impl Request {
         let here = |follow: bool| path(HERE, 0, follow);
         let at = |follow: bool| path(from.int(0), 1, follow);
         let follow_unless = |flags: usize| from.int(flags) & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let mode = |mode| Operation::SetMode {
+            mode: from.word(mode),
+        };
         let owner = |user, group| Operation::SetOwner {
             user: from.word(user),
             group: from.word(group),
@@ -237,63 +294,10 @@ impl Request {
             times: from.argument(times),
             format,
         };
-        let mut second = None;
         let (path, operation) = match call {
-            Call::Mkdir => (
-                here(false)?,
-                Operation::CreateDirectory { mode: from.word(1) },
-            ),
-            Call::MkdirAt => (
-                at(false)?,
-                Operation::CreateDirectory { mode: from.word(2) },
-            ),
-            Call::Mknod => (here(false)?, create_node(from, 1)),
-            Call::MknodAt => (at(false)?, create_node(from, 2)),
-            Call::Rmdir => (here(false)?, Operation::RemoveDirectory),
-            Call::Unlink => (here(false)?, Operation::RemoveFile),
-            Call::UnlinkAt if from.int(2) & libc::AT_REMOVEDIR != 0 => {
-                (at(false)?, Operation::RemoveDirectory)
-            }
-            Call::UnlinkAt => (at(false)?, Operation::RemoveFile),
-            Call::Rename => {
-                second = Some(path(HERE, 1, false)?);
-                (here(false)?, Operation::Rename { flags: 0 })
-            }
-            Call::RenameAt | Call::RenameAt2 => {
-                second = Some(path(from.int(2), 3, false)?);
-                let flags = if call == Call::RenameAt2 {
-                    from.word(4)
-                } else {
-                    0
-                };
-                (at(false)?, Operation::Rename { flags })
-            }
-            Call::Link => {
-                second = Some(path(HERE, 1, false)?);
-                (here(false)?, Operation::HardLink)
-            }
-            Call::LinkAt => {
-                second = Some(path(from.int(2), 3, false)?);
-                let follow = from.int(4) & libc::AT_SYMLINK_FOLLOW != 0;
-                (at(follow)?, Operation::HardLink)
-            }
-            Call::Symlink => {
-                let content = from.argument(0);
-                (path(HERE, 1, false)?, Operation::SymbolicLink { content })
-            }
-            Call::SymlinkAt => {
-                let content = from.argument(0);
-                (
-                    path(from.int(1), 2, false)?,
-                    Operation::SymbolicLink { content },
-                )
-            }
-            Call::Chmod => (here(true)?, Operation::SetMode { mode: from.word(1) }),
-            Call::FchmodAt => (at(true)?, Operation::SetMode { mode: from.word(2) }),
-            Call::FchmodAt2 => (
-                at(follow_unless(3))?,
-                Operation::SetMode { mode: from.word(2) },
-            ),
+            Call::Chmod => (here(true)?, mode(1)),
+            Call::FchmodAt => (at(true)?, mode(2)),
+            Call::FchmodAt2 => (at(follow_unless(3))?, mode(2)),
             Call::Chown => (here(true)?, owner(1, 2)),
             Call::Lchown => (here(false)?, owner(1, 2)),
             Call::FchownAt => (at(follow_unless(4))?, owner(2, 3)),
@@ -301,12 +305,10 @@ impl Request {
             Call::Utimes => (here(true)?, times(1, TimeFormat::Microseconds)),
             Call::FutimesAt => (at(true)?, times(2, TimeFormat::Microseconds)),
             Call::UtimensAt => (at(follow_unless(3))?, times(2, TimeFormat::Nanoseconds)),
-            Call::Truncate => (
-                here(true)?,
-                Operation::SetLength {
-                    length: from.argument(1),
-                },
-            ),
+            Call::Truncate => {
+                let length = from.argument(1);
+                (here(true)?, Operation::SetLength { length })
+            }
             Call::InotifyAddWatch => (path(HERE, 1, true)?, Operation::Watch),
             Call::Chdir => (here(true)?, Operation::Chdir),
             _ => return Self::read_attribute(call, from),
@@ -314,7 +316,7 @@ impl Request {
         Ok(Some(Self {
             operation,
             path,
-            second,
+            second: None,
         }))
     }
 
@@ -390,5 +392,17 @@ fn create_node(from: &Notification, mode: usize) -> Operation {
     Operation::CreateNode {
         mode: from.word(mode),
         device: from.argument(mode + 1),
+    }
+}
+
+fn create_directory(from: &Notification, mode: usize) -> Operation {
+    Operation::CreateDirectory {
+        mode: from.word(mode),
+    }
+}
+
+fn symbolic_link(from: &Notification) -> Operation {
+    Operation::SymbolicLink {
+        content: from.argument(0),
     }
 }

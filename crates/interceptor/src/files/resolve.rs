@@ -180,7 +180,6 @@ impl Resolver<'_> {
             };
         }
         match self.look(whole, follow, libc::RESOLVE_NO_SYMLINKS) {
-            Ok(_) => resolved(normal),
             Err(Errno::ELOOP) => match self.look(whole, follow, 0) {
                 Ok(file) => {
                     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -191,8 +190,8 @@ impl Resolver<'_> {
                 Err(_) => self.walk(whole, follow, detached),
             },
             Err(Errno::EAGAIN) => None,
-            // It does not exist or may not be seen, and no link is on the way to where that shows.
-            Err(_) => resolved(normal),
+            // It exists; or not, or may not be seen, and no link is on the way to where that shows.
+            Ok(_) | Err(_) => resolved(normal),
         }
     }
 
@@ -221,7 +220,6 @@ impl Resolver<'_> {
             seen.push(name);
             let followed = follow || !names.is_empty();
             let link = match self.link(&seen) {
-                Link::None => continue,
                 // The kernel follows the last one itself, to the very file.
                 Link::Special(content) if names.is_empty() => {
                     return Some(Resolved {
@@ -230,11 +228,11 @@ impl Resolver<'_> {
                         link: content,
                     });
                 }
+                Link::None | Link::Special(None) => continue,
                 Link::Special(Some(content)) => {
                     detached = true;
                     content
                 }
-                Link::Special(None) => continue,
                 Link::To(_) if !followed => continue,
                 Link::To(content) => content,
             };
@@ -335,7 +333,8 @@ fn names_of(path: &Path) -> VecDeque<OsString> {
 fn normalized(path: &Path) -> PathBuf {
     let bytes = path.as_os_str().as_bytes();
     let odd = bytes.windows(2).any(|pair| matches!(pair, b"//" | b"/."));
-    if !odd && !(bytes.len() > 1 && bytes.ends_with(b"/")) {
+    let ends_with_slash = bytes.len() > 1 && bytes.ends_with(b"/");
+    if !odd && !ends_with_slash {
         return path.to_path_buf();
     }
     let mut normal: Vec<u8> = Vec::with_capacity(bytes.len());
@@ -412,6 +411,6 @@ mod tests {
         assert_eq!(known("/proc/12/fd"), None);
         assert_eq!(known("/proc/self/fd/3"), None);
         assert_eq!(known("/proc/12/status"), None);
-        assert_eq!(known("/home/12/cwd"), None);
+        assert_eq!(known("/srv/12/cwd"), None);
     }
 }

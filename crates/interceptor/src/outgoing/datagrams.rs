@@ -351,11 +351,12 @@ fn receive_all(
                 return from.fail(Errno::EAGAIN);
             }
             if has_signal(from.thread()) {
-                return if patience.restartable {
-                    from.restart()
+                if patience.restartable {
+                    from.restart();
                 } else {
-                    from.fail(Errno::EINTR)
-                };
+                    from.fail(Errno::EINTR);
+                }
+                return;
             }
             if !from.is_valid() {
                 return;

@@ -41,7 +41,7 @@ pub(crate) fn timeout(socket: BorrowedFd<'_>, name: i32) -> Option<std::time::Du
     let mut bytes = [0; 16];
     read_option(socket, libc::SOL_SOCKET, name, &mut bytes).ok()?;
     let (seconds, microseconds) = bytes.split_at(8);
-    let number = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+    let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
     let timeout = std::time::Duration::from_secs(number(seconds))
         + std::time::Duration::from_micros(number(microseconds));
     (!timeout.is_zero()).then_some(timeout)

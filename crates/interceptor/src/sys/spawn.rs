@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-use super::check_int;
+use super::{check_int, watcher};
 
 /// What the application's process does once it is supervised.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ pub(crate) struct Plan<'a> {
 }
 
 /// Pointers for `execve`, made before the fork.
-struct Pointers {
+pub(super) struct Pointers {
     arguments: Vec<*const libc::c_char>,
     shell_arguments: Vec<*const libc::c_char>,
     environment: Vec<*const libc::c_char>,
@@ -154,7 +154,7 @@ pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const everything, &raw mut before);
         let watcher = libc::fork();
         if watcher == 0 {
-            watch(plan, pointers.as_ref(), &before);
+            watcher::watch(plan, pointers.as_ref(), &before);
         }
         let result = check_int(watcher);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
@@ -162,7 +162,7 @@ pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
     }
 }
 
-fn signal_set() -> libc::sigset_t {
+pub(super) fn signal_set() -> libc::sigset_t {
     // SAFETY: the structure consists of integers; `sigemptyset` makes it a set.
     unsafe {
         let mut set = std::mem::zeroed();
@@ -171,204 +171,8 @@ fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// The watcher's whole life. All signals are blocked: only the end of the supervisor, or `SIGKILL`, ends it.
-unsafe fn watch(
-    plan: &Plan<'_>,
-    pointers: Option<&Pointers>,
-    signals_before: &libc::sigset_t,
-) -> ! {
-    // SAFETY: system calls on plain numbers and on places of this stack frame.
-    unsafe {
-        libc::prctl(libc::PR_SET_NAME, c"standin-watcher".as_ptr());
-        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
-        let application = libc::fork();
-        if application == 0 {
-            become_application(plan, pointers, signals_before);
-        }
-        if application == -1 {
-            send_report(plan.hand_over.as_raw_fd(), Stage::Fork, Errno::last_raw());
-            libc::_exit(1);
-        }
-        let mut child_ended = signal_set();
-        libc::sigaddset(&raw mut child_ended, libc::SIGCHLD);
-        let signals = libc::signalfd(
-            -1,
-            &raw const child_ended,
-            libc::SFD_CLOEXEC | libc::SFD_NONBLOCK,
-        );
-        keep_only([
-            plan.control.as_raw_fd(),
-            plan.supervisor.as_raw_fd(),
-            signals,
-        ]);
-        send_message(plan.control.as_raw_fd(), application);
-        loop {
-            let reaped_all = reap_children(plan.control.as_raw_fd(), application);
-            let wanted = |fd| libc::pollfd {
-                fd,
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            let mut waiting = [
-                wanted(plan.control.as_raw_fd()),
-                wanted(plan.supervisor.as_raw_fd()),
-                wanted(signals),
-            ];
-            // The supervisor says nothing, so anything from it is its end.
-            libc::poll(waiting.as_mut_ptr(), 3, -1);
-            if waiting[0].revents != 0 || waiting[1].revents != 0 {
-                if !reaped_all {
-                    end_children(signals);
-                }
-                libc::_exit(0);
-            }
-            drain(signals);
-        }
-    }
-}
-
-/// Closes everything but these, so that no pipe or connection of the supervisor is held open by the watcher.
-unsafe fn keep_only(mut keep: [RawFd; 3]) {
-    keep.sort_unstable();
-    let mut from: libc::c_long = 0;
-    for descriptor in keep {
-        let descriptor = libc::c_long::from(descriptor);
-        if descriptor > from {
-            // SAFETY: plain numbers; nothing in this process uses the closed descriptors any more.
-            unsafe { libc::syscall(libc::SYS_close_range, from, descriptor - 1, 0) };
-        }
-        from = descriptor + 1;
-    }
-    // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_close_range, from, libc::c_long::from(i32::MAX), 0) };
-}
-
-unsafe fn drain(signals: RawFd) {
-    let mut information = [0_u8; 128];
-    // SAFETY: reads into a buffer of that length; the descriptor does not block.
-    while unsafe { libc::read(signals, information.as_mut_ptr().cast(), information.len()) } > 0 {}
-}
-
-/// Reaps whoever has ended, and reports the application. True if there are no children left.
-unsafe fn reap_children(control: RawFd, application: libc::pid_t) -> bool {
-    loop {
-        let mut status = 0;
-        // SAFETY: writes an `int` of this stack frame.
-        let ended = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-        match ended {
-            -1 => return true,
-            0 => return false,
-            _ if ended == application => {
-                // SAFETY: a descriptor that stays open.
-                unsafe { send_message(control, status) };
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Kills until nobody is left. Grandchildren become children when their parents end, because we are the subreaper.
-unsafe fn end_children(signals: RawFd) {
-    // SAFETY: system calls on plain numbers and on places of this stack frame.
-    unsafe {
-        while !reap_children(-1, -1) {
-            kill_children();
-            let mut waiting = [libc::pollfd {
-                fd: signals,
-                events: libc::POLLIN,
-                revents: 0,
-            }];
-            // A child that was born after the list was read brings no signal, hence the limit.
-            libc::poll(waiting.as_mut_ptr(), 1, 20);
-            drain(signals);
-        }
-    }
-}
-
-/// Sends `SIGKILL` to every process whose parent we are, as `/proc` lists them.
-unsafe fn kill_children() {
-    // SAFETY: system calls on buffers of this stack frame with their lengths. Directory entries are read where the
-    // kernel wrote them: each starts with its length at offset 16 and its name, ended by zero, at offset 19.
-    unsafe {
-        let us = libc::getpid();
-        let directory = libc::open(
-            c"/proc".as_ptr(),
-            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC,
-        );
-        let mut entries = [0_u8; 4096];
-        loop {
-            let length = libc::syscall(
-                libc::SYS_getdents64,
-                directory,
-                entries.as_mut_ptr(),
-                entries.len(),
-            );
-            let Ok(length @ 1..) = usize::try_from(length) else {
-                break;
-            };
-            let mut rest = entries.get(..length).unwrap_or(&[]);
-            while let Some((entry, name)) = next_entry(rest) {
-                if let Some(process) = number(name)
-                    && parent_of(directory, name) == Some(us)
-                {
-                    libc::kill(process, libc::SIGKILL);
-                }
-                rest = rest.get(entry..).unwrap_or(&[]);
-            }
-        }
-        libc::close(directory);
-    }
-}
-
-/// The length of the first directory entry, and its name up to and including the zero.
-fn next_entry(entries: &[u8]) -> Option<(usize, &[u8])> {
-    let length = u16::from_ne_bytes([*entries.get(16)?, *entries.get(17)?]);
-    let name = entries.get(19..usize::from(length))?;
-    let end = name.iter().position(|byte| *byte == 0)?;
-    Some((usize::from(length), name.get(..=end)?))
-}
-
-fn number(text: &[u8]) -> Option<libc::pid_t> {
-    let mut value: libc::pid_t = 0;
-    let mut seen = false;
-    for byte in text {
-        match byte {
-            b'0'..=b'9' => value = value.checked_mul(10)?.checked_add(i32::from(byte - b'0'))?,
-            0 | b' ' => break,
-            _ => return None,
-        }
-        seen = true;
-    }
-    seen.then_some(value)
-}
-
-/// The parent of the process with this name, ended by zero, in the open directory `/proc`.
-unsafe fn parent_of(directory: RawFd, name: &[u8]) -> Option<libc::pid_t> {
-    let mut path = [0_u8; 32];
-    let digits = name.len().checked_sub(1)?;
-    path.get_mut(..digits)?.copy_from_slice(name.get(..digits)?);
-    path.get_mut(digits..digits + 6)?
-        .copy_from_slice(b"/stat\0");
-    let mut text = [0_u8; 512];
-    // SAFETY: the path ends with a zero; the buffer has the length that is given.
-    let length = unsafe {
-        let file = libc::openat(
-            directory,
-            path.as_ptr().cast(),
-            libc::O_RDONLY | libc::O_CLOEXEC,
-        );
-        let length = libc::read(file, text.as_mut_ptr().cast(), text.len());
-        libc::close(file);
-        length
-    };
-    let text = text.get(..usize::try_from(length).ok()?)?;
-    // "pid (name) state parent …", and the name may contain anything.
-    let after_name = text.iter().rposition(|byte| *byte == b')')?;
-    number(text.get(after_name + 4..)?)
-}
-
 /// From here on this is the application's process.
-unsafe fn become_application(
+pub(super) unsafe fn become_application(
     plan: &Plan<'_>,
     pointers: Option<&Pointers>,
     signals_before: &libc::sigset_t,
@@ -406,7 +210,7 @@ unsafe fn become_application(
                 give_up(plan, Stage::Execute);
             }
             (Body::Run(run, result), _) => {
-                keep_only([result.as_raw_fd(); 3]);
+                watcher::keep_only([result.as_raw_fd(); 3]);
                 run(std::os::fd::AsFd::as_fd(result));
                 libc::_exit(0);
             }
@@ -515,7 +319,7 @@ unsafe fn send_with_descriptor(channel: RawFd, report: Report, descriptor: RawFd
     }
 }
 
-unsafe fn send_report(channel: RawFd, stage: Stage, errno: i32) {
+pub(super) unsafe fn send_report(channel: RawFd, stage: Stage, errno: i32) {
     let bytes = Report {
         stage,
         errno,
@@ -533,7 +337,7 @@ unsafe fn send_report(channel: RawFd, stage: Stage, errno: i32) {
     };
 }
 
-unsafe fn send_message(control: RawFd, value: i32) {
+pub(super) unsafe fn send_message(control: RawFd, value: i32) {
     let bytes: WatcherMessage = value.to_ne_bytes();
     // SAFETY: as above.
     unsafe {

@@ -131,10 +131,10 @@ fn links_of_this_machine_lead_to_the_target() {
 fn the_working_directory_is_inherited_from_a_parent_that_is_gone() {
     let target = Target::new();
     target.write("a/file", "here\n");
-    // The parent ends before its child looks at anything.
-    let script = "mkfifo /tmp/gate-$$; g=/tmp/gate-$$
-        (cd /remote-files/a; (read x <&3; cat file; pwd -P) 3<>$g & ) 
-        sleep 0.05; echo go >$g; wait; while [ ! -s /dev/stdout ]; do sleep 0.01; done; sleep 0.2; rm $g";
+    // The parent ends before its child looks at anything: `kill` is no call about a file.
+    let script = "(cd /remote-files/a; parent=$BASHPID
+            (while kill -0 $parent 2>/dev/null; do :; done; cat file; pwd -P; >/remote-files/done) &)
+        while [ ! -e /remote-files/done ]; do sleep 0.01; done";
     assert_eq!(run(&target, script).output(), "here\n/remote-files/a\n");
 }
 

@@ -1,4 +1,10 @@
 //! Real programs under supervision, against a made-up target.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "clippy knows test functions, but not the functions that they share"
+)]
 
 /// The made-up target: files from a temporary folder, connections to servers of this process.
 mod target;
@@ -14,3 +20,15 @@ mod files;
 
 /// Connections and datagrams to where only the target reaches.
 mod outgoing;
+
+/// Signals, with and without `SA_RESTART`.
+mod signals;
+
+/// What supervision costs.
+mod speed;
+
+/// The same tour through programs in many languages.
+mod languages;
+
+/// Every way to make a process or a thread.
+mod processes;

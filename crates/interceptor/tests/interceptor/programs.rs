@@ -49,6 +49,17 @@ pub(crate) fn c_with(name: &str, compiler: &str, options: &[&str]) -> Option<Pat
     })
 }
 
+/// A Go program without any C library.
+pub(crate) fn go(name: &str) -> Option<PathBuf> {
+    compile(&format!("{name}-go"), |path| {
+        let mut command = Command::new("go");
+        command.env("CGO_ENABLED", "0").env("GO111MODULE", "off");
+        command.args(["build", "-o"]).arg(path);
+        command.arg(source(&format!("{name}.go")));
+        command
+    })
+}
+
 /// Whether a program is on this machine; said aloud if not.
 pub(crate) fn is_there(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
