@@ -21,9 +21,15 @@ pub(crate) fn run() -> ExitCode {
         ("the application's sockets can be copied", copy_descriptors),
     ];
     let better = [
-        ("calls are answered with a descriptor in one step (Linux 5.14)", answer_with_descriptor),
+        (
+            "calls are answered with a descriptor in one step (Linux 5.14)",
+            answer_with_descriptor,
+        ),
         ("signals wait for answers (Linux 5.19)", signals_wait),
-        ("calls are answered without changing the processor (Linux 6.6)", same_processor_wake_up),
+        (
+            "calls are answered without changing the processor (Linux 6.6)",
+            same_processor_wake_up,
+        ),
     ];
     for (what, works) in required.iter().chain(&better) {
         println!("{}  {what}", if *works { "yes" } else { "NO " });
@@ -31,5 +37,9 @@ pub(crate) fn run() -> ExitCode {
     if let Err(error) = &user_notification {
         eprintln!("standin: {error}");
     }
-    if required.iter().all(|(_, works)| *works) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if required.iter().all(|(_, works)| *works) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

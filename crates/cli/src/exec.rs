@@ -22,7 +22,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::verify;
 
 /// Variables with our prefix that are not settings.
-const OTHER_VARIABLES: &[&str] = &["STANDIN_AGENT_PROGRAM", "STANDIN_AGENT_TOKEN", "STANDIN_LAB_DIR"];
+const OTHER_VARIABLES: &[&str] = &[
+    "STANDIN_AGENT_PROGRAM",
+    "STANDIN_AGENT_TOKEN",
+    "STANDIN_LAB_DIR",
+];
 /// The agent's program, when it is not beside this one.
 const AGENT_PROGRAM: &str = "STANDIN_AGENT_PROGRAM";
 
@@ -49,7 +53,11 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
     let started = Instant::now();
     let settings = load_settings(arguments)?;
     let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
-    let pid = match settings.target.as_ref().and_then(|target| target.path.as_ref()) {
+    let pid = match settings
+        .target
+        .as_ref()
+        .and_then(|target| target.path.as_ref())
+    {
         Some(Target::Process(pid)) => *pid,
         Some(_) => bail!("only targets of the form process/<pid> work so far"),
         None => bail!("name a target: `standin exec -t process/<pid> -- COMMAND`"),
@@ -57,7 +65,9 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
     let token = new_token()?;
     let agent = LocalAgent::start(pid, &token)?;
     let session = runtime.block_on(connect(&agent, &token, &settings, &arguments.command))?;
-    let local = env::vars_os().map(|(name, value)| (name.into_vec(), value.into_vec())).collect();
+    let local = env::vars_os()
+        .map(|(name, value)| (name.into_vec(), value.into_vec()))
+        .collect();
     let environment = runtime.block_on(session.environment(local))?;
     let (program, rest) = arguments.command.split_first().context("name a program")?;
     let mut supervised = Launch::new(program)
@@ -65,13 +75,19 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
         .environment(environment)
         .start(Arc::new(session))
         .with_context(|| format!("cannot run {}", program.display()))?;
-    eprintln!("standin: stands in for process/{pid} after {} ms", started.elapsed().as_millis());
-    let signaller = supervised.signaller().map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
+    eprintln!(
+        "standin: stands in for process/{pid} after {} ms",
+        started.elapsed().as_millis()
+    );
+    let signaller = supervised
+        .signaller()
+        .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
     runtime.spawn(async move {
         // Ctrl-C reaches the program by itself, through the terminal. We live on to see how it ends.
-        let (Ok(mut interrupt), Ok(mut terminate)) =
-            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-        else {
+        let (Ok(mut interrupt), Ok(mut terminate)) = (
+            signal(SignalKind::interrupt()),
+            signal(SignalKind::terminate()),
+        ) else {
             return;
         };
         loop {
@@ -95,7 +111,8 @@ fn load_settings(arguments: &ExecArguments) -> Result<Settings> {
         let (text, format) = verify::read(file)?;
         layers = layers.file(&file.display().to_string(), &text, format);
     }
-    let variables = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let variables = env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     layers = layers.variables(variables, OTHER_VARIABLES);
     if let Some(target) = &arguments.target {
         layers = layers.flag("--target", "target", target);
@@ -120,8 +137,15 @@ async fn connect(
     let link = Link::connect(TcpDialer::new(agent.address), link_settings).await?;
     let env_file = match &settings.feature.env.env_file {
         Some(file) => {
-            let text = fs::read_to_string(file).with_context(|| format!("cannot read the env file {file}"))?;
-            EnvFile::parse(&text).with_context(|| format!("in the env file {file}"))?
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read the env file {file}"))?;
+            EnvFile::parse(&text).map_err(|errors| {
+                let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+                anyhow!(
+                    "the env file {file} cannot be used:\n  {}",
+                    lines.join("\n  ")
+                )
+            })?
         }
         None => EnvFile::default(),
     };
@@ -132,12 +156,18 @@ async fn connect(
 fn surroundings(command: &[OsString]) -> Surroundings {
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let variable = |name: &str| env::var_os(name).map(|value| bytes(Path::new(&value)));
-    let program = command.first().map(PathBuf::from).filter(|program| program.is_absolute());
+    let program = command
+        .first()
+        .map(PathBuf::from)
+        .filter(|program| program.is_absolute());
     Surroundings {
         home: variable("HOME"),
         working_directory: env::current_dir().ok().map(|folder| bytes(&folder)),
         temporary: variable("TMPDIR"),
-        code: program.and_then(|program| program.parent().map(bytes)).into_iter().collect(),
+        code: program
+            .and_then(|program| program.parent().map(bytes))
+            .into_iter()
+            .collect(),
     }
 }
 
@@ -160,7 +190,10 @@ impl LocalAgent {
         let mut line = String::new();
         let output = process.stdout.take().context("the agent has no output")?;
         BufReader::new(output).read_line(&mut line)?;
-        let address = line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
+        let address = line
+            .trim()
+            .strip_prefix("listening on ")
+            .and_then(|address| address.parse().ok());
         match address {
             Some(address) => Ok(LocalAgent { process, address }),
             None => {
@@ -183,22 +216,31 @@ fn agent_program() -> Result<PathBuf> {
     if let Some(program) = env::var_os(AGENT_PROGRAM) {
         return Ok(PathBuf::from(program));
     }
-    let beside = env::current_exe().context("finding this program")?.with_file_name("standind");
+    let beside = env::current_exe()
+        .context("finding this program")?
+        .with_file_name("standind");
     if beside.is_file() {
         return Ok(beside);
     }
-    bail!("standind is not beside standin at {}; set {AGENT_PROGRAM} to its path", beside.display())
+    bail!(
+        "standind is not beside standin at {}; set {AGENT_PROGRAM} to its path",
+        beside.display()
+    )
 }
 
 /// A secret of this session alone.
 fn new_token() -> Result<String> {
     let mut bytes = [0_u8; 16];
-    std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut bytes).context("no randomness")?;
+    std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut bytes)
+        .context("no randomness")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// As a shell tells it: the program's own code, or 128 and the signal that ended it.
 fn exit_code(status: ExitStatus) -> ExitCode {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1);
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

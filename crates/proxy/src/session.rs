@@ -23,7 +23,7 @@ use crate::files::TargetFiles;
 use crate::outgoing;
 
 /// Variables as the kernel has them.
-pub type Variables = Vec<(Vec<u8>, Vec<u8>)>;
+pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A session with one agent. It is the host of the processes that stand in for the target.
 #[derive(Debug)]

@@ -28,9 +28,13 @@ pub(crate) struct AgentArguments {
 }
 
 pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     raise_descriptor_limit().context("the limit of open files cannot be raised")?;
-    let token = env::var(TOKEN).with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
+    let token = env::var(TOKEN)
+        .with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
     let agent = Agent::for_process_with_token(arguments.process, token.clone())?;
     let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
     let (ended, end) = oneshot::channel();
@@ -56,11 +60,19 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
 
 async fn serve(listen: SocketAddr, agent: &Agent, token: &str) -> Result<()> {
     agent.check().await?;
-    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
-    let server = LinkServer::new(ServerSettings::default(), SharedToken(Token::new(token.as_bytes())?));
+    let listener = TcpListener::bind(listen)
+        .await
+        .with_context(|| format!("cannot listen on {listen}"))?;
+    let server = LinkServer::new(
+        ServerSettings::default(),
+        SharedToken(Token::new(token.as_bytes())?),
+    );
     println!("listening on {}", listener.local_addr()?);
     loop {
-        let (pipe, from) = listener.accept().await.context("cannot accept connections")?;
+        let (pipe, from) = listener
+            .accept()
+            .await
+            .context("cannot accept connections")?;
         link::set_tcp_options(&pipe)?;
         let (server, agent) = (server.clone(), agent.clone());
         tokio::spawn(async move {
