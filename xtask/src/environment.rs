@@ -3,6 +3,9 @@
 /// Contexts of a kubeconfig, separated by commas, that the stories use instead of the lab.
 pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 
+/// The folder of `standin` and `standind` for the stories.
+pub(crate) const PROGRAMS: &str = "STANDIN_PROGRAMS";
+
 /// The cargo that runs this program. Set by cargo.
 pub(crate) const CARGO: &str = "CARGO";
 
@@ -25,6 +28,7 @@ pub(crate) const DEBIAN_FRONTEND: &str = "DEBIAN_FRONTEND";
 /// because sudo replaces them even when it is asked to keep them: they are passed in another way.
 pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     CONTEXTS,
+    PROGRAMS,
     lab::environment::SHOP_PROGRAMS,
     lab::environment::SHOP_NODE,
     lab::environment::LAB_DIRECTORY,

@@ -34,13 +34,17 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/standin"))
 }
 
+/// Where cargo puts what it builds.
+pub(crate) fn target() -> Result<PathBuf> {
+    match env::var_os(environment::CARGO_TARGET_DIR) {
+        Some(folder) => Ok(PathBuf::from(folder)),
+        None => Ok(root()?.join("target")),
+    }
+}
+
 /// Where the sample shop is built: apart from the rest, because it is built for images with flags of its own.
 pub(crate) fn shop_target() -> Result<PathBuf> {
-    let target = env::var_os(environment::CARGO_TARGET_DIR).map_or_else(
-        || root().map(|root| root.join("target")),
-        |folder| Ok(PathBuf::from(folder)),
-    )?;
-    Ok(target.join("shop"))
+    Ok(target()?.join("shop"))
 }
 
 /// A cargo command that runs at the top of the repository.

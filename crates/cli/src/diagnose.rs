@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use interceptor::Diagnosis;
+use proxy::Diagnosis;
 
 /// Succeeds when sessions are possible; what is only slower or less exact without a feature is said.
 pub(crate) fn run() -> ExitCode {
@@ -14,7 +14,7 @@ pub(crate) fn run() -> ExitCode {
         copy_descriptors,
         read_memory,
         ..
-    } = interceptor::diagnose();
+    } = proxy::diagnose();
     let required = [
         ("system calls can be caught", user_notification.is_ok()),
         ("the application's memory can be read", read_memory),

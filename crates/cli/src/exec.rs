@@ -14,9 +14,8 @@ use std::{env, fs};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use config::{EnvFile, Layers, Settings, Style, Surroundings, Target};
-use interceptor::Launch;
 use link::{Link, Redial, TcpDialer, Token};
-use proxy::Session;
+use proxy::{Launch, Session};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::verify;

@@ -2,3 +2,6 @@
 
 /// Contexts of the user's kubeconfig, separated by commas, to tell the stories on instead of a lab.
 pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
+
+/// The folder of `standin` and `standind`, when someone has built them already.
+pub const PROGRAMS: &str = "STANDIN_PROGRAMS";

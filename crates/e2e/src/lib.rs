@@ -2,7 +2,7 @@
 //!
 //! The stories themselves are in `tests/stories`.
 
-mod environment;
+pub mod environment;
 mod stage;
 mod story;
 mod wait;

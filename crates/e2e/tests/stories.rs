@@ -18,6 +18,8 @@ mod stories {
     pub(crate) mod clusters;
     // The sample services.
     pub(crate) mod shop;
+    // Programs that stand in for a process of this machine.
+    pub(crate) mod sessions;
     // Faults of the network between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and come back.
@@ -31,7 +33,7 @@ use std::sync::Arc;
 
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
-use stories::{clusters, extensions, kubernetes, lifecycle, network, power, shop};
+use stories::{clusters, extensions, kubernetes, lifecycle, network, power, sessions, shop};
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
 const AT_ONCE: usize = 3;
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         extensions::stories,
         clusters::stories,
         shop::stories,
+        sessions::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))

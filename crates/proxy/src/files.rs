@@ -49,18 +49,19 @@ impl TargetFiles {
         let memory =
             memfd_create("standin", MFdFlags::MFD_CLOEXEC).map_err(interceptor::Instead::Fail)?;
         let mut file = File::from(memory);
-        file.write_all(&opened.first_bytes).map_err(failed)?;
+        file.write_all(&opened.first_bytes)
+            .map_err(|error| failed(&error))?;
         if !opened.whole {
             let rest = self
                 .agent
                 .wait(self.read_rest(opened.handle, opened.first_bytes.len() as u64));
             self.close(opened.handle);
-            file.write_all(&rest?).map_err(failed)?;
+            file.write_all(&rest?).map_err(|error| failed(&error))?;
         }
         // Opened anew: reading only, from the beginning.
         File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
             .map(OwnedFd::from)
-            .map_err(failed)
+            .map_err(|error| failed(&error))
     }
 
     async fn read_rest(&self, handle: u64, offset: u64) -> Answer<bytes::Bytes> {
@@ -116,7 +117,7 @@ impl TargetFiles {
         let folder = tempfile::Builder::new()
             .prefix("standin-")
             .tempdir()
-            .map_err(failed)?;
+            .map_err(|error| failed(&error))?;
         for entry in entries {
             let place = folder.path().join(OsStr::from_bytes(&entry.name));
             match entry.kind & libc::S_IFMT {
@@ -124,13 +125,13 @@ impl TargetFiles {
                 libc::S_IFLNK => symlink("target", &place),
                 _ => File::create(&place).map(drop),
             }
-            .map_err(failed)?;
+            .map_err(|error| failed(&error))?;
         }
         let opened = File::options()
             .read(true)
             .custom_flags(libc::O_DIRECTORY)
             .open(folder.path())
-            .map_err(failed)?;
+            .map_err(|error| failed(&error))?;
         self.folders
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -220,7 +221,7 @@ fn place(path: &Path, follow: bool) -> Place {
     }
 }
 
-fn failed(error: std::io::Error) -> interceptor::Instead {
+fn failed(error: &std::io::Error) -> interceptor::Instead {
     error
         .raw_os_error()
         .map_or(Errno::EIO, Errno::from_raw)

@@ -11,4 +11,6 @@ mod outgoing;
 mod session;
 
 pub use error::Error;
+/// Programs start processes in a session, and learn whether this machine can, through its host.
+pub use interceptor::{Diagnosis, Launch, diagnose};
 pub use session::Session;

@@ -69,7 +69,7 @@ impl Session {
         let hello = ControlClient::new(client.clone())
             .hello(hello)
             .await
-            .map_err(refused)?
+            .map_err(|status| refused(&status))?
             .into_inner();
         let agent = Agent {
             client,
@@ -88,7 +88,7 @@ impl Session {
         let answer = EnvClient::new(self.agent.client.clone())
             .list(ListEnvRequest {})
             .await
-            .map_err(refused)?;
+            .map_err(|status| refused(&status))?;
         let target = answer.into_inner().variables.into_iter();
         let target = target
             .map(|variable| (variable.name.to_vec(), variable.value.to_vec()))
@@ -152,7 +152,7 @@ impl Host for Session {
     }
 }
 
-fn refused(status: tonic::Status) -> Error {
-    let detail = Failure::from_status(&status).map(|failure| failure.detail);
+fn refused(status: &tonic::Status) -> Error {
+    let detail = Failure::from_status(status).map(|failure| failure.detail);
     Error::Refused(detail.unwrap_or_else(|| status.to_string()))
 }

@@ -161,7 +161,15 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
         node::for_image()?,
         &progress,
     )?;
+    process::run(workspace::cargo(&settings.root).args([
+        "build",
+        "--locked",
+        "--package=cli",
+        "--package=server",
+    ]))?;
+    let standin = workspace::target()?.join("debug");
     let told = run_as_root(&executables, &settings.root.join("crates/e2e"), |command| {
+        command.env(environment::PROGRAMS, &standin);
         if !settings.uses_lab() {
             command.env(environment::CONTEXTS, settings.contexts.join(","));
         }

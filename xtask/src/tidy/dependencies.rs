@@ -184,6 +184,8 @@ fn check_package(package: &Package, packages: &[Package]) -> Vec<Finding> {
                 package.name
             ));
         } else if packages.iter().any(|ours| ours.name == *dependency)
+            // A crate names itself to have a feature in its own tests.
+            && package.name != *dependency
             && let Some(imported) = find(dependency)
             && !importer.group.may_import(imported.group)
             && !importer.guests.contains(&imported.name)
