@@ -242,10 +242,12 @@ pub(crate) fn run(target: &Arc<Target>, script: &str) -> Ended {
     }
 }
 
-/// Runs the same script without supervision.
+/// Runs the same script without supervision, in the same environment: otherwise two programs would be compared.
 pub(crate) fn run_bare(script: &str) -> Ended {
     let output = std::process::Command::new("bash")
         .args(["-c", &format!("exec 2>&1\n{script}")])
+        .env_clear()
+        .envs(environment())
         .stdin(Stdio::null())
         .output()
         .unwrap();
