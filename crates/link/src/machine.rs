@@ -318,7 +318,9 @@ impl Machine {
         self.peer_limit = self.peer_limit.max(peer.limit);
         self.attachments += 1;
         let position = self.position();
-        let ack_step = peer.replay_capacity.min(self.limits.receive_window) / 4;
+        // Rarely enough to cost little, often enough that the sender uses the same memory again while it is in the
+        // processor's cache, which is what a fast sender is limited by.
+        let ack_step = peer.replay_capacity.min(self.limits.receive_window) / 16;
         self.phase = Phase::Attached(Attachment {
             decoder: Decoder::default(),
             raw: BytesMut::new(),
