@@ -348,6 +348,6 @@ fn acknowledgements_are_rare() {
         receiver.read(|_| {}, 10);
         said += usize::from(!take_all(&mut receiver).is_empty());
     }
-    // After 62 bytes, a sixteenth of the smaller buffer, which is the sender's: with every seventh frame.
-    assert_eq!(said, 100 / 7);
+    // After 250 bytes, a quarter of the smaller buffer, which is the sender's: with every 25th frame.
+    assert_eq!(said, 100 / 25);
 }
