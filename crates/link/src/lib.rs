@@ -31,7 +31,7 @@ pub mod http2;
 mod inbox;
 mod link;
 mod machine;
-#[cfg(feature = "measure")]
+#[cfg(any(test, feature = "measure"))]
 pub mod measure;
 mod outbox;
 mod server;

@@ -7,8 +7,6 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 const BLOCK: usize = 64 * 1024;
-/// Freed blocks to keep for the next bytes; more are given back.
-const SPARE_BLOCKS: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Outbox {
@@ -19,8 +17,10 @@ pub(crate) struct Outbox {
     start: u64,
     /// The number that the next byte will get.
     end: u64,
-    blocks: VecDeque<Box<[u8]>>,
-    spare: Vec<Box<[u8]>>,
+    /// All but the last are full.
+    blocks: VecDeque<Vec<u8>>,
+    /// Freed blocks for the next bytes, until [`Outbox::shrink`].
+    spare: Vec<Vec<u8>>,
 }
 
 impl Outbox {
@@ -55,16 +55,15 @@ impl Outbox {
         let count = bytes.len().min(self.room());
         let mut rest = &bytes[..count];
         while !rest.is_empty() {
-            let offset = (self.end - self.base) as usize;
-            if offset == self.blocks.len() * BLOCK {
+            let within = (self.end - self.base) as usize % BLOCK;
+            if within == 0 {
                 let block = self.spare.pop();
-                let block = block.unwrap_or_else(|| vec![0; BLOCK].into_boxed_slice());
-                self.blocks.push_back(block);
+                self.blocks
+                    .push_back(block.unwrap_or_else(|| Vec::with_capacity(BLOCK)));
             }
-            let within = offset % BLOCK;
             let (now, later) = rest.split_at(rest.len().min(BLOCK - within));
             if let Some(block) = self.blocks.back_mut() {
-                block[within..within + now.len()].copy_from_slice(now);
+                block.extend_from_slice(now);
             }
             self.end += now.len() as u64;
             rest = later;
@@ -86,10 +85,15 @@ impl Outbox {
         }
     }
 
+    /// Gives memory back that a burst of bytes has needed.
+    pub(crate) fn shrink(&mut self) {
+        self.spare.truncate(1);
+    }
+
     fn keep_spare(&mut self) {
-        let block = self.blocks.pop_front();
-        if self.spare.len() < SPARE_BLOCKS {
-            self.spare.extend(block);
+        if let Some(mut block) = self.blocks.pop_front() {
+            block.clear();
+            self.spare.push(block);
         }
     }
 
@@ -163,6 +167,16 @@ mod tests {
             outbox.release(round * 12);
         }
         assert_eq!((outbox.blocks.len(), outbox.spare.len()), (0, 1));
+    }
+
+    #[test]
+    fn memory_is_given_back() {
+        let mut outbox = Outbox::new(100 * BLOCK);
+        outbox.push(&vec![1; 50 * BLOCK]);
+        outbox.release(49 * BLOCK as u64);
+        assert_eq!((outbox.blocks.len(), outbox.spare.len()), (1, 49));
+        outbox.shrink();
+        assert_eq!((outbox.blocks.len(), outbox.spare.len()), (1, 1));
     }
 
     #[test]

@@ -119,7 +119,7 @@ async fn a_killed_session_ends_everything(_: &Story<'_>) -> Result<()> {
     };
     let (program, agent) = (
         format!("^sleep {unique}"),
-        format!("--process {}$", target.pid),
+        format!("[-]-process {}$", target.pid),
     );
     until("the program to run", async || {
         Ok(running(&program).then_some(()))

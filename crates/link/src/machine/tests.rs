@@ -343,11 +343,11 @@ fn acknowledgements_are_rare() {
     let now = Instant::now();
     let mut receiver = attached(Side::Server, limits(4000, 4000), now);
     let mut said = 0;
-    for number in 0..40 {
-        receive(&mut receiver, now, &data(number * 100, &[0; 100])).unwrap();
-        receiver.read(|_| {}, 100);
+    for number in 0..100 {
+        receive(&mut receiver, now, &data(number * 10, &[0; 10])).unwrap();
+        receiver.read(|_| {}, 10);
         said += usize::from(!take_all(&mut receiver).is_empty());
     }
-    // After a quarter of the smaller buffer, which is the sender's 1000 bytes: with every third frame.
-    assert_eq!(said, 40 / 3);
+    // After 250 bytes, a quarter of the smaller buffer, which is the sender's: with every 25th frame.
+    assert_eq!(said, 100 / 25);
 }

@@ -49,6 +49,8 @@ impl Machine {
                 if now >= attachment.next_ping(self.limits.ping_every) {
                     attachment.ping = Some(now);
                     attachment.ping_due = true;
+                    // It is quiet.
+                    self.outbox.shrink();
                 }
                 if self.abandoned.is_some_and(|since| now >= since + linger) {
                     self.abort.get_or_insert_with(Abort::dropped);

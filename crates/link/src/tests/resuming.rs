@@ -22,7 +22,7 @@ async fn check(buffers: Buffers, depth: usize, lengths: [usize; 2], budgets: Vec
                 assert!(statistics.bytes_to_acknowledge <= buffers.replay_capacity as usize);
                 assert!(statistics.bytes_to_read <= buffers.receive_window as usize);
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(250)).await;
         }
     };
     let (at_client, at_server) = tokio::select! {
