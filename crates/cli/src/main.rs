@@ -6,6 +6,7 @@
 )]
 
 mod diagnose;
+mod environment;
 mod exec;
 mod verify;
 

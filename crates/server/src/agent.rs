@@ -1,5 +1,7 @@
 //! `standind agent`: serves one target to whoever knows the token, over links that survive the network.
 
+mod tls;
+
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::{env, thread};
@@ -7,7 +9,7 @@ use std::{env, thread};
 use ::agent::{Agent, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use clap::Args;
-use link::{Accepted, LinkServer, ServerSettings, SharedToken, Token};
+use link::{Accepted, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -22,6 +24,9 @@ pub(crate) struct AgentArguments {
     /// Where to listen; port 0 is any
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    /// Speak TLS, with a certificate of this run alone, whose SHA-256 is printed
+    #[arg(long)]
+    tls: bool,
     /// End when standard input is closed, which is when whoever started the agent is gone
     #[arg(long)]
     end_with_input: bool,
@@ -52,22 +57,30 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     }
     runtime.block_on(async {
         tokio::select! {
-            result = serve(arguments.listen, &agent, &token) => result,
+            result = serve(arguments, &agent, &token) => result,
             _ = end => Ok(()),
         }
     })
 }
 
-async fn serve(listen: SocketAddr, agent: &Agent, token: &str) -> Result<()> {
+async fn serve(arguments: &AgentArguments, agent: &Agent, token: &str) -> Result<()> {
     agent.check().await?;
+    let listen = arguments.listen;
     let listener = TcpListener::bind(listen)
         .await
         .with_context(|| format!("cannot listen on {listen}"))?;
+    let address = listener.local_addr()?;
+    let tls = arguments.tls.then(tls::acceptor).transpose()?;
+    match &tls {
+        None => println!("listening on {address}"),
+        Some((_, certificate)) => {
+            println!("listening on {address} with certificate {certificate}");
+        }
+    }
     let server = LinkServer::new(
         ServerSettings::default(),
         SharedToken(Token::new(token.as_bytes())?),
     );
-    println!("listening on {}", listener.local_addr()?);
     loop {
         let (pipe, from) = listener
             .accept()
@@ -75,16 +88,32 @@ async fn serve(listen: SocketAddr, agent: &Agent, token: &str) -> Result<()> {
             .context("cannot accept connections")?;
         link::set_tcp_options(&pipe)?;
         let (server, agent) = (server.clone(), agent.clone());
+        let acceptor = tls.as_ref().map(|(acceptor, _)| acceptor.clone());
         tokio::spawn(async move {
-            match server.accept(pipe).await {
-                Ok(Accepted::New(link)) => {
-                    if let Err(error) = agent.serve_connection(link).await {
-                        tracing::info!(%error, "a session ended");
-                    }
-                }
-                Ok(_) => tracing::debug!(%from, "a session continues"),
-                Err(error) => tracing::warn!(%error, %from, "a connection was refused"),
+            let result = match acceptor {
+                None => serve_pipe(&server, &agent, pipe).await,
+                Some(acceptor) => match acceptor.accept(pipe).await {
+                    Ok(pipe) => serve_pipe(&server, &agent, pipe).await,
+                    Err(error) => Err(error.into()),
+                },
+            };
+            if let Err(error) = result {
+                tracing::warn!(error = format!("{error:#}"), %from, "a connection ended");
             }
         });
+    }
+}
+
+async fn serve_pipe(
+    server: &LinkServer<SharedToken>,
+    agent: &Agent,
+    pipe: impl Pipe,
+) -> Result<()> {
+    match server.accept(pipe).await.context("refused")? {
+        Accepted::New(link) => agent.serve_connection(link).await.context("the session"),
+        _ => {
+            tracing::debug!("a session continues");
+            Ok(())
+        }
     }
 }
