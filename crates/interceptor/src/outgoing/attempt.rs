@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
 use super::relay::{Look, Relay, domain_of, loopback};
-use super::{Connections, Destination, Ends, Names, Socket, Transport, own};
+use super::{Connections, Datagrams, Destination, Ends, Names, Socket, Transport, own};
 use crate::Errno;
 use crate::notification::Notification;
 use crate::process::{self, has_signal};
@@ -128,12 +128,20 @@ struct DatagramEnds {
 }
 
 impl Registration {
-    /// Whether the application still has its socket. Datagram sockets do not say when they are closed; this asks the
-    /// kernel, and is meant for once in a while. Always true for streams.
+    /// Whether the application still has its socket, and still speaks to this peer. Datagram sockets do not say when they
+    /// are closed; this asks the kernel, and is meant for once in a while. Always true for streams.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.datagrams
-            .is_none_or(|ends| own::is_datagram_port_open(ends.application.port(), ends.made))
+        let Some(ends) = self.datagrams else {
+            return true;
+        };
+        // It may have been connected to somebody else.
+        let is_peer = |datagrams: Datagrams| {
+            let mut peers = datagrams.peers.iter();
+            peers.any(|(_, relay)| *relay == ends.relay)
+        };
+        self.connections.datagrams(self.cookie).is_some_and(is_peer)
+            && own::is_datagram_port_open(ends.application.port(), ends.made)
     }
 
     /// Tells the application that nobody takes what it sends, as its kernel would: the next call on its connected

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr as _;
 use std::sync::{Arc, Mutex};
 
-use hickory_proto::op::{Message, MessageType, OpCode, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::{A, AAAA, CNAME, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -78,10 +78,7 @@ impl Nameserver {
             let zone = RData::SOA(SOA::new(name(), name(), 1, 2, 3, 4, 30));
             response.add_authority(Record::from_rdata(name(), 60, zone));
         }
-        let room = query
-            .edns
-            .as_ref()
-            .map_or(512, |options| options.max_payload());
+        let room = query.edns.as_ref().map_or(512, Edns::max_payload);
         if let Some(options) = query.edns {
             response.set_edns(options);
         }

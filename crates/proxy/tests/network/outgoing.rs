@@ -87,7 +87,9 @@ fn failures_are_those_of_the_target() {
     let world = World::new();
     world.run_inside(
         "ip route add unreachable 203.0.113.0/24
-        ip link add quiet type dummy && ip link set quiet up && ip route add 198.51.100.0/24 dev quiet
+        ip link add quiet type veth peer name sink && ip link set quiet up && ip link set sink up
+        ip route add 198.51.100.0/24 dev quiet
+        ip neighbour add 198.51.100.1 lladdr 02:00:00:00:00:01 dev quiet
         echo 1 > /proc/sys/net/ipv4/tcp_syn_retries",
     );
     let session = world.session("true");
