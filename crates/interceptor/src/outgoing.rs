@@ -63,7 +63,7 @@ pub enum Destination {
 /// What the application sees as the ends of a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The local end; this machine's own if not known.
+    /// The local end; this machine's own if not known. For datagrams, port 0 stands for the application's own port.
     pub local: Option<SocketAddr>,
     /// The other end; the destination that was asked for if not known.
     pub peer: Option<SocketAddr>,
@@ -142,6 +142,17 @@ impl Connections {
         }
         self.any.store(true, Ordering::Relaxed);
         self.any_datagrams.store(true, Ordering::Relaxed);
+    }
+
+    /// What the application sees as its own end of a connected datagram socket.
+    fn set_local(&self, cookie: u64, local: SocketAddr) {
+        self.with(cookie, |socket| {
+            if let Socket::Datagrams(datagrams) = socket
+                && let Some(ends) = &mut datagrams.connected
+            {
+                ends.local = Some(local);
+            }
+        });
     }
 
     /// The host has let go of a peer.

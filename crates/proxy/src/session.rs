@@ -78,6 +78,7 @@ impl Session {
         let agent = Agent {
             client,
             runtime: Handle::current(),
+            routes: Arc::default(),
         };
         let mut control = ControlClient::new(agent.client.clone());
         let hello = control.hello(hello);
