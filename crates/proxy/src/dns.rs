@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use config::{DnsRules, Side};
-use interceptor::Outgoing;
+use interceptor::{Names, Outgoing};
 use protocol::dns::hosts_lines;
 use protocol::files::FIRST_BYTES;
 use protocol::rpc::{self, DnsSettingsRequest, ExchangeRequest, LookupRequest, Outcome};
@@ -166,11 +166,19 @@ impl Dns {
         })
     }
 
-    /// Answers a socket of the application; returns at once.
+    /// Answers a socket of the application, as long as that has it. Takes as long as connecting it to us.
     pub(crate) fn serve(&self, outgoing: Outgoing) {
         let resolver = Arc::clone(&self.resolver);
+        let transport = outgoing.transport();
+        let connection = match outgoing.establish(Names::default()) {
+            Ok(connection) => connection,
+            Err(errno) => {
+                tracing::debug!(%errno, "a socket for names could not be connected to us");
+                return;
+            }
+        };
         self.agent.runtime.spawn(async move {
-            if let Err(error) = service::serve(resolver, outgoing).await {
+            if let Err(error) = service::serve(resolver, transport, connection).await {
                 tracing::debug!(%error, "a socket for names ended");
             }
         });

@@ -32,10 +32,16 @@ const PARTS: usize = 4;
 
 type Sender = http_body_util::channel::Sender<Bytes, http2::BoxError>;
 
-/// Connects on the session's runtime; returns at once.
+/// Connects on the session's runtime; returns at once, or as soon as the application's own half is connected.
 pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
     let agent = agent.clone();
     let runtime = agent.runtime.clone();
+    if let (Transport::Udp, Destination::Internet(peer)) =
+        (outgoing.transport(), outgoing.destination())
+    {
+        let peer = *peer;
+        return datagrams::connect(agent, outgoing, peer);
+    }
     runtime.spawn(async move {
         if let Err(error) = carry(&agent, outgoing).await {
             tracing::debug!(%error, "a connection ended");
@@ -45,10 +51,6 @@ pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
 
 async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
     let (path, headers) = match (outgoing.transport(), outgoing.destination()) {
-        (Transport::Udp, Destination::Internet(address)) => {
-            let address = *address;
-            return datagrams::carry(agent, outgoing, address).await;
-        }
         (_, Destination::Internet(address)) => (
             TCP,
             TcpConnect {

@@ -31,7 +31,7 @@ const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a silent server is asked last.
 const SILENT: Duration = Duration::from_secs(30);
 /// Of more addresses in one answer it is not told from where they are reached.
-const MOST_REACHED: usize = 64;
+const MOST_REACHED: usize = 1024;
 /// A port that nobody minds.
 const DISCARD: u16 = 9;
 

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use interceptor::{Connection, Errno, Names, Outgoing, Registration};
@@ -26,10 +27,13 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// A socket that the application keeps longer was not made only to be asked for its address.
 const MOMENT: Duration = Duration::from_millis(20);
 
-pub(super) async fn carry(agent: &Agent, outgoing: Outgoing, peer: SocketAddr) -> io::Result<()> {
-    let open = UdpOpen {
-        peer: UdpPeer::Connected(peer),
-        bind: None,
+/// Gives a socket of the application a peer at the target.
+pub(super) fn connect(agent: Agent, outgoing: Outgoing, peer: SocketAddr) {
+    let runtime = agent.runtime.clone();
+    let ended = |result: io::Result<()>| {
+        if let Err(error) = result {
+            tracing::debug!(%error, "datagrams ended");
+        }
     };
     match agent.routes.get(peer.ip()) {
         Some(Err(errno)) => outgoing.refuse(errno),
@@ -38,33 +42,58 @@ pub(super) async fn carry(agent: &Agent, outgoing: Outgoing, peer: SocketAddr) -
                 local: Some(SocketAddr::new(from, 0)),
                 peer: None,
             };
-            let (socket, registration) = establish(outgoing, names).await?.into_parts();
-            let socket = asynchronous(socket)?;
-            let _ = timeout(MOMENT, socket.readable()).await;
-            if !registration.is_open() {
-                return Ok(());
+            match outgoing.establish(names) {
+                Ok(connection) => {
+                    runtime.spawn(async move { ended(follow(&agent, connection, peer).await) });
+                }
+                Err(errno) => ended(Err(errno.into())),
             }
-            let opened = ask(agent, UDP, open.to_headers()).await;
-            let (sender, response) = opened.map_err(io::Error::from)?;
-            if let Ok(ends) = Connected::from_headers(response.headers()) {
-                registration.set_local(ends.local);
-            }
-            relay(&socket, &registration, sender, response.into_body()).await;
         }
-        None => match ask(agent, UDP, open.to_headers()).await {
-            Err(errno) => outgoing.refuse(errno),
-            Ok((sender, response)) => {
-                let ends = Connected::from_headers(response.headers()).ok();
-                let names = Names {
-                    local: ends.map(|ends| ends.local),
-                    peer: ends.and_then(|ends| ends.peer),
-                };
-                let (socket, registration) = establish(outgoing, names).await?.into_parts();
-                let socket = asynchronous(socket)?;
-                relay(&socket, &registration, sender, response.into_body()).await;
-            }
-        },
+        None => {
+            runtime.spawn(async move { ended(lead(&agent, outgoing, peer).await) });
+        }
     }
+}
+
+fn open(peer: SocketAddr) -> HeaderMap {
+    let peer = UdpPeer::Connected(peer);
+    UdpOpen { peer, bind: None }.to_headers()
+}
+
+/// First the agent's socket, then the application's: it is told the truth of the target's.
+async fn lead(agent: &Agent, outgoing: Outgoing, peer: SocketAddr) -> io::Result<()> {
+    let (sender, response) = match ask(agent, UDP, open(peer)).await {
+        Ok(opened) => opened,
+        Err(errno) => {
+            outgoing.refuse(errno);
+            return Ok(());
+        }
+    };
+    let ends = Connected::from_headers(response.headers()).ok();
+    let names = Names {
+        local: ends.map(|ends| ends.local),
+        peer: ends.and_then(|ends| ends.peer),
+    };
+    let (socket, registration) = establish(outgoing, names).await?.into_parts();
+    let socket = asynchronous(socket)?;
+    relay(&socket, &registration, sender, response.into_body()).await;
+    Ok(())
+}
+
+/// The application's socket is connected, and the agent's follows when it is of use.
+async fn follow(agent: &Agent, connection: Connection, peer: SocketAddr) -> io::Result<()> {
+    let (socket, registration) = connection.into_parts();
+    let socket = asynchronous(socket)?;
+    let _ = timeout(MOMENT, socket.readable()).await;
+    if !registration.is_open() {
+        return Ok(());
+    }
+    let opened = ask(agent, UDP, open(peer)).await;
+    let (sender, response) = opened.map_err(io::Error::from)?;
+    if let Ok(ends) = Connected::from_headers(response.headers()) {
+        registration.set_local(ends.local);
+    }
+    relay(&socket, &registration, sender, response.into_body()).await;
     Ok(())
 }
 
