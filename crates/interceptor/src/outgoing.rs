@@ -181,12 +181,16 @@ fn choose(
     transport: Transport,
     destination: &Destination,
 ) -> DestinationChoice {
-    if let Destination::Internet(address) = destination
-        && supervisor.connections.own.is_behind(transport, *address)
-    {
-        return DestinationChoice::Local;
+    let choice = supervisor.host.choose_destination(transport, destination);
+    match destination {
+        Destination::Internet(address)
+            if choice != DestinationChoice::Local
+                && supervisor.connections.own.is_behind(transport, *address) =>
+        {
+            DestinationChoice::Local
+        }
+        _ => choice,
     }
-    supervisor.host.choose_destination(transport, destination)
 }
 
 /// What a socket is, if it is one that can lead to the target.
