@@ -7,7 +7,7 @@
 //!
 //! | call | caught |
 //! |---|---|
-//! | `connect`, `getpeername`, `getsockname` | always |
+//! | `connect`, `getpeername`, `getsockname`, `listen` | always |
 //! | `getsockopt` | for `SO_ERROR` |
 //! | `sendto`, `recvfrom` | with an address |
 //! | `socket` | for internet datagrams |
@@ -22,6 +22,7 @@ mod address;
 mod attempt;
 mod calls;
 mod datagrams;
+mod own;
 mod relay;
 
 use std::collections::HashMap;
@@ -35,7 +36,10 @@ pub use self::attempt::{Connection, Outgoing, Registration};
 pub(crate) use self::calls::decide;
 
 use crate::Errno;
+use crate::host::DestinationChoice;
 use crate::outgoing::attempt::Attempt;
+use crate::outgoing::own::OwnSockets;
+use crate::supervisor::Supervisor;
 use crate::sys::socket;
 use crate::workers::lock;
 
@@ -59,7 +63,7 @@ pub enum Destination {
 /// What the application sees as the ends of a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The local end; this machine's own if not known.
+    /// The local end; this machine's own if not known. For datagrams, port 0 stands for the application's own port.
     pub local: Option<SocketAddr>,
     /// The other end; the destination that was asked for if not known.
     pub peer: Option<SocketAddr>,
@@ -99,6 +103,7 @@ pub(crate) struct Connections {
     /// Whether there ever was one, and one for datagrams, so that programs without pay nothing.
     any: AtomicBool,
     any_datagrams: AtomicBool,
+    own: OwnSockets,
     /// Held while a number for a datagram socket is chosen.
     placing: Mutex<()>,
 }
@@ -139,6 +144,17 @@ impl Connections {
         self.any_datagrams.store(true, Ordering::Relaxed);
     }
 
+    /// What the application sees as its own end of a connected datagram socket.
+    fn set_local(&self, cookie: u64, local: SocketAddr) {
+        self.with(cookie, |socket| {
+            if let Socket::Datagrams(datagrams) = socket
+                && let Some(ends) = &mut datagrams.connected
+            {
+                ends.local = Some(local);
+            }
+        });
+    }
+
     /// The host has let go of a peer.
     fn remove_peer(&self, cookie: u64, relay: SocketAddr) {
         let mut sockets = lock(&self.sockets);
@@ -156,6 +172,24 @@ impl Connections {
             _ => None,
         })
         .flatten()
+    }
+}
+
+/// Where a connection or datagram goes.
+fn choose(
+    supervisor: &Supervisor,
+    transport: Transport,
+    destination: &Destination,
+) -> DestinationChoice {
+    let choice = supervisor.host.choose_destination(transport, destination);
+    match destination {
+        Destination::Internet(address)
+            if choice != DestinationChoice::Local
+                && supervisor.connections.own.is_behind(transport, *address) =>
+        {
+            DestinationChoice::Local
+        }
+        _ => choice,
     }
 }
 

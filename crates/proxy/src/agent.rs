@@ -1,23 +1,33 @@
 //! Asking the agent, from threads that may wait.
 
 use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use interceptor::{Errno, Instead};
 use link::http2;
 use protocol::rpc::Failure;
+use protocol::rpc::dns_client::DnsClient;
 use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
+
+use crate::outgoing::Routes;
 
 /// One connection to the agent, shared by everything in a session.
 #[derive(Debug, Clone)]
 pub(crate) struct Agent {
     pub(crate) client: http2::Client,
     pub(crate) runtime: Handle,
+    pub(crate) routes: Arc<Routes>,
 }
 
 impl Agent {
     pub(crate) fn files(&self) -> FilesClient<http2::Client> {
         FilesClient::new(self.client.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    pub(crate) fn dns(&self) -> DnsClient<http2::Client> {
+        DnsClient::new(self.client.clone())
     }
 
     /// Waits for an answer, on a thread of the interceptor.
@@ -34,6 +44,14 @@ pub(crate) fn instead(status: &tonic::Status) -> Instead {
         tracing::warn!(%status, "the agent did not answer as expected");
     }
     Instead::Fail(errno(failure.as_ref()))
+}
+
+/// An address as the protocol has it: four or sixteen bytes.
+pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let version4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    version4
+        .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
 }
 
 pub(crate) fn errno(failure: Option<&Failure>) -> Errno {

@@ -4,7 +4,6 @@
 //! Bytes are copied in both directions, each at the pace of its reader, and each ends by itself.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 
 use bytes::{Bytes, BytesMut};
@@ -13,15 +12,18 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use interceptor::{Destination, Errno, Names, Outgoing, Transport};
 use link::http2;
-use protocol::outgoing::{
-    Connected, Datagram, DatagramDecoder, TCP, TcpConnect, UDP, UdpOpen, UdpPeer, UnixAddress,
-    UnixConnect, UnixKind,
-};
+use protocol::outgoing::{Connected, TCP, TcpConnect, UnixAddress, UnixConnect, UnixKind};
 use protocol::rpc::Failure;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UdpSocket, UnixStream};
+use tokio::net::{TcpStream, UnixStream};
 
 use crate::agent::{Agent, errno};
+
+mod datagrams;
+mod routes;
+
+pub(crate) use datagrams::until_closed;
+pub(crate) use routes::Routes;
 
 /// As much is read from the application at a time.
 const PART: usize = 64 * 1024;
@@ -30,10 +32,16 @@ const PARTS: usize = 4;
 
 type Sender = http_body_util::channel::Sender<Bytes, http2::BoxError>;
 
-/// Connects on the session's runtime; returns at once.
+/// Connects on the session's runtime; returns at once, or as soon as the application's own half is connected.
 pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
     let agent = agent.clone();
     let runtime = agent.runtime.clone();
+    if let (Transport::Udp, Destination::Internet(peer)) =
+        (outgoing.transport(), outgoing.destination())
+    {
+        let peer = *peer;
+        return datagrams::connect(agent, outgoing, peer);
+    }
     runtime.spawn(async move {
         if let Err(error) = carry(&agent, outgoing).await {
             tracing::debug!(%error, "a connection ended");
@@ -43,14 +51,6 @@ pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
 
 async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
     let (path, headers) = match (outgoing.transport(), outgoing.destination()) {
-        (Transport::Udp, Destination::Internet(address)) => (
-            UDP,
-            UdpOpen {
-                peer: UdpPeer::Connected(*address),
-                bind: None,
-            }
-            .to_headers(),
-        ),
         (_, Destination::Internet(address)) => (
             TCP,
             TcpConnect {
@@ -101,7 +101,7 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
             let (read, write) = UnixStream::from_std(stream)?.into_split();
             relay(read, write, sender, body).await;
         }
-        Transport::Udp => relay_datagrams(socket, sender, body).await?,
+        Transport::Udp => {}
     }
     Ok(())
 }
@@ -158,40 +158,4 @@ async fn relay(
         let _ = to_application.shutdown().await;
     };
     tokio::join!(there, back);
-}
-
-/// Copies datagrams in both directions until the agent's socket ends.
-async fn relay_datagrams(
-    socket: OwnedFd,
-    mut to_target: Sender,
-    mut from_target: Incoming,
-) -> io::Result<()> {
-    let socket = std::net::UdpSocket::from(socket);
-    socket.set_nonblocking(true)?;
-    let socket = UdpSocket::from_std(socket)?;
-    let mut decoder = DatagramDecoder::default();
-    let mut buffer = vec![0; PART];
-    loop {
-        tokio::select! {
-            received = socket.recv(&mut buffer) => {
-                // A peer that nobody listens at is reported by the next call; datagrams have no end.
-                let Ok(count) = received else { continue };
-                let mut frame = BytesMut::new();
-                Datagram::Payload { address: None, payload: Bytes::copy_from_slice(&buffer[..count]) }.encode(&mut frame);
-                if to_target.send_data(frame.freeze()).await.is_err() {
-                    return Ok(());
-                }
-            }
-            frame = from_target.frame() => {
-                let Some(Ok(frame)) = frame else { return Ok(()) };
-                let Ok(bytes) = frame.into_data() else { continue };
-                decoder.push(&bytes);
-                while let Ok(Some(datagram)) = decoder.next_datagram() {
-                    if let Datagram::Payload { payload, .. } = datagram {
-                        let _ = socket.send(&payload).await;
-                    }
-                }
-            }
-        }
-    }
 }

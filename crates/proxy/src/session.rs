@@ -1,14 +1,19 @@
 //! One session: the rules of its configuration, and the agent behind them.
 
 use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use config::{
-    Choice, EnvFile, EnvRules, FileRules, OutgoingRules, Protocol, Settings, Side, SkipRules,
-    Surroundings,
+    Choice, DnsRules, EnvFile, EnvRules, FileMode, FileRules, OutgoingRules, Protocol, Settings,
+    Side, SkipRules, Surroundings,
 };
-use interceptor::{Destination, Errno, Host, Intent, Outgoing, PathChoice, RemoteFiles, Transport};
+use interceptor::{
+    Destination, DestinationChoice, Errno, Host, Intent, Outgoing, PathChoice, RemoteFiles,
+    Transport,
+};
 use link::Pipe;
 use link::http2::{Client, Windows};
 use protocol::control::{FEATURES, VERSION};
@@ -18,6 +23,7 @@ use protocol::rpc::{Failure, HelloRequest, HelloResponse, ListEnvRequest};
 use tokio::runtime::Handle;
 
 use crate::agent::Agent;
+use crate::dns::Dns;
 use crate::error::Error;
 use crate::files::TargetFiles;
 use crate::outgoing;
@@ -30,6 +36,7 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 pub struct Session {
     agent: Agent,
     files: TargetFiles,
+    dns: Arc<Dns>,
     rules: Rules,
     hello: HelloResponse,
 }
@@ -38,6 +45,7 @@ pub struct Session {
 struct Rules {
     env: EnvRules,
     files: FileRules,
+    files_are_local: bool,
     outgoing: OutgoingRules,
     skip: SkipRules,
     hostname: bool,
@@ -55,6 +63,7 @@ impl Session {
         let rules = Rules {
             env: EnvRules::new(&settings.feature.env, env_file)?,
             files: FileRules::new(&settings.feature.fs, surroundings)?,
+            files_are_local: settings.feature.fs.mode == FileMode::Local,
             outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
             skip: SkipRules::new(settings),
             hostname: settings.feature.hostname,
@@ -66,18 +75,25 @@ impl Session {
             token: token.to_owned(),
             client: format!("standin {}", env!("CARGO_PKG_VERSION")),
         };
-        let hello = ControlClient::new(client.clone())
-            .hello(hello)
-            .await
-            .map_err(|status| refused(&status))?
-            .into_inner();
         let agent = Agent {
             client,
             runtime: Handle::current(),
+            routes: Arc::default(),
         };
+        let mut control = ControlClient::new(agent.client.clone());
+        let hello = control.hello(hello);
+        let dns = Dns::new(
+            agent.clone(),
+            DnsRules::new(&settings.feature.network.dns),
+            rules.outgoing.names(),
+        );
+        // What is asked before the agent has said hello waits for it there: one round trip for both.
+        let (hello, ()) = tokio::join!(hello, dns.start());
+        let hello = hello.map_err(|status| refused(&status))?.into_inner();
         Ok(Session {
             files: TargetFiles::new(agent.clone()),
             agent,
+            dns,
             rules,
             hello,
         })
@@ -100,8 +116,41 @@ impl Session {
     }
 }
 
+impl Session {
+    /// The place of a file that says how names are resolved: it follows the names, unless a list of the user names it.
+    fn choose_dns_file(&self, path: &Path, intent: Intent) -> Option<PathChoice> {
+        if intent == Intent::Write || !Dns::is_file(path) {
+            return None;
+        }
+        match self.dns.is_enabled() {
+            false => Some(PathChoice::Local),
+            true if self.rules.files_are_local => Some(PathChoice::Remote(path.to_path_buf())),
+            true => None,
+        }
+    }
+
+    fn choose_address(&self, protocol: Protocol, address: SocketAddr) -> Side {
+        if let Some(side) = self.dns.choose(address) {
+            return side;
+        }
+        // The kernel takes the unspecified address for localhost, and so do filters.
+        let ip = match address.ip().to_canonical() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let address = SocketAddr::new(ip, address.port());
+        let rules = &self.rules.outgoing;
+        self.dns
+            .with_names(ip, |names| rules.choose(protocol, address, names))
+    }
+}
+
 impl Host for Session {
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+        if let Some(choice) = self.choose_dns_file(path, intent) {
+            return choice;
+        }
         let bytes = path.as_os_str().as_bytes();
         match self.rules.files.choose(bytes, intent == Intent::Write) {
             Choice::Local(_) => PathChoice::Local,
@@ -112,17 +161,30 @@ impl Host for Session {
         }
     }
 
-    fn choose_destination(&self, transport: Transport, destination: &Destination) -> bool {
+    fn choose_destination(
+        &self,
+        transport: Transport,
+        destination: &Destination,
+    ) -> DestinationChoice {
         let protocol = if transport == Transport::Udp {
             Protocol::Udp
         } else {
             Protocol::Tcp
         };
         let side = match destination {
-            Destination::Internet(address) => self.rules.outgoing.choose(protocol, *address, &[]),
-            Destination::Unix(path) => self.rules.outgoing.choose_unix(path.as_os_str().as_bytes()),
+            Destination::Internet(address) => self.choose_address(protocol, *address),
+            Destination::Unix(path) => {
+                let side = self.rules.outgoing.choose_unix(path.as_os_str().as_bytes());
+                if side == Side::Local && self.dns.hides(path) {
+                    return DestinationChoice::Refused(Errno::ENOENT);
+                }
+                side
+            }
         };
-        side == Side::Remote
+        match side {
+            Side::Local => DestinationChoice::Local,
+            Side::Remote => DestinationChoice::Remote,
+        }
     }
 
     fn files(&self) -> &dyn RemoteFiles {
@@ -130,7 +192,12 @@ impl Host for Session {
     }
 
     fn connect(&self, outgoing: Outgoing) {
-        outgoing::connect(&self.agent, outgoing);
+        match outgoing.destination() {
+            Destination::Internet(address) if self.dns.answers_for(*address) => {
+                self.dns.serve(outgoing);
+            }
+            _ => outgoing::connect(&self.agent, outgoing),
+        }
     }
 
     fn hostname(&self) -> Option<OsString> {

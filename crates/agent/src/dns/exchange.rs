@@ -5,38 +5,48 @@
 //! dead nameserver costs one slow answer and not all of them.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use protocol::dns::ResolvConf;
+use protocol::dns::message::{self, Section};
+use protocol::dns::{Judgement, Query, ResolvConf, judge};
+use protocol::rpc::{Failure, Reach};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::packet::{Judgement, Query, judge};
 use crate::agent::Agent;
+use crate::error::errno_of;
 use crate::outgoing::{connect_tcp, open_udp, receive_one};
 use crate::{Error, Result};
 
 /// After this long without a word, the next server is asked as well.
 const PATIENCE: Duration = Duration::from_millis(800);
+/// How long a server may take when all have been silent lately: whoever asks shall not wait long for every name.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a silent server is asked last.
 const SILENT: Duration = Duration::from_secs(30);
+/// Of more addresses in one answer it is not told from where they are reached.
+const MOST_REACHED: usize = 1024;
+/// A port that nobody minds.
+const DISCARD: u16 = 9;
 
 /// Nameservers that did not answer, and until when they are asked last.
 #[derive(Debug, Default)]
 pub(crate) struct Silent(Mutex<HashMap<SocketAddr, Instant>>);
 
 impl Silent {
-    fn put_last(&self, servers: &mut [SocketAddr]) {
+    /// Answers whether all are silent.
+    fn put_last(&self, servers: &mut [SocketAddr]) -> bool {
         let now = Instant::now();
         let mut known = self.known();
         known.retain(|_, until| *until > now);
         servers.sort_by_key(|server| known.contains_key(server));
+        servers.iter().all(|server| known.contains_key(server))
     }
 
     fn remember(&self, server: SocketAddr) {
@@ -59,21 +69,29 @@ pub(crate) async fn exchange(
     settings: &ResolvConf,
     message: &[u8],
 ) -> Result<(Bytes, SocketAddr)> {
-    let query = Query::new(message, rand::random())?;
+    let query = Query::new(message, rand::random())
+        .ok_or(Error::Missing("DNS message with one question"))?;
     let mut servers = settings.nameservers.clone();
     if settings.rotate {
         let first = rand::random_range(0..servers.len().max(1));
         servers.rotate_left(first);
     }
     let silent = agent.silent_nameservers();
-    silent.put_last(&mut servers);
+    let all_silent = silent.put_last(&mut servers);
+    let patience = Duration::from_secs(settings.timeout_seconds.into());
     let race = Race {
         agent,
         query: &query,
         tcp: settings.tcp,
-        patience: Duration::from_secs(settings.timeout_seconds.into()),
+        patience: match all_silent {
+            true => patience.min(LITTLE_PATIENCE),
+            false => patience,
+        },
     };
-    let attempts = usize::try_from(settings.attempts).unwrap_or(1);
+    let attempts = match all_silent {
+        true => 1,
+        false => usize::try_from(settings.attempts).unwrap_or(1),
+    };
     let turns = servers
         .iter()
         .copied()
@@ -81,6 +99,50 @@ pub(crate) async fn exchange(
         .take(servers.len() * attempts);
     let (answer, server) = race.run(turns.collect()).await?;
     Ok((Bytes::from(query.finish(answer)), server))
+}
+
+/// From where the target reaches the addresses in an answer. Connecting a socket for datagrams sends nothing, and asks the
+/// routing table.
+pub(crate) async fn reach(agent: &Agent, answer: &[u8]) -> Result<Vec<Reach>> {
+    let records = message::records(answer).unwrap_or_default();
+    let addresses = records
+        .iter()
+        .filter(|record| record.section == Section::Answer)
+        .filter_map(|record| record.address(answer));
+    let addresses: Vec<IpAddr> = addresses.take(MOST_REACHED).collect();
+    if addresses.is_empty() {
+        return Ok(Vec::new());
+    }
+    let find = move || Ok(addresses.into_iter().map(reach_one).collect());
+    agent.sockets().run(find).await
+}
+
+fn reach_one(address: IpAddr) -> Reach {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let bytes = |address: IpAddr| match address {
+        IpAddr::V4(address) => Bytes::copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => Bytes::copy_from_slice(&address.octets()),
+    };
+    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((address, DISCARD))?;
+        socket.local_addr()
+    });
+    let (from, failure) = match from {
+        Ok(from) => (bytes(from.ip()), None),
+        Err(error) => {
+            let number = errno_of(&error).raw_os_error();
+            let failure = Failure::from_errno(number, "find a way to this address");
+            (Bytes::new(), Some(failure))
+        }
+    };
+    Reach {
+        address: bytes(address),
+        from,
+        failure,
+    }
 }
 
 /// Whom to ask with what.
@@ -170,5 +232,28 @@ impl Race<'_> {
             return Ok(answer);
         }
         Err(Error::operation("understand a nameserver")(Errno::PROTO))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_servers_are_asked_last() {
+        let silent = Silent::default();
+        let [first, second]: [SocketAddr; 2] =
+            ["10.0.0.1:53", "10.0.0.2:53"].map(|text| text.parse().unwrap());
+        let order = |silent: &Silent| {
+            let mut servers = [first, second];
+            (silent.put_last(&mut servers), servers)
+        };
+        assert_eq!(order(&silent), (false, [first, second]));
+        silent.remember(first);
+        assert_eq!(order(&silent), (false, [second, first]));
+        silent.remember(second);
+        assert_eq!(order(&silent), (true, [first, second]));
+        silent.forget(first);
+        assert_eq!(order(&silent), (false, [first, second]));
     }
 }
