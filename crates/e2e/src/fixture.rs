@@ -42,10 +42,9 @@ impl Recipe {
     pub const C_MUSL: Recipe = Recipe::new("c/tour.c", "musl-gcc", STATIC_C, &[], "tour-c-musl");
     pub const JAVA: Recipe = Recipe::new("java/Tour.java", "javac", &["-d"], &[], "classes");
     pub const CROWD: Recipe = Recipe::new("crowd/crowd.go", "go", GO, STATIC_GO, "crowd");
-    pub const FAULTS: Recipe = Recipe::new("faults/faults.c", "gcc", STATIC_C, &[], "faults");
 
-    pub const ALL: [Recipe; 9] = [
-        Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD, Self::FAULTS,
+    pub const ALL: [Recipe; 8] = [
+        Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
     ];
 }
 

@@ -13,6 +13,7 @@
 //!   └────────────────────────┘           └────────────────────────┘
 //! ```
 
+mod agent;
 mod ground;
 mod inside;
 mod nameserver;
@@ -21,6 +22,7 @@ mod servers;
 mod session;
 mod target;
 
+pub use agent::{RunningAgent, Transport};
 pub use role::run_if_asked;
 pub use session::{Ended, Programs};
 pub use target::Target;

@@ -22,6 +22,12 @@ mod stories {
     pub(crate) mod sessions;
     // Every kind of program in a session.
     pub(crate) mod programs;
+    // Many connections and many bytes.
+    pub(crate) mod crowds;
+    // What goes wrong in sessions.
+    pub(crate) mod faults;
+    // Connections to an agent that are cut.
+    pub(crate) mod resume;
     // What the stories of sessions share.
     pub(crate) mod surroundings;
     // Faults of the network between clusters.
@@ -38,7 +44,8 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    clusters, extensions, kubernetes, lifecycle, network, power, programs, sessions, shop,
+    clusters, crowds, extensions, faults, kubernetes, lifecycle, network, power, programs, resume,
+    sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -57,6 +64,9 @@ fn main() -> ExitCode {
         shop::stories,
         sessions::stories,
         programs::stories,
+        crowds::stories,
+        faults::stories,
+        resume::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))
