@@ -1,223 +1,33 @@
 //! `cargo xtask demo`: what Standin does today, shown on this machine.
-//!
-//! Until there are sessions, this is the ground they will stand on: clusters with the sample shop, each answering for
-//! itself.
 
-use std::process::{self, ExitCode};
-use std::thread;
+mod clusters;
+mod machine;
 
-use anyhow::{Context, Result, anyhow, bail};
+use std::process::ExitCode;
+
+use anyhow::Result;
 use clap::Args;
-use lab::binaries::Binaries;
-use lab::image::ImageArchive;
-use lab::shop::{self, Programs};
-use lab::{Client, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
-use serde_json::Value;
 
-use crate::{node, privilege, table, workspace};
+pub(crate) use self::machine::run as on_this_machine;
 
-/// The lab that `--keep` leaves running. Others are named for their process, so that two demos never meet.
-const KEPT: &str = "demo";
-const NAMESPACE: &str = "standin-demo";
-
+/// Without options: a session on this machine alone, without root where the kernel allows it.
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
-    /// How many clusters the lab brings up on this machine
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 2,
-        conflicts_with = "contexts"
-    )]
-    clusters: usize,
-    /// Existing clusters, as contexts of your kubeconfig, instead of the lab
+    /// Show clusters instead: as many as this, brought up on this machine with the sample shop
+    #[arg(long, value_name = "N", conflicts_with = "contexts")]
+    clusters: Option<usize>,
+    /// Show clusters that exist already, as contexts of your kubeconfig, with the sample shop
     #[arg(long, value_name = "CONTEXT", value_delimiter = ',')]
     contexts: Vec<String>,
-    /// Leave everything running afterwards, to look around
+    /// Leave the clusters running afterwards, to look around
     #[arg(long)]
     keep: bool,
 }
 
 pub(crate) fn run(arguments: &DemoArguments) -> Result<ExitCode> {
-    let paths = Paths::from_environment();
-    let progress = Progress::to_stderr();
-    let uses_lab = arguments.contexts.is_empty();
-    if uses_lab {
-        crate::lab::prepare(&paths, arguments.clusters, 1)?;
-    }
-    let binaries = Binaries::ensure(&paths, &progress)?;
-    let programs = Programs::build(
-        &workspace::root()?,
-        &workspace::shop_target()?,
-        node::for_image()?,
-        &progress,
-    )?;
-    // Images are made of Debian packages, which needs root even where the clusters do not.
-    let purpose =
-        "the lab makes namespaces, devices and control groups, and images of Debian packages";
-    if let Some(ended) = privilege::continue_as_root(purpose, &programs.variables())? {
-        return Ok(ended);
-    }
-    if uses_lab {
-        on_lab(arguments, &paths, &programs, &progress)?;
-    } else {
-        on_contexts(arguments, &paths, &binaries, &programs, &progress)?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn on_lab(
-    arguments: &DemoArguments,
-    paths: &Paths,
-    programs: &Programs,
-    progress: &Progress,
-) -> Result<()> {
-    let name = if arguments.keep {
-        KEPT.to_owned()
-    } else {
-        format!("demo-{}", process::id())
-    };
-    let request = LabRequest::new(&name, arguments.clusters, 1, Shape::Full)?;
-    let lifetime = if arguments.keep {
-        Lifetime::Detached
-    } else {
-        Lifetime::Owned
-    };
-    let lab = Lab::up(paths, &request, lifetime, progress)?;
-    for image in programs.images(&paths.images(), progress)? {
-        lab.load_image(image.path())?;
-    }
-    progress.step("the shop's images are in every cluster");
-    let clients: Vec<Client> = lab.clusters().iter().map(lab::Cluster::client).collect();
-    for client in &clients {
-        client.create_namespace(NAMESPACE)?;
-    }
-    let shown = show(&clients, progress);
-    if arguments.keep {
-        eprintln!(
-            "
-Look around with: cargo xtask lab kubectl east --name {KEPT} -- get pods -A"
-        );
-        eprintln!("End it with:      cargo xtask lab down --name {KEPT}");
-    } else {
-        Lab::down(paths, &name)?;
-        progress.step("the clusters are gone; `--keep` leaves them running");
-    }
-    shown
-}
-
-fn on_contexts(
-    arguments: &DemoArguments,
-    paths: &Paths,
-    binaries: &Binaries,
-    programs: &Programs,
-    progress: &Progress,
-) -> Result<()> {
-    let clients = arguments
-        .contexts
-        .iter()
-        .map(|context| Client::of_context(context, paths, binaries))
-        .collect::<lab::Result<Vec<_>>>()?;
-    let images: Vec<ImageArchive> = programs.images(&paths.images(), progress)?;
-    for client in &clients {
-        for image in &images {
-            client.load_image_into_existing(image.path())?;
-        }
-    }
-    // Only what this run has made is removed afterwards.
-    for client in &clients {
-        client.create_new_namespace(NAMESPACE)?;
-    }
-    let shown = show(&clients, progress);
-    if !arguments.keep {
-        for client in &clients {
-            client.delete_namespace(NAMESPACE)?;
-        }
-        progress.step(format!(
-            "the namespace {NAMESPACE} is gone from every cluster; `--keep` leaves it"
-        ));
-    }
-    shown
-}
-
-/// Installs the shop everywhere and places one order in each cluster.
-fn show(clients: &[Client], progress: &Progress) -> Result<()> {
-    thread::scope(|scope| {
-        let installs: Vec<_> = clients
-            .iter()
-            .map(|client| {
-                scope.spawn(move || -> lab::Result<()> {
-                    shop::install(client, NAMESPACE)?;
-                    progress.step(format!("{}: the shop is open", client.name()));
-                    Ok(())
-                })
-            })
-            .collect();
-        installs.into_iter().try_for_each(|install| {
-            install
-                .join()
-                .map_err(|_| anyhow!("an installation ended by a bug"))?
-                .map_err(anyhow::Error::from)
-        })
-    })?;
-    for client in clients {
-        let answer = shop::order(client, NAMESPACE, "book", 2)?;
-        println!("\nAn order in {}:", client.name());
-        print!("{}", render(client.name(), &answer)?);
-    }
-    Ok(())
-}
-
-/// Who took part in an order. Someone of another cluster among them would mean that the clusters are not apart.
-fn render(cluster: &str, answer: &Value) -> Result<String> {
-    let steps = answer["answered_by"]
-        .as_array()
-        .with_context(|| format!("the shop answered {answer}"))?;
-    let mut rows = Vec::new();
-    for step in steps {
-        let field = |name: &str| step[name].as_str().unwrap_or("?").to_owned();
-        if field("cluster") != cluster {
-            bail!(
-                "{} of cluster {} answered an order in {cluster}",
-                field("service"),
-                field("cluster")
-            );
-        }
-        rows.push(vec![
-            field("service"),
-            field("over"),
-            field("cluster"),
-            field("pod"),
-            field("replica"),
-        ]);
-    }
-    Ok(table::render(
-        &["service", "over", "cluster", "pod", "replica"],
-        &[],
-        &rows,
-    ))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn an_order_is_shown_with_everyone_who_answered() {
-        let step = json!({"service": "checkout", "over": "grpc", "cluster": "east", "pod": "checkout-1-a", "replica": "a"});
-        let text = render("east", &json!({ "answered_by": [step] })).unwrap();
-        assert!(
-            text.lines().nth(1).unwrap().starts_with("checkout"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn an_answer_from_another_cluster_is_an_error() {
-        let answer = json!({ "answered_by": [{"service": "checkout", "cluster": "west"}] });
-        let error = render("east", &answer).unwrap_err().to_string();
-        assert_eq!(error, "checkout of cluster west answered an order in east");
+    match arguments.clusters {
+        Some(clusters) => clusters::run(arguments, clusters),
+        None if !arguments.contexts.is_empty() => clusters::run(arguments, 0),
+        None => on_this_machine(),
     }
 }

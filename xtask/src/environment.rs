@@ -21,6 +21,9 @@ pub(crate) const XDG_CACHE_HOME: &str = "XDG_CACHE_HOME";
 pub(crate) const HOME: &str = "HOME";
 pub(crate) const PATH: &str = "PATH";
 
+/// Whether Go links with C. Without, its programs are static.
+pub(crate) const CGO_ENABLED: &str = "CGO_ENABLED";
+
 /// Keeps apt from asking questions.
 pub(crate) const DEBIAN_FRONTEND: &str = "DEBIAN_FRONTEND";
 

@@ -29,7 +29,7 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
-    /// Bring up two clusters with the sample shop and show both answering
+    /// Show a session on this machine: the same program outside and inside
     Demo(demo::DemoArguments),
     /// Real clusters on this machine, by hand
     Lab(lab::LabArguments),

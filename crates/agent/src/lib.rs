@@ -22,7 +22,9 @@ mod identity;
 mod outgoing;
 mod sys;
 mod target;
+mod user_namespace;
 mod workers;
 
 pub use agent::{Agent, raise_descriptor_limit};
 pub use error::{Error, Result};
+pub use user_namespace::enter_user_namespace_of;

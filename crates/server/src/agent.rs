@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 use std::{env, thread};
 
-use ::agent::{Agent, raise_descriptor_limit};
+use ::agent::{Agent, enter_user_namespace_of, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use clap::Args;
 use link::{Accepted, LinkServer, Pipe, ServerSettings, SharedToken, Token};
@@ -40,6 +40,8 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     raise_descriptor_limit().context("the limit of open files cannot be raised")?;
     let token = env::var(TOKEN)
         .with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
+    // Before the runtime: it may only be done while there is one thread.
+    enter_user_namespace_of(arguments.process)?;
     let agent = Agent::for_process_with_token(arguments.process, token.clone())?;
     let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
     let (ended, end) = oneshot::channel();

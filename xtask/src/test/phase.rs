@@ -12,7 +12,7 @@ use lab::{Paths, Progress};
 
 use super::counts::{Outcome, Runner};
 use crate::process::Finished;
-use crate::{environment, node, packages, privilege, process, tidy, workspace};
+use crate::{demo, environment, node, packages, privilege, process, tidy, workspace};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {
@@ -22,6 +22,7 @@ pub(crate) enum Phase {
     Tidy,
     Unit,
     Shop,
+    Demo,
     #[value(name = "e2e")]
     E2e,
 }
@@ -54,6 +55,7 @@ impl Phase {
             Self::Tidy => "the rules of this repository that no compiler knows",
             Self::Unit => "tests of all crates that need no cluster",
             Self::Shop => "tests of the sample services in Go, Python and Node",
+            Self::Demo => "the demo on this machine",
             Self::E2e => "stories on real clusters",
         }
     }
@@ -76,6 +78,7 @@ impl Phase {
             Self::Tidy => run_tidy(),
             Self::Unit => run_unit_tests(root),
             Self::Shop => run_shop_tests(settings),
+            Self::Demo => run_demo(),
             Self::E2e => run_stories(settings),
         }
     }
@@ -103,6 +106,11 @@ fn install_packages(settings: &Settings) -> Result<Outcome> {
 
 fn run_tidy() -> Result<Outcome> {
     ensure!(tidy::run()? == ExitCode::SUCCESS, "see the list above");
+    Ok(Outcome::success())
+}
+
+fn run_demo() -> Result<Outcome> {
+    ensure!(demo::on_this_machine()? == ExitCode::SUCCESS, "see above");
     Ok(Outcome::success())
 }
 

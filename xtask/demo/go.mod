@@ -1,0 +1,3 @@
+module example.com/standin/demo
+
+go 1.24

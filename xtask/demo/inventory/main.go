@@ -1,0 +1,34 @@
+// Inventory is a service that only its own network reaches.
+package main
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+)
+
+func main() {
+	listener, err := net.Listen("tcp", os.Args[1])
+	if err != nil {
+		log.Fatal(err)
+	}
+	http.HandleFunc("GET /stock/{item}", func(answer http.ResponseWriter, request *http.Request) {
+		host, _, _ := net.SplitHostPort(request.RemoteAddr)
+		fmt.Fprintf(answer, "7 of %s, for %s\n", request.PathValue("item"), host)
+	})
+	// The process file system is still the machine's, so it has the machine's number for us.
+	pid, err := os.Readlink("/proc/self")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(pid)
+	// Whoever started the service holds its standard input, and it ends with them.
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	log.Fatal(http.Serve(listener, nil))
+}

@@ -1,0 +1,193 @@
+//! The demo on this machine alone: one program, run twice.
+//!
+//! A sample service is started in namespaces of its own, so that it has a host name, files and a network that nothing
+//! else on the machine has. Then a small program looks around, first as it is and then as the service's stand-in.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use lab::surroundings::Requirement;
+use nix::unistd::geteuid;
+
+use crate::{environment, packages, process, workspace};
+
+/// What the sample service needs to be by itself.
+const REQUIREMENTS: [Requirement; 2] = [
+    Requirement {
+        program: "unshare",
+        package: "util-linux",
+        purpose: "puts the sample service into namespaces of its own",
+    },
+    Requirement {
+        program: "ip",
+        package: "iproute2",
+        purpose: "gives the sample service its addresses",
+    },
+];
+
+/// What the program finds in a session, and only there.
+const ONLY_INSIDE: [&str; 5] = [
+    "checkout-1",
+    "EUR",
+    "hello from checkout",
+    "10.77.0.2",
+    "7 of book",
+];
+
+pub(crate) fn run() -> Result<ExitCode> {
+    let root = workspace::root()?;
+    packages::install_missing(&REQUIREMENTS)?;
+    let programs = Programs::build(&root)?;
+    let service = Service::start(&root.join("xtask/demo/service.sh"), &programs)?;
+
+    println!(
+        "
+A sample service, `checkout`, runs as process {pid} in namespaces of its own: a host name, a folder /etc and a network
+that nothing else on this machine has. `look` is a program that a developer works on: static Go, knowing nothing of
+Standin.
+
+Run as it is:
+
+$ look",
+        pid = service.pid
+    );
+    let outside = process::output(&mut Command::new(&programs.look))?;
+    print!("{outside}");
+    println!("\nRun as the stand-in for the service:\n");
+    println!("$ standin exec -t process/{} -- look", service.pid);
+    let inside = process::output(
+        Command::new(&programs.standin)
+            .args(["exec", "-t", &format!("process/{}", service.pid), "--"])
+            .arg(&programs.look),
+    )?;
+    print!("{inside}");
+    println!(
+        "
+The same program, on this machine, with the service's host name, environment, files, names and network. Nothing was
+rebuilt or deployed, and the service was not touched. Try it yourself: `standin exec --help`, at
+{}",
+        programs.standin.display()
+    );
+    judge(&outside, &inside)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A demo that shows nothing must not look like one that went well.
+fn judge(outside: &str, inside: &str) -> Result<()> {
+    for expected in ONLY_INSIDE {
+        if outside.contains(expected) {
+            bail!(
+                "{expected:?} was found without a session: the demo shows nothing on this machine"
+            );
+        }
+        if !inside.contains(expected) {
+            bail!(
+                "{expected:?} was not found in the session. `standin diagnose` says what is missing here"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Everything that the demo runs.
+#[derive(Debug)]
+struct Programs {
+    standin: PathBuf,
+    look: PathBuf,
+    inventory: PathBuf,
+}
+
+impl Programs {
+    fn build(root: &Path) -> Result<Self> {
+        process::run(workspace::cargo(root).args([
+            "build",
+            "--locked",
+            "--package=cli",
+            "--package=server",
+        ]))?;
+        let folder = workspace::target()?.join("demo");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        process::run(
+            Command::new("go")
+                .args(["build", "-o"])
+                .arg(&folder)
+                .args(["./look", "./inventory"])
+                .env(environment::CGO_ENABLED, "0")
+                .current_dir(root.join("xtask/demo")),
+        )?;
+        Ok(Programs {
+            standin: workspace::target()?.join("debug/standin"),
+            look: folder.join("look"),
+            inventory: folder.join("inventory"),
+        })
+    }
+}
+
+/// The sample service. It ends when this is dropped, or with us, however we end.
+#[derive(Debug)]
+struct Service {
+    namespaces: Child,
+    pid: u32,
+}
+
+impl Service {
+    fn start(script: &Path, programs: &Programs) -> Result<Self> {
+        let mut command = Command::new("unshare");
+        if !geteuid().is_root() {
+            // In a user namespace everyone may make the others.
+            command.args(["--user", "--map-root-user"]);
+        }
+        command
+            .args([
+                "--mount",
+                "--net",
+                "--uts",
+                "--pid",
+                "--fork",
+                "--kill-child",
+            ])
+            .arg("sh")
+            .args([script, &programs.inventory])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut namespaces = command.spawn().context("cannot start `unshare`")?;
+        let output = namespaces.stdout.take().context("it has no output")?;
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        match line.trim().parse() {
+            Ok(pid) => Ok(Service { namespaces, pid }),
+            Err(_) => {
+                let _ = namespaces.kill();
+                let _ = namespaces.wait();
+                bail!(
+                    "the sample service did not start; what it said is above. Where user namespaces are forbidden \
+                     (see `sysctl user.max_user_namespaces kernel.unprivileged_userns_clone \
+                     kernel.apparmor_restrict_unprivileged_userns`), run the demo as root"
+                )
+            }
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.namespaces.kill();
+        let _ = self.namespaces.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_demo_that_shows_nothing_fails() {
+        let everything = ONLY_INSIDE.join(" ");
+        assert!(judge("- not set", &everything).is_ok());
+        assert!(judge("- not set", "- not set").is_err());
+        assert!(judge(&everything, &everything).is_err());
+    }
+}
