@@ -1,22 +1,30 @@
 //! Asking the agent, from threads that may wait.
 
+mod connection;
+mod cut;
+mod keeper;
+mod reach;
+
 use std::future::Future;
 
 use interceptor::{Errno, Instead};
-use link::http2;
 use protocol::rpc::Failure;
 use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
 
-/// One connection to the agent, shared by everything in a session.
+pub(crate) use connection::Connection;
+pub(crate) use keeper::{Greeted, Keeper, refused};
+pub use reach::{Reach, Reached};
+
+/// The connection to the agent, shared by everything in a session. The agent behind it may be replaced.
 #[derive(Debug, Clone)]
 pub(crate) struct Agent {
-    pub(crate) client: http2::Client,
+    pub(crate) client: Connection,
     pub(crate) runtime: Handle,
 }
 
 impl Agent {
-    pub(crate) fn files(&self) -> FilesClient<http2::Client> {
+    pub(crate) fn files(&self) -> FilesClient<Connection> {
         FilesClient::new(self.client.clone()).max_decoding_message_size(64 << 20)
     }
 

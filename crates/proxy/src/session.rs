@@ -1,6 +1,7 @@
 //! One session: the rules of its configuration, and the agent behind them.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
@@ -8,17 +9,18 @@ use config::{
     Choice, EnvFile, EnvRules, FileRules, OutgoingRules, Protocol, Settings, Side, SkipRules,
     Surroundings,
 };
-use interceptor::{Destination, Errno, Host, Intent, Outgoing, PathChoice, RemoteFiles, Transport};
-use link::Pipe;
-use link::http2::{Client, Windows};
-use protocol::control::{FEATURES, VERSION};
-use protocol::rpc::control_client::ControlClient;
+use interceptor::{
+    Destination, Errno, Host, Intent, Notice, Outgoing, PathChoice, RemoteFiles, Transport,
+};
+use protocol::MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
-use protocol::rpc::{Failure, HelloRequest, HelloResponse, ListEnvRequest};
+use protocol::rpc::{HelloResponse, ListEnvRequest};
 use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Greeted, Keeper, Reach, Reached, refused};
 use crate::error::Error;
+use crate::event::{Event, Tell};
 use crate::files::TargetFiles;
 use crate::outgoing;
 
@@ -26,12 +28,13 @@ use crate::outgoing;
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A session with one agent. It is the host of the processes that stand in for the target.
-#[derive(Debug)]
 pub struct Session {
     agent: Agent,
     files: TargetFiles,
     rules: Rules,
     hello: HelloResponse,
+    tell: Tell,
+    keeper: AbortHandle,
 }
 
 #[derive(Debug)]
@@ -44,10 +47,12 @@ struct Rules {
 }
 
 impl Session {
-    /// Greets the agent at the other end of a pipe. Must be called on the runtime that carries the session.
+    /// Greets an agent that was reached, and keeps the session up: when the agent is lost, another one is reached. What
+    /// the user should know on the way is told. Must be called on the runtime that carries the session.
     pub async fn start(
-        pipe: impl Pipe,
-        token: &str,
+        reached: Reached,
+        reach: impl Reach,
+        tell: Tell,
         settings: &Settings,
         env_file: &EnvFile,
         surroundings: &Surroundings,
@@ -59,33 +64,31 @@ impl Session {
             skip: SkipRules::new(settings),
             hostname: settings.feature.hostname,
         };
-        let client = Client::start(pipe, Windows::default()).await?;
-        let hello = HelloRequest {
-            version: Some(VERSION),
-            features: FEATURES.iter().copied().map(str::to_owned).collect(),
-            token: token.to_owned(),
-            client: format!("standin {}", env!("CARGO_PKG_VERSION")),
-        };
-        let hello = ControlClient::new(client.clone())
-            .hello(hello)
-            .await
-            .map_err(|status| refused(&status))?
-            .into_inner();
+        let greeted = Greeted::greet(reached).await?;
+        let hello = greeted.hello.clone();
         let agent = Agent {
-            client,
+            client: greeted.connection(),
             runtime: Handle::current(),
+        };
+        let keeper = Keeper {
+            reach,
+            connection: agent.client.clone(),
+            tell: tell.clone(),
         };
         Ok(Session {
             files: TargetFiles::new(agent.clone()),
+            keeper: agent.runtime.spawn(keeper.keep(greeted)).abort_handle(),
             agent,
             rules,
             hello,
+            tell,
         })
     }
 
     /// The environment of a process that stands in for the target.
     pub async fn environment(&self, local: Variables) -> Result<Vec<(OsString, OsString)>, Error> {
         let answer = EnvClient::new(self.agent.client.clone())
+            .max_decoding_message_size(MESSAGE_BYTES)
             .list(ListEnvRequest {})
             .await
             .map_err(|status| refused(&status))?;
@@ -150,9 +153,21 @@ impl Host for Session {
             .choose(program.as_os_str().as_bytes())
             .is_some()
     }
+
+    fn notice(&self, notice: &Notice) {
+        (self.tell)(&Event::Program(notice.clone()));
+    }
 }
 
-fn refused(status: &tonic::Status) -> Error {
-    let detail = Failure::from_status(status).map(|failure| failure.detail);
-    Error::Refused(detail.unwrap_or_else(|| status.to_string()))
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("Session");
+        debug.field("rules", &self.rules).finish_non_exhaustive()
+    }
 }
