@@ -22,7 +22,6 @@ use crate::files::Tree;
 
 mod exchange;
 mod lookup;
-mod packet;
 
 pub(crate) use exchange::Silent;
 

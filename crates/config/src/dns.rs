@@ -17,6 +17,11 @@ impl DnsRules {
         }
     }
 
+    /// Whether any name is resolved as at the target.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
     /// Decides about a question for `name`. The port is what the name is resolved for, where that is known.
     pub fn choose(&self, name: &str, port: Option<u16>) -> Side {
         if !self.enabled {

@@ -4,9 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use regex::bytes::RegexSet;
 
-use crate::address::{AddressPattern, Protocol};
+use crate::address::{AddressPattern, HostPattern, Protocol};
 use crate::error::RuleError;
 use crate::settings::{AddressFilter, OutgoingSettings, RegexText};
+use crate::wildcard::has_wildcards;
 
 /// Where something happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +55,21 @@ impl OutgoingRules {
         choose_by_filter(self.filter.as_ref(), |pattern| {
             pattern.matches(protocol, address, names)
         })
+    }
+
+    /// The names without wildcards that the filter mentions. None if it speaks of no names at all.
+    pub fn names(&self) -> Option<Vec<String>> {
+        let (AddressFilter::Remote(patterns) | AddressFilter::Local(patterns)) =
+            self.filter.as_ref()?;
+        let names: Vec<&String> = patterns
+            .iter()
+            .filter_map(|pattern| match &pattern.host {
+                Some(HostPattern::Name(name)) => Some(name),
+                _ => None,
+            })
+            .collect();
+        let exact = names.iter().filter(|name| !has_wildcards(name));
+        (!names.is_empty()).then(|| exact.copied().cloned().collect())
     }
 
     /// Decides about a Unix socket by its path, or by its name without the leading zero byte if it is abstract.
@@ -165,6 +181,21 @@ mod tests {
             ),
         ] {
             assert_eq!(local(outgoing), expected, "{outgoing}");
+        }
+    }
+
+    #[test]
+    fn names_are_told() {
+        for (outgoing, expected) in [
+            ("true", None),
+            ("{filter: {local: ['10.0.0.0/8', ':53']}}", None),
+            ("{filter: {local: ['*.shop']}}", Some(vec![])),
+            (
+                "{filter: {remote: ['*.shop', 'db:5432', 'tcp://API.example.com', ':53']}}",
+                Some(vec!["db".to_owned(), "api.example.com".to_owned()]),
+            ),
+        ] {
+            assert_eq!(rules(outgoing).names(), expected, "{outgoing}");
         }
     }
 

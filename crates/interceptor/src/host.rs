@@ -41,6 +41,17 @@ pub enum PathChoice {
     Refused(Errno),
 }
 
+/// Where a connection or datagram goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DestinationChoice {
+    /// It leaves from this machine.
+    Local,
+    /// Through the host.
+    Remote,
+    /// Nowhere: the call fails.
+    Refused(Errno),
+}
+
 /// What a call wants with a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
@@ -72,10 +83,15 @@ pub trait Host: Send + Sync + 'static {
         PathChoice::Local
     }
 
-    /// Whether a connection or datagram goes through the target. Quick; see the module's documentation.
-    fn choose_destination(&self, transport: Transport, destination: &Destination) -> bool {
+    /// Where a connection or datagram goes. Quick; see the module's documentation. Not asked for connections to what the
+    /// application itself listens on at localhost: these are always local.
+    fn choose_destination(
+        &self,
+        transport: Transport,
+        destination: &Destination,
+    ) -> DestinationChoice {
         let _ = (transport, destination);
-        false
+        DestinationChoice::Local
     }
 
     /// The files for which [`choose_path`](Host::choose_path) says [`PathChoice::Remote`].
@@ -83,7 +99,7 @@ pub trait Host: Send + Sync + 'static {
         &NoFiles
     }
 
-    /// Connects, for which [`choose_destination`](Host::choose_destination) said yes. May return before it is done:
+    /// Connects what [`choose_destination`](Host::choose_destination) says is [`DestinationChoice::Remote`]. May return before it is done:
     /// `outgoing` is completed from any thread at any time.
     fn connect(&self, outgoing: Outgoing) {
         outgoing.refuse(Errno::ENETUNREACH);

@@ -45,7 +45,7 @@ pub use crate::diagnose::{Diagnosis, diagnose};
 pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
-    Answer, Host, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles,
+    Answer, DestinationChoice, Host, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles,
 };
 pub use crate::launch::{Launch, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};

@@ -7,7 +7,7 @@
 //!
 //! | call | caught |
 //! |---|---|
-//! | `connect`, `getpeername`, `getsockname` | always |
+//! | `connect`, `getpeername`, `getsockname`, `listen` | always |
 //! | `getsockopt` | for `SO_ERROR` |
 //! | `sendto`, `recvfrom` | with an address |
 //! | `socket` | for internet datagrams |
@@ -22,6 +22,7 @@ mod address;
 mod attempt;
 mod calls;
 mod datagrams;
+mod own;
 mod relay;
 
 use std::collections::HashMap;
@@ -35,7 +36,10 @@ pub use self::attempt::{Connection, Outgoing, Registration};
 pub(crate) use self::calls::decide;
 
 use crate::Errno;
+use crate::host::DestinationChoice;
 use crate::outgoing::attempt::Attempt;
+use crate::outgoing::own::OwnSockets;
+use crate::supervisor::Supervisor;
 use crate::sys::socket;
 use crate::workers::lock;
 
@@ -99,6 +103,7 @@ pub(crate) struct Connections {
     /// Whether there ever was one, and one for datagrams, so that programs without pay nothing.
     any: AtomicBool,
     any_datagrams: AtomicBool,
+    own: OwnSockets,
     /// Held while a number for a datagram socket is chosen.
     placing: Mutex<()>,
 }
@@ -157,6 +162,20 @@ impl Connections {
         })
         .flatten()
     }
+}
+
+/// Where a connection or datagram goes.
+fn choose(
+    supervisor: &Supervisor,
+    transport: Transport,
+    destination: &Destination,
+) -> DestinationChoice {
+    if let Destination::Internet(address) = destination
+        && supervisor.connections.own.is_behind(transport, *address)
+    {
+        return DestinationChoice::Local;
+    }
+    supervisor.host.choose_destination(transport, destination)
 }
 
 /// What a socket is, if it is one that can lead to the target.

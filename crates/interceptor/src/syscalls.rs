@@ -69,6 +69,7 @@ pub(crate) enum Call {
     // Outgoing connections.
     Socket,
     Connect,
+    Listen,
     GetPeerName,
     GetSocketName,
     GetSocketOption,
@@ -97,6 +98,7 @@ impl Call {
             Self::Execve | Self::ExecveAt | Self::ExitGroup => Group::Process,
             Self::Socket
             | Self::Connect
+            | Self::Listen
             | Self::GetPeerName
             | Self::GetSocketName
             | Self::GetSocketOption
@@ -174,6 +176,7 @@ const COMMON: &[(libc::c_long, Call)] = &[
     (libc::SYS_recvmsg,           Call::ReceiveMessage),
     (libc::SYS_recvmmsg,          Call::ReceiveMessages),
     (libc::SYS_socket,            Call::Socket),
+    (libc::SYS_listen,            Call::Listen),
     (libc::SYS_openat2,           Call::OpenAt2),
     (libc::SYS_execve,            Call::Execve),
     (libc::SYS_execveat,          Call::ExecveAt),

@@ -9,6 +9,7 @@ use std::future::Future;
 
 use interceptor::{Errno, Instead};
 use protocol::rpc::Failure;
+use protocol::rpc::dns_client::DnsClient;
 use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
 
@@ -26,6 +27,10 @@ pub(crate) struct Agent {
 impl Agent {
     pub(crate) fn files(&self) -> FilesClient<Connection> {
         FilesClient::new(self.client.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    pub(crate) fn dns(&self) -> DnsClient<Connection> {
+        DnsClient::new(self.client.clone())
     }
 
     /// Waits for an answer, on a thread of the interceptor.

@@ -1,10 +1,11 @@
 //! The session on the developer's machine.
 //!
 //! [`Session::start`] greets an agent over a pipe; the session is then the [`interceptor::Host`] of a process: what the
-//! rules of the configuration send to the target is asked of the agent, the rest stays here. The nouns are `files` and
-//! `outgoing`; the environment is asked for once, before the process starts.
+//! rules of the configuration send to the target is asked of the agent, the rest stays here. The nouns are `files`,
+//! `dns` and `outgoing`; the environment is asked for once, before the process starts.
 
 mod agent;
+mod dns;
 mod error;
 mod event;
 mod files;

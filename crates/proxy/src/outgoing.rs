@@ -6,12 +6,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use interceptor::{Destination, Errno, Names, Outgoing, Transport};
+use interceptor::{Destination, Errno, Names, Outgoing, Registration, Transport};
 use link::http2;
 use protocol::outgoing::{
     Connected, Datagram, DatagramDecoder, TCP, TcpConnect, UDP, UdpOpen, UdpPeer, UnixAddress,
@@ -20,11 +21,14 @@ use protocol::outgoing::{
 use protocol::rpc::Failure;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket, UnixStream};
+use tokio::time::sleep;
 
 use crate::agent::{Agent, errno};
 
 /// As much is read from the application at a time.
 const PART: usize = 64 * 1024;
+/// How often a socket for datagrams is looked at, whether the application still has it.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// Parts that may wait for the link.
 const PARTS: usize = 4;
 
@@ -86,7 +90,7 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
         .map_err(io::Error::other)?
         .map_err(io::Error::from)?;
     // The registration is kept to the end: with it goes what the application sees as the names of both ends.
-    let (socket, _registration) = connection.into_parts();
+    let (socket, registration) = connection.into_parts();
     let body = response.into_body();
     match transport {
         Transport::Tcp => {
@@ -101,9 +105,19 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
             let (read, write) = UnixStream::from_std(stream)?.into_split();
             relay(read, write, sender, body).await;
         }
-        Transport::Udp => relay_datagrams(socket, sender, body).await?,
+        Transport::Udp => tokio::select! {
+            result = relay_datagrams(socket, sender, body) => result?,
+            () = until_closed(&registration) => {}
+        },
     }
     Ok(())
+}
+
+/// Waits until the application has closed a socket for datagrams. Nobody is told of that, so it is asked for.
+pub(crate) async fn until_closed(registration: &Registration) {
+    while registration.is_open() {
+        sleep(LOOK_AFTER).await;
+    }
 }
 
 /// Asks the agent for a connection. The error is what its own `connect` said.

@@ -2,15 +2,18 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use config::{
-    Choice, EnvFile, EnvRules, FileRules, OutgoingRules, Protocol, Settings, Side, SkipRules,
-    Surroundings,
+    Choice, DnsRules, EnvFile, EnvRules, FileMode, FileRules, OutgoingRules, Protocol, Settings,
+    Side, SkipRules, Surroundings,
 };
 use interceptor::{
-    Destination, Errno, Host, Intent, Notice, Outgoing, PathChoice, RemoteFiles, Transport,
+    Destination, DestinationChoice, Errno, Host, Intent, Notice, Outgoing, PathChoice, RemoteFiles,
+    Transport,
 };
 use protocol::MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
@@ -19,6 +22,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use crate::agent::{Agent, Greeted, Keeper, Reach, Reached, refused};
+use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
 use crate::files::TargetFiles;
@@ -31,6 +35,7 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 pub struct Session {
     agent: Agent,
     files: TargetFiles,
+    dns: Arc<Dns>,
     rules: Rules,
     hello: HelloResponse,
     tell: Tell,
@@ -41,6 +46,7 @@ pub struct Session {
 struct Rules {
     env: EnvRules,
     files: FileRules,
+    files_are_local: bool,
     outgoing: OutgoingRules,
     skip: SkipRules,
     hostname: bool,
@@ -60,6 +66,7 @@ impl Session {
         let rules = Rules {
             env: EnvRules::new(&settings.feature.env, env_file)?,
             files: FileRules::new(&settings.feature.fs, surroundings)?,
+            files_are_local: settings.feature.fs.mode == FileMode::Local,
             outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
             skip: SkipRules::new(settings),
             hostname: settings.feature.hostname,
@@ -75,10 +82,17 @@ impl Session {
             connection: agent.client.clone(),
             tell: tell.clone(),
         };
+        let dns = Dns::new(
+            agent.clone(),
+            DnsRules::new(&settings.feature.network.dns),
+            rules.outgoing.names(),
+        );
+        dns.start().await;
         Ok(Session {
             files: TargetFiles::new(agent.clone()),
             keeper: agent.runtime.spawn(keeper.keep(greeted)).abort_handle(),
             agent,
+            dns,
             rules,
             hello,
             tell,
@@ -103,8 +117,41 @@ impl Session {
     }
 }
 
+impl Session {
+    /// The place of a file that says how names are resolved: it follows the names, unless a list of the user names it.
+    fn choose_dns_file(&self, path: &Path, intent: Intent) -> Option<PathChoice> {
+        if intent == Intent::Write || !Dns::is_file(path) {
+            return None;
+        }
+        match self.dns.is_enabled() {
+            false => Some(PathChoice::Local),
+            true if self.rules.files_are_local => Some(PathChoice::Remote(path.to_path_buf())),
+            true => None,
+        }
+    }
+
+    fn choose_address(&self, protocol: Protocol, address: SocketAddr) -> Side {
+        if let Some(side) = self.dns.choose(address) {
+            return side;
+        }
+        // The kernel takes the unspecified address for localhost, and so do filters.
+        let ip = match address.ip().to_canonical() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let address = SocketAddr::new(ip, address.port());
+        let rules = &self.rules.outgoing;
+        self.dns
+            .with_names(ip, |names| rules.choose(protocol, address, names))
+    }
+}
+
 impl Host for Session {
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+        if let Some(choice) = self.choose_dns_file(path, intent) {
+            return choice;
+        }
         let bytes = path.as_os_str().as_bytes();
         match self.rules.files.choose(bytes, intent == Intent::Write) {
             Choice::Local(_) => PathChoice::Local,
@@ -115,17 +162,30 @@ impl Host for Session {
         }
     }
 
-    fn choose_destination(&self, transport: Transport, destination: &Destination) -> bool {
+    fn choose_destination(
+        &self,
+        transport: Transport,
+        destination: &Destination,
+    ) -> DestinationChoice {
         let protocol = if transport == Transport::Udp {
             Protocol::Udp
         } else {
             Protocol::Tcp
         };
         let side = match destination {
-            Destination::Internet(address) => self.rules.outgoing.choose(protocol, *address, &[]),
-            Destination::Unix(path) => self.rules.outgoing.choose_unix(path.as_os_str().as_bytes()),
+            Destination::Internet(address) => self.choose_address(protocol, *address),
+            Destination::Unix(path) => {
+                let side = self.rules.outgoing.choose_unix(path.as_os_str().as_bytes());
+                if side == Side::Local && self.dns.hides(path) {
+                    return DestinationChoice::Refused(Errno::ENOENT);
+                }
+                side
+            }
         };
-        side == Side::Remote
+        match side {
+            Side::Local => DestinationChoice::Local,
+            Side::Remote => DestinationChoice::Remote,
+        }
     }
 
     fn files(&self) -> &dyn RemoteFiles {
@@ -133,7 +193,12 @@ impl Host for Session {
     }
 
     fn connect(&self, outgoing: Outgoing) {
-        outgoing::connect(&self.agent, outgoing);
+        match outgoing.destination() {
+            Destination::Internet(address) if self.dns.answers_for(*address) => {
+                self.dns.serve(outgoing);
+            }
+            _ => outgoing::connect(&self.agent, outgoing),
+        }
     }
 
     fn hostname(&self) -> Option<OsString> {

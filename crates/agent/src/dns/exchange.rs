@@ -12,12 +12,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use protocol::dns::ResolvConf;
+use protocol::dns::{Judgement, Query, ResolvConf, judge};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::packet::{Judgement, Query, judge};
 use crate::agent::Agent;
 use crate::outgoing::{connect_tcp, open_udp, receive_one};
 use crate::{Error, Result};
@@ -59,7 +58,8 @@ pub(crate) async fn exchange(
     settings: &ResolvConf,
     message: &[u8],
 ) -> Result<(Bytes, SocketAddr)> {
-    let query = Query::new(message, rand::random())?;
+    let query = Query::new(message, rand::random())
+        .ok_or(Error::Missing("DNS message with one question"))?;
     let mut servers = settings.nameservers.clone();
     if settings.rotate {
         let first = rand::random_range(0..servers.len().max(1));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
 use super::relay::{Look, Relay, domain_of, loopback};
-use super::{Connections, Destination, Ends, Names, Socket, Transport};
+use super::{Connections, Destination, Ends, Names, Socket, Transport, own};
 use crate::Errno;
 use crate::notification::Notification;
 use crate::process::has_signal;
@@ -80,25 +80,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Whether the application still has its socket. Datagram sockets do not say when they are closed; this asks the
-    /// kernel, and is meant for once in a while. Always true for streams.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        let Some(DatagramEnds { application, .. }) = self.registration.datagrams else {
-            return true;
-        };
-        ["/proc/self/net/udp", "/proc/self/net/udp6"]
-            .iter()
-            .any(|table| {
-                let table = std::fs::read_to_string(table).unwrap_or_default();
-                let port = format!(":{:04X}", application.port());
-                let mut addresses = table
-                    .lines()
-                    .filter_map(|line| line.split_whitespace().nth(1));
-                addresses.any(|address| address.ends_with(&port))
-            })
-    }
-
     /// The socket, and what keeps the connection known as long as it lives.
     #[must_use]
     pub fn into_parts(self) -> (OwnedFd, Registration) {
@@ -125,6 +106,16 @@ pub struct Registration {
 struct DatagramEnds {
     application: SocketAddr,
     relay: SocketAddr,
+}
+
+impl Registration {
+    /// Whether the application still has its socket. Datagram sockets do not say when they are closed; this asks the
+    /// kernel, and is meant for once in a while. Always true for streams.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.datagrams
+            .is_none_or(|ends| own::is_datagram_port_open(ends.application.port()))
+    }
 }
 
 impl Drop for Registration {

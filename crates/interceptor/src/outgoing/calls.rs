@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 use super::address::{Parsed, encode_internet, encode_unix, parse};
 use super::attempt::{Attempt, Purpose};
 use super::relay::domain_of;
-use super::{Destination, Ends, Socket, Transport, datagrams, transport_of};
+use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of};
 use crate::Errno;
+use crate::host::DestinationChoice;
 use crate::notification::Notification;
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::socket::{self, ADDRESS_ROOM};
@@ -24,6 +25,7 @@ pub(crate) fn decide(
     let any_datagrams = supervisor.connections.any_datagrams.load(Ordering::Relaxed);
     match call {
         Call::Connect => decide_connect(supervisor, notification),
+        Call::Listen => decide_listen(supervisor, notification),
         Call::Socket => Ok(Decision::later(datagrams::create)),
         Call::GetPeerName if any => decide_name(supervisor, notification, End::Peer),
         Call::GetSocketName if any => decide_name(supervisor, notification, End::Local),
@@ -66,15 +68,28 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
         return Ok(decision);
     }
-    if !supervisor.host.choose_destination(transport, &destination) {
-        supervisor.connections.forget(cookie);
-        return Ok(Decision::Pass);
+    match choose(supervisor, transport, &destination) {
+        DestinationChoice::Remote => {}
+        DestinationChoice::Local => {
+            supervisor.connections.forget(cookie);
+            return Ok(Decision::Pass);
+        }
+        DestinationChoice::Refused(errno) => return Ok(Decision::Answer(Err(errno))),
     }
     let wanted = (transport, destination, Purpose::Connect);
     let attempt = Attempt::new(&supervisor.connections, wanted, theirs)?;
     Ok(Decision::later(move |supervisor, call| {
         connect(supervisor, &attempt, transport, call);
     }))
+}
+
+/// `listen` is only looked at: what the application listens on, it reaches.
+fn decide_listen(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
+    let theirs = from.copy_descriptor(from.int(0))?;
+    if transport_of(&theirs) == Some(Transport::Tcp) {
+        supervisor.connections.own.add_listener(&theirs);
+    }
+    Ok(Decision::Pass)
 }
 
 /// `connect` on a stream that was connected, or is connecting, already.

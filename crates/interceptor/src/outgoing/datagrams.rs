@@ -10,8 +10,9 @@ use super::address::{Parsed, encode_internet, internet, parse};
 use super::attempt::{Attempt, Purpose};
 use super::calls::read_address;
 use super::relay::domain_of;
-use super::{Datagrams, Destination, Transport, transport_of};
+use super::{Datagrams, Destination, Transport, choose, transport_of};
 use crate::Errno;
+use crate::host::DestinationChoice;
 use crate::notification::Notification;
 use crate::process::has_signal;
 use crate::supervisor::{Decision, Supervisor};
@@ -40,6 +41,7 @@ pub(super) fn create(supervisor: &Supervisor, call: Notification) {
     let Ok(ours) = socket::create(call.int(0), kind, call.int(2)) else {
         return call.pass();
     };
+    supervisor.connections.own.add_datagrams(&ours);
     let is_free = |number: &u32| {
         let path = format!("/proc/{thread}/fd/{number}");
         std::fs::symlink_metadata(path).is_err()
@@ -170,13 +172,11 @@ pub(super) fn decide_send(
     for message in &messages {
         destinations.push(message.destination(from)?);
     }
-    let is_remote = |address: &SocketAddr| {
+    let is_local = |address: &SocketAddr| {
         let destination = Destination::Internet(*address);
-        supervisor
-            .host
-            .choose_destination(Transport::Udp, &destination)
+        choose(supervisor, Transport::Udp, &destination) == DestinationChoice::Local
     };
-    if !destinations.iter().flatten().any(is_remote) {
+    if destinations.iter().flatten().all(is_local) {
         return Ok(Decision::Pass);
     }
     let theirs = from.copy_descriptor(from.int(0))?;
@@ -259,11 +259,10 @@ fn relay_for(
     peer: SocketAddr,
 ) -> Result<Option<SocketAddr>, Errno> {
     let destination = Destination::Internet(peer);
-    if !supervisor
-        .host
-        .choose_destination(Transport::Udp, &destination)
-    {
-        return Ok(None);
+    match choose(supervisor, Transport::Udp, &destination) {
+        DestinationChoice::Remote => {}
+        DestinationChoice::Local => return Ok(None),
+        DestinationChoice::Refused(errno) => return Err(errno),
     }
     let cookie = socket::cookie(theirs.as_fd())?;
     let known = |datagrams: Datagrams| {

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use interceptor::{
-    Connection, Destination, Directory, Errno, Host, Intent, Launch, Names, Notice, Outgoing,
-    PathChoice, RemoteFiles, Transport,
+    Connection, Destination, DestinationChoice, Directory, Errno, Host, Intent, Launch, Names,
+    Notice, Outgoing, PathChoice, RemoteFiles, Transport,
 };
 
 /// Everything below is the target's. It is not on this machine.
@@ -146,10 +146,17 @@ fn echo(connection: Connection, stream: bool) {
 }
 
 impl Host for Target {
-    fn choose_destination(&self, _: Transport, destination: &Destination) -> bool {
-        match destination {
+    fn choose_destination(&self, _: Transport, destination: &Destination) -> DestinationChoice {
+        let remote = match destination {
             Destination::Internet(address) => is_remote_address(address),
+            Destination::Unix(path) if path.ends_with("refused.sock") => {
+                return DestinationChoice::Refused(Errno::ENOENT);
+            }
             Destination::Unix(path) => path.starts_with(REMOTE),
+        };
+        match remote {
+            true => DestinationChoice::Remote,
+            false => DestinationChoice::Local,
         }
     }
 

@@ -18,18 +18,12 @@ pub struct HostsAnswer {
 pub fn find_in_hosts(hosts: &[u8], name: &str, family: Family) -> Option<HostsAnswer> {
     let name = name.strip_suffix('.').unwrap_or(name);
     let mut found: Option<HostsAnswer> = None;
-    for line in String::from_utf8_lossy(hosts).lines() {
-        let line = line.split('#').next().unwrap_or_default();
-        let mut words = line.split_whitespace();
-        let Some(address) = words.next().and_then(parse_address) else {
-            continue;
-        };
-        let names: Vec<&str> = words.collect();
+    for HostsLine { address, names } in hosts_lines(hosts) {
         if !names.iter().any(|known| known.eq_ignore_ascii_case(name)) {
             continue;
         }
         let answer = found.get_or_insert_with(|| HostsAnswer {
-            canonical_name: names.first().copied().unwrap_or(name).to_owned(),
+            canonical_name: names.first().map_or(name, String::as_str).to_owned(),
             addresses: Vec::new(),
         });
         if of_family(address, family) && !answer.addresses.contains(&address) {
@@ -38,6 +32,27 @@ pub fn find_in_hosts(hosts: &[u8], name: &str, family: Family) -> Option<HostsAn
     }
     // A name that the file has in one family only is asked of the nameservers in the other, as libc does it.
     found.filter(|answer| !answer.addresses.is_empty())
+}
+
+/// One address of a hosts file, and its names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostsLine {
+    pub address: IpAddr,
+    pub names: Vec<String>,
+}
+
+/// What the text of a hosts file says, line by line. Lines that say nothing are left out.
+#[must_use]
+pub fn hosts_lines(hosts: &[u8]) -> Vec<HostsLine> {
+    let line = |line: &str| {
+        let mut words = line.split('#').next()?.split_whitespace();
+        Some(HostsLine {
+            address: words.next().and_then(parse_address)?,
+            names: words.map(str::to_owned).collect(),
+        })
+    };
+    let text = String::from_utf8_lossy(hosts);
+    text.lines().filter_map(line).collect()
 }
 
 fn parse_address(text: &str) -> Option<IpAddr> {

@@ -1,0 +1,253 @@
+//! What the application itself listens on.
+//!
+//! `localhost` is the target's, but a program that speaks to itself, or to another of its processes, means this
+//! machine. Listening sockets are remembered by their inode, which the kernel's own table of sockets has as well: it
+//! says whether they are still there, and where they are bound.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::Transport;
+use super::address::internet;
+use crate::sys::socket;
+use crate::workers::lock;
+
+/// Sockets that are remembered before those are forgotten that are no longer there.
+const MANY: usize = 4096;
+/// How old the list of open datagram sockets may be that tells whether one was closed.
+const RECENT: Duration = Duration::from_millis(500);
+/// The state of a socket that listens, in the kernel's table.
+const LISTENS: &str = "0A";
+
+const TCP_TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
+const UDP_TABLES: [&str; 2] = ["/proc/self/net/udp", "/proc/self/net/udp6"];
+
+/// Sockets of the application, by inode.
+#[derive(Debug, Default)]
+pub(super) struct OwnSockets {
+    /// With the port, or 0 if it was not known yet.
+    listeners: Mutex<HashMap<u64, u16>>,
+    /// All datagram sockets: each can receive. With a number that tells their order.
+    datagrams: Mutex<HashMap<u64, u64>>,
+}
+
+impl OwnSockets {
+    /// The application is about to listen on a socket.
+    pub(super) fn add_listener(&self, theirs: &OwnedFd) {
+        let address = socket::local_address(theirs.as_fd()).ok();
+        let port = address.and_then(|address| internet(&address));
+        let port = port.map_or(0, |address| address.port());
+        if let Some(inode) = inode_of(theirs) {
+            let mut listeners = lock(&self.listeners);
+            if listeners.len() >= MANY {
+                let there = entries(&TCP_TABLES);
+                listeners.retain(|inode, _| there.iter().any(|entry| entry.inode == *inode));
+            }
+            listeners.insert(inode, port);
+        }
+    }
+
+    /// A datagram socket was made for the application.
+    pub(super) fn add_datagrams(&self, ours: &OwnedFd) {
+        if let Some(inode) = inode_of(ours) {
+            let mut datagrams = lock(&self.datagrams);
+            let number = datagrams.values().max().map_or(0, |last| last + 1);
+            if datagrams.len() >= MANY {
+                // One that is not bound yet is in no table, so the newest are kept anyway.
+                let there = entries(&UDP_TABLES);
+                let old = number.saturating_sub(MANY as u64 / 2);
+                datagrams.retain(|inode, number| {
+                    *number > old || there.iter().any(|entry| entry.inode == *inode)
+                });
+            }
+            datagrams.insert(inode, number);
+        }
+    }
+
+    /// Whether the application itself is behind an address of localhost.
+    pub(super) fn is_behind(&self, transport: Transport, address: SocketAddr) -> bool {
+        let ip = address.ip().to_canonical();
+        if !(ip.is_loopback() || ip.is_unspecified()) {
+            return false;
+        }
+        let is_there = |entry: &Entry| entry.local.port() == address.port() && takes(entry, ip);
+        match transport {
+            Transport::Unix => false,
+            Transport::Tcp => {
+                let listeners = lock(&self.listeners);
+                let may_be = |port: &u16| *port == address.port() || *port == 0;
+                if !listeners.values().any(may_be) {
+                    return false;
+                }
+                entries(&TCP_TABLES).iter().any(|entry| {
+                    entry.listens && is_there(entry) && listeners.contains_key(&entry.inode)
+                })
+            }
+            Transport::Udp => {
+                let datagrams = lock(&self.datagrams);
+                entries(&UDP_TABLES)
+                    .iter()
+                    .any(|entry| is_there(entry) && datagrams.contains_key(&entry.inode))
+            }
+        }
+    }
+}
+
+fn inode_of(socket: &OwnedFd) -> Option<u64> {
+    let metadata = nix::sys::stat::fstat(socket).ok()?;
+    Some(metadata.st_ino)
+}
+
+/// Whether a socket that is bound like this takes what is sent to an address of this machine.
+fn takes(entry: &Entry, to: IpAddr) -> bool {
+    let bound = entry.local.ip();
+    let to = match to {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    // A socket for any IPv6 address takes IPv4 as well, unless it says otherwise, which the table does not tell.
+    let same_family = bound.is_ipv6() || to.is_ipv4();
+    bound.is_unspecified() && same_family || bound.to_canonical() == to
+}
+
+/// A line of the kernel's table of sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    local: SocketAddr,
+    listens: bool,
+    inode: u64,
+}
+
+fn entries(tables: &[&str]) -> Vec<Entry> {
+    let text = |table: &&str| std::fs::read_to_string(table).unwrap_or_default();
+    let texts: Vec<String> = tables.iter().map(text).collect();
+    let lines = texts.iter().flat_map(|text| text.lines().skip(1));
+    lines.filter_map(parse).collect()
+}
+
+/// `sl local_address rem_address st tx:rx tr:when retransmit uid timeout inode …`
+fn parse(line: &str) -> Option<Entry> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let (address, port) = words.next()?.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let listens = words.nth(1)? == LISTENS;
+    let inode = words.nth(5)?.parse().ok()?;
+    // Each word of four bytes is printed as a number of this machine.
+    let word = |index: usize| {
+        let digits = address.get(index * 8..index * 8 + 8)?;
+        u32::from_str_radix(digits, 16).ok().map(u32::to_ne_bytes)
+    };
+    let ip: IpAddr = match address.len() {
+        8 => word(0)?.into(),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            <[u8; 16]>::try_from(words.concat()).ok()?.into()
+        }
+        _ => return None,
+    };
+    Some(Entry {
+        local: SocketAddr::new(ip, port),
+        listens,
+        inode,
+    })
+}
+
+/// Whether some datagram socket of this machine is bound to a port. The list is shared by all who ask, because each of
+/// many sockets is asked for now and then.
+pub(super) fn is_datagram_port_open(port: u16) -> bool {
+    static OPEN: Mutex<Option<(Instant, Vec<u16>)>> = Mutex::new(None);
+    let mut open = lock(&OPEN);
+    let ports = match &*open {
+        Some((read, ports)) if read.elapsed() < RECENT => ports,
+        _ => {
+            let now = Instant::now();
+            let ports = entries(&UDP_TABLES)
+                .into_iter()
+                .map(|entry| entry.local.port());
+            &open.insert((now, ports.collect())).1
+        }
+    };
+    ports.contains(&port)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel_s_table() {
+        let table = [
+            (
+                "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0 100 0 0 10 0",
+                Some(("127.0.0.1:8080", true, 4711)),
+            ),
+            (
+                " 123: 00000000000000000000000001000000:0035 00000000000000000000000000000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 99 2 0 0",
+                Some(("[::1]:53", false, 99)),
+            ),
+            ("  sl  local_address rem_address   st", None),
+            ("", None),
+        ];
+        for (line, expected) in table {
+            let expected = expected.map(|(local, listens, inode)| Entry {
+                local: local.parse().unwrap(),
+                listens,
+                inode,
+            });
+            assert_eq!(parse(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn who_takes_what() {
+        for (bound, to, expected) in [
+            ("0.0.0.0:1", "127.0.0.1", true),
+            ("0.0.0.0:1", "::1", false),
+            ("[::]:1", "127.0.0.1", true),
+            ("[::]:1", "::1", true),
+            ("127.0.0.1:1", "127.0.0.1", true),
+            ("127.0.0.1:1", "0.0.0.0", true),
+            ("127.0.0.1:1", "127.0.0.2", false),
+            ("[::1]:1", "127.0.0.1", false),
+            ("[::1]:1", "::", true),
+            ("[::ffff:127.0.0.1]:1", "127.0.0.1", true),
+        ] {
+            let entry = Entry {
+                local: bound.parse().unwrap(),
+                listens: true,
+                inode: 1,
+            };
+            assert_eq!(takes(&entry, to.parse().unwrap()), expected, "{bound} {to}");
+        }
+    }
+
+    #[test]
+    fn listeners_are_known_until_they_are_closed() {
+        let own = OwnSockets::default();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(!own.is_behind(Transport::Tcp, address));
+        let listener = OwnedFd::from(listener);
+        own.add_listener(&listener);
+        assert!(own.is_behind(Transport::Tcp, address));
+        assert!(!own.is_behind(Transport::Udp, address));
+        drop(listener);
+        assert!(!own.is_behind(Transport::Tcp, address));
+
+        let datagrams = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let mut address = datagrams.local_addr().unwrap();
+        let datagrams = OwnedFd::from(datagrams);
+        own.add_datagrams(&datagrams);
+        assert!(own.is_behind(Transport::Udp, address));
+        address.set_ip(Ipv4Addr::LOCALHOST.into());
+        assert!(own.is_behind(Transport::Udp, address));
+        address.set_ip(Ipv4Addr::new(192, 0, 2, 1).into());
+        assert!(!own.is_behind(Transport::Udp, address));
+    }
+}
