@@ -2,8 +2,9 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Result, anyhow};
@@ -27,11 +28,20 @@ impl Programs {
     }
 
     pub fn standin(&self) -> Command {
-        Command::new(self.0.join("standin"))
+        self.program("standin")
     }
 
     pub fn standind(&self) -> Command {
-        Command::new(self.0.join("standind"))
+        self.program("standind")
+    }
+
+    /// Without the variables that are for the stories: `standin` warns of names that it does not know.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.0.join(name));
+        for variable in [environment::PROGRAMS, environment::FIXTURES] {
+            command.env_remove(variable);
+        }
+        command
     }
 
     /// `standin exec` for a target, ready to run.
@@ -70,6 +80,7 @@ fn build(target: &Path) -> Result<PathBuf> {
 pub struct Ended {
     pub stdout: String,
     pub stderr: String,
+    /// As a shell tells it: the program's own code, or 128 and the signal that ended it.
     pub code: Option<i32>,
 }
 
@@ -82,11 +93,16 @@ impl Ended {
             stderr,
         } = command.output()?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ok(Ended {
-            stdout: text(stdout),
-            stderr: text(stderr),
-            code: status.code(),
-        })
+        Ok(Ended::new(text(stdout), text(stderr), status))
+    }
+
+    pub fn new(stdout: String, stderr: String, status: ExitStatus) -> Self {
+        let signal = status.signal().map(|signal| 128 + signal);
+        Ended {
+            stdout,
+            stderr,
+            code: status.code().or(signal),
+        }
     }
 
     /// The value of a line `key=value`.

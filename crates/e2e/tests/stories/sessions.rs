@@ -59,7 +59,7 @@ async fn a_killed_session_ends_everything(_: &Story<'_>) -> Result<()> {
         .spawn()?;
     let (program, agent) = (
         format!("^sleep {unique}"),
-        format!("[-]-process {}$", target.pid()),
+        format!("[-]-process {}( |$)", target.pid()),
     );
     until("the program to run", async || {
         Ok(is_running(&program).then_some(()))
