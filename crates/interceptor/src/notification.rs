@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::Errno;
 use crate::sys::memory::{self, Plain};
-use crate::sys::{process, seccomp};
+use crate::sys::seccomp;
 
 /// The longest path that the kernel takes, with its zero.
 const PATH_MAX: usize = 4096;
@@ -118,11 +118,7 @@ impl Notification {
 
     /// Our own copy of a descriptor of the caller.
     pub(crate) fn copy_descriptor(&self, number: RawFd) -> Result<OwnedFd, Errno> {
-        let process = match process::open_thread(self.thread()) {
-            Err(Errno::EINVAL) => process::open(crate::process::group_of(self.thread())?),
-            result => result,
-        }?;
-        let descriptor = process::copy_descriptor(process.as_fd(), number)?;
+        let descriptor = crate::process::copy_descriptor_of(self.thread(), number)?;
         if self.is_valid() {
             Ok(descriptor)
         } else {

@@ -2,6 +2,7 @@
 //! is only ours to know.
 
 use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,6 +12,7 @@ use crate::Errno;
 use crate::notification::{Notification, errno_of};
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::files::ticks_since_start;
+use crate::sys::process;
 use crate::syscalls::Call;
 use crate::workers::lock;
 
@@ -167,6 +169,15 @@ pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notific
         _ => {}
     }
     Decision::Pass
+}
+
+/// Our own copy of a descriptor of a thread.
+pub(crate) fn copy_descriptor_of(thread: libc::pid_t, number: RawFd) -> Result<OwnedFd, Errno> {
+    let process = match process::open_thread(thread) {
+        Err(Errno::EINVAL) => process::open(group_of(thread)?),
+        result => result,
+    }?;
+    process::copy_descriptor(process.as_fd(), number)
 }
 
 /// The process of a thread.

@@ -106,7 +106,7 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
             relay(read, write, sender, body).await;
         }
         Transport::Udp => tokio::select! {
-            result = relay_datagrams(socket, sender, body) => result?,
+            result = relay_datagrams(socket, &registration, sender, body) => result?,
             () = until_closed(&registration) => {}
         },
     }
@@ -177,6 +177,7 @@ async fn relay(
 /// Copies datagrams in both directions until the agent's socket ends.
 async fn relay_datagrams(
     socket: OwnedFd,
+    registration: &Registration,
     mut to_target: Sender,
     mut from_target: Incoming,
 ) -> io::Result<()> {
@@ -201,8 +202,20 @@ async fn relay_datagrams(
                 let Ok(bytes) = frame.into_data() else { continue };
                 decoder.push(&bytes);
                 while let Ok(Some(datagram)) = decoder.next_datagram() {
-                    if let Datagram::Payload { payload, .. } = datagram {
-                        let _ = socket.send(&payload).await;
+                    match datagram {
+                        Datagram::Payload { payload, .. } => {
+                            let _ = socket.send(&payload).await;
+                        }
+                        // The kernel can be made to tell this one. Others are as datagrams that are lost on the way.
+                        Datagram::Failed(libc::ECONNREFUSED) => {
+                            if let Err(errno) = registration.report_refusal(&socket) {
+                                tracing::debug!(%errno, "the application was not told of a refused datagram");
+                            }
+                        }
+                        Datagram::Failed(number) => {
+                            let errno = Errno::from_raw(number);
+                            tracing::debug!(%errno, "a datagram could not be sent from the target");
+                        }
                     }
                 }
             }

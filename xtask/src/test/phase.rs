@@ -14,6 +14,9 @@ use super::counts::{Outcome, Runner};
 use crate::process::Finished;
 use crate::{demo, environment, node, packages, privilege, process, tidy, workspace};
 
+/// Crates with tests that only root can run. Otherwise these are ignored.
+const NEED_ROOT: &[&str] = &["lab", "proxy"];
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {
     Packages,
@@ -149,11 +152,15 @@ fn run_unit_tests(root: &Path) -> Result<Outcome> {
     ]);
     let mut outcome = count(Runner::Cargo, "cargo test", command)?;
     // What needs root is ignored above, so that `cargo test` works for everyone.
-    let executables = build_tests(root, "lab")?;
-    let as_root = run_as_root(&executables, &root.join("crates/lab"), |command| {
-        command.arg("--ignored");
-    })?;
-    outcome.add(Runner::Cargo.judge("tests that need root", &as_root));
+    for package in NEED_ROOT {
+        let executables = build_tests(root, package)?;
+        let folder = root.join("crates").join(package);
+        let as_root = run_as_root(&executables, &folder, |command| {
+            command.arg("--ignored");
+        })?;
+        let name = format!("tests of {package} that need root");
+        outcome.add(Runner::Cargo.judge(&name, &as_root));
+    }
     Ok(outcome)
 }
 

@@ -95,7 +95,7 @@ impl Group {
     }
 }
 
-/// A package of this workspace and everything that its manifest names as a dependency, for whatever purpose.
+/// A package of this workspace and everything that its manifest names as a dependency, except for its tests.
 #[derive(Debug)]
 pub(crate) struct Package {
     name: String,
@@ -120,6 +120,7 @@ pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
     #[derive(Deserialize)]
     struct MetadataDependency {
         name: String,
+        kind: Option<String>,
     }
 
     let json = process::output(workspace::cargo(root).args([
@@ -147,6 +148,8 @@ pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
                 dependencies: package
                     .dependencies
                     .into_iter()
+                    // What a crate's tests import is proof, which may import anything.
+                    .filter(|dependency| dependency.kind.as_deref() != Some("dev"))
                     .map(|dependency| dependency.name)
                     .collect(),
             })

@@ -23,6 +23,8 @@ use crate::{Error, Result};
 
 /// After this long without a word, the next server is asked as well.
 const PATIENCE: Duration = Duration::from_millis(800);
+/// How long a server may take when all have been silent lately: whoever asks shall not wait long for every name.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a silent server is asked last.
 const SILENT: Duration = Duration::from_secs(30);
 
@@ -31,11 +33,13 @@ const SILENT: Duration = Duration::from_secs(30);
 pub(crate) struct Silent(Mutex<HashMap<SocketAddr, Instant>>);
 
 impl Silent {
-    fn put_last(&self, servers: &mut [SocketAddr]) {
+    /// Answers whether all are silent.
+    fn put_last(&self, servers: &mut [SocketAddr]) -> bool {
         let now = Instant::now();
         let mut known = self.known();
         known.retain(|_, until| *until > now);
         servers.sort_by_key(|server| known.contains_key(server));
+        servers.iter().all(|server| known.contains_key(server))
     }
 
     fn remember(&self, server: SocketAddr) {
@@ -66,14 +70,21 @@ pub(crate) async fn exchange(
         servers.rotate_left(first);
     }
     let silent = agent.silent_nameservers();
-    silent.put_last(&mut servers);
+    let all_silent = silent.put_last(&mut servers);
+    let patience = Duration::from_secs(settings.timeout_seconds.into());
     let race = Race {
         agent,
         query: &query,
         tcp: settings.tcp,
-        patience: Duration::from_secs(settings.timeout_seconds.into()),
+        patience: match all_silent {
+            true => patience.min(LITTLE_PATIENCE),
+            false => patience,
+        },
     };
-    let attempts = usize::try_from(settings.attempts).unwrap_or(1);
+    let attempts = match all_silent {
+        true => 1,
+        false => usize::try_from(settings.attempts).unwrap_or(1),
+    };
     let turns = servers
         .iter()
         .copied()
@@ -170,5 +181,28 @@ impl Race<'_> {
             return Ok(answer);
         }
         Err(Error::operation("understand a nameserver")(Errno::PROTO))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_servers_are_asked_last() {
+        let silent = Silent::default();
+        let [first, second]: [SocketAddr; 2] =
+            ["10.0.0.1:53", "10.0.0.2:53"].map(|text| text.parse().unwrap());
+        let order = |silent: &Silent| {
+            let mut servers = [first, second];
+            (silent.put_last(&mut servers), servers)
+        };
+        assert_eq!(order(&silent), (false, [first, second]));
+        silent.remember(first);
+        assert_eq!(order(&silent), (false, [second, first]));
+        silent.remember(second);
+        assert_eq!(order(&silent), (true, [first, second]));
+        silent.forget(first);
+        assert_eq!(order(&silent), (false, [first, second]));
     }
 }

@@ -46,7 +46,8 @@ pub struct FileSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FileMode {
-    /// All files are local, and the lists have no effect.
+    /// All files are local, and the lists have no effect. Only the files that say how names are resolved are where the
+    /// names are.
     Local,
     /// Files are local, except those that a list or the built-in list of configuration and secrets puts at the target.
     LocalWithOverrides,

@@ -36,14 +36,15 @@ pub struct OutgoingSettings {
     /// Whether UDP packets leave from the target.
     pub udp: bool,
 
-    /// Unix sockets at the target, as regular expressions for their paths. All others are local.
+    /// Unix sockets at the target, as regular expressions for their paths as the process gives them. All others are local.
     #[schemars(extend("examples" = [["^/run/shop/"]]))]
     pub unix_streams: List<RegexText>,
 
     /// Which connections leave from the target, if not all.
     ///
     /// With `remote` only those listed do, with `local` all others do. An entry is
-    /// `[protocol://][name|address|subnet][:port]`.
+    /// `[protocol://][name|address|subnet][:port]`. In a name `*` stands for any characters and `?` for one; it means the
+    /// addresses to which such names were resolved. See `docs/network.md`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "AddressFilter::json_schema",
@@ -51,7 +52,8 @@ pub struct OutgoingSettings {
     )]
     pub filter: Option<AddressFilter>,
 
-    /// Whether connections to localhost stay on this machine. The process's own listeners are always reachable here.
+    /// Whether connections to localhost stay on this machine. Otherwise they reach the target's, except for ports on which
+    /// the process itself listens: these are always reachable here.
     pub ignore_localhost: bool,
 }
 
@@ -60,12 +62,14 @@ pub struct OutgoingSettings {
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::dns)]
 pub struct DnsSettings {
-    /// Whether names resolve as at the target.
+    /// Whether names resolve as at the target. The files that say how, `/etc/resolv.conf` and `/etc/hosts`, are then the
+    /// target's, and otherwise this machine's.
     pub enabled: bool,
 
     /// Which names resolve as at the target, if not all.
     ///
-    /// With `remote` only those listed do, with `local` all others do. An entry is `[name][:port]`.
+    /// With `remote` only those listed do, with `local` all others do. An entry is `[name][:port]`; `*` stands for any
+    /// characters and `?` for one. A question does not tell its port, so entries with one never match.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "AddressFilter::json_schema",

@@ -1,16 +1,16 @@
 //! A connection from being asked for to being there.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
 use super::relay::{Look, Relay, domain_of, loopback};
-use super::{Connections, Destination, Ends, Names, Socket, Transport, own};
+use super::{Connections, Datagrams, Destination, Ends, Names, Socket, Transport, own};
 use crate::Errno;
 use crate::notification::Notification;
-use crate::process::has_signal;
+use crate::process::{self, has_signal};
 use crate::sys::socket;
 use crate::workers::lock;
 
@@ -98,7 +98,24 @@ impl AsFd for Connection {
 pub struct Registration {
     connections: Arc<Connections>,
     cookie: u64,
+    caller: Caller,
     datagrams: Option<DatagramEnds>,
+}
+
+/// Who has a socket, and its number there. Both may change; what is found there must be looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caller {
+    pub(super) thread: libc::pid_t,
+    pub(super) number: RawFd,
+}
+
+impl Caller {
+    pub(super) fn of(from: &Notification) -> Self {
+        Self {
+            thread: from.thread(),
+            number: from.int(0),
+        }
+    }
 }
 
 /// Both ends of the local half of a datagram association.
@@ -106,15 +123,52 @@ pub struct Registration {
 struct DatagramEnds {
     application: SocketAddr,
     relay: SocketAddr,
+    is_connected: bool,
+    made: Instant,
 }
 
 impl Registration {
-    /// Whether the application still has its socket. Datagram sockets do not say when they are closed; this asks the
-    /// kernel, and is meant for once in a while. Always true for streams.
+    /// Whether the application still has its socket, and still speaks to this peer. Datagram sockets do not say when they
+    /// are closed; this asks the kernel, and is meant for once in a while. Always true for streams.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.datagrams
-            .is_none_or(|ends| own::is_datagram_port_open(ends.application.port()))
+        let Some(ends) = self.datagrams else {
+            return true;
+        };
+        // It may have been connected to somebody else.
+        let is_peer = |datagrams: Datagrams| {
+            let mut peers = datagrams.peers.iter();
+            peers.any(|(_, relay)| *relay == ends.relay)
+        };
+        self.connections.datagrams(self.cookie).is_some_and(is_peer)
+            && own::is_datagram_port_open(ends.application.port(), ends.made)
+    }
+
+    /// Tells the application that nobody takes what it sends, as its kernel would: the next call on its connected
+    /// datagram socket fails with `ECONNREFUSED`. `ours` is our end. Does nothing on other sockets.
+    ///
+    /// Only the kernel can put an error into a socket, and does so when a packet of the socket is refused. So a packet is
+    /// sent from the application's socket while ours looks elsewhere.
+    ///
+    /// # Errors
+    /// When the application's socket is not where it was.
+    pub fn report_refusal(&self, ours: impl AsFd) -> Result<(), Errno> {
+        let Some(ends) = self.datagrams.filter(|ends| ends.is_connected) else {
+            return Ok(());
+        };
+        let theirs = process::copy_descriptor_of(self.caller.thread, self.caller.number)?;
+        if socket::cookie(theirs.as_fd())? != self.cookie {
+            return Err(Errno::ESTALE);
+        }
+        let domain = domain_of(ours.as_fd())?;
+        socket::connect(ours.as_fd(), &encode_internet(ends.relay, domain))?;
+        let sent = socket::send(theirs.as_fd(), &[], libc::MSG_DONTWAIT, &[]);
+        socket::connect(ours.as_fd(), &encode_internet(ends.application, domain))?;
+        match sent {
+            // An error was there already.
+            Ok(_) | Err(Errno::ECONNREFUSED) => Ok(()),
+            Err(errno) => Err(errno),
+        }
     }
 }
 
@@ -141,6 +195,7 @@ pub(super) struct Attempt {
     destination: Destination,
     purpose: Purpose,
     cookie: u64,
+    caller: Caller,
     connections: Arc<Connections>,
     state: Mutex<State>,
     completed: Condvar,
@@ -169,12 +224,14 @@ impl Attempt {
         connections: &Arc<Connections>,
         (transport, destination, purpose): (Transport, Destination, Purpose),
         theirs: OwnedFd,
+        caller: Caller,
     ) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
             transport,
             destination,
             purpose,
             cookie: socket::cookie(theirs.as_fd())?,
+            caller,
             connections: Arc::clone(connections),
             state: Mutex::new(State {
                 theirs: Some(theirs),
@@ -355,7 +412,12 @@ impl Attempt {
             .add_peer(self.cookie, destination, relay, connected);
         Ok(Connection {
             socket: ours,
-            registration: self.registration(Some(DatagramEnds { application, relay })),
+            registration: self.registration(Some(DatagramEnds {
+                application,
+                relay,
+                is_connected: self.purpose == Purpose::Connect,
+                made: Instant::now(),
+            })),
         })
     }
 
@@ -363,6 +425,7 @@ impl Attempt {
         Registration {
             connections: Arc::clone(&self.connections),
             cookie: self.cookie,
+            caller: self.caller,
             datagrams,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::address::{Parsed, encode_internet, encode_unix, parse};
-use super::attempt::{Attempt, Purpose};
+use super::attempt::{Attempt, Caller, Purpose};
 use super::relay::domain_of;
 use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of};
 use crate::Errno;
@@ -77,7 +77,7 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
         DestinationChoice::Refused(errno) => return Ok(Decision::Answer(Err(errno))),
     }
     let wanted = (transport, destination, Purpose::Connect);
-    let attempt = Attempt::new(&supervisor.connections, wanted, theirs)?;
+    let attempt = Attempt::new(&supervisor.connections, wanted, theirs, Caller::of(from))?;
     Ok(Decision::later(move |supervisor, call| {
         connect(supervisor, &attempt, transport, call);
     }))

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::address::{Parsed, encode_internet, internet, parse};
-use super::attempt::{Attempt, Purpose};
+use super::attempt::{Attempt, Caller, Purpose};
 use super::calls::read_address;
 use super::relay::domain_of;
 use super::{Datagrams, Destination, Transport, choose, transport_of};
@@ -279,7 +279,7 @@ fn relay_for(
     let copy = theirs
         .try_clone()
         .map_err(|error| crate::notification::errno_of(&error))?;
-    let attempt = Attempt::new(connections, wanted, copy)?;
+    let attempt = Attempt::new(connections, wanted, copy, Caller::of(from))?;
     supervisor.host.connect(attempt.outgoing());
     attempt.wait_for_result(|| from.is_valid())?;
     Ok(connections.datagrams(cookie).and_then(known))

@@ -156,13 +156,13 @@ fn parse(line: &str) -> Option<Entry> {
     })
 }
 
-/// Whether some datagram socket of this machine is bound to a port. The list is shared by all who ask, because each of
-/// many sockets is asked for now and then.
-pub(super) fn is_datagram_port_open(port: u16) -> bool {
+/// Whether some datagram socket of this machine is bound to a port that was bound at a moment. The list is shared by all
+/// who ask, because each of many sockets is asked for now and then.
+pub(super) fn is_datagram_port_open(port: u16, bound: Instant) -> bool {
     static OPEN: Mutex<Option<(Instant, Vec<u16>)>> = Mutex::new(None);
     let mut open = lock(&OPEN);
     let ports = match &*open {
-        Some((read, ports)) if read.elapsed() < RECENT => ports,
+        Some((read, ports)) if *read > bound && read.elapsed() < RECENT => ports,
         _ => {
             let now = Instant::now();
             let ports = entries(&UDP_TABLES)
@@ -249,5 +249,14 @@ mod tests {
         assert!(own.is_behind(Transport::Udp, address));
         address.set_ip(Ipv4Addr::new(192, 0, 2, 1).into());
         assert!(!own.is_behind(Transport::Udp, address));
+    }
+
+    #[test]
+    fn a_new_socket_is_never_taken_for_a_closed_one() {
+        for _ in 0..50 {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let port = socket.local_addr().unwrap().port();
+            assert!(is_datagram_port_open(port, Instant::now()));
+        }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Answer {
     bytes: Bytes,
     /// Where the seconds of records are.
     seconds: Vec<(usize, u32)>,
+    /// Where the records of the answer proper end, one after the other.
+    ends: Vec<usize>,
     /// The record that says that we speak EDNS.
     options: Option<Range<usize>>,
     lifetime: Option<Duration>,
@@ -58,6 +60,7 @@ impl Answer {
             seconds: seconds
                 .map(|record| (record.seconds_at, record.seconds))
                 .collect(),
+            ends: of_answer(&records).map(|record| record.range.end).collect(),
             options: options.map(|record| record.range.clone()),
             lifetime: lifetime(query, &bytes, &records),
             addresses: addresses(query, &bytes, &records),
@@ -88,7 +91,7 @@ impl Answer {
     pub(crate) fn size(&self) -> usize {
         let names = self.addresses.iter().flat_map(|resolved| &resolved.names);
         let names: usize = names.map(String::len).sum();
-        size_of::<Self>() + self.bytes.len() + self.seconds.len() * 16 + names
+        size_of::<Self>() + self.bytes.len() + self.seconds.len() * 24 + names
     }
 
     /// As it reads for an asker, this long after it came.
@@ -107,27 +110,36 @@ impl Answer {
             ours.copy_from_slice(asked);
         }
         let bytes = query.finish(bytes);
-        match carrier {
-            Carrier::Datagram if bytes.len() > room(query) => self.cut(query, &bytes),
+        match (carrier, room(query)) {
+            (Carrier::Datagram, room) if bytes.len() > room => self.cut(query, &bytes, room),
             _ => bytes,
         }
     }
 
-    /// What is sent of an answer that is too large for a datagram: that it is, so that the asker comes back with TCP.
-    fn cut(&self, query: &Query, bytes: &[u8]) -> Vec<u8> {
+    /// What is sent of an answer that is too large for a datagram: as many records as fit, because some askers know
+    /// nothing better, and that it was cut, so that the others come back with TCP.
+    fn cut(&self, query: &Query, bytes: &[u8], room: usize) -> Vec<u8> {
         let has_question = bytes.get(4..6) == Some(&[0, 1]);
-        let end = match has_question {
+        let start = match has_question {
             true => query.question_range().end,
             false => HEADER,
         };
-        let mut cut = bytes.get(..end).unwrap_or_default().to_vec();
+        let options = self.options.clone().and_then(|range| bytes.get(range));
+        let options = options.unwrap_or_default();
+        let fits = |end: &&usize| **end + options.len() <= room;
+        let count = self.ends.iter().take_while(fits).count();
+        let end = count.checked_sub(1).and_then(|last| self.ends.get(last));
+        let mut cut = bytes
+            .get(..*end.unwrap_or(&start))
+            .unwrap_or_default()
+            .to_vec();
         if let Some(header) = cut.first_chunk_mut::<HEADER>() {
             header[2] |= 0x02;
-            header[6..].fill(0);
-            header[11] = u8::from(self.options.is_some());
+            let count = u16::try_from(count).unwrap_or(0).to_be_bytes();
+            let options = u8::from(self.options.is_some());
+            header[6..].copy_from_slice(&[count[0], count[1], 0, 0, 0, options]);
         }
-        let options = self.options.clone().and_then(|range| bytes.get(range));
-        cut.extend_from_slice(options.unwrap_or_default());
+        cut.extend_from_slice(options);
         cut
     }
 }
@@ -165,10 +177,7 @@ fn lifetime(query: &Query, bytes: &[u8], records: &[Record]) -> Option<Duration>
     if !is_plain_question || is_cut {
         return None;
     }
-    let answers = || {
-        let answers = records.iter();
-        answers.filter(|record| record.section == Section::Answer)
-    };
+    let answers = || of_answer(records);
     let seconds = match message::code(bytes)? {
         code::SERVER_FAILED => return Some(FAILURE),
         code::NO_ERROR if answers().any(|record| record.kind == query.kind()) => None,
@@ -180,6 +189,11 @@ fn lifetime(query: &Query, bytes: &[u8], records: &[Record]) -> Option<Duration>
         .chain(seconds)
         .min()?;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST))
+}
+
+fn of_answer(records: &[Record]) -> impl Iterator<Item = &Record> {
+    let is_answer = |record: &&Record| record.section == Section::Answer;
+    records.iter().filter(is_answer)
 }
 
 /// How long it holds that there is nothing: the zone says it. Without a word of the zone, it holds only now.
@@ -204,10 +218,7 @@ fn sane(seconds: u32) -> u32 {
 /// the address.
 fn addresses(query: &Query, bytes: &[u8], records: &[Record]) -> Vec<Resolved> {
     let owner = |record: &Record| message::name_at(bytes, record.range.start);
-    let answers = || {
-        let answers = records.iter();
-        answers.filter(|record| record.section == Section::Answer)
-    };
+    let answers = || of_answer(records);
     let mut chain = vec![query.name().to_ascii_lowercase()];
     // An alias that leads back to itself must end, too.
     for _ in 0..records.len() {

@@ -61,7 +61,7 @@ impl ThisMachine {
                     }
                     Ok(Ok(answer)) => return Some(query.finish(answer).into()),
                     Ok(Err(error)) => {
-                        tracing::debug!(%server, %error, "a nameserver of this machine")
+                        tracing::debug!(%server, %error, "a nameserver of this machine");
                     }
                     Err(_) => tracing::debug!(%server, "a nameserver of this machine is silent"),
                 }

@@ -249,8 +249,13 @@ fn datagrams_are_cut_to_the_room() {
         let bytes = answer.for_asker(&query, Duration::ZERO, carrier);
         let message = Message::from_vec(&bytes).unwrap();
         assert_eq!(message.metadata.truncation, is_cut, "{count} {room:?}");
-        let expected = if is_cut { 0 } else { usize::from(count) };
-        assert_eq!(message.answers.len(), expected, "{count} {room:?}");
+        let kept = message.answers.len();
+        // Each takes sixteen bytes.
+        let most = room.unwrap_or(512).max(512) as usize;
+        match is_cut {
+            false => assert_eq!(kept, usize::from(count), "{count} {room:?}"),
+            true => assert!(bytes.len() <= most && bytes.len() > most - 16, "{kept}"),
+        }
         assert!(message.edns.is_some());
         assert_eq!(message.queries.len(), 1);
     }
