@@ -1,119 +1,122 @@
 //! `standin exec`: the story of a session, from the settings to the exit code.
 
 mod agent;
-mod settings;
+mod arguments;
+mod ending;
+mod environment;
+mod log;
+pub(crate) mod podman;
+mod progress;
+pub(crate) mod settings;
+mod signals;
+mod target;
 
-use std::env;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt as _;
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
-use std::process::{ExitCode, ExitStatus};
+use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
-use clap::Args;
-use config::{Settings, Target};
-use proxy::{Launch, Session};
-use tokio::signal::unix::{SignalKind, signal};
+use anyhow::{Context, Result, anyhow};
+use config::Settings;
+use proxy::{Event, Launch, Session, Tell};
 
-use agent::{Agent, GivenAgent};
+pub(crate) use agent::program as agent_program;
+pub(crate) use arguments::ExecArguments;
+pub(crate) use progress::colors;
 
-/// Examples:
-///
-///   standin exec -t process/4711 -- python3 server.py
-///
-///   standin exec -f standin.yaml -- npm start
-#[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
-pub(crate) struct ExecArguments {
-    /// What to stand in for: process/<pid>
-    #[arg(short, long)]
-    target: Option<String>,
-    /// A configuration file: JSON, YAML or TOML
-    #[arg(short = 'f', long = "config-file", value_name = "FILE")]
-    config_file: Option<PathBuf>,
-    #[command(flatten)]
-    agent: GivenAgent,
-    /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
-}
+use agent::Agent;
+use log::Verbosity;
+use progress::Progress;
+use signals::Held;
+use target::LocalTarget;
 
 pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
-    let started = Instant::now();
-    let settings = settings::load(arguments)?;
+    let progress = Progress::new(arguments.quiet);
+    let result = run_session(arguments, &progress);
+    // Errors are shown where the line of the progress was.
+    progress.clear();
+    result
+}
+
+fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCode> {
+    if arguments.print_config {
+        let resolved = settings::load(arguments, progress)?;
+        print!("{}", settings::describe(&resolved));
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Before there are threads.
+    let signals = Held::new()?;
+    let verbosity = Verbosity(arguments.verbose);
+    if let Some(log) = log::start(verbosity, arguments.log_file.clone())? {
+        progress.note(&format!("the log is {}", log.display()));
+    }
+    progress.step("reading the configuration");
+    let settings = settings::load(arguments, progress)?.settings;
     let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
-    let agent = match Agent::given(&arguments.agent)? {
-        Some(agent) => agent,
-        None => start_agent(&settings)?,
-    };
-    let session = runtime.block_on(start_session(&agent, &settings, &arguments.command))?;
-    let local = env::vars_os()
-        .map(|(name, value)| (name.into_vec(), value.into_vec()))
-        .collect();
-    let environment = runtime.block_on(session.environment(local))?;
+    let (agent, target) = choose_agent(arguments, &settings, verbosity, progress)?;
+    let session = runtime.block_on(start(&agent, &settings, arguments, progress))?;
+    progress.step("reading the environment");
+    let variables = runtime.block_on(session.environment(environment::own()))?;
+    let variables = environment::that_fit(variables, |text| progress.say(text));
     let (program, rest) = arguments.command.split_first().context("name a program")?;
-    let mut supervised = Launch::new(program)
-        .arguments(rest)
-        .environment(environment)
-        .start(Arc::new(session))
-        .with_context(|| format!("cannot run {}", program.display()))?;
-    eprintln!(
-        "standin: the session is up after {} ms",
-        started.elapsed().as_millis()
-    );
+    let launch = Launch::new(program).arguments(rest).environment(variables);
+    // From here on the terminal is the program's.
+    progress.finish(&target);
+    let mut supervised = signals
+        .let_through(|| launch.start(Arc::new(session)))?
+        .map_err(anyhow::Error::new)?;
     let signaller = supervised
         .signaller()
         .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
-    runtime.spawn(async move {
-        // Ctrl-C reaches the program by itself, through the terminal. We live on to see how it ends.
-        let (Ok(mut interrupt), Ok(mut terminate)) = (
-            signal(SignalKind::interrupt()),
-            signal(SignalKind::terminate()),
-        ) else {
-            return;
-        };
-        loop {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => { let _ = signaller.signal(libc::SIGTERM); }
-            }
-        }
-    });
+    signals.pass_on(signaller, supervised.process())?;
     let status = supervised.wait().context("the program was lost")?;
+    tracing::info!(%status, "the program has ended");
     drop(supervised);
-    drop(agent);
+    runtime.block_on(agent.end());
     runtime.shutdown_background();
-    Ok(exit_code(status))
+    Ok(ending::end_as(status))
 }
 
-fn start_agent(settings: &Settings) -> Result<Agent> {
-    let target = settings.target.as_ref();
-    match target.and_then(|target| target.path.as_ref()) {
-        Some(Target::Process(pid)) => Agent::beside_process(*pid),
-        Some(_) => bail!("only targets of the form process/<pid> work so far"),
-        None => bail!("name a target: `standin exec -t process/<pid> -- COMMAND`"),
+/// The agent, and what the user calls the target.
+fn choose_agent(
+    arguments: &ExecArguments,
+    settings: &Settings,
+    verbosity: Verbosity,
+    progress: &Progress,
+) -> Result<(Agent, String)> {
+    if let Some(agent) = Agent::given(&arguments.agent)? {
+        let address = arguments.agent.address.as_deref().unwrap_or_default();
+        return Ok((agent, format!("the target of the agent at {address}")));
     }
+    let target = LocalTarget::of(settings)?;
+    let name = target.to_string();
+    Ok((Agent::beside(target, verbosity, progress), name))
 }
 
-async fn start_session(
+async fn start(
     agent: &Agent,
     settings: &Settings,
-    command: &[OsString],
+    arguments: &ExecArguments,
+    progress: &Progress,
 ) -> Result<Session> {
-    let link = agent.connect().await?;
     let env_file = settings::env_file(settings)?;
-    let surroundings = settings::surroundings(command);
-    Ok(Session::start(link, agent.token(), settings, &env_file, &surroundings).await?)
+    let surroundings = settings::surroundings(&arguments.command);
+    let reached = agent.connect().await?;
+    let session = Session::start(
+        reached,
+        agent.clone(),
+        tell(progress),
+        settings,
+        &env_file,
+        &surroundings,
+    );
+    Ok(session.await?)
 }
 
-/// As a shell tells it: the program's own code, or 128 and the signal that ended it.
-fn exit_code(status: ExitStatus) -> ExitCode {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal))
-        .unwrap_or(1);
-    ExitCode::from(u8::try_from(code).unwrap_or(1))
+/// Shows the user what happens to the session.
+fn tell(progress: &Progress) -> Tell {
+    let progress = progress.clone();
+    Arc::new(move |event| match event {
+        // A program that does a thing a thousand times is spoken of once.
+        Event::Program(_) => progress.say(&event.to_string()),
+        _ => progress.report(&event.to_string()),
+    })
 }

@@ -8,32 +8,54 @@
 mod diagnose;
 mod environment;
 mod exec;
+mod exit;
 mod verify;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
+use clap_complete::Shell;
 
-/// Run a process on your machine as the stand-in for a service, wherever that service runs.
+/// Run a process on your machine as the stand-in for a service, wherever that service runs
+///
+/// The process sees the environment, files, names and network of the service. Nothing is rebuilt, pushed or deployed.
 #[derive(Debug, Parser)]
 #[command(name = "standin", version, arg_required_else_help = true)]
+#[command(after_help = "Start with `standin diagnose` and `standin exec --help`.")]
 enum Command {
     /// Run a program as the stand-in for a target
     Exec(exec::ExecArguments),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
-    /// Say what this machine can do
-    Diagnose,
+    /// Say what this machine can do, and what to do about the rest
+    Diagnose(diagnose::DiagnoseArguments),
+    /// Print completions for a shell
+    ///
+    /// For bash: `standin completions bash > ~/.local/share/bash-completion/completions/standin`
+    #[command(verbatim_doc_comment)]
+    Completions { shell: Shell },
 }
 
 fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Exec(arguments) => exec::run(&arguments),
         Command::VerifyConfig(arguments) => verify::run(&arguments),
-        Command::Diagnose => Ok(diagnose::run()),
+        Command::Diagnose(arguments) => diagnose::run(&arguments),
+        Command::Completions { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Command::command(),
+                "standin",
+                &mut std::io::stdout(),
+            );
+            Ok(ExitCode::SUCCESS)
+        }
     };
     result.unwrap_or_else(|error| {
         eprintln!("standin: {error:#}");
-        ExitCode::FAILURE
+        if let Some(error) = error.downcast_ref::<proxy::LaunchError>() {
+            eprintln!("  {}", error.hint());
+        }
+        exit::of(&error)
     })
 }

@@ -1,29 +1,44 @@
 //! `standin verify-config`.
 
+use std::fs;
+use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{env, fs};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use config::{Format, Style};
+use config::{Format, Place, Problem, Style};
+
+use crate::exec::{colors, settings};
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Exit code: 0 when the file can be used, also with warnings; 1 when it cannot; 125 when there is none."
+)]
 pub(crate) struct VerifyArguments {
-    /// The file: JSON, YAML or TOML, by its ending
-    file: PathBuf,
+    /// The file: JSON, YAML or TOML, by its ending. Without it, the one that `standin exec` would use here
+    file: Option<PathBuf>,
 }
 
 pub(crate) fn run(arguments: &VerifyArguments) -> Result<ExitCode> {
-    let (text, format) = read(&arguments.file)?;
-    let report = config::verify(&arguments.file.display().to_string(), &text, format);
-    let style = if env::var_os("NO_COLOR").is_some() {
-        Style::Plain
-    } else {
-        Style::Colored
+    let file = match &arguments.file {
+        Some(file) => file.clone(),
+        None => settings::discover(Path::new(""), |text| eprintln!("standin: {text}"))?
+            .context("there is no configuration file here: name one")?,
     };
-    print!("{}", report.render(style));
-    println!("{}", report.summary());
+    let (text, format) = read(&file)?;
+    let report = config::verify(&file.display().to_string(), &text, format);
+    let style = if colors() && io::stdout().is_terminal() {
+        Style::Colored
+    } else {
+        Style::Plain
+    };
+    // With problems, the last line is the summary.
+    if report.problems().is_empty() {
+        println!("{}", report.summary());
+    } else {
+        print!("{}", report.render(style));
+    }
     Ok(if report.has_errors() {
         ExitCode::FAILURE
     } else {
@@ -42,4 +57,18 @@ pub(crate) fn read(file: &Path) -> Result<(String, Format)> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok((text, format))
+}
+
+/// A problem as a warning among other lines.
+pub(crate) fn in_one_line(problem: &Problem) -> String {
+    let Place {
+        source,
+        line,
+        column,
+    } = &problem.place;
+    let hint = problem
+        .kind
+        .hint()
+        .map_or_else(String::new, |hint| format!("; {hint}"));
+    format!("{source}:{line}:{column}: {}{hint}", problem.kind)
 }

@@ -5,3 +5,6 @@ pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 
 /// The folder of `standin` and `standind`, when someone has built them already.
 pub const PROGRAMS: &str = "STANDIN_PROGRAMS";
+
+/// The folder of the compiled programs that stand in, when someone has made them already.
+pub const FIXTURES: &str = "STANDIN_FIXTURES";

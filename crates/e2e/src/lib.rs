@@ -1,8 +1,10 @@
-//! What stories need to be told: clusters to play in, a stage of their own, and a clear report when one fails.
+//! What stories need to be told: clusters or targets to play in, a stage of their own, and a clear report when one fails.
 //!
 //! The stories themselves are in `tests/stories`.
 
 pub mod environment;
+pub mod fixture;
+pub mod machine;
 mod stage;
 mod story;
 mod wait;

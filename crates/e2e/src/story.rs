@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context as _, Result, anyhow};
 use lab::Lab;
 use libtest_mimic::{Failed, Trial};
+use nix::unistd::geteuid;
+use tokio::runtime::Runtime;
 
 use crate::stage::Stage;
 use crate::world::{self, LaterWorld, World};
@@ -15,6 +17,8 @@ use crate::world::{self, LaterWorld, World};
 /// What a story cannot be told without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
+    /// Root on this machine, and no cluster.
+    Machine,
     /// Any clusters.
     Clusters,
     /// Clusters whose network, nodes and programs can be broken.
@@ -25,7 +29,7 @@ pub enum Needs {
 #[derive(Debug)]
 pub struct Story<'world> {
     name: &'static str,
-    pub world: &'world World,
+    world: Option<&'world World>,
     stages: Mutex<Vec<Stage>>,
 }
 
@@ -36,15 +40,25 @@ where
 {
     let world = Arc::clone(world);
     Trial::test(name, move || {
-        let world = world
-            .get()
-            .map_err(|error| Failed::from(error.to_string()))?;
+        let failed = |error: anyhow::Error| Failed::from(error.to_string());
+        let world = match needs {
+            Needs::Machine => None,
+            Needs::Clusters | Needs::Lab => Some(world.get().map_err(failed)?),
+        };
+        let own_runtime = match world {
+            None => Some(Runtime::new().map_err(|error| failed(error.into()))?),
+            Some(_) => None,
+        };
         let context = Story {
             name,
             world,
             stages: Mutex::default(),
         };
-        let told = AssertUnwindSafe(|| world.runtime().block_on(story(&context)));
+        let told = AssertUnwindSafe(|| match (world, &own_runtime) {
+            (Some(world), _) => world.runtime().block_on(story(&context)),
+            (None, Some(runtime)) => runtime.block_on(story(&context)),
+            (None, None) => Err(anyhow!("there is nothing to run the story on")),
+        });
         // A story that panics is as much in need of its scene as one that returns an error.
         let result =
             panic::catch_unwind(told).unwrap_or_else(|cause| Err(anyhow!(words_of(&*cause))));
@@ -53,7 +67,11 @@ where
         context.clear();
         report
     })
-    .with_ignored_flag(needs == Needs::Lab && !world::is_lab())
+    .with_ignored_flag(match needs {
+        Needs::Machine => !geteuid().is_root(),
+        Needs::Clusters => false,
+        Needs::Lab => !world::is_lab(),
+    })
 }
 
 fn words_of(cause: &(dyn Any + Send)) -> String {
@@ -72,7 +90,7 @@ impl<'world> Story<'world> {
     /// A namespace of the story's own in another cluster, counted from 0.
     pub async fn stage_in(&self, cluster: usize) -> Result<Stage> {
         let cluster = self
-            .world
+            .world()?
             .clusters()
             .get(cluster)
             .context("there are not that many clusters")?;
@@ -84,9 +102,14 @@ impl<'world> Story<'world> {
         Ok(stage)
     }
 
+    /// The clusters of a story that [`Needs::Clusters`].
+    pub fn world(&self) -> Result<&'world World> {
+        self.world.context("this story is told without clusters")
+    }
+
     /// The lab of a story that [`Needs::Lab`].
     pub fn lab(&self) -> Result<&'world Lab> {
-        self.world.lab().context("this story needs a lab")
+        self.world()?.lab().context("this story needs a lab")
     }
 
     /// Objects, events and logs of every stage.

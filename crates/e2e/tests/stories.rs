@@ -20,6 +20,16 @@ mod stories {
     pub(crate) mod shop;
     // Programs that stand in for a process of this machine.
     pub(crate) mod sessions;
+    // Every kind of program in a session.
+    pub(crate) mod programs;
+    // Many connections and many bytes.
+    pub(crate) mod crowds;
+    // What goes wrong in sessions.
+    pub(crate) mod faults;
+    // Connections to an agent that are cut.
+    pub(crate) mod resume;
+    // What the stories of sessions share.
+    pub(crate) mod surroundings;
     // Faults of the network between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and come back.
@@ -33,13 +43,17 @@ use std::sync::Arc;
 
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
-use stories::{clusters, extensions, kubernetes, lifecycle, network, power, sessions, shop};
+use stories::{
+    clusters, crowds, extensions, faults, kubernetes, lifecycle, network, power, programs, resume,
+    sessions, shop,
+};
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
 const AT_ONCE: usize = 3;
 
 fn main() -> ExitCode {
     lab::role::run_if_asked();
+    e2e::machine::run_if_asked();
     lifecycle::own_a_lab_if_asked();
     let mut arguments = Arguments::from_args();
     let world = Arc::new(LaterWorld::default());
@@ -49,6 +63,10 @@ fn main() -> ExitCode {
         clusters::stories,
         shop::stories,
         sessions::stories,
+        programs::stories,
+        crowds::stories,
+        faults::stories,
+        resume::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))

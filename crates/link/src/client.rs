@@ -19,6 +19,9 @@ use crate::shared::{Event, Shared, now};
 
 /// A connection that lasted this long was a good one: the next loss is answered at once again.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
+/// A shorter one that brought bytes was of use. It is made again after the shortest pause, so that a network that cuts
+/// every connection soon slows a session down, and does not stop it.
+const AFTER_A_USEFUL_CONNECTION: u32 = 1;
 
 pub(crate) async fn connect(dialer: impl Dial, settings: Settings) -> Result<Link, LinkError> {
     let limits = limits(settings.buffers, settings.keep_alive);
@@ -81,11 +84,14 @@ impl<D: Dial> Client<D> {
         let mut failures = 0;
         loop {
             let attached = Instant::now();
+            let received = self.received();
             if self.until_not(Event::Attached).await == Event::Over {
                 break;
             }
             if attached.elapsed() >= GOOD_CONNECTION {
                 failures = 0;
+            } else if self.received() > received {
+                failures = failures.min(AFTER_A_USEFUL_CONNECTION);
             }
             let shared = Arc::clone(&self.shared);
             let over = until_not(&shared, Event::Lost);
@@ -96,6 +102,11 @@ impl<D: Dial> Client<D> {
         }
         self.shared.end_pipe().await;
         report_ending(&self.shared);
+    }
+
+    /// How many bytes have come over all connections.
+    fn received(&self) -> u64 {
+        self.shared.lock().machine.position().received
     }
 
     async fn until_not(&self, seen: Event) -> Event {

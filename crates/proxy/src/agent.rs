@@ -1,11 +1,15 @@
 //! Asking the agent, from threads that may wait.
 
+mod connection;
+mod cut;
+mod keeper;
+mod reach;
+
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use interceptor::{Errno, Instead};
-use link::http2;
 use protocol::rpc::Failure;
 use protocol::rpc::dns_client::DnsClient;
 use protocol::rpc::files_client::FilesClient;
@@ -13,20 +17,24 @@ use tokio::runtime::Handle;
 
 use crate::outgoing::Routes;
 
-/// One connection to the agent, shared by everything in a session.
+pub(crate) use connection::Connection;
+pub(crate) use keeper::{Greeted, Keeper, refused};
+pub use reach::{Reach, Reached};
+
+/// The connection to the agent, shared by everything in a session. The agent behind it may be replaced.
 #[derive(Debug, Clone)]
 pub(crate) struct Agent {
-    pub(crate) client: http2::Client,
+    pub(crate) client: Connection,
     pub(crate) runtime: Handle,
     pub(crate) routes: Arc<Routes>,
 }
 
 impl Agent {
-    pub(crate) fn files(&self) -> FilesClient<http2::Client> {
+    pub(crate) fn files(&self) -> FilesClient<Connection> {
         FilesClient::new(self.client.clone()).max_decoding_message_size(64 << 20)
     }
 
-    pub(crate) fn dns(&self) -> DnsClient<http2::Client> {
+    pub(crate) fn dns(&self) -> DnsClient<Connection> {
         DnsClient::new(self.client.clone())
     }
 

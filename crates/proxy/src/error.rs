@@ -8,8 +8,20 @@ pub enum Error {
     #[error("the connection to the agent could not be used")]
     Link(#[from] LinkError),
 
+    #[error(transparent)]
+    Reach(Box<dyn std::error::Error + Send + Sync>),
+
     #[error("the agent refused the session: {0}")]
     Refused(String),
+
+    #[error(
+        "this program speaks version {ours} of the protocol and the agent ({agent}) version {theirs}: install the same release on both sides"
+    )]
+    OtherVersion {
+        agent: String,
+        theirs: u32,
+        ours: u32,
+    },
 
     #[error("the configuration has a rule that cannot be used")]
     Rule(#[from] config::RuleError),

@@ -7,11 +7,16 @@
 mod agent;
 mod dns;
 mod error;
+mod event;
 mod files;
 mod outgoing;
 mod session;
 
+pub use agent::{Reach, Reached};
 pub use error::Error;
+pub use event::{Event, Tell};
+/// Why a program could not be started.
+pub use interceptor::Error as LaunchError;
 /// Programs start processes in a session, and learn whether this machine can, through its host.
-pub use interceptor::{Diagnosis, Launch, diagnose};
+pub use interceptor::{Diagnosis, Launch, Signaller, diagnose};
 pub use session::Session;

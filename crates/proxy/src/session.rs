@@ -1,6 +1,7 @@
 //! One session: the rules of its configuration, and the agent behind them.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -11,20 +12,19 @@ use config::{
     Side, SkipRules, Surroundings,
 };
 use interceptor::{
-    Destination, DestinationChoice, Errno, Host, Intent, Outgoing, PathChoice, RemoteFiles,
+    Destination, DestinationChoice, Errno, Host, Intent, Notice, Outgoing, PathChoice, RemoteFiles,
     Transport,
 };
-use link::Pipe;
-use link::http2::{Client, Windows};
-use protocol::control::{FEATURES, VERSION};
-use protocol::rpc::control_client::ControlClient;
+use protocol::MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
-use protocol::rpc::{Failure, HelloRequest, HelloResponse, ListEnvRequest};
+use protocol::rpc::{HelloResponse, ListEnvRequest};
 use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Greeted, Keeper, Reach, Reached, refused};
 use crate::dns::Dns;
 use crate::error::Error;
+use crate::event::{Event, Tell};
 use crate::files::TargetFiles;
 use crate::outgoing;
 
@@ -32,13 +32,14 @@ use crate::outgoing;
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A session with one agent. It is the host of the processes that stand in for the target.
-#[derive(Debug)]
 pub struct Session {
     agent: Agent,
     files: TargetFiles,
     dns: Arc<Dns>,
     rules: Rules,
     hello: HelloResponse,
+    tell: Tell,
+    keeper: AbortHandle,
 }
 
 #[derive(Debug)]
@@ -52,10 +53,12 @@ struct Rules {
 }
 
 impl Session {
-    /// Greets the agent at the other end of a pipe. Must be called on the runtime that carries the session.
+    /// Greets an agent that was reached, and keeps the session up: when the agent is lost, another one is reached. What
+    /// the user should know on the way is told. Must be called on the runtime that carries the session.
     pub async fn start(
-        pipe: impl Pipe,
-        token: &str,
+        reached: Reached,
+        reach: impl Reach,
+        tell: Tell,
         settings: &Settings,
         env_file: &EnvFile,
         surroundings: &Surroundings,
@@ -68,40 +71,39 @@ impl Session {
             skip: SkipRules::new(settings),
             hostname: settings.feature.hostname,
         };
-        let client = Client::start(pipe, Windows::default()).await?;
-        let hello = HelloRequest {
-            version: Some(VERSION),
-            features: FEATURES.iter().copied().map(str::to_owned).collect(),
-            token: token.to_owned(),
-            client: format!("standin {}", env!("CARGO_PKG_VERSION")),
-        };
+        let greeted = Greeted::greet(reached).await?;
+        let hello = greeted.hello.clone();
         let agent = Agent {
-            client,
+            client: greeted.connection(),
             runtime: Handle::current(),
             routes: Arc::default(),
         };
-        let mut control = ControlClient::new(agent.client.clone());
-        let hello = control.hello(hello);
+        let keeper = Keeper {
+            reach,
+            connection: agent.client.clone(),
+            tell: tell.clone(),
+        };
         let dns = Dns::new(
             agent.clone(),
             DnsRules::new(&settings.feature.network.dns),
             rules.outgoing.names(),
         );
-        // What is asked before the agent has said hello waits for it there: one round trip for both.
-        let (hello, ()) = tokio::join!(hello, dns.start());
-        let hello = hello.map_err(|status| refused(&status))?.into_inner();
+        dns.start().await;
         Ok(Session {
             files: TargetFiles::new(agent.clone()),
+            keeper: agent.runtime.spawn(keeper.keep(greeted)).abort_handle(),
             agent,
             dns,
             rules,
             hello,
+            tell,
         })
     }
 
     /// The environment of a process that stands in for the target.
     pub async fn environment(&self, local: Variables) -> Result<Vec<(OsString, OsString)>, Error> {
         let answer = EnvClient::new(self.agent.client.clone())
+            .max_decoding_message_size(MESSAGE_BYTES)
             .list(ListEnvRequest {})
             .await
             .map_err(|status| refused(&status))?;
@@ -217,9 +219,21 @@ impl Host for Session {
             .choose(program.as_os_str().as_bytes())
             .is_some()
     }
+
+    fn notice(&self, notice: &Notice) {
+        (self.tell)(&Event::Program(notice.clone()));
+    }
 }
 
-fn refused(status: &tonic::Status) -> Error {
-    let detail = Failure::from_status(status).map(|failure| failure.detail);
-    Error::Refused(detail.unwrap_or_else(|| status.to_string()))
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("Session");
+        debug.field("rules", &self.rules).finish_non_exhaustive()
+    }
 }

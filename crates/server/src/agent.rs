@@ -12,6 +12,9 @@ use clap::Args;
 use link::{Accepted, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
 const TOKEN: &str = "STANDIN_AGENT_TOKEN";
@@ -27,15 +30,25 @@ pub(crate) struct AgentArguments {
     /// Speak TLS, with a certificate of this run alone, whose SHA-256 is printed
     #[arg(long)]
     tls: bool,
+    /// How much is said on standard error: off, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log: LevelFilter,
     /// End when standard input is closed, which is when whoever started the agent is gone
     #[arg(long)]
     end_with_input: bool,
 }
 
 pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
+    // What others log may contain what the target and its clients say.
+    let ours = ["agent", "link", "protocol", "standind"].map(|name| (name, arguments.log));
+    let others = arguments.log.min(LevelFilter::WARN);
+    tracing_subscriber::registry()
+        .with(
+            tracing_subscriber::fmt::layer()
+                .with_writer(std::io::stderr)
+                .with_ansi(false),
+        )
+        .with(Targets::new().with_default(others).with_targets(ours))
         .init();
     raise_descriptor_limit().context("the limit of open files cannot be raised")?;
     let token = env::var(TOKEN)

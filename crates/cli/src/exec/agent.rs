@@ -1,47 +1,80 @@
 //! The agent of a session: one that is started on this machine for it, or one that runs already.
 
-use std::env;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+mod local;
 
-use anyhow::{Context, Result, bail};
+use std::env;
+use std::error::Error;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
 use clap::Args;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{Fingerprint, TlsDialer, Trust};
-use link::{Link, TcpDialer, Token};
+use link::{Link, LinkError, Redial, TcpDialer, Token};
+use proxy::{Reach, Reached};
 
-use crate::environment::{AGENT_PROGRAM, AGENT_TOKEN};
+use local::LocalAgent;
+pub(crate) use local::program;
+
+use super::log::Verbosity;
+use super::progress::Progress;
+use super::target::LocalTarget;
+use crate::environment::AGENT_TOKEN;
+
+/// How long to try before the first connection to an agent that may just be starting is given up.
+const FIRST_CONNECTION: Duration = Duration::from_secs(2);
+/// The pause between attempts to find an agent again that is not ours to start.
+const ANOTHER_TRY: Duration = Duration::from_secs(5);
 
 /// An agent that runs already.
 #[derive(Debug, Args)]
 pub(crate) struct GivenAgent {
-    /// Use the agent that listens here; its token is in STANDIN_AGENT_TOKEN
-    #[arg(long = "agent", value_name = "HOST:PORT")]
-    address: Option<String>,
-    /// Speak TLS to that agent, which has the certificate with this SHA-256 (`standind agent --tls` prints it)
+    /// Use the agent that listens here, whose token is in STANDIN_AGENT_TOKEN
+    ///
+    /// Without this an agent is started beside the target, and ends with the session.
+    #[arg(long = "agent", value_name = "HOST:PORT", help_heading = "Agent")]
+    pub(super) address: Option<String>,
+    /// Speak TLS to that agent, which has the certificate with this SHA-256
+    ///
+    /// `standind agent --tls` prints it when it starts.
     #[arg(
         long = "agent-certificate",
         value_name = "SHA256",
-        requires = "address"
+        requires = "address",
+        help_heading = "Agent"
     )]
     certificate: Option<Fingerprint>,
 }
 
-/// Where an agent is, and how to be let in. An agent that was started for it ends when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Agent {
+/// Where a session's agent is. Clones are the same.
+#[derive(Debug, Clone)]
+pub(super) enum Agent {
+    Given(Arc<Place>),
+    Local(Arc<Local>),
+}
+
+/// An agent that somebody else started.
+pub(super) struct Place {
+    name: String,
     addresses: Vec<SocketAddr>,
     certificate: Option<Fingerprint>,
     token: String,
-    _process: Option<LocalAgent>,
+}
+
+/// Starts agents beside a target of this machine: one, and another one when that is lost.
+#[derive(Debug)]
+pub(super) struct Local {
+    target: LocalTarget,
+    verbosity: Verbosity,
+    progress: Progress,
+    current: Mutex<Option<LocalAgent>>,
 }
 
 impl Agent {
     /// The one that was named on the command line, if one was.
-    pub(crate) fn given(given: &GivenAgent) -> Result<Option<Self>> {
+    pub(super) fn given(given: &GivenAgent) -> Result<Option<Self>> {
         let Some(address) = &given.address else {
             return Ok(None);
         };
@@ -52,104 +85,152 @@ impl Agent {
         let token = env::var(AGENT_TOKEN).with_context(|| {
             format!("set {AGENT_TOKEN} to the token that the agent at {address} was started with")
         })?;
-        Ok(Some(Agent {
+        Ok(Some(Agent::Given(Arc::new(Place {
+            name: address.clone(),
             addresses,
             certificate: given.certificate,
             token,
-            _process: None,
+        }))))
+    }
+
+    pub(super) fn beside(target: LocalTarget, verbosity: Verbosity, progress: &Progress) -> Self {
+        Agent::Local(Arc::new(Local {
+            target,
+            verbosity,
+            progress: progress.clone(),
+            current: Mutex::default(),
         }))
     }
 
-    /// Starts one beside a process of this machine.
-    pub(crate) fn beside_process(pid: u32) -> Result<Self> {
-        let token = new_token()?;
-        let (process, address) = LocalAgent::start(pid, &token)?;
-        Ok(Agent {
-            addresses: vec![address],
-            certificate: None,
-            token,
-            _process: Some(process),
-        })
+    pub(super) async fn connect(&self) -> Result<Reached> {
+        match self {
+            Agent::Given(place) => Ok(Reached {
+                link: place.link().await?,
+                token: place.token.clone(),
+                ended: Box::pin(std::future::pending()),
+            }),
+            Agent::Local(local) => local.start().await,
+        }
     }
 
-    pub(crate) fn token(&self) -> &str {
-        &self.token
-    }
-
-    pub(crate) async fn connect(&self) -> Result<Link> {
-        let settings = link::Settings {
-            token: Token::new(self.token.as_bytes())?,
-            ..link::Settings::default()
-        };
-        let dialer = TcpDialer::any_of(self.addresses.clone());
-        Ok(match self.certificate {
-            None => Link::connect(dialer, settings).await?,
-            Some(certificate) => {
-                // The certificate is known, so its name does not matter.
-                let name = ServerName::try_from("agent")?;
-                let dialer = TlsDialer::new(dialer, name, Trust::Pinned(certificate))?;
-                Link::connect(dialer, settings).await?
-            }
-        })
-    }
-}
-
-/// An agent on this machine, for one session. It ends with us, however we end: it watches its standard input.
-#[derive(Debug)]
-struct LocalAgent(Child);
-
-impl LocalAgent {
-    fn start(pid: u32, token: &str) -> Result<(Self, SocketAddr)> {
-        let program = agent_program()?;
-        let process = Command::new(&program)
-            .args(["agent", "--end-with-input", "--process", &pid.to_string()])
-            .env(AGENT_TOKEN, token)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start the agent {}", program.display()))?;
-        let mut agent = LocalAgent(process);
-        let mut line = String::new();
-        let output = agent.0.stdout.take().context("the agent has no output")?;
-        BufReader::new(output).read_line(&mut line)?;
-        let address = line.trim().strip_prefix("listening on ");
-        match address.and_then(|address| address.parse().ok()) {
-            Some(address) => Ok((agent, address)),
-            None => {
-                bail!("the agent beside process/{pid} did not start; what it said is above")
-            }
+    /// Ends an agent that was started for the session, and waits for its end.
+    pub(super) async fn end(&self) {
+        if let Agent::Local(local) = self
+            && let Some(agent) = local.take()
+        {
+            agent.end().await;
         }
     }
 }
 
-impl Drop for LocalAgent {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
+impl Reach for Agent {
+    async fn reach(&self) -> Result<Reached, Box<dyn Error + Send + Sync>> {
+        Ok(self.connect().await?)
+    }
+
+    async fn successor(&self) {
+        match self {
+            Agent::Given(_) => std::future::pending().await,
+            Agent::Local(local) => local.target.successor(local.process()).await,
+        }
+    }
+
+    async fn another_try(&self) {
+        match self {
+            Agent::Given(_) => tokio::time::sleep(ANOTHER_TRY).await,
+            Agent::Local(_) => std::future::pending().await,
+        }
     }
 }
 
-fn agent_program() -> Result<PathBuf> {
-    if let Some(program) = env::var_os(AGENT_PROGRAM) {
-        return Ok(PathBuf::from(program));
+impl Local {
+    async fn start(&self) -> Result<Reached> {
+        if let Some(before) = self.take() {
+            before.end().await;
+        }
+        self.progress.begin("finding the target");
+        let process = self.target.process().await?;
+        self.progress.begin("starting the agent");
+        let (agent, ended) = LocalAgent::start(process, &self.target.to_string(), self.verbosity)
+            .await
+            .with_context(|| format!("there is no agent beside {}", self.target))?;
+        let place = Place {
+            name: agent.address.to_string(),
+            addresses: vec![agent.address],
+            certificate: None,
+            token: agent.token.clone(),
+        };
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(agent);
+        self.progress.begin("connecting");
+        Ok(Reached {
+            link: place.link().await?,
+            token: place.token,
+            ended,
+        })
     }
-    let beside = env::current_exe()
-        .context("finding this program")?
-        .with_file_name("standind");
-    if beside.is_file() {
-        return Ok(beside);
+
+    fn take(&self) -> Option<LocalAgent> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.take()
     }
-    bail!(
-        "standind is not beside standin at {}; set {AGENT_PROGRAM} to its path",
-        beside.display()
-    )
+
+    fn process(&self) -> Option<u32> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().map(|agent| agent.process)
+    }
 }
 
-/// A secret of this session alone.
-fn new_token() -> Result<String> {
-    let mut bytes = [0_u8; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut bytes))
-        .context("no randomness")?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+impl Place {
+    async fn link(&self) -> Result<Link> {
+        let settings = link::Settings {
+            token: Token::new(self.token.as_bytes())?,
+            redial: Redial {
+                first_connection: FIRST_CONNECTION,
+                ..Redial::default()
+            },
+            ..link::Settings::default()
+        };
+        let dialer = TcpDialer::any_of(self.addresses.clone());
+        let link = match self.certificate {
+            None => Link::connect(dialer, settings).await,
+            Some(certificate) => {
+                // The certificate is known, so its name does not matter.
+                let name = ServerName::try_from("agent")?;
+                let dialer = TlsDialer::new(dialer, name, Trust::Pinned(certificate))?;
+                Link::connect(dialer, settings).await
+            }
+        };
+        link.map_err(|error| {
+            let hint = self.hint(&error);
+            anyhow::Error::new(error)
+                .context(format!("the agent at {} cannot be used. {hint}", self.name))
+        })
+    }
+
+    /// What the user can do.
+    fn hint(&self, error: &LinkError) -> String {
+        match error {
+            LinkError::Unreachable(_) => {
+                "Check that it runs and that this machine reaches it".to_owned()
+            }
+            LinkError::WrongToken { .. } => {
+                format!("Set {AGENT_TOKEN} to the token that it was started with")
+            }
+            LinkError::VersionMismatch { .. } => {
+                "Install the same release of standin and standind".to_owned()
+            }
+            LinkError::NoGreeting(_) | LinkError::Protocol(_) if self.certificate.is_none() => {
+                "Check that it is a standind agent; one that was started with --tls needs --agent-certificate".to_owned()
+            }
+            _ => "Check that it is a standind agent of the same release".to_owned(),
+        }
+    }
+}
+
+/// Not derived: the token is a secret.
+impl std::fmt::Debug for Place {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = formatter.debug_struct("Place");
+        debug.field("name", &self.name).finish_non_exhaustive()
+    }
 }

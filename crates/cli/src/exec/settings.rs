@@ -1,32 +1,47 @@
 //! What a session is to be: from the file, the environment and the flags, each before the one in front of it.
 
+mod discover;
+
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use anyhow::{Context, Result, anyhow};
-use config::{EnvFile, Layers, Settings, Style, Surroundings};
+use config::{EnvFile, Layers, Resolved, Settings, Style, Surroundings};
+
+pub(crate) use discover::discover;
 
 use super::ExecArguments;
-use crate::environment::NOT_SETTINGS;
+use super::progress::Progress;
+use crate::environment::{HOME, NOT_SETTINGS, TEMPORARY};
 use crate::verify;
 
-pub(super) fn load(arguments: &ExecArguments) -> Result<Settings> {
+/// The settings, with everything said that the user should know about them.
+pub(super) fn load(arguments: &ExecArguments, progress: &Progress) -> Result<Resolved> {
     let mut layers = Layers::new();
-    if let Some(file) = &arguments.config_file {
+    let file = match &arguments.config_file {
+        Some(file) => Some(file.clone()),
+        None => discover(Path::new(""), |text| progress.note(text))?,
+    };
+    if let Some(file) = &file {
         let (text, format) = verify::read(file)?;
         layers = layers.file(&file.display().to_string(), &text, format);
     }
     let variables = env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     layers = layers.variables(variables, NOT_SETTINGS);
-    if let Some(target) = &arguments.target {
-        layers = layers.flag("--target", "target", target);
-    }
-    match layers.resolve() {
-        Ok(resolved) => Ok(resolved.settings),
-        Err(report) => Err(anyhow!("{}", report.render(Style::Plain))),
+    match arguments.add_to(layers).resolve() {
+        Ok(resolved) => {
+            for problem in resolved.warnings.problems() {
+                progress.say(&verify::in_one_line(problem));
+            }
+            Ok(resolved)
+        }
+        Err(report) => Err(anyhow!(
+            "these settings cannot be used:\n{}",
+            report.render(Style::Plain).trim_end()
+        )),
     }
 }
 
@@ -45,6 +60,22 @@ pub(super) fn env_file(settings: &Settings) -> Result<EnvFile> {
     })
 }
 
+/// Every key with its value and its origin, in columns.
+pub(super) fn describe(resolved: &Resolved) -> String {
+    let effective = resolved.effective();
+    let width = |lengths: &mut dyn Iterator<Item = usize>| lengths.max().unwrap_or(0).min(60);
+    let keys = width(&mut effective.iter().map(|line| line.key.chars().count()));
+    let values = width(&mut effective.iter().map(|line| line.value.chars().count()));
+    let mut text = String::new();
+    for line in &effective {
+        text.push_str(&format!(
+            "{:keys$}  {:values$}  {}\n",
+            line.key, line.value, line.origin
+        ));
+    }
+    text
+}
+
 /// What is around the process on this machine, so that it finds its own code and its own files.
 pub(super) fn surroundings(command: &[OsString]) -> Surroundings {
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
@@ -54,9 +85,9 @@ pub(super) fn surroundings(command: &[OsString]) -> Surroundings {
         .map(PathBuf::from)
         .filter(|program| program.is_absolute());
     Surroundings {
-        home: variable("HOME"),
+        home: variable(HOME),
         working_directory: env::current_dir().ok().map(|folder| bytes(&folder)),
-        temporary: variable("TMPDIR"),
+        temporary: variable(TEMPORARY),
         code: program
             .and_then(|program| program.parent().map(bytes))
             .into_iter()

@@ -27,7 +27,7 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
 }
 
 async fn an_order_passes_through(story: &Story<'_>) -> Result<()> {
-    load_images(story.world)?;
+    load_images(story.world()?)?;
     for cluster in 0..2 {
         let stage = story.stage_in(cluster).await?;
         shop::install(&stage.cluster.client, &stage.namespace)?;
@@ -83,7 +83,7 @@ async fn an_order_passes_through(story: &Story<'_>) -> Result<()> {
 }
 
 async fn the_shop_speaks_every_protocol(story: &Story<'_>) -> Result<()> {
-    load_images(story.world)?;
+    load_images(story.world()?)?;
     let stage = story.stage().await?;
     shop::install(&stage.cluster.client, &stage.namespace)?;
     stage.client_pod("client").await?;

@@ -1,0 +1,161 @@
+//! The command line of `standin exec`, and which settings its flags are.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
+use config::Layers;
+
+use super::agent::GivenAgent;
+
+const SETTINGS: &str = "Settings (each wins over the environment and the configuration file)";
+
+#[derive(Debug, Args)]
+#[command(after_help = include_str!("examples.txt"), after_long_help = include_str!("details.txt"))]
+pub(crate) struct ExecArguments {
+    /// What to stand in for: process/<pid> or container/<name>
+    #[arg(short, long)]
+    pub(super) target: Option<String>,
+    /// The configuration file: JSON, YAML or TOML
+    ///
+    /// Without it the one that STANDIN_CONFIG_FILE names is used, or else the first of .standin/standin.*, standin.* and
+    /// .mirrord/mirrord.* (.json, .yaml, .yml, .toml) in the working directory.
+    #[arg(short = 'f', long = "config-file", value_name = "FILE")]
+    pub(super) config_file: Option<PathBuf>,
+    /// Print every setting with its value and where it comes from, and start nothing. Secrets are not shown
+    #[arg(long)]
+    pub(super) print_config: bool,
+    /// Say nothing but warnings and errors
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+    /// Write a log; -vv and -vvv say more
+    ///
+    /// It is a file of its own in $XDG_STATE_HOME/standin (~/.local/state/standin), whose name is said.
+    #[arg(short, long, action = ArgAction::Count)]
+    pub(super) verbose: u8,
+    /// Write the log to this file
+    #[arg(long, value_name = "FILE")]
+    pub(super) log_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) flags: SettingFlags,
+    #[command(flatten)]
+    pub(super) agent: GivenAgent,
+    /// The program and its arguments. It is a program of this machine
+    #[arg(
+        last = true,
+        required_unless_present = "print_config",
+        value_name = "COMMAND"
+    )]
+    pub(super) command: Vec<OsString>,
+}
+
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = SETTINGS)]
+pub(crate) struct SettingFlags {
+    /// Only these variables of the target, by patterns with * and ?
+    #[arg(
+        long,
+        visible_alias = "override-env-vars-include",
+        value_name = "PATTERN",
+        value_delimiter = ','
+    )]
+    env_include: Vec<String>,
+    /// None of these variables of the target, by patterns with * and ?
+    #[arg(
+        long,
+        visible_alias = "override-env-vars-exclude",
+        value_name = "PATTERN",
+        value_delimiter = ','
+    )]
+    env_exclude: Vec<String>,
+    /// Set a variable. Everyone on this machine can read a command line: secrets belong in a file, see --env-file
+    #[arg(long, value_name = "NAME=VALUE")]
+    override_env: Vec<String>,
+    /// Take variables away, by patterns with * and ?
+    #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
+    unset_env: Vec<String>,
+    /// Set the variables that are in this file, one NAME=VALUE per line
+    #[arg(long, value_name = "FILE")]
+    env_file: Option<String>,
+    /// No variables of the target
+    #[arg(long)]
+    no_env: bool,
+    /// Where files are that no list names: local, localwithoverrides, read or write
+    #[arg(long, value_name = "MODE")]
+    fs_mode: Option<String>,
+    /// All files are local: short for --fs-mode local
+    #[arg(long, conflicts_with = "fs_mode")]
+    no_fs: bool,
+    /// All connections leave from this machine
+    #[arg(long)]
+    no_outgoing: bool,
+    /// TCP connections leave from this machine
+    #[arg(long)]
+    no_tcp_outgoing: bool,
+    /// UDP packets leave from this machine
+    #[arg(long)]
+    no_udp_outgoing: bool,
+    /// Only these destinations through the target: [tcp://|udp://][name|address|subnet][:port]
+    #[arg(long, value_name = "FILTER", conflicts_with = "outgoing_local")]
+    outgoing_remote: Vec<String>,
+    /// All destinations through the target but these
+    #[arg(long, value_name = "FILTER")]
+    outgoing_local: Vec<String>,
+    /// Names resolve as on this machine
+    #[arg(long, visible_alias = "no-remote-dns")]
+    no_dns: bool,
+    /// The host name is this machine's
+    #[arg(long)]
+    no_hostname: bool,
+    /// Programs that run as if there were no session, by file name
+    #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
+    skip_processes: Vec<String>,
+}
+
+impl ExecArguments {
+    /// The flags as a layer of the settings.
+    pub(super) fn add_to(&self, mut layers: Layers) -> Layers {
+        if let Some(target) = &self.target {
+            layers = layers.flag("--target", "target", target);
+        }
+        self.flags.add_to(layers)
+    }
+}
+
+impl SettingFlags {
+    fn add_to(&self, mut layers: Layers) -> Layers {
+        #[rustfmt::skip] // A table is read by its columns.
+        let lists: [(&str, &str, &[String]); 7] = [
+            ("--env-include",     "feature.env.include",                    &self.env_include),
+            ("--env-exclude",     "feature.env.exclude",                    &self.env_exclude),
+            ("--override-env",    "feature.env.override",                   &self.override_env),
+            ("--unset-env",       "feature.env.unset",                      &self.unset_env),
+            ("--outgoing-remote", "feature.network.outgoing.filter.remote", &self.outgoing_remote),
+            ("--outgoing-local",  "feature.network.outgoing.filter.local",  &self.outgoing_local),
+            ("--skip-processes",  "skip_processes",                         &self.skip_processes),
+        ];
+        for (flag, key, values) in lists {
+            for value in values {
+                layers = layers.flag(flag, key, value);
+            }
+        }
+        #[rustfmt::skip]
+        let values: [(&str, &str, Option<&str>); 9] = [
+            ("--env-file",        "feature.env.env_file",          self.env_file.as_deref()),
+            ("--no-env",          "feature.env.enabled",           self.no_env.then_some("false")),
+            ("--fs-mode",         "feature.fs.mode",               self.fs_mode.as_deref()),
+            ("--no-fs",           "feature.fs.mode",               self.no_fs.then_some("local")),
+            ("--no-outgoing",     "feature.network.outgoing",      self.no_outgoing.then_some("local")),
+            ("--no-tcp-outgoing", "feature.network.outgoing.tcp",  self.no_tcp_outgoing.then_some("false")),
+            ("--no-udp-outgoing", "feature.network.outgoing.udp",  self.no_udp_outgoing.then_some("false")),
+            ("--no-dns",          "feature.network.dns.enabled",   self.no_dns.then_some("false")),
+            ("--no-hostname",     "feature.hostname",              self.no_hostname.then_some("false")),
+        ];
+        for (flag, key, value) in values {
+            if let Some(value) = value {
+                layers = layers.flag(flag, key, value);
+            }
+        }
+        layers
+    }
+}

@@ -1,0 +1,73 @@
+//! Which process of this machine a target is.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use config::{Settings, Target};
+
+use super::podman::Podman;
+
+/// How often to look whether a container that has ended runs again.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A target of this machine.
+#[derive(Debug, Clone)]
+pub(super) enum LocalTarget {
+    Process(u32),
+    Container { name: String, podman: Podman },
+}
+
+impl LocalTarget {
+    pub(super) fn of(settings: &Settings) -> Result<Self> {
+        let target = settings.target.as_ref();
+        match target.and_then(|target| target.path.as_ref()) {
+            Some(Target::Process(pid)) => Ok(Self::Process(*pid)),
+            Some(Target::Container(name)) => Ok(Self::Container {
+                name: name.clone(),
+                podman: Podman::find(),
+            }),
+            Some(other) => bail!(
+                "{other} is in a cluster, and sessions in clusters come in a later version; targets of this machine are \
+                 process/<pid> and container/<name>"
+            ),
+            None => bail!(
+                "name a target: `standin exec -t process/<pid> -- COMMAND` or `-t container/<name>`. `ps aux` and `podman ps` list what is there"
+            ),
+        }
+    }
+
+    /// The target's process, as it is now.
+    pub(super) async fn process(&self) -> Result<u32> {
+        match self {
+            Self::Process(pid) if !Path::new(&format!("/proc/{pid}")).exists() => bail!(
+                "there is no process {pid}: it has ended, or never was. `pgrep -n <program>` prints the id of a running one"
+            ),
+            Self::Process(pid) => Ok(*pid),
+            Self::Container { name, podman } => podman.process_of(name).await,
+        }
+    }
+
+    /// Ends when the target runs as another process than `before`. A process never does.
+    pub(super) async fn successor(&self, before: Option<u32>) {
+        let Self::Container { name, podman } = self else {
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            match podman.process_of(name).await {
+                Ok(now) if Some(now) != before => return,
+                _ => {}
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for LocalTarget {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Process(pid) => write!(formatter, "process/{pid}"),
+            Self::Container { name, .. } => write!(formatter, "container/{name}"),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The programs of `fixtures/programs`, compiled once for each content.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use sha2::{Digest as _, Sha256};
+
+/// Where the sources are.
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/programs");
+
+/// One compiler at a time: each uses all cores, and some write to a cache that they share.
+static COMPILING: Mutex<()> = Mutex::new(());
+
+/// A way to make a program.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    /// Below the sources.
+    source: &'static str,
+    compiler: &'static str,
+    /// Before the name of the result and the source.
+    arguments: &'static [&'static str],
+    variables: &'static [(&'static str, &'static str)],
+    result: &'static str,
+}
+
+const STATIC_GO: &[(&str, &str)] = &[("CGO_ENABLED", "0"), ("GO111MODULE", "off")];
+const GO: &[&str] = &["build", "-o"];
+const C: &[&str] = &["-O1", "-Wall", "-o"];
+const STATIC_C: &[&str] = &["-O1", "-static", "-o"];
+
+#[rustfmt::skip] // A table is read by its columns.
+impl Recipe {
+    pub const GO_STATIC: Recipe = Recipe::new("go/tour.go", "go", GO, STATIC_GO, "tour-go-static");
+    pub const GO_CGO: Recipe = Recipe::new("go/tour.go", "go", GO, &[("CGO_ENABLED", "1"), ("GO111MODULE", "off")], "tour-go-cgo");
+    pub const RUST: Recipe = Recipe::new("rust/tour.rs", "rustc", &["--edition=2024", "-o"], &[], "tour-rust");
+    pub const C_DYNAMIC: Recipe = Recipe::new("c/tour.c", "gcc", C, &[], "tour-c");
+    pub const C_STATIC: Recipe = Recipe::new("c/tour.c", "gcc", STATIC_C, &[], "tour-c-static");
+    pub const C_MUSL: Recipe = Recipe::new("c/tour.c", "musl-gcc", STATIC_C, &[], "tour-c-musl");
+    pub const JAVA: Recipe = Recipe::new("java/Tour.java", "javac", &["-d"], &[], "classes");
+    pub const CROWD: Recipe = Recipe::new("crowd/crowd.go", "go", GO, STATIC_GO, "crowd");
+
+    pub const ALL: [Recipe; 8] = [
+        Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
+    ];
+}
+
+impl Recipe {
+    const fn new(
+        source: &'static str,
+        compiler: &'static str,
+        arguments: &'static [&'static str],
+        variables: &'static [(&'static str, &'static str)],
+        result: &'static str,
+    ) -> Self {
+        Recipe {
+            source,
+            compiler,
+            arguments,
+            variables,
+            result,
+        }
+    }
+
+    /// The program in a folder of its own below `cache`, compiled unless it is there.
+    pub fn make(self, cache: &Path) -> Result<PathBuf> {
+        let _one_at_a_time = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
+        let source = source(self.source);
+        let mut key = Sha256::new();
+        key.update(fs::read(&source).with_context(|| format!("reading {}", source.display()))?);
+        key.update(format!("{self:?}"));
+        let folder = cache.join(format!("{}-{:.16x}", self.result, key.finalize()));
+        let made = folder.join(self.result);
+        if made.exists() {
+            return Ok(made);
+        }
+        // What has its final name is whole.
+        let unfinished = cache.join(format!("{}-{}", self.result, std::process::id()));
+        fs::create_dir_all(&unfinished)?;
+        let mut command = Command::new(self.compiler);
+        command
+            .args(self.arguments)
+            .arg(unfinished.join(self.result))
+            .arg(&source)
+            .envs(self.variables.iter().copied());
+        lab::output_of(&mut command)
+            .with_context(|| format!("{} is needed to make {}", self.compiler, self.result))?;
+        let _ = fs::remove_dir_all(&folder);
+        fs::rename(&unfinished, &folder)?;
+        Ok(made)
+    }
+}
+
+/// A file among the sources.
+pub fn source(path: &str) -> PathBuf {
+    Path::new(SOURCES).join(path)
+}
+
+/// A program and its arguments, to be run in a folder of its own.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub folder: PathBuf,
+    pub command: Vec<OsString>,
+    pub variables: &'static [(&'static str, &'static str)],
+}
+
+impl Program {
+    /// A compiled program.
+    pub fn compiled(recipe: Recipe, cache: &Path) -> Result<Self> {
+        let path = recipe.make(cache)?;
+        Ok(Self::new(&path, [&path]))
+    }
+
+    /// A script among the sources, for an interpreter.
+    pub fn script(interpreter: &str, path: &str) -> Self {
+        let path = source(path);
+        Self::new(
+            &path,
+            [OsString::from(interpreter), path.clone().into_os_string()],
+        )
+    }
+
+    fn new(path: &Path, command: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        Program {
+            folder: path.parent().unwrap_or(Path::new("/")).to_owned(),
+            command: command.into_iter().map(Into::into).collect(),
+            variables: &[],
+        }
+    }
+
+    #[must_use]
+    pub fn argument(mut self, argument: impl Into<OsString>) -> Self {
+        self.command.push(argument.into());
+        self
+    }
+
+    #[must_use]
+    pub fn variables(mut self, variables: &'static [(&'static str, &'static str)]) -> Self {
+        self.variables = variables;
+        self
+    }
+
+    /// Makes a command run this program: in its folder, with its variables.
+    pub fn prepare<'command>(&self, command: &'command mut Command) -> &'command mut Command {
+        command
+            .current_dir(&self.folder)
+            .envs(self.variables.iter().copied())
+    }
+}

@@ -1,0 +1,57 @@
+//! This program as a part of a target's surroundings.
+
+use std::env;
+use std::process::{self, Command};
+
+use anyhow::{Context as _, Result};
+
+use super::{ground, inside};
+
+/// Unlikely enough to never be a word of a test's own command line.
+const MARKER: &str = "standin-e2e-role";
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Role {
+    /// The network beside a target.
+    Ground,
+    /// The target itself.
+    Target,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Ground => "ground",
+            Role::Target => "target",
+        }
+    }
+
+    pub(super) fn command(self) -> Result<Command> {
+        let mut command = Command::new(env::current_exe().context("finding this program")?);
+        command.args([MARKER, self.name()]);
+        Ok(command)
+    }
+}
+
+/// Becomes a part of a target's surroundings when that is what this program was started for; returns otherwise.
+#[expect(
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "this is the `main` of those processes: it prints to their log and ends them"
+)]
+pub fn run_if_asked() {
+    let mut arguments = env::args().skip(1);
+    if arguments.next().is_none_or(|first| first != MARKER) {
+        return;
+    }
+    let result = match arguments.next().as_deref() {
+        Some("ground") => ground::main(),
+        Some("target") => inside::main(),
+        _ => Err(anyhow::anyhow!("usage: {MARKER} ground|target")),
+    };
+    if let Err(error) = result {
+        eprintln!("{error:#}");
+        process::exit(1);
+    }
+    process::exit(0);
+}

@@ -1,0 +1,107 @@
+//! The client of whichever agent there is now.
+//!
+//! A call that comes while a new agent is being reached waits for it. A call that is under way when the agent goes fails,
+//! since nobody knows how far it came.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use link::LinkError;
+use link::http2::{BoxError, Client};
+use tokio::sync::watch;
+use tower_service::Service;
+
+/// Clones are the same connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection {
+    /// From the keeper to everybody who asks the agent.
+    state: Arc<watch::Sender<State>>,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    /// Left when the agent has gone.
+    There(Client),
+    /// Left when another one is there, or none can be.
+    Awaited,
+    /// Left when there is one after all.
+    Lost(LinkError),
+}
+
+impl Connection {
+    pub(super) fn new(client: Client) -> Self {
+        let state = Arc::new(watch::Sender::new(State::There(client)));
+        Self { state }
+    }
+
+    pub(super) fn replace(&self, client: Client) {
+        self.state.send_replace(State::There(client));
+    }
+
+    /// Lets new calls wait.
+    pub(super) fn await_another(&self) {
+        self.state.send_replace(State::Awaited);
+    }
+
+    /// Lets calls fail.
+    pub(super) fn lose(&self, reason: LinkError) {
+        self.state.send_replace(State::Lost(reason));
+    }
+
+    /// Sends a request; the path is enough as its address.
+    pub(crate) fn send<B>(&mut self, request: Request<B>) -> ResponseFuture
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        // The usual case needs no waiting.
+        if let State::There(client) = &*self.state.borrow()
+            && !client.is_closed()
+        {
+            return client.clone().send(request);
+        }
+        let state = self.state.subscribe();
+        Box::pin(async move { client_of(state).await?.send(request).await })
+    }
+}
+
+/// Waits for a client that can be used. One that is closed will be replaced: the keeper sees its link end.
+async fn client_of(mut state: watch::Receiver<State>) -> Result<Client, LinkError> {
+    loop {
+        match &*state.borrow_and_update() {
+            State::There(client) if !client.is_closed() => return Ok(client.clone()),
+            State::Lost(reason) => return Err(reason.clone()),
+            State::There(_) | State::Awaited => {}
+        }
+        if state.changed().await.is_err() {
+            return Err(LinkError::StateLost);
+        }
+    }
+}
+
+/// The response to a request.
+pub(crate) type ResponseFuture =
+    Pin<Box<dyn Future<Output = Result<Response<Incoming>, LinkError>> + Send>>;
+
+impl<B> Service<Request<B>> for Connection
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Incoming>;
+    type Error = LinkError;
+    type Future = ResponseFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        self.send(request)
+    }
+}

@@ -1,0 +1,99 @@
+//! What a user should know of a session that goes on.
+
+use std::error::Error;
+use std::fmt;
+use std::fs;
+use std::sync::Arc;
+
+use interceptor::Notice;
+
+/// Says something to the user. It is called on any thread, and must not wait.
+pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The connection is lost, and is being made again. Nothing is lost with it.
+    ConnectionLost(String),
+    ConnectionBack,
+    /// The agent is gone, and with it everything that it held.
+    AgentLost(String),
+    /// There is an agent again.
+    SessionRestored,
+    /// There is no agent, and there may be none again.
+    SessionLost(String),
+    TargetGone,
+    TargetBack,
+    /// About a program of the session.
+    Program(Notice),
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ConnectionLost(reason) => write!(
+                formatter,
+                "the connection to the agent is lost and is being made again; what needs the target waits ({reason})"
+            ),
+            Self::ConnectionBack => {
+                formatter.write_str("the connection to the agent is back; nothing was lost")
+            }
+            Self::AgentLost(reason) => write!(
+                formatter,
+                "the agent is gone ({reason}): what it was doing fails; looking for another one"
+            ),
+            Self::SessionRestored => formatter.write_str(
+                "the session goes on with another agent; connections and files that were open through the target were reset",
+            ),
+            Self::SessionLost(reason) => write!(
+                formatter,
+                "there is no agent ({reason}): the program goes on, and what needs the target fails"
+            ),
+            Self::TargetGone => formatter.write_str(
+                "the target has ended: the program goes on, and what needs the target fails",
+            ),
+            Self::TargetBack => formatter.write_str("the target is back"),
+            Self::Program(notice) => write_notice(formatter, notice),
+        }
+    }
+}
+
+fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Result {
+    match notice {
+        Notice::ForeignArchitecture { process } => write!(
+            formatter,
+            "{} is a program of another architecture: everything that it does is local",
+            name_of(*process)
+        ),
+        Notice::Unreadable { process, errno } => write!(
+            formatter,
+            "the memory of {} cannot be read ({errno}): everything that it does is local",
+            name_of(*process)
+        ),
+        Notice::WatchRefused { path } => write!(
+            formatter,
+            "{} is the target's and cannot be watched for changes: let the program poll instead",
+            path.display()
+        ),
+        other => write!(formatter, "{other:?}"),
+    }
+}
+
+/// The program of a process, by which a user knows it.
+fn name_of(process: i32) -> String {
+    match fs::read_to_string(format!("/proc/{process}/comm")) {
+        Ok(name) => format!("`{}`", name.trim_end()),
+        Err(_) => format!("process {process}"),
+    }
+}
+
+/// An error with everything behind it, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
