@@ -9,6 +9,7 @@ mod diagnose;
 mod environment;
 mod exec;
 mod exit;
+mod sys;
 mod verify;
 
 use std::process::ExitCode;
