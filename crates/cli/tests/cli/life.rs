@@ -1,12 +1,14 @@
 //! Sessions that lose their agent or their target.
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::faults::GivenAgent;
-use crate::world::{Running, Standin, Target, lives};
+use crate::world::{Running, Standin, Target, agent_program, lives};
 
 /// Says each time that a file of the target can or cannot be read, until a file of this machine is there.
 const READ_ON: &str = "while ! test -e done; do if cat /etc/hostname >/dev/null 2>&1; then echo readable >&2; else echo \
@@ -29,6 +31,27 @@ fn an_agent_that_is_killed_is_replaced() {
     standin.write("done", "");
     session.wait().expect(3);
     assert!(!lives(another), "the second agent is left");
+}
+
+#[test]
+fn without_an_agent_the_program_goes_on_and_calls_fail() {
+    let target = Target::new();
+    let standin = Standin::new();
+    let program = standin.path("standind");
+    symlink(agent_program(), &program).unwrap();
+    let standin = standin.with("STANDIN_AGENT_PROGRAM", &program);
+    let mut session = Running::start(standin.session(&target.name(), &[], READ_ON));
+    session.until_said("readable");
+    fs::remove_file(&program).unwrap();
+    kill(
+        Pid::from_raw(session.agent().try_into().unwrap()),
+        Signal::SIGKILL,
+    )
+    .unwrap();
+    session.until_said("standin: there is no agent (there is no agent beside process/");
+    session.until_said("unreadable");
+    standin.write("done", "");
+    session.wait().expect(3);
 }
 
 #[test]

@@ -146,6 +146,7 @@ impl<R: Reach> Keeper<R> {
 
     /// Reaches another agent, however long it takes. Calls fail from the first attempt that failed.
     async fn replace(&self) -> Greeted {
+        let mut told = String::new();
         loop {
             let reached = self.reach.reach().await.map_err(Error::Reach);
             let greeted = match reached {
@@ -156,7 +157,11 @@ impl<R: Reach> Keeper<R> {
                 Ok(agent) => return agent,
                 Err(error) => error,
             };
-            self.tell(Event::SessionLost(crate::event::chain(&error)));
+            let reason = crate::event::chain(&error);
+            if told != reason {
+                self.tell(Event::SessionLost(reason.clone()));
+                told = reason;
+            }
             self.connection.lose(match error {
                 Error::Link(error) => error,
                 _ => LinkError::StateLost,
