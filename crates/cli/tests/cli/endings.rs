@@ -116,8 +116,8 @@ fn when_we_are_killed_nothing_is_left() {
 fn ctrl_c_is_the_programs_and_the_session_goes_on() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = format!(
-        "$STANDIN exec -t {} -- bash -c 'trap \"echo interrupted\" INT; echo ready; sleep 3600; \
-         cat /etc/hostname >/dev/null && echo still there; exit 6'",
+        "$STANDIN exec -t {} -- bash -c 'trap \"came=1\" INT; echo ready; until test \"\$came\"; do sleep 0.02; done; \
+         echo interrupted; cat /etc/hostname >/dev/null && echo still there; exit 6'",
         target.name()
     );
     let mut terminal = Terminal::start(&standin, &script, &[]);
