@@ -95,16 +95,16 @@ impl<R: Reach> Keeper<R> {
     pub(crate) async fn keep(self, mut agent: Greeted) {
         loop {
             match self.watch(&mut agent).await {
-                Why::Link(error) => self.tell(Event::AgentLost(crate::event::chain(&error))),
-                Why::AgentEnded(reason) => self.tell(Event::AgentLost(reason)),
-                Why::Successor => self.tell(Event::TargetBack),
+                Why::Link(error) => self.tell(&Event::AgentLost(crate::event::chain(&error))),
+                Why::AgentEnded(reason) => self.tell(&Event::AgentLost(reason)),
+                Why::Successor => self.tell(&Event::TargetBack),
             }
             self.connection.await_another();
             // What is under way fails now, and not when the link gives up hope.
             drop(agent.scissors);
             agent = self.replace().await;
             self.connection.replace(agent.client.clone());
-            self.tell(Event::SessionRestored);
+            self.tell(&Event::SessionRestored);
         }
     }
 
@@ -112,7 +112,7 @@ impl<R: Reach> Keeper<R> {
     async fn watch(&self, agent: &mut Greeted) -> Why {
         let mut successor = pin!(async {
             target_gone(agent.client.clone()).await;
-            self.tell(Event::TargetGone);
+            self.tell(&Event::TargetGone);
             self.reach.successor().await;
         });
         let mut told = false;
@@ -128,11 +128,11 @@ impl<R: Reach> Keeper<R> {
                         Status::Finished => return Why::Link(LinkError::StateLost),
                         Status::Connected if told => {
                             told = false;
-                            self.tell(Event::ConnectionBack);
+                            self.tell(&Event::ConnectionBack);
                         }
                         Status::Reconnecting { attempts, last_error, .. } if !told && attempts >= WORTH_A_WORD => {
                             told = true;
-                            self.tell(Event::ConnectionLost(last_error));
+                            self.tell(&Event::ConnectionLost(last_error));
                         }
                         Status::Connected | Status::Reconnecting { .. } => {}
                     }
@@ -146,6 +146,7 @@ impl<R: Reach> Keeper<R> {
 
     /// Reaches another agent, however long it takes. Calls fail from the first attempt that failed.
     async fn replace(&self) -> Greeted {
+        let mut told = String::new();
         loop {
             let reached = self.reach.reach().await.map_err(Error::Reach);
             let greeted = match reached {
@@ -156,7 +157,11 @@ impl<R: Reach> Keeper<R> {
                 Ok(agent) => return agent,
                 Err(error) => error,
             };
-            self.tell(Event::SessionLost(crate::event::chain(&error)));
+            let reason = crate::event::chain(&error);
+            if told != reason {
+                self.tell(&Event::SessionLost(reason.clone()));
+                told = reason;
+            }
             self.connection.lose(match error {
                 Error::Link(error) => error,
                 _ => LinkError::StateLost,
@@ -168,8 +173,8 @@ impl<R: Reach> Keeper<R> {
         }
     }
 
-    fn tell(&self, event: Event) {
-        (self.tell)(&event);
+    fn tell(&self, event: &Event) {
+        (self.tell)(event);
     }
 }
 
