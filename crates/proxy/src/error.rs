@@ -11,6 +11,9 @@ pub enum Error {
     #[error("the agent refused the session: {0}")]
     Refused(String),
 
+    #[error("the target's files cannot be served on this machine")]
+    Files(#[source] interceptor::Errno),
+
     #[error("the configuration has a rule that cannot be used")]
     Rule(#[from] config::RuleError),
 }

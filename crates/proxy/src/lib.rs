@@ -9,8 +9,10 @@ mod error;
 mod files;
 mod outgoing;
 mod session;
+mod sys;
 
 pub use error::Error;
+pub use files::FilesThrough;
 /// Programs start processes in a session, and learn whether this machine can, through its host.
 pub use interceptor::{Diagnosis, Launch, diagnose};
 pub use session::Session;

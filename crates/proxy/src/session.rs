@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 
 use crate::agent::Agent;
 use crate::error::Error;
-use crate::files::TargetFiles;
+use crate::files::{FilesThrough, TargetFiles, is_served};
 use crate::outgoing;
 
 /// Variables as the kernel has them.
@@ -41,6 +41,7 @@ struct Rules {
     outgoing: OutgoingRules,
     skip: SkipRules,
     hostname: bool,
+    dns: bool,
 }
 
 impl Session {
@@ -58,6 +59,7 @@ impl Session {
             outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
             skip: SkipRules::new(settings),
             hostname: settings.feature.hostname,
+            dns: settings.feature.network.dns.enabled,
         };
         let client = Client::start(pipe, Windows::default()).await?;
         let hello = HelloRequest {
@@ -75,12 +77,19 @@ impl Session {
             client,
             runtime: Handle::current(),
         };
+        let through = FilesThrough::default();
         Ok(Session {
-            files: TargetFiles::new(agent.clone()),
+            files: TargetFiles::new(agent.clone(), rules.files.clone(), through)?,
             agent,
             rules,
             hello,
         })
+    }
+
+    /// The same session, with files as descriptors in this way instead of the best one.
+    pub fn with_files_through(mut self, through: FilesThrough) -> Result<Self, Error> {
+        self.files = TargetFiles::new(self.agent.clone(), self.rules.files.clone(), through)?;
+        Ok(self)
     }
 
     /// The environment of a process that stands in for the target.
@@ -103,8 +112,14 @@ impl Session {
 impl Host for Session {
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
         let bytes = path.as_os_str().as_bytes();
-        match self.rules.files.choose(bytes, intent == Intent::Write) {
+        let writes = intent == Intent::Write;
+        match self.rules.files.choose(bytes, writes) {
+            // Names are the target's wherever its files are.
+            Choice::Local(_) if self.rules.dns && !writes && is_served(path) => {
+                PathChoice::Remote(path.to_path_buf())
+            }
             Choice::Local(_) => PathChoice::Local,
+            Choice::ReadOnlyRemote(_) if writes => PathChoice::Refused(Errno::EROFS),
             Choice::Remote(path) | Choice::ReadOnlyRemote(path) => {
                 PathChoice::Remote(PathBuf::from(OsString::from_vec(path.into_owned())))
             }
