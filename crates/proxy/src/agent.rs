@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use crate::outgoing::Routes;
 
 pub(crate) use connection::Connection;
-pub(crate) use keeper::{Greeted, Keeper, refused};
+pub(crate) use keeper::{Greeted, Keeper, greet, refused};
 pub use reach::{Reach, Reached};
 
 /// The connection to the agent, shared by everything in a session. The agent behind it may be replaced.

@@ -15,17 +15,18 @@ use interceptor::{
     Destination, DestinationChoice, Errno, Host, Intent, Notice, Outgoing, PathChoice, RemoteFiles,
     Transport,
 };
+use link::Pipe;
 use protocol::MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
 use protocol::rpc::{HelloResponse, ListEnvRequest};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::agent::{Agent, Greeted, Keeper, Reach, Reached, refused};
+use crate::agent::{Agent, Connection, Greeted, Keeper, Reach, Reached, greet, refused};
 use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
-use crate::files::TargetFiles;
+use crate::files::{FilesThrough, TargetFiles, is_served};
 use crate::outgoing;
 
 /// Variables as the kernel has them.
@@ -39,7 +40,7 @@ pub struct Session {
     rules: Rules,
     hello: HelloResponse,
     tell: Tell,
-    keeper: AbortHandle,
+    keeper: Option<AbortHandle>,
 }
 
 #[derive(Debug)]
@@ -50,6 +51,23 @@ struct Rules {
     outgoing: OutgoingRules,
     skip: SkipRules,
     hostname: bool,
+}
+
+impl Rules {
+    fn new(
+        settings: &Settings,
+        env_file: &EnvFile,
+        surroundings: &Surroundings,
+    ) -> Result<Self, Error> {
+        Ok(Rules {
+            env: EnvRules::new(&settings.feature.env, env_file)?,
+            files: FileRules::new(&settings.feature.fs, surroundings)?,
+            files_are_local: settings.feature.fs.mode == FileMode::Local,
+            outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
+            skip: SkipRules::new(settings),
+            hostname: settings.feature.hostname,
+        })
+    }
 }
 
 impl Session {
@@ -63,25 +81,44 @@ impl Session {
         env_file: &EnvFile,
         surroundings: &Surroundings,
     ) -> Result<Self, Error> {
-        let rules = Rules {
-            env: EnvRules::new(&settings.feature.env, env_file)?,
-            files: FileRules::new(&settings.feature.fs, surroundings)?,
-            files_are_local: settings.feature.fs.mode == FileMode::Local,
-            outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
-            skip: SkipRules::new(settings),
-            hostname: settings.feature.hostname,
-        };
+        let rules = Rules::new(settings, env_file, surroundings)?;
         let greeted = Greeted::greet(reached).await?;
-        let hello = greeted.hello.clone();
-        let agent = Agent {
-            client: greeted.connection(),
-            runtime: Handle::current(),
-            routes: Arc::default(),
-        };
+        let (connection, hello) = (greeted.connection(), greeted.hello.clone());
         let keeper = Keeper {
             reach,
-            connection: agent.client.clone(),
+            connection: connection.clone(),
             tell: tell.clone(),
+        };
+        let mut session = Self::with_agent(connection, hello, rules, settings, tell).await?;
+        session.keeper = Some(tokio::spawn(keeper.keep(greeted)).abort_handle());
+        Ok(session)
+    }
+
+    /// A session over a pipe to an agent, which ends with the pipe.
+    pub async fn over(
+        pipe: impl Pipe,
+        token: &str,
+        settings: &Settings,
+        env_file: &EnvFile,
+        surroundings: &Surroundings,
+    ) -> Result<Self, Error> {
+        let rules = Rules::new(settings, env_file, surroundings)?;
+        let (client, hello) = greet(pipe, token.to_owned()).await?;
+        let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
+        Self::with_agent(Connection::new(client), hello, rules, settings, tell).await
+    }
+
+    async fn with_agent(
+        connection: Connection,
+        hello: HelloResponse,
+        rules: Rules,
+        settings: &Settings,
+        tell: Tell,
+    ) -> Result<Self, Error> {
+        let agent = Agent {
+            client: connection,
+            runtime: Handle::current(),
+            routes: Arc::default(),
         };
         let dns = Dns::new(
             agent.clone(),
@@ -89,15 +126,22 @@ impl Session {
             rules.outgoing.names(),
         );
         dns.start().await;
+        let through = FilesThrough::default();
         Ok(Session {
-            files: TargetFiles::new(agent.clone()),
-            keeper: agent.runtime.spawn(keeper.keep(greeted)).abort_handle(),
+            files: TargetFiles::new(agent.clone(), rules.files.clone(), through)?,
             agent,
             dns,
             rules,
             hello,
             tell,
+            keeper: None,
         })
+    }
+
+    /// The same session, with files as descriptors in this way instead of the best one.
+    pub fn with_files_through(mut self, through: FilesThrough) -> Result<Self, Error> {
+        self.files = TargetFiles::new(self.agent.clone(), self.rules.files.clone(), through)?;
+        Ok(self)
     }
 
     /// The environment of a process that stands in for the target.
@@ -154,8 +198,14 @@ impl Host for Session {
             return choice;
         }
         let bytes = path.as_os_str().as_bytes();
-        match self.rules.files.choose(bytes, intent == Intent::Write) {
+        let writes = intent == Intent::Write;
+        match self.rules.files.choose(bytes, writes) {
+            // Names are the target's wherever its files are.
+            Choice::Local(_) if self.dns.is_enabled() && !writes && is_served(path) => {
+                PathChoice::Remote(path.to_path_buf())
+            }
             Choice::Local(_) => PathChoice::Local,
+            Choice::ReadOnlyRemote(_) if writes => PathChoice::Refused(Errno::EROFS),
             Choice::Remote(path) | Choice::ReadOnlyRemote(path) => {
                 PathChoice::Remote(PathBuf::from(OsString::from_vec(path.into_owned())))
             }
@@ -227,7 +277,9 @@ impl Host for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.keeper.abort();
+        if let Some(keeper) = &self.keeper {
+            keeper.abort();
+        }
     }
 }
 

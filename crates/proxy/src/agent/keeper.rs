@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use link::http2::{Client, Windows};
-use link::{LinkError, Status};
+use link::{LinkError, Pipe, Status};
 use protocol::control::{FEATURES, VERSION};
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::{Failure, HelloRequest, HelloResponse, PingRequest};
@@ -43,27 +43,7 @@ impl Greeted {
         let Reached { link, token, ended } = reached;
         let status = link.status();
         let (pipe, scissors) = Cuttable::new(link);
-        let client = Client::start(pipe, Windows::default()).await?;
-        let request = HelloRequest {
-            version: Some(VERSION),
-            features: FEATURES.iter().copied().map(str::to_owned).collect(),
-            token,
-            client: concat!("standin ", env!("CARGO_PKG_VERSION")).to_owned(),
-        };
-        let hello = ControlClient::new(client.clone())
-            .hello(request)
-            .await
-            .map_err(|status| refused(&status))?
-            .into_inner();
-        let version = hello.version.unwrap_or_default();
-        if !VERSION.understands(version) {
-            return Err(Error::OtherVersion {
-                agent: hello.agent,
-                theirs: version.major,
-                ours: VERSION.major,
-            });
-        }
-        tracing::info!(agent = hello.agent, "the agent has accepted the session");
+        let (client, hello) = greet(pipe, token).await?;
         Ok(Greeted {
             hello,
             client,
@@ -76,6 +56,35 @@ impl Greeted {
     pub(crate) fn connection(&self) -> Connection {
         Connection::new(self.client.clone())
     }
+}
+
+/// Says hello over a pipe.
+pub(crate) async fn greet(
+    pipe: impl Pipe,
+    token: String,
+) -> Result<(Client, HelloResponse), Error> {
+    let client = Client::start(pipe, Windows::default()).await?;
+    let request = HelloRequest {
+        version: Some(VERSION),
+        features: FEATURES.iter().copied().map(str::to_owned).collect(),
+        token,
+        client: concat!("standin ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let hello = ControlClient::new(client.clone())
+        .hello(request)
+        .await
+        .map_err(|status| refused(&status))?
+        .into_inner();
+    let version = hello.version.unwrap_or_default();
+    if !VERSION.understands(version) {
+        return Err(Error::OtherVersion {
+            agent: hello.agent,
+            theirs: version.major,
+            ours: VERSION.major,
+        });
+    }
+    tracing::info!(agent = hello.agent, "the agent has accepted the session");
+    Ok((client, hello))
 }
 
 /// What the agent said instead of an answer.
