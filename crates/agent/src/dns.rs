@@ -37,7 +37,9 @@ impl Dns for Connection {
         let settings = self.resolv_conf().await?;
         let query = request.into_inner().query;
         let (answer, nameserver) = exchange::exchange(&self.agent, &settings, &query).await?;
+        let reach = exchange::reach(&self.agent, &answer).await?;
         Ok(Response::new(ExchangeResponse {
+            reach,
             answer,
             nameserver: nameserver.to_string(),
         }))

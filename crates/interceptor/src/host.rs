@@ -83,8 +83,8 @@ pub trait Host: Send + Sync + 'static {
         PathChoice::Local
     }
 
-    /// Where a connection or datagram goes. Quick; see the module's documentation. Not asked for connections to what the
-    /// application itself listens on at localhost: these are always local.
+    /// Where a connection or datagram goes. Quick; see the module's documentation. What goes to a port of localhost on which
+    /// the application itself listens is local whatever this says.
     fn choose_destination(
         &self,
         transport: Transport,

@@ -63,7 +63,7 @@ pub enum Destination {
 /// What the application sees as the ends of a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The local end; this machine's own if not known.
+    /// The local end; this machine's own if not known. For datagrams, port 0 stands for the application's own port.
     pub local: Option<SocketAddr>,
     /// The other end; the destination that was asked for if not known.
     pub peer: Option<SocketAddr>,
@@ -144,6 +144,17 @@ impl Connections {
         self.any_datagrams.store(true, Ordering::Relaxed);
     }
 
+    /// What the application sees as its own end of a connected datagram socket.
+    fn set_local(&self, cookie: u64, local: SocketAddr) {
+        self.with(cookie, |socket| {
+            if let Socket::Datagrams(datagrams) = socket
+                && let Some(ends) = &mut datagrams.connected
+            {
+                ends.local = Some(local);
+            }
+        });
+    }
+
     /// The host has let go of a peer.
     fn remove_peer(&self, cookie: u64, relay: SocketAddr) {
         let mut sockets = lock(&self.sockets);
@@ -170,12 +181,16 @@ fn choose(
     transport: Transport,
     destination: &Destination,
 ) -> DestinationChoice {
-    if let Destination::Internet(address) = destination
-        && supervisor.connections.own.is_behind(transport, *address)
-    {
-        return DestinationChoice::Local;
+    let choice = supervisor.host.choose_destination(transport, destination);
+    match destination {
+        Destination::Internet(address)
+            if choice != DestinationChoice::Local
+                && supervisor.connections.own.is_behind(transport, *address) =>
+        {
+            DestinationChoice::Local
+        }
+        _ => choice,
     }
-    supervisor.host.choose_destination(transport, destination)
 }
 
 /// What a socket is, if it is one that can lead to the target.

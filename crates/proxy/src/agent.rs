@@ -6,6 +6,8 @@ mod keeper;
 mod reach;
 
 use std::future::Future;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use interceptor::{Errno, Instead};
 use protocol::rpc::Failure;
@@ -17,11 +19,14 @@ pub(crate) use connection::Connection;
 pub(crate) use keeper::{Greeted, Keeper, refused};
 pub use reach::{Reach, Reached};
 
+use crate::outgoing::Routes;
+
 /// The connection to the agent, shared by everything in a session. The agent behind it may be replaced.
 #[derive(Debug, Clone)]
 pub(crate) struct Agent {
     pub(crate) client: Connection,
     pub(crate) runtime: Handle,
+    pub(crate) routes: Arc<Routes>,
 }
 
 impl Agent {
@@ -47,6 +52,14 @@ pub(crate) fn instead(status: &tonic::Status) -> Instead {
         tracing::warn!(%status, "the agent did not answer as expected");
     }
     Instead::Fail(errno(failure.as_ref()))
+}
+
+/// An address as the protocol has it: four or sixteen bytes.
+pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let version4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    version4
+        .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
 }
 
 pub(crate) fn errno(failure: Option<&Failure>) -> Errno {

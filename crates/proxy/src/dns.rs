@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use config::{DnsRules, Side};
-use interceptor::Outgoing;
+use interceptor::{Names, Outgoing};
 use protocol::dns::hosts_lines;
 use protocol::files::FIRST_BYTES;
 use protocol::rpc::{self, DnsSettingsRequest, ExchangeRequest, LookupRequest, Outcome};
@@ -32,7 +32,7 @@ use self::answer::Resolved;
 use self::names::NameMap;
 use self::resolver::{Exchange, Resolver, Upstream, lock};
 use self::this_machine::ThisMachine;
-use crate::agent::Agent;
+use crate::agent::{Agent, address};
 
 const PORT: u16 = 53;
 /// How often names are asked for again that filters mention, and the target's settings are read again.
@@ -166,11 +166,19 @@ impl Dns {
         })
     }
 
-    /// Answers a socket of the application; returns at once.
+    /// Answers a socket of the application, as long as that has it. Takes as long as connecting it to us.
     pub(crate) fn serve(&self, outgoing: Outgoing) {
         let resolver = Arc::clone(&self.resolver);
+        let transport = outgoing.transport();
+        let connection = match outgoing.establish(Names::default()) {
+            Ok(connection) => connection,
+            Err(errno) => {
+                tracing::debug!(%errno, "a socket for names could not be connected to us");
+                return;
+            }
+        };
         self.agent.runtime.spawn(async move {
-            if let Err(error) = service::serve(resolver, outgoing).await {
+            if let Err(error) = service::serve(resolver, transport, connection).await {
                 tracing::debug!(%error, "a socket for names ended");
             }
         });
@@ -281,13 +289,8 @@ async fn look_up_at_target(agent: &Agent, name: String) -> Vec<Resolved> {
     if answer.outcome() != Outcome::Found {
         tracing::info!(name, outcome = ?answer.outcome(), "a filter mentions a name that the target cannot resolve");
     }
-    let addresses = answer.addresses.iter().filter_map(|found| {
-        let bytes: &[u8] = &found.address;
-        let version4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-        version4
-            .or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
-            .ok()
-    });
+    let addresses = answer.addresses.iter();
+    let addresses = addresses.filter_map(|found| address(&found.address));
     let names = vec![name, answer.canonical_name.to_ascii_lowercase()];
     addresses
         .map(|address| Resolved {
@@ -332,12 +335,15 @@ impl Upstream for Target {
     fn exchange(&self, query: Bytes) -> Exchange<'_> {
         Box::pin(async move {
             let answer = self.0.dns().exchange(ExchangeRequest { query }).await;
-            answer
-                .inspect_err(
-                    |status| tracing::debug!(%status, "no nameserver of the target answered"),
-                )
-                .ok()
-                .map(|answer| answer.into_inner().answer)
+            let answer = match answer {
+                Ok(answer) => answer.into_inner(),
+                Err(status) => {
+                    tracing::debug!(%status, "no nameserver of the target answered");
+                    return None;
+                }
+            };
+            self.0.routes.learn(&answer.reach);
+            Some(answer.answer)
         })
     }
 }

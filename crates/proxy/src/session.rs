@@ -76,6 +76,7 @@ impl Session {
         let agent = Agent {
             client: greeted.connection(),
             runtime: Handle::current(),
+            routes: Arc::default(),
         };
         let keeper = Keeper {
             reach,

@@ -5,19 +5,22 @@
 //! dead nameserver costs one slow answer and not all of them.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use protocol::dns::message::{self, Section};
 use protocol::dns::{Judgement, Query, ResolvConf, judge};
+use protocol::rpc::{Failure, Reach};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::agent::Agent;
+use crate::error::errno_of;
 use crate::outgoing::{connect_tcp, open_udp, receive_one};
 use crate::{Error, Result};
 
@@ -27,6 +30,10 @@ const PATIENCE: Duration = Duration::from_millis(800);
 const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a silent server is asked last.
 const SILENT: Duration = Duration::from_secs(30);
+/// Of more addresses in one answer it is not told from where they are reached.
+const MOST_REACHED: usize = 1024;
+/// A port that nobody minds.
+const DISCARD: u16 = 9;
 
 /// Nameservers that did not answer, and until when they are asked last.
 #[derive(Debug, Default)]
@@ -92,6 +99,50 @@ pub(crate) async fn exchange(
         .take(servers.len() * attempts);
     let (answer, server) = race.run(turns.collect()).await?;
     Ok((Bytes::from(query.finish(answer)), server))
+}
+
+/// From where the target reaches the addresses in an answer. Connecting a socket for datagrams sends nothing, and asks the
+/// routing table.
+pub(crate) async fn reach(agent: &Agent, answer: &[u8]) -> Result<Vec<Reach>> {
+    let records = message::records(answer).unwrap_or_default();
+    let addresses = records
+        .iter()
+        .filter(|record| record.section == Section::Answer)
+        .filter_map(|record| record.address(answer));
+    let addresses: Vec<IpAddr> = addresses.take(MOST_REACHED).collect();
+    if addresses.is_empty() {
+        return Ok(Vec::new());
+    }
+    let find = move || Ok(addresses.into_iter().map(reach_one).collect());
+    agent.sockets().run(find).await
+}
+
+fn reach_one(address: IpAddr) -> Reach {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let bytes = |address: IpAddr| match address {
+        IpAddr::V4(address) => Bytes::copy_from_slice(&address.octets()),
+        IpAddr::V6(address) => Bytes::copy_from_slice(&address.octets()),
+    };
+    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((address, DISCARD))?;
+        socket.local_addr()
+    });
+    let (from, failure) = match from {
+        Ok(from) => (bytes(from.ip()), None),
+        Err(error) => {
+            let number = errno_of(&error).raw_os_error();
+            let failure = Failure::from_errno(number, "find a way to this address");
+            (Bytes::new(), Some(failure))
+        }
+    };
+    Reach {
+        address: bytes(address),
+        from,
+        failure,
+    }
 }
 
 /// Whom to ask with what.

@@ -134,6 +134,14 @@ async fn messages_are_answered_as_the_nameserver_does() {
         .unwrap();
     assert_eq!(answer.nameserver, "127.0.0.1:53");
     assert_eq!(parsed(&answer).answers.len(), 1);
+    // Nothing leads to this address.
+    let reach = &answer.reach[0];
+    assert_eq!(reach.address[..], [10, 0, 0, 7]);
+    let failure = reach.failure.as_ref().unwrap();
+    assert_eq!(
+        (failure.number(), reach.from.len()),
+        (Some(libc::ENETUNREACH), 0)
+    );
     let answer = exchange(&client, "nobody.", RecordType::A).await.unwrap();
     assert_eq!(
         parsed(&answer).metadata.response_code,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
 use super::relay::{Look, Relay, domain_of, loopback};
-use super::{Connections, Datagrams, Destination, Ends, Names, Socket, Transport, own};
+use super::{Connections, Destination, Ends, Names, Socket, Transport, own};
 use crate::Errno;
 use crate::notification::Notification;
 use crate::process::{self, has_signal};
@@ -136,12 +136,24 @@ impl Registration {
             return true;
         };
         // It may have been connected to somebody else.
-        let is_peer = |datagrams: Datagrams| {
-            let mut peers = datagrams.peers.iter();
+        self.is_peer() && own::is_datagram_port_open(ends.application.port(), ends.made)
+    }
+
+    /// Corrects what the application sees as its own end, when the host said it before it knew. Only for connected
+    /// datagram sockets.
+    pub fn set_local(&self, local: SocketAddr) {
+        if self.datagrams.is_some_and(|ends| ends.is_connected) && self.is_peer() {
+            self.connections.set_local(self.cookie, local);
+        }
+    }
+
+    /// Whether the application still speaks to this peer, as far as we know.
+    fn is_peer(&self) -> bool {
+        let known = self.connections.datagrams(self.cookie);
+        known.zip(self.datagrams).is_some_and(|(known, ends)| {
+            let mut peers = known.peers.iter();
             peers.any(|(_, relay)| *relay == ends.relay)
-        };
-        self.connections.datagrams(self.cookie).is_some_and(is_peer)
-            && own::is_datagram_port_open(ends.application.port(), ends.made)
+        })
     }
 
     /// Tells the application that nobody takes what it sends, as its kernel would: the next call on its connected
@@ -407,6 +419,10 @@ impl Attempt {
         }
         let our_domain = domain_of(ours.as_fd())?;
         socket::connect(ours.as_fd(), &encode_internet(application, our_domain))?;
+        let mut ends = ends;
+        if let Some(local) = ends.local.as_mut().filter(|local| local.port() == 0) {
+            local.set_port(application.port());
+        }
         let connected = (self.purpose == Purpose::Connect).then_some(ends);
         self.connections
             .add_peer(self.cookie, destination, relay, connected);

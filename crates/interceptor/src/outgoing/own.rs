@@ -1,8 +1,8 @@
 //! What the application itself listens on.
 //!
 //! `localhost` is the target's, but a program that speaks to itself, or to another of its processes, means this
-//! machine. Listening sockets are remembered by their inode, which the kernel's own table of sockets has as well: it
-//! says whether they are still there, and where they are bound.
+//! machine. Sockets are remembered by their inode, by which the kernel knows them as well: it says whether they are
+//! still there, and what they take.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Transport;
 use super::address::internet;
+use crate::Errno;
 use crate::sys::socket;
 use crate::workers::lock;
 
@@ -30,8 +31,8 @@ const UDP_TABLES: [&str; 2] = ["/proc/self/net/udp", "/proc/self/net/udp6"];
 pub(super) struct OwnSockets {
     /// With the port, or 0 if it was not known yet.
     listeners: Mutex<HashMap<u64, u16>>,
-    /// All datagram sockets: each can receive. With a number that tells their order.
-    datagrams: Mutex<HashMap<u64, u64>>,
+    /// All datagram sockets: each can receive. With a number that tells their order, and the last number.
+    datagrams: Mutex<(HashMap<u64, u64>, u64)>,
 }
 
 impl OwnSockets {
@@ -54,7 +55,8 @@ impl OwnSockets {
     pub(super) fn add_datagrams(&self, ours: &OwnedFd) {
         if let Some(inode) = inode_of(ours) {
             let mut datagrams = lock(&self.datagrams);
-            let number = datagrams.values().max().map_or(0, |last| last + 1);
+            let (datagrams, number) = &mut *datagrams;
+            *number += 1;
             if datagrams.len() >= MANY {
                 // One that is not bound yet is in no table, so the newest are kept anyway.
                 let there = entries(&UDP_TABLES);
@@ -63,7 +65,7 @@ impl OwnSockets {
                     *number > old || there.iter().any(|entry| entry.inode == *inode)
                 });
             }
-            datagrams.insert(inode, number);
+            datagrams.insert(inode, *number);
         }
     }
 
@@ -82,12 +84,18 @@ impl OwnSockets {
                 if !listeners.values().any(may_be) {
                     return false;
                 }
-                entries(&TCP_TABLES).iter().any(|entry| {
-                    entry.listens && is_there(entry) && listeners.contains_key(&entry.inode)
-                })
+                match listener_behind(SocketAddr::new(ip, address.port())) {
+                    Ok(listener) => {
+                        listener.is_some_and(|inode| listeners.contains_key(&u64::from(inode)))
+                    }
+                    // The kernel may be without this kind of question; its table is slow and always there.
+                    Err(_) => entries(&TCP_TABLES).iter().any(|entry| {
+                        entry.listens && is_there(entry) && listeners.contains_key(&entry.inode)
+                    }),
+                }
             }
             Transport::Udp => {
-                let datagrams = lock(&self.datagrams);
+                let datagrams = &lock(&self.datagrams).0;
                 entries(&UDP_TABLES)
                     .iter()
                     .any(|entry| is_there(entry) && datagrams.contains_key(&entry.inode))
@@ -112,6 +120,78 @@ fn takes(entry: &Entry, to: IpAddr) -> bool {
     // A socket for any IPv6 address takes IPv4 as well, unless it says otherwise, which the table does not tell.
     let same_family = bound.is_ipv6() || to.is_ipv4();
     bound.is_unspecified() && same_family || bound.to_canonical() == to
+}
+
+/// The inode of the socket that takes connections to an address of this machine, by the kernel's own judgement
+/// (`sock_diag(7)`).
+fn listener_behind(address: SocketAddr) -> Result<Option<u32>, Errno> {
+    let question = diagnosis_question(address);
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    let kernel = socket::create(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)?;
+    socket::send(kernel.as_fd(), &question, 0, &[])?;
+    let mut answer = [0; 4096];
+    let length = nix::unistd::read(&kernel, &mut answer)?;
+    diagnosis_answer(answer.get(..length).unwrap_or_default())
+}
+
+const NETLINK_HEADER: usize = 16;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+
+/// A `nlmsghdr` and an `inet_diag_req_v2`.
+fn diagnosis_question(address: SocketAddr) -> Vec<u8> {
+    const LENGTH: u32 = 72;
+    const REQUEST: u16 = 1;
+    let (family, local) = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => {
+            (libc::AF_INET, Ipv4Addr::LOCALHOST.octets().to_vec())
+        }
+        IpAddr::V4(ip) => (libc::AF_INET, ip.octets().to_vec()),
+        IpAddr::V6(ip) if ip.is_unspecified() => {
+            (libc::AF_INET6, Ipv6Addr::LOCALHOST.octets().to_vec())
+        }
+        IpAddr::V6(ip) => (libc::AF_INET6, ip.octets().to_vec()),
+    };
+    let byte = |number: i32| u8::try_from(number).unwrap_or_default();
+    let mut question = Vec::with_capacity(LENGTH as usize);
+    question.extend(LENGTH.to_ne_bytes());
+    question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    question.extend(REQUEST.to_ne_bytes());
+    // Number and sender: there is one question, and the kernel knows whose it is.
+    question.extend([0; 8]);
+    question.extend([byte(family), byte(libc::IPPROTO_TCP), 0, 0]);
+    // In any state; the states only matter for lists.
+    question.extend(u32::MAX.to_ne_bytes());
+    question.extend(address.port().to_be_bytes());
+    // From port 0 of the same address: no connection comes from there, so the listener is found.
+    question.extend([0; 2]);
+    let padded: Vec<u8> = local.iter().copied().chain([0; 16]).take(16).collect();
+    question.extend(&padded);
+    question.extend(&padded);
+    // No interface, and no cookie.
+    question.extend([0; 4]);
+    question.extend([0xff; 8]);
+    question
+}
+
+/// A `nlmsghdr` and an `inet_diag_msg` or an error.
+fn diagnosis_answer(answer: &[u8]) -> Result<Option<u32>, Errno> {
+    const ERROR: u16 = 2;
+    const INODE: usize = NETLINK_HEADER + 68;
+    const NOT_THERE: i32 = -libc::ENOENT;
+    let word = |at: usize| {
+        let bytes = answer.get(at..at + 4)?;
+        bytes.first_chunk::<4>().copied().map(u32::from_ne_bytes)
+    };
+    let kind = answer.get(4..6).and_then(|bytes| bytes.first_chunk::<2>());
+    match kind.copied().map(u16::from_ne_bytes) {
+        Some(SOCK_DIAG_BY_FAMILY) => word(INODE).map(Some).ok_or(Errno::EPROTO),
+        Some(ERROR) => match word(NETLINK_HEADER).map(u32::cast_signed) {
+            Some(NOT_THERE) => Ok(None),
+            Some(number) => Err(Errno::from_raw(-number)),
+            None => Err(Errno::EPROTO),
+        },
+        _ => Err(Errno::EPROTO),
+    }
 }
 
 /// A line of the kernel's table of sockets.
@@ -239,6 +319,26 @@ mod tests {
         assert!(!own.is_behind(Transport::Udp, address));
         drop(listener);
         assert!(!own.is_behind(Transport::Tcp, address));
+
+        // One for both families takes connections of both.
+        let listener = TcpListener::bind("[::]:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let listener = OwnedFd::from(listener);
+        own.add_listener(&listener);
+        for ip in [
+            "127.0.0.1",
+            "127.0.0.2",
+            "0.0.0.0",
+            "::1",
+            "::",
+            "::ffff:127.0.0.1",
+        ] {
+            let address = SocketAddr::new(ip.parse().unwrap(), port);
+            assert!(own.is_behind(Transport::Tcp, address), "{ip}");
+            // Where the kernel answers the question, it finds the same as in its table.
+            let found = listener_behind(SocketAddr::new(address.ip().to_canonical(), port));
+            assert!(found.is_err() || found.unwrap().map(u64::from) == inode_of(&listener));
+        }
 
         let datagrams = UdpSocket::bind("0.0.0.0:0").unwrap();
         let mut address = datagrams.local_addr().unwrap();

@@ -83,6 +83,11 @@ fn unix_sockets_by_path() {
 }
 
 #[test]
+fn a_socket_that_shall_not_be_there() {
+    check("unix_refused", "ENOENT\n");
+}
+
+#[test]
 fn local_connections_are_untouched() {
     check("local", "True True\nb'x' True\n2 b'ab'\n");
 }

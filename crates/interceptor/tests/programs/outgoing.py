@@ -1,5 +1,5 @@
 """Connections to where only the target reaches. Each test is a function, chosen by name, and prints what it sees."""
-import errno, os, select, signal, socket, sys, threading, time
+import errno, os, select, signal, socket, sys, tempfile, threading, time
 
 HOST, HOST6, GATED, UNREACHABLE = "198.51.100.7", "2001:db8::7", "198.51.100.9", "198.51.100.8"
 
@@ -109,6 +109,16 @@ def send_timeout():
     print("waiting", flush=True)
     print("writable", events(s, 10000) == [select.POLLOUT])
     talk(s)
+
+
+def unix_refused():
+    # It listens here, and the host says that it is not there.
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "refused.sock")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+        print(errno.errorcode.get(socket.socket(socket.AF_UNIX).connect_ex(path)))
 
 
 def unix():

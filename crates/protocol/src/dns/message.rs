@@ -2,6 +2,7 @@
 //!
 //! A message is never taken apart and put together again: what is not understood here must arrive as it was sent.
 
+use std::net::IpAddr;
 use std::ops::Range;
 
 const HEADER: usize = 12;
@@ -203,6 +204,19 @@ pub struct Record {
     pub data: Range<usize>,
 }
 
+impl Record {
+    /// The address that it says, if it is one of the kinds that do.
+    #[must_use]
+    pub fn address(&self, message: &[u8]) -> Option<IpAddr> {
+        let data = message.get(self.data.clone())?;
+        match self.kind {
+            kind::A => <[u8; 4]>::try_from(data).ok().map(IpAddr::from),
+            kind::AAAA => <[u8; 16]>::try_from(data).ok().map(IpAddr::from),
+            _ => None,
+        }
+    }
+}
+
 /// All records of a message, or nothing if it is malformed.
 #[must_use]
 pub fn records(message: &[u8]) -> Option<Vec<Record>> {
@@ -371,7 +385,11 @@ mod tests {
         );
         assert_eq!(name_at(ANSWER, records[0].range.start).unwrap(), "www.db");
         assert_eq!(name_at(ANSWER, records[0].data.start).unwrap(), "db");
-        assert_eq!(&ANSWER[records[1].data.clone()], [10, 0, 0, 7]);
+        assert_eq!(
+            records[1].address(ANSWER),
+            Some(IpAddr::from([10, 0, 0, 7]))
+        );
+        assert_eq!(records[0].address(ANSWER), None);
         assert_eq!(records[2].class, 1232);
         assert_eq!(records[2].range.end, ANSWER.len());
     }

@@ -233,12 +233,7 @@ fn addresses(query: &Query, bytes: &[u8], records: &[Record]) -> Vec<Resolved> {
         }
     }
     let resolved = |record: &Record| {
-        let data = bytes.get(record.data.clone())?;
-        let address: IpAddr = match record.kind {
-            kind::A => <[u8; 4]>::try_from(data).ok()?.into(),
-            kind::AAAA => <[u8; 16]>::try_from(data).ok()?.into(),
-            _ => return None,
-        };
+        let address = record.address(bytes)?;
         let owner = owner(record)?.to_ascii_lowercase();
         let names = match chain.iter().position(|name| *name == owner) {
             Some(position) => chain.get(..=position)?.to_vec(),

@@ -110,7 +110,9 @@ mod tests {
     #[test]
     fn names_of_addresses() {
         let cluster = &["shop.svc.cluster.local", "Svc.Cluster.Local", "."][..];
-        let table: &[(&[&str], &[(&str, &[&str])], &str, &[&str])] = &[
+        type Texts = [&'static str];
+        type Learned = [(&'static str, &'static Texts)];
+        let table: &[(&Texts, &Learned, &str, &Texts)] = &[
             (&[], &[], "10.0.0.1", &[]),
             (&[], &[("10.0.0.1", &["a"])], "10.0.0.1", &["a"]),
             (&[], &[("10.0.0.1", &["a"])], "::ffff:10.0.0.1", &["a"]),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use interceptor::{Names, Outgoing, Transport};
+use interceptor::{Connection, Transport};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpStream, UdpSocket};
@@ -18,14 +18,12 @@ use crate::outgoing::until_closed;
 const AT_ONCE: usize = 256;
 const LARGEST: usize = 65_535;
 
-/// Connects a socket of the application to the resolver, and answers it until the application closes it.
-pub(crate) async fn serve(resolver: Arc<Resolver>, outgoing: Outgoing) -> io::Result<()> {
-    let transport = outgoing.transport();
-    let established =
-        tokio::task::spawn_blocking(move || outgoing.establish(Names::default())).await;
-    let connection = established
-        .map_err(io::Error::other)?
-        .map_err(io::Error::from)?;
+/// Answers a socket of the application until the application closes it.
+pub(crate) async fn serve(
+    resolver: Arc<Resolver>,
+    transport: Transport,
+    connection: Connection,
+) -> io::Result<()> {
     // Kept to the end: with it goes what the application sees as the names of both ends.
     let (socket, registration) = connection.into_parts();
     match transport {

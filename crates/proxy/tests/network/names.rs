@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
+use interceptor::{Destination, DestinationChoice, Errno, Host as _, Transport};
+use protocol::dns::ResolvConf;
+
 use crate::nameserver::Nameserver;
 use crate::programs;
 use crate::world::World;
@@ -264,18 +267,70 @@ fn questions_as_packets() {
 #[ignore = "needs root"]
 fn services_of_this_machine_are_not_asked() {
     let world = World::new();
-    Nameserver::start(&world, "127.0.0.1");
-    let script = "python3 - <<'EOF'
-import errno, socket
-for path in ['/var/run/nscd/socket', '/run/nscd/socket', '/run/systemd/resolve/io.systemd.Resolve', '/run/avahi-daemon/socket', '/tmp/nobody.sock']:
-    error = socket.socket(socket.AF_UNIX).connect_ex(path)
-    print(path, errno.errorcode.get(error))
-EOF";
-    let output = world.run(&world.session("true"), script);
-    assert!(
-        output.lines().count() == 5 && output.lines().all(|line| line.ends_with("ENOENT")),
-        "{output}"
-    );
+    let table = [
+        ("true", DestinationChoice::Refused(Errno::ENOENT)),
+        ("{dns: false}", DestinationChoice::Local),
+        (
+            "{outgoing: {unix_streams: [/run/]}}",
+            DestinationChoice::Remote,
+        ),
+    ];
+    for (network, expected) in table {
+        let session = world.session(network);
+        for path in [
+            "/var/run/nscd/socket",
+            "/run/systemd/resolve/io.systemd.Resolve",
+        ] {
+            let destination = Destination::Unix(path.into());
+            let choice = session.choose_destination(Transport::Unix, &destination);
+            assert_eq!(choice, expected, "{network} {path}");
+        }
+        let destination = Destination::Unix("/tmp/app.sock".into());
+        let choice = session.choose_destination(Transport::Unix, &destination);
+        assert_eq!(choice, DestinationChoice::Local, "{network}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nameservers_of_this_machine() {
+    let world = World::new();
+    let text = fs::read("/etc/resolv.conf").unwrap_or_default();
+    let own = ResolvConf::parse(&text, "").nameservers[0];
+    let table = [
+        // Its own, for a program that shall see this machine's names.
+        ("{dns: false}", own, DestinationChoice::Local),
+        // The resolver, also where connections stay here.
+        ("{outgoing: false}", own, DestinationChoice::Remote),
+        (
+            "{outgoing: false}",
+            "127.0.0.1:53".parse().unwrap(),
+            DestinationChoice::Remote,
+        ),
+        (
+            "{outgoing: false}",
+            "[::ffff:127.0.0.1]:53".parse().unwrap(),
+            DestinationChoice::Remote,
+        ),
+        (
+            "{outgoing: false}",
+            "192.0.2.53:53".parse().unwrap(),
+            DestinationChoice::Local,
+        ),
+        (
+            "{outgoing: false}",
+            "127.0.0.1:54".parse().unwrap(),
+            DestinationChoice::Local,
+        ),
+    ];
+    for (network, address, expected) in table {
+        let session = world.session(network);
+        for transport in [Transport::Tcp, Transport::Udp] {
+            let destination = Destination::Internet(address);
+            let choice = session.choose_destination(transport, &destination);
+            assert_eq!(choice, expected, "{network} {address}");
+        }
+    }
 }
 
 #[test]

@@ -263,7 +263,8 @@ fn datagrams_are_cut_to_the_room() {
 
 #[test]
 fn every_name_on_the_way_leads_to_the_address() {
-    let table: &[(&str, Vec<DnsRecord>, &[(&str, &[&str])])] = &[
+    type Found = [(&'static str, &'static [&'static str])];
+    let table: &[(&str, Vec<DnsRecord>, &Found)] = &[
         (
             "DB.shop.",
             vec![a("db.shop.", 1, "10.0.0.1")],
