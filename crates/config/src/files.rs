@@ -111,6 +111,16 @@ impl FileRules {
             Some(mapping) => mapping.apply(path),
             None => Cow::Borrowed(path),
         };
+        self.choose_mapped(path, write)
+    }
+
+    /// Whether a path that is at the target, under the name that it has there, may be changed there.
+    pub fn may_write(&self, path: &[u8]) -> bool {
+        let choice = self.choose_mapped(Cow::Borrowed(path), true);
+        matches!(choice, Choice::Remote(_))
+    }
+
+    fn choose_mapped<'p>(&self, path: Cow<'p, [u8]>, write: bool) -> Choice<'p> {
         let listed = self
             .lists
             .iter()

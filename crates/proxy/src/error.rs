@@ -23,6 +23,9 @@ pub enum Error {
         ours: u32,
     },
 
+    #[error("the target's files cannot be served on this machine")]
+    Files(#[source] interceptor::Errno),
+
     #[error("the configuration has a rule that cannot be used")]
     Rule(#[from] config::RuleError),
 }

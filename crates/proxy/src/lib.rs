@@ -11,10 +11,12 @@ mod event;
 mod files;
 mod outgoing;
 mod session;
+mod sys;
 
 pub use agent::{Reach, Reached};
 pub use error::Error;
 pub use event::{Event, Tell};
+pub use files::FilesThrough;
 /// Why a program could not be started.
 pub use interceptor::Error as LaunchError;
 /// Programs start processes in a session, and learn whether this machine can, through its host.

@@ -25,7 +25,7 @@ use crate::agent::{Agent, Greeted, Keeper, Reach, Reached, refused};
 use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
-use crate::files::TargetFiles;
+use crate::files::{FilesThrough, TargetFiles, is_served};
 use crate::outgoing;
 
 /// Variables as the kernel has them.
@@ -50,6 +50,7 @@ struct Rules {
     outgoing: OutgoingRules,
     skip: SkipRules,
     hostname: bool,
+    dns: bool,
 }
 
 impl Session {
@@ -70,6 +71,7 @@ impl Session {
             outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
             skip: SkipRules::new(settings),
             hostname: settings.feature.hostname,
+            dns: settings.feature.network.dns.enabled,
         };
         let greeted = Greeted::greet(reached).await?;
         let hello = greeted.hello.clone();
@@ -90,7 +92,7 @@ impl Session {
         );
         dns.start().await;
         Ok(Session {
-            files: TargetFiles::new(agent.clone()),
+            files: TargetFiles::new(agent.clone(), rules.files.clone(), FilesThrough::default())?,
             keeper: agent.runtime.spawn(keeper.keep(greeted)).abort_handle(),
             agent,
             dns,
@@ -98,6 +100,12 @@ impl Session {
             hello,
             tell,
         })
+    }
+
+    /// The same session, with files as descriptors in this way instead of the best one.
+    pub fn with_files_through(mut self, through: FilesThrough) -> Result<Self, Error> {
+        self.files = TargetFiles::new(self.agent.clone(), self.rules.files.clone(), through)?;
+        Ok(self)
     }
 
     /// The environment of a process that stands in for the target.
@@ -154,8 +162,14 @@ impl Host for Session {
             return choice;
         }
         let bytes = path.as_os_str().as_bytes();
-        match self.rules.files.choose(bytes, intent == Intent::Write) {
+        let writes = intent == Intent::Write;
+        match self.rules.files.choose(bytes, writes) {
+            // Names are the target's wherever its files are.
+            Choice::Local(_) if self.rules.dns && !writes && is_served(path) => {
+                PathChoice::Remote(path.to_path_buf())
+            }
             Choice::Local(_) => PathChoice::Local,
+            Choice::ReadOnlyRemote(_) if writes => PathChoice::Refused(Errno::EROFS),
             Choice::Remote(path) | Choice::ReadOnlyRemote(path) => {
                 PathChoice::Remote(PathBuf::from(OsString::from_vec(path.into_owned())))
             }

@@ -1,0 +1,211 @@
+//! Questions about files, as the agent takes them. Everything that fails, fails with the errno that the application sees.
+
+use std::future::Future;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt as _, Empty, Full};
+use hyper::body::Incoming;
+use interceptor::Errno;
+use protocol::files::{READ, ReadRange, WRITE, WriteRange, written};
+use protocol::rpc::files_client::FilesClient;
+use protocol::rpc::{self, Failure, Place};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use crate::agent::{Agent, Connection, errno, instead};
+
+pub(crate) type Client = FilesClient<Connection>;
+
+/// Asks the agent about files. Clones share everything.
+#[derive(Debug, Clone)]
+pub(crate) struct Calls {
+    agent: Agent,
+    /// Handles that nobody needs any more, to the task that tells the agent.
+    handles_to_close: mpsc::UnboundedSender<u64>,
+}
+
+impl Calls {
+    pub(crate) fn new(agent: Agent) -> Self {
+        let (handles_to_close, mut handles) = mpsc::unbounded_channel();
+        let closer = agent.clone();
+        // Closing is never waited for, and many that close at once are one question.
+        agent.runtime.spawn(async move {
+            let mut some = Vec::new();
+            while handles.recv_many(&mut some, 1024).await > 0 {
+                let request = rpc::CloseRequest {
+                    handles: std::mem::take(&mut some),
+                };
+                // The agent closes what is left with the connection.
+                let _ = closer.files().close(request).await;
+            }
+        });
+        Self {
+            agent,
+            handles_to_close,
+        }
+    }
+
+    /// Does something without waiting for it.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.agent.runtime.spawn(task);
+    }
+
+    /// The same, for what may be given up.
+    pub(crate) fn start(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        self.agent.runtime.spawn(task).abort_handle()
+    }
+
+    /// Waits, on a thread of the interceptor.
+    pub(crate) fn wait<T>(&self, question: impl Future<Output = T>) -> T {
+        self.agent.wait(question)
+    }
+
+    /// Asks one question of the generated client, and waits.
+    pub(crate) fn ask<T, F>(&self, question: impl FnOnce(Client) -> F) -> Result<T, Errno>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        self.wait(self.answer(question))
+    }
+
+    /// Asks one question of the generated client.
+    pub(crate) async fn answer<T, F>(&self, question: impl FnOnce(Client) -> F) -> Result<T, Errno>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        let answer = question(self.agent.files()).await;
+        answer
+            .map(tonic::Response::into_inner)
+            .map_err(|status| failure(&status))
+    }
+
+    pub(crate) async fn stat(&self, place: Place) -> Result<rpc::Metadata, Errno> {
+        let place = Some(place);
+        let answer = self
+            .answer(|mut files| async move { files.stat(rpc::StatRequest { place }).await })
+            .await?;
+        answer.metadata.ok_or(Errno::EIO)
+    }
+
+    /// All names of a directory, with their kinds.
+    pub(crate) async fn list(&self, place: Place) -> Result<Vec<rpc::Entry>, Errno> {
+        let request = rpc::ListRequest {
+            place: Some(place),
+            without_metadata: true,
+        };
+        let entries = async {
+            let mut pieces = self.agent.files().list(request).await?.into_inner();
+            let mut entries = Vec::new();
+            while let Some(piece) = pieces.message().await? {
+                entries.extend(piece.entries);
+            }
+            Ok(entries)
+        };
+        entries
+            .await
+            .map_err(|status: tonic::Status| failure(&status))
+    }
+
+    /// A range of an open file. Shorter where the file ends.
+    pub(crate) async fn read(
+        &self,
+        handle: u64,
+        offset: u64,
+        length: usize,
+    ) -> Result<Bytes, Errno> {
+        let mut bytes = BytesMut::with_capacity(length);
+        let mut body = self.read_stream(handle, offset, length as u64).await?;
+        while let Some(part) = next_part(&mut body).await? {
+            // Most answers are one part, which is passed on as it came.
+            if bytes.is_empty() && part.len() >= length {
+                return Ok(part);
+            }
+            bytes.extend_from_slice(&part);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// The same, part by part as it comes; see [`next_part`].
+    pub(crate) async fn read_stream(
+        &self,
+        handle: u64,
+        offset: u64,
+        length: u64,
+    ) -> Result<Incoming, Errno> {
+        let range = ReadRange {
+            handle,
+            offset,
+            length,
+        };
+        let request = Request::post(READ).body(Empty::<Bytes>::new());
+        let mut request = request.map_err(|_| Errno::EIO)?;
+        request.headers_mut().extend(range.to_headers());
+        let response = self.agent.client.clone().send(request).await;
+        let response = check(response.map_err(|error| lost(&error))?)?;
+        Ok(response.into_body())
+    }
+
+    /// Writes, and says how much was written and what kept the rest from being.
+    pub(crate) async fn write(
+        &self,
+        handle: u64,
+        offset: u64,
+        bytes: Bytes,
+    ) -> (u64, Result<(), Errno>) {
+        let Ok(mut request) = Request::post(WRITE).body(Full::new(bytes)) else {
+            return (0, Err(Errno::EIO));
+        };
+        let range = WriteRange { handle, offset };
+        request.headers_mut().extend(range.to_headers());
+        match self.agent.client.clone().send(request).await {
+            Ok(response) => {
+                let count = written(response.headers()).unwrap_or_default();
+                (count, check(response).map(drop))
+            }
+            Err(error) => (0, Err(lost(&error))),
+        }
+    }
+
+    pub(crate) fn close(&self, handle: u64) {
+        // Without a runtime the connection is gone, and the handle with it.
+        let _ = self.handles_to_close.send(handle);
+    }
+}
+
+/// The next bytes of a range; `None` at its end.
+pub(crate) async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Errno> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Errno::EIO)?;
+        match frame.into_data() {
+            Ok(data) if data.is_empty() => {}
+            Ok(data) => return Ok(Some(data)),
+            Err(frame) => {
+                let trailers = frame.into_trailers().unwrap_or_else(|_| HeaderMap::new());
+                if let Some(failure) = Failure::from_headers(&trailers) {
+                    return Err(errno(Some(&failure)));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn check(response: Response<Incoming>) -> Result<Response<Incoming>, Errno> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    Err(errno(Failure::from_headers(response.headers()).as_ref()))
+}
+
+fn failure(status: &tonic::Status) -> Errno {
+    match instead(status) {
+        interceptor::Instead::Fail(errno) => errno,
+        interceptor::Instead::Local => Errno::EIO,
+    }
+}
+
+fn lost(error: &link::LinkError) -> Errno {
+    tracing::warn!(%error, "the agent cannot be reached");
+    Errno::EIO
+}

@@ -1,0 +1,179 @@
+//! The target's files as files of the kernel: a FUSE file system that only we see.
+//!
+//! [`Fuse::open`] is given what the agent opened, makes it a node in the root of the file system, opens that node and
+//! gives the descriptor away. From then on the kernel does what it does for any file: it caches pages, reads ahead,
+//! maps them, keeps positions, tells when the last user is gone.
+//!
+//! - Opening asks the target once; the kernel's questions about it are answered from what came back.
+//! - Writing goes through: `write` returns when the target has written, with its errno. So nothing is lost when a
+//!   writer is killed, there is nothing to write back on close, and appends are the target's own and atomic.
+//! - Metadata is good for a second ([`nodes::FRESH`]); what we change ourselves shows at once. Cached pages go when size
+//!   or times have changed.
+//! - File locks are the kernel's: they hold among the processes of a session, and the target does not know of them.
+//! - Questions that must wait for the target wait on the runtime, each by itself. The threads that read the kernel's
+//!   requests never wait.
+
+mod changing;
+mod channel;
+mod handle;
+mod listing;
+mod mount;
+mod nodes;
+mod reading;
+mod serving;
+mod wire;
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+
+use interceptor::Errno;
+use protocol::rpc;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx};
+
+use self::channel::Channel;
+use self::handle::Handle;
+use self::mount::Mounted;
+use self::nodes::Nodes;
+use super::cache::Cache;
+use super::calls::Calls;
+use super::inodes::{self, Inodes};
+
+pub(crate) use self::nodes::FRESH;
+
+/// Threads that take requests from the kernel. A second one takes the next while the first copies bytes.
+const THREADS: usize = 2;
+
+/// The file system. It ends when this is dropped and every file in it is closed.
+#[derive(Debug)]
+pub(crate) struct Fuse {
+    root: OwnedFd,
+    shared: Arc<Shared>,
+    device: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    calls: Calls,
+    nodes: Nodes,
+    channel: Channel,
+    inodes: Arc<Inodes>,
+    cache: Arc<Cache>,
+    only_owner: Option<(u32, u32)>,
+}
+
+impl Fuse {
+    pub(crate) fn start(
+        calls: Calls,
+        inodes: Arc<Inodes>,
+        cache: Arc<Cache>,
+    ) -> Result<Self, Errno> {
+        Self::serve(mount::mount()?, calls, inodes, cache)
+    }
+
+    fn serve(
+        mounted: Mounted,
+        calls: Calls,
+        inodes: Arc<Inodes>,
+        cache: Arc<Cache>,
+    ) -> Result<Self, Errno> {
+        let shared = Arc::new(Shared {
+            calls,
+            nodes: Nodes::default(),
+            channel: Channel::new(mounted.device),
+            inodes,
+            cache,
+            only_owner: mounted.only_owner,
+        });
+        for _ in 0..THREADS {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new()
+                .name("standin-files".to_owned())
+                .stack_size(512 * 1024)
+                .spawn(move || serving::serve(&shared))
+                .map_err(|error| errno_of(&error))?;
+        }
+        let description = statx(
+            &mounted.root,
+            c"",
+            AtFlags::EMPTY_PATH,
+            StatxFlags::BASIC_STATS,
+        )
+        .map_err(|error| Errno::from_raw(error.raw_os_error()))?;
+        let device = libc::makedev(description.stx_dev_major, description.stx_dev_minor);
+        read_ahead_far(description.stx_dev_major, description.stx_dev_minor);
+        Ok(Self {
+            root: mounted.root,
+            shared,
+            device,
+        })
+    }
+
+    /// The number of the device on which its files are.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// A descriptor of what the agent opened with these flags.
+    pub(crate) fn open(
+        &self,
+        opened: rpc::OpenResponse,
+        flags: i32,
+        read_only: bool,
+    ) -> Result<OwnedFd, Errno> {
+        let handle = Handle::new(
+            self.shared.calls.clone(),
+            opened.handle,
+            flags,
+            read_only,
+            opened.first_bytes,
+            opened.whole,
+        );
+        let handle = Arc::new(handle);
+        let metadata = opened.metadata.ok_or(Errno::EIO)?;
+        let identity = inodes::identity(&metadata);
+        let (node, is_known) = self.shared.nodes.enter(identity, &metadata, &handle);
+        if is_known {
+            self.shared.channel.forget_metadata(node);
+        }
+        let result = self.open_node(node, flags);
+        self.shared.nodes.entered(node, &handle);
+        result
+    }
+
+    fn open_node(&self, node: u64, flags: i32) -> Result<OwnedFd, Errno> {
+        // What creates, truncates or finds a file was done at the target.
+        let kept = libc::O_ACCMODE
+            | libc::O_APPEND
+            | libc::O_NONBLOCK
+            | libc::O_SYNC
+            | libc::O_DSYNC
+            | libc::O_DIRECT;
+        let flags = OFlags::from_bits_retain((flags & kept).cast_unsigned()) | OFlags::CLOEXEC;
+        let name = serving::name_of(node);
+        loop {
+            match openat(self.root.as_fd(), name.as_str(), flags, Mode::empty()) {
+                Err(rustix::io::Errno::INTR) => {}
+                opened => return opened.map_err(|error| Errno::from_raw(error.raw_os_error())),
+            }
+        }
+    }
+
+    /// Something was changed by its name: what the kernel knows of open files may not be true any more.
+    pub(crate) fn forget_metadata(&self) {
+        for node in self.shared.nodes.forget_metadata() {
+            self.shared.channel.forget_metadata(node);
+        }
+    }
+}
+
+/// The kernel's own reading ahead is bounded by a setting of the device. Those who may, make it larger; fewer and larger
+/// requests are cheaper.
+fn read_ahead_far(major: u32, minor: u32) {
+    let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    let _ = std::fs::write(setting, "1024");
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}

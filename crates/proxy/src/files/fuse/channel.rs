@@ -1,0 +1,105 @@
+//! The way to the kernel and back.
+
+use std::fs::File;
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use interceptor::Errno;
+
+use super::wire;
+
+/// `/dev/fuse`, opened for one mount.
+#[derive(Debug, Clone)]
+pub(super) struct Channel(Arc<File>);
+
+impl Channel {
+    pub(super) fn new(device: OwnedFd) -> Self {
+        Self(Arc::new(File::from(device)))
+    }
+
+    /// The next request. `None` when the mount is gone.
+    pub(super) fn receive<'b>(&self, buffer: &'b mut [u8]) -> io::Result<Option<&'b [u8]>> {
+        loop {
+            match (&*self.0).read(buffer) {
+                Ok(count) => return Ok(buffer.get(..count)),
+                Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+                    // A request that was taken back meanwhile.
+                    Some(Errno::EINTR | Errno::ENOENT | Errno::EAGAIN) => {}
+                    Some(Errno::ENODEV) => return Ok(None),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    pub(super) fn reply(&self, unique: u64) -> Reply {
+        Reply {
+            channel: self.clone(),
+            unique: Some(unique),
+        }
+    }
+
+    /// The kernel knows nothing any more of a node's metadata.
+    pub(super) fn forget_metadata(&self, node: u64) {
+        // A node that the kernel has forgotten is as good.
+        let _ = self.send(0, wire::INVALIDATE_NODE, &[&wire::forget_metadata(node)]);
+    }
+
+    /// An answer is one write.
+    fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
+        let length = parts.iter().map(|part| part.len()).sum();
+        let header = wire::header(unique, error, length);
+        let mut slices = Vec::with_capacity(parts.len() + 1);
+        slices.push(IoSlice::new(&header));
+        slices.extend(parts.iter().map(|part| IoSlice::new(part)));
+        (&*self.0).write_vectored(&slices).map(drop)
+    }
+}
+
+/// Somebody waits for this. Dropped without an answer, it fails: nobody may wait for ever.
+#[derive(Debug)]
+pub(super) struct Reply {
+    channel: Channel,
+    unique: Option<u64>,
+}
+
+impl Reply {
+    pub(super) fn send(mut self, answer: Result<Vec<u8>, Errno>) {
+        match answer {
+            Ok(bytes) => self.answer(0, &[&bytes]),
+            Err(errno) => self.answer(-(errno as i32), &[]),
+        }
+    }
+
+    pub(super) fn send_bytes(mut self, answer: Result<Vec<Bytes>, Errno>) {
+        match answer {
+            Ok(parts) => {
+                let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
+                self.answer(0, &parts);
+            }
+            Err(errno) => self.answer(-(errno as i32), &[]),
+        }
+    }
+
+    /// The kernel waits for no answer to some requests.
+    pub(super) fn not_wanted(mut self) {
+        self.unique = None;
+    }
+
+    fn answer(&mut self, error: i32, parts: &[&[u8]]) {
+        if let Some(unique) = self.unique.take() {
+            // Whoever asked may have been killed.
+            if let Err(error) = self.channel.send(unique, error, parts) {
+                tracing::debug!(%error, "an answer was not taken by the kernel");
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.answer(-(Errno::EIO as i32), &[]);
+    }
+}

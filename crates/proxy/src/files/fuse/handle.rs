@@ -1,0 +1,96 @@
+//! A file that is open at the target.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use protocol::rpc::{Entry, Place};
+
+use super::reading::Reading;
+use crate::files::calls::Calls;
+
+/// Open as the kernel sees it. Several may share what is open at the target.
+#[derive(Debug)]
+pub(super) struct Handle {
+    pub(super) remote: Arc<Remote>,
+    pub(super) reading: Reading,
+    /// What `getdents` was told, so that positions in it mean something.
+    listing: Mutex<Option<Arc<Vec<Entry>>>>,
+}
+
+/// Open at the target, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Remote {
+    pub(super) number: u64,
+    /// As `open` had them.
+    pub(super) flags: i32,
+    /// The rules allow to read the file and no more, whatever the target would.
+    pub(super) read_only: bool,
+    calls: Calls,
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.calls.close(self.number);
+    }
+}
+
+impl Handle {
+    pub(super) fn new(
+        calls: Calls,
+        number: u64,
+        flags: i32,
+        read_only: bool,
+        first_bytes: Bytes,
+        whole: bool,
+    ) -> Self {
+        Self {
+            remote: Arc::new(Remote {
+                number,
+                flags,
+                read_only,
+                calls,
+            }),
+            reading: Reading::new(first_bytes, whole),
+            listing: Mutex::default(),
+        }
+    }
+
+    pub(super) fn opened_again(&self) -> Self {
+        Self {
+            remote: Arc::clone(&self.remote),
+            reading: Reading::default(),
+            listing: Mutex::default(),
+        }
+    }
+
+    /// Whether it does what an open with these flags is for.
+    pub(super) fn suits(&self, flags: i32) -> bool {
+        let mine = self.remote.flags;
+        let access = |flags: i32| flags & libc::O_ACCMODE;
+        let enough = access(mine) == libc::O_RDWR || access(mine) == access(flags);
+        enough && mine & libc::O_APPEND == flags & libc::O_APPEND
+    }
+
+    pub(super) fn is_writable(&self) -> bool {
+        self.remote.flags & libc::O_ACCMODE != libc::O_RDONLY
+    }
+
+    /// Every write goes to the end at the target, which the kernel here cannot know.
+    pub(super) fn appends(&self) -> bool {
+        self.remote.flags & libc::O_APPEND != 0
+    }
+
+    pub(super) fn place(&self) -> Place {
+        Place::handle(self.remote.number)
+    }
+
+    pub(super) fn listing(&self) -> Option<Arc<Vec<Entry>>> {
+        let listing = self.listing.lock();
+        listing.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_listing(&self, entries: Arc<Vec<Entry>>) {
+        let listing = self.listing.lock();
+        *listing.unwrap_or_else(PoisonError::into_inner) = Some(entries);
+    }
+}

@@ -1,0 +1,269 @@
+//! What the kernel and we both know: files that are or were open, and their open handles.
+//!
+//! A file of the target has one node as long as the kernel remembers it, however often and under whatever names it is
+//! opened: so its cached pages are shared, and kept from one open to the next.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use interceptor::Errno;
+use protocol::rpc::{Metadata, Time};
+
+use super::handle::Handle;
+use crate::files::inodes::Identity;
+
+/// For so long may the kernel and we tell what we know of a file without asking the target again.
+pub(crate) const FRESH: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Nodes(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    nodes: HashMap<u64, Node>,
+    /// A new file that got the inode of a removed one is told apart by when it was born.
+    by_identity: HashMap<(Identity, Option<Time>), u64>,
+    handles: HashMap<u64, Arc<Handle>>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Node {
+    identity: (Identity, Option<Time>),
+    metadata: Metadata,
+    /// When the metadata was the target's; `None` when it is no more.
+    seen: Option<Instant>,
+    /// When we last changed something. What was asked before is not good.
+    changed: Option<Instant>,
+    /// What the kernel's cached pages are of.
+    cached: Option<Version>,
+    /// How often the kernel has looked it up.
+    lookups: u64,
+    /// Opens that are under way.
+    pins: usize,
+    /// Opened at the target, not yet by the kernel.
+    pending: Vec<Arc<Handle>>,
+    open: Vec<u64>,
+}
+
+/// A file's content is the same as long as this is.
+#[derive(Debug, Clone, PartialEq)]
+struct Version {
+    size: u64,
+    modified: Option<Time>,
+    changed: Option<Time>,
+}
+
+impl Version {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            size: metadata.size,
+            modified: metadata.modification_time,
+            changed: metadata.change_time,
+        }
+    }
+}
+
+/// What an open answers: the handle, and whether what is cached is still good.
+#[derive(Debug)]
+pub(super) struct Opening {
+    pub(super) number: u64,
+    pub(super) handle: Arc<Handle>,
+    pub(super) cache_is_good: bool,
+}
+
+/// What is known of a node, and for how long.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) metadata: Metadata,
+    pub(super) valid: Duration,
+}
+
+impl Nodes {
+    /// The node of a file that was opened at the target, and whether the kernel may know older metadata of it. It
+    /// stays until [`entered`](Self::entered).
+    pub(super) fn enter(
+        &self,
+        identity: Identity,
+        metadata: &Metadata,
+        handle: &Arc<Handle>,
+    ) -> (u64, bool) {
+        let mut table = self.table();
+        let key = (identity, metadata.birth_time);
+        let number = match table.by_identity.get(&key) {
+            Some(number) => *number,
+            None => table.new_number(),
+        };
+        table.by_identity.insert(key, number);
+        let node = table.nodes.entry(number).or_insert_with(|| Node {
+            identity: key,
+            metadata: metadata.clone(),
+            seen: None,
+            changed: None,
+            cached: None,
+            lookups: 0,
+            pins: 0,
+            pending: Vec::new(),
+            open: Vec::new(),
+        });
+        node.metadata = metadata.clone();
+        node.seen = Some(Instant::now());
+        node.pins += 1;
+        node.pending.push(Arc::clone(handle));
+        (number, node.lookups > 0)
+    }
+
+    /// An open has ended, well or not. What the kernel did not take goes.
+    pub(super) fn entered(&self, number: u64, handle: &Arc<Handle>) {
+        let mut table = self.table();
+        if let Some(node) = table.nodes.get_mut(&number) {
+            node.pins -= 1;
+            node.pending.retain(|pending| !Arc::ptr_eq(pending, handle));
+        }
+        table.drop_if_unused(number);
+    }
+
+    /// The kernel has looked a node up.
+    pub(super) fn look_up(&self, number: u64) -> Option<Known> {
+        let mut table = self.table();
+        let node = table.nodes.get_mut(&number)?;
+        node.lookups += 1;
+        Some(node.known())
+    }
+
+    pub(super) fn forget(&self, number: u64, lookups: u64) {
+        let mut table = self.table();
+        if let Some(node) = table.nodes.get_mut(&number) {
+            node.lookups = node.lookups.saturating_sub(lookups);
+        }
+        table.drop_if_unused(number);
+    }
+
+    /// The kernel opens a node. Usually the target was asked before; but a descriptor opened again through `/proc`
+    /// comes here at once, and shares what is open.
+    pub(super) fn open(&self, number: u64, flags: i32) -> Result<Opening, Errno> {
+        let mut table = self.table();
+        let handle_number = table.new_number();
+        let Table { nodes, handles, .. } = &mut *table;
+        let node = nodes.get_mut(&number).ok_or(Errno::ESTALE)?;
+        let pending = node.pending.iter().position(|handle| handle.suits(flags));
+        let handle = match pending {
+            Some(index) => node.pending.swap_remove(index),
+            None => {
+                let mut open = node.open.iter().filter_map(|number| handles.get(number));
+                let shared = open.find(|handle| handle.suits(flags));
+                Arc::new(shared.ok_or(Errno::EACCES)?.opened_again())
+            }
+        };
+        let version = Version::of(&node.metadata);
+        let cache_is_good = node.cached.as_ref() == Some(&version);
+        node.cached = Some(version);
+        node.open.push(handle_number);
+        handles.insert(handle_number, Arc::clone(&handle));
+        Ok(Opening {
+            number: handle_number,
+            handle,
+            cache_is_good,
+        })
+    }
+
+    pub(super) fn release(&self, number: u64, handle: u64) {
+        let mut table = self.table();
+        let released = table.handles.remove(&handle);
+        if let Some(node) = table.nodes.get_mut(&number) {
+            node.open.retain(|open| *open != handle);
+        }
+        drop(table);
+        drop(released);
+    }
+
+    pub(super) fn handle(&self, handle: u64) -> Result<Arc<Handle>, Errno> {
+        let found = self.table().handles.get(&handle).cloned();
+        found.ok_or(Errno::EBADF)
+    }
+
+    /// Any handle of a node, a writable one if there is one.
+    pub(super) fn any_handle(&self, number: u64) -> Result<Arc<Handle>, Errno> {
+        let table = self.table();
+        let node = table.nodes.get(&number).ok_or(Errno::ESTALE)?;
+        let open = node.open.iter().filter_map(|open| table.handles.get(open));
+        let best = open.max_by_key(|handle| handle.is_writable());
+        best.cloned().ok_or(Errno::ESTALE)
+    }
+
+    /// What is known without asking.
+    pub(super) fn known(&self, number: u64) -> Option<Known> {
+        self.table().nodes.get(&number).map(Node::known)
+    }
+
+    /// The target told what is there now; `asked` is when it was asked.
+    pub(super) fn learn(&self, number: u64, metadata: &Metadata, asked: Instant) {
+        if let Some(node) = self.table().nodes.get_mut(&number)
+            && node.seen < Some(asked)
+            && node.changed < Some(asked)
+        {
+            node.metadata = metadata.clone();
+            node.seen = Some(asked);
+        }
+    }
+
+    /// Something was changed through the node: nothing that is known or was read ahead is good any more.
+    pub(super) fn changed(&self, number: u64) -> Option<Identity> {
+        let mut table = self.table();
+        let Table { nodes, handles, .. } = &mut *table;
+        let node = nodes.get_mut(&number)?;
+        node.seen = None;
+        node.changed = Some(Instant::now());
+        for handle in node.open.iter().filter_map(|open| handles.get(open)) {
+            handle.reading.forget();
+        }
+        Some(node.identity.0)
+    }
+
+    /// Something was changed by name, and we do not know which nodes that concerns. Gives those that are open.
+    pub(super) fn forget_metadata(&self) -> Vec<u64> {
+        let mut table = self.table();
+        let open = table.nodes.iter_mut();
+        let open = open.filter(|(_, node)| !node.open.is_empty());
+        open.map(|(number, node)| {
+            node.seen = None;
+            node.changed = Some(Instant::now());
+            *number
+        })
+        .collect()
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing panics while it is locked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn new_number(&mut self) -> u64 {
+        self.last += 1;
+        // The root's number is not given away.
+        self.last + super::wire::ROOT
+    }
+
+    fn drop_if_unused(&mut self, number: u64) {
+        let used = |node: &Node| node.lookups > 0 || node.pins > 0 || !node.open.is_empty();
+        if self.nodes.get(&number).is_some_and(|node| !used(node))
+            && let Some(node) = self.nodes.remove(&number)
+        {
+            self.by_identity.remove(&node.identity);
+        }
+    }
+}
+
+impl Node {
+    fn known(&self) -> Known {
+        Known {
+            metadata: self.metadata.clone(),
+            valid: self
+                .seen
+                .map_or(Duration::ZERO, |seen| FRESH.saturating_sub(seen.elapsed())),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The kernel's requests: what is known is answered at once, the rest becomes a task that asks the target.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use interceptor::Errno;
+use protocol::rpc::{self, Metadata};
+
+use super::channel::Reply;
+use super::handle::Handle;
+use super::nodes::FRESH;
+use super::wire::{self, Attributes, Operation, Request};
+use super::{Shared, changing, errno_of, listing, reading};
+
+type Answer = Result<Vec<u8>, Errno>;
+
+/// The name of a node in the root.
+pub(super) fn name_of(node: u64) -> String {
+    format!("{node:x}")
+}
+
+fn node_of(name: &[u8]) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(name).ok()?, 16).ok()
+}
+
+/// Serves until the file system is gone.
+pub(super) fn serve(shared: &Arc<Shared>) {
+    let mut buffer = vec![0; wire::REQUEST_ROOM];
+    loop {
+        match shared.channel.receive(&mut buffer) {
+            Ok(Some(bytes)) => {
+                if let Some(request) = Request::read(bytes) {
+                    dispatch(shared, request);
+                }
+            }
+            Ok(None) => return,
+            Err(error) => {
+                let errno = errno_of(&error);
+                tracing::warn!(%errno, "the target's files cannot be served any more");
+                return;
+            }
+        }
+    }
+}
+
+fn dispatch(shared: &Arc<Shared>, request: Request<'_>) {
+    let node = request.node;
+    let reply = shared.channel.reply(request.unique);
+    match request.operation {
+        Operation::Init {
+            max_readahead,
+            capabilities,
+        } => reply.send(Ok(wire::init(max_readahead, capabilities))),
+        Operation::Lookup { name } => reply.send(look_up(shared, node, name)),
+        Operation::Forget(nodes) => {
+            reply.not_wanted();
+            for (forgotten, lookups) in nodes {
+                let forgotten = if forgotten == 0 { node } else { forgotten };
+                shared.nodes.forget(forgotten, lookups);
+            }
+        }
+        Operation::Interrupt { .. } => reply.not_wanted(),
+        Operation::Open { flags, directory } => reply.send(open(shared, node, flags, directory)),
+        Operation::Release { handle } => {
+            shared.nodes.release(node, handle);
+            reply.send(Ok(Vec::new()));
+        }
+        Operation::Read {
+            handle,
+            offset,
+            size,
+        } => read(shared, reply, node, handle, (offset, size)),
+        Operation::List {
+            handle,
+            offset,
+            size,
+        } => match shared.nodes.handle(handle) {
+            Ok(handle) => listing::answer(shared, reply, node, handle, offset, size as usize),
+            Err(errno) => reply.send(Err(errno)),
+        },
+        Operation::Describe { handle } => describe(shared, reply, node, handle),
+        operation => changing::dispatch(shared, reply, node, operation),
+    }
+}
+
+fn look_up(shared: &Shared, parent: u64, name: &[u8]) -> Answer {
+    // Names inside of the target's directories are never looked up here: the interceptor sees them before the kernel.
+    let node = node_of(name).filter(|_| parent == wire::ROOT);
+    let node = node.ok_or(Errno::ENOENT)?;
+    let known = shared.nodes.look_up(node).ok_or(Errno::ENOENT)?;
+    let attributes = shared.attributes(&known.metadata);
+    Ok(wire::entry(node, known.valid, &attributes))
+}
+
+fn open(shared: &Shared, node: u64, flags: i32, directory: bool) -> Answer {
+    let opening = shared.nodes.open(node, flags)?;
+    let known = shared.nodes.known(node);
+    let is_made_up = known
+        .is_some_and(|known| known.metadata.size == 0 && opening.handle.reading.has_first_bytes());
+    let mut answer = 0;
+    // The kernel believes that a file ends where its size says, and that an append begins there. Where the target
+    // knows better, each call goes there.
+    if !directory && (opening.handle.appends() || is_made_up) {
+        answer |= wire::DIRECT_IO;
+    } else if opening.cache_is_good {
+        answer |= wire::KEEP_CACHE;
+    }
+    Ok(wire::opened(opening.number, answer))
+}
+
+fn read(shared: &Arc<Shared>, reply: Reply, node: u64, handle: u64, range: (u64, u32)) {
+    let handle = match shared.nodes.handle(handle) {
+        Ok(handle) => handle,
+        Err(errno) => return reply.send(Err(errno)),
+    };
+    if let Some(bytes) = handle.reading.at_hand(range.0, range.1) {
+        return reply.send_bytes(Ok(vec![bytes]));
+    }
+    let size = shared
+        .nodes
+        .known(node)
+        .map_or(0, |known| known.metadata.size);
+    let shared = Arc::clone(shared);
+    shared.calls.clone().spawn(async move {
+        let parts: Result<Vec<Bytes>, Errno> =
+            reading::read(&shared.calls, &handle, range, size).await;
+        reply.send_bytes(parts);
+    });
+}
+
+fn describe(shared: &Arc<Shared>, reply: Reply, node: u64, handle: Option<u64>) {
+    if node == wire::ROOT {
+        let metadata = Metadata {
+            mode: libc::S_IFDIR | 0o700,
+            links: 2,
+            ..Metadata::default()
+        };
+        let attributes = Attributes {
+            metadata: &metadata,
+            inode: wire::ROOT,
+            user: 0,
+            group: 0,
+        };
+        return reply.send(Ok(wire::attributes(Duration::from_secs(3600), &attributes)));
+    }
+    let known = shared.nodes.known(node);
+    let handle = handle.map_or_else(
+        || shared.nodes.any_handle(node),
+        |handle| shared.nodes.handle(handle),
+    );
+    match (known, handle) {
+        (Some(known), _) if !known.valid.is_zero() => {
+            let attributes = shared.attributes(&known.metadata);
+            reply.send(Ok(wire::attributes(known.valid, &attributes)));
+        }
+        (_, Ok(handle)) => {
+            let shared = Arc::clone(shared);
+            shared.calls.clone().spawn(async move {
+                reply.send(shared.ask_metadata(node, &handle).await);
+            });
+        }
+        (Some(known), Err(_)) => {
+            let attributes = shared.attributes(&known.metadata);
+            reply.send(Ok(wire::attributes(Duration::ZERO, &attributes)));
+        }
+        (None, Err(errno)) => reply.send(Err(errno)),
+    }
+}
+
+impl Shared {
+    /// Asks the target, for an answer to `GETATTR` and `SETATTR`.
+    pub(super) async fn ask_metadata(&self, node: u64, handle: &Handle) -> Answer {
+        let asked = Instant::now();
+        let metadata = self.calls.stat(handle.place()).await?;
+        self.nodes.learn(node, &metadata, asked);
+        let valid = FRESH.saturating_sub(asked.elapsed());
+        Ok(wire::attributes(valid, &self.attributes(&metadata)))
+    }
+
+    pub(super) fn attributes<'m>(&self, metadata: &'m rpc::Metadata) -> Attributes<'m> {
+        let (user, group) = self.only_owner.unwrap_or((metadata.uid, metadata.gid));
+        Attributes {
+            metadata,
+            inode: self.inodes.number(super::inodes::identity(metadata)),
+            user,
+            group,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Directories without FUSE: folders with the same names and kinds, to be listed and no more.
+//!
+//! Such a folder is needed as long as its descriptor is open: the descriptor holds a lock, which the kernel takes away
+//! with the last of its copies, and where nobody holds it the folder goes. All of them are in one folder of the session.
+//! If we are killed, there is still somebody to remove it: a shell that waits for the end of its input, which is us.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use interceptor::Errno;
+use protocol::rpc::Entry;
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+
+use crate::files::errno_of;
+
+/// Nothing is made before the first directory is opened.
+#[derive(Debug, Default)]
+pub(super) struct Folders(Mutex<Option<Session>>);
+
+#[derive(Debug)]
+struct Session {
+    folder: TempDir,
+    open: Vec<PathBuf>,
+    count: u64,
+    /// Ends with the session.
+    _remover: Remover,
+}
+
+impl Folders {
+    pub(super) fn open(&self, entries: &[Entry]) -> Result<OwnedFd, Errno> {
+        let mut session = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if session.is_none() {
+            *session = Some(Session::new().map_err(|error| errno_of(&error))?);
+        }
+        let session = session.as_mut().ok_or(Errno::EIO)?;
+        session.open(entries).map_err(|error| errno_of(&error))
+    }
+
+    /// Removes what nobody lists any more.
+    pub(super) fn settle(&self) {
+        let mut session = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = session.as_mut() {
+            session.remove_closed();
+        }
+    }
+}
+
+impl Session {
+    fn new() -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("standin-").tempdir()?;
+        Ok(Self {
+            _remover: Remover::start(folder.path())?,
+            folder,
+            open: Vec::new(),
+            count: 0,
+        })
+    }
+
+    fn open(&mut self, entries: &[Entry]) -> io::Result<OwnedFd> {
+        self.remove_closed();
+        self.count += 1;
+        let folder = self.folder.path().join(self.count.to_string());
+        let opened = fill(&folder, entries).and_then(|()| {
+            let opened = open_folder(&folder)?;
+            flock(&opened, FlockOperation::NonBlockingLockShared)?;
+            Ok(opened)
+        });
+        match &opened {
+            Ok(_) => self.open.push(folder),
+            Err(_) => remove(&folder),
+        }
+        opened
+    }
+
+    fn remove_closed(&mut self) {
+        self.open.retain(|folder| {
+            let is_open = open_folder(folder).is_ok_and(|own| {
+                flock(&own, FlockOperation::NonBlockingLockExclusive)
+                    == Err(rustix::io::Errno::WOULDBLOCK)
+            });
+            if !is_open {
+                remove(folder);
+            }
+            is_open
+        });
+    }
+}
+
+fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_DIRECTORY);
+    options.open(folder).map(OwnedFd::from)
+}
+
+fn remove(folder: &Path) {
+    if let Err(error) = fs::remove_dir_all(folder) {
+        tracing::debug!(%error, "a folder that nobody lists any more stays until the end");
+    }
+}
+
+fn fill(folder: &Path, entries: &[Entry]) -> io::Result<()> {
+    fs::create_dir(folder)?;
+    for entry in entries {
+        let place = folder.join(OsStr::from_bytes(&entry.name));
+        match entry.kind & libc::S_IFMT {
+            libc::S_IFDIR => fs::create_dir(&place),
+            libc::S_IFLNK => symlink("target", &place),
+            _ => File::create(&place).map(drop),
+        }?;
+    }
+    Ok(())
+}
+
+/// Removes a folder when we end, however we end.
+#[derive(Debug)]
+struct Remover(Child);
+
+impl Remover {
+    fn start(folder: &Path) -> io::Result<Self> {
+        let script = r#"trap "" HUP INT QUIT TERM; read -r _; rm -rf -- "$1""#;
+        let shell = Command::new("/bin/sh")
+            .args(["-c", script, "sh"])
+            .arg(folder)
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // What the terminal sends to us is not for it.
+            .process_group(0)
+            .spawn()?;
+        Ok(Self(shell))
+    }
+}
+
+impl Drop for Remover {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &[u8], kind: u32) -> Entry {
+        Entry {
+            name: bytes::Bytes::copy_from_slice(name),
+            kind,
+            ..Entry::default()
+        }
+    }
+
+    fn place(folders: &Folders) -> PathBuf {
+        let session = folders.0.lock().unwrap();
+        session.as_ref().unwrap().folder.path().to_path_buf()
+    }
+
+    #[test]
+    fn names_are_listed_and_the_folder_goes_with_its_descriptor() {
+        let folders = Folders::default();
+        let entries = [
+            entry(b"file", libc::S_IFREG),
+            entry(b"folder", libc::S_IFDIR),
+            entry(b"link", libc::S_IFLNK),
+            entry(b"not \xff utf-8", libc::S_IFREG),
+        ];
+        let opened = folders.open(&entries).unwrap();
+        let mut listed: Vec<_> = rustix::fs::Dir::read_from(&opened)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name().to_bytes().to_vec(), entry.file_type()))
+            .filter(|(name, _)| !name.starts_with(b"."))
+            .collect();
+        listed.sort_by(|left, right| left.0.cmp(&right.0));
+        let expected = [
+            (b"file".to_vec(), rustix::fs::FileType::RegularFile),
+            (b"folder".to_vec(), rustix::fs::FileType::Directory),
+            (b"link".to_vec(), rustix::fs::FileType::Symlink),
+            (
+                b"not \xff utf-8".to_vec(),
+                rustix::fs::FileType::RegularFile,
+            ),
+        ];
+        assert_eq!(listed, expected);
+        folders.settle();
+        let place = place(&folders);
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 1);
+        drop(opened);
+        folders.settle();
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
+        drop(folders);
+        assert!(!place.exists());
+    }
+
+    #[test]
+    fn a_folder_is_removed_also_when_nobody_drops_it() {
+        let folder = tempfile::tempdir().unwrap().keep();
+        fs::write(folder.join("x"), "").unwrap();
+        let mut remover = Remover::start(&folder).unwrap();
+        // As when the process that holds the other end is killed.
+        drop(remover.0.stdin.take());
+        remover.0.wait().unwrap();
+        assert!(!folder.exists());
+    }
+}

@@ -1,0 +1,209 @@
+//! A target, an agent and a session.
+
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use agent::Agent;
+use config::{EnvFile, Format, Layers, Surroundings};
+use interceptor::{Errno, Host as _, Instead, OpenOptions, RemoteFiles};
+use proxy::{FilesThrough, Session};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::runtime::Runtime;
+
+/// Everything below is the target's. It is not on this machine: the configuration maps it to a folder.
+pub(crate) const REMOTE: &str = "/remote-files";
+
+pub(crate) struct World {
+    pub(crate) session: Arc<Session>,
+    pub(crate) traffic: Arc<Traffic>,
+    pub(crate) folder: tempfile::TempDir,
+    target: Child,
+    pub(crate) runtime: Runtime,
+}
+
+/// Bytes that came from the agent, and parts that were sent to it.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    pub(crate) received: AtomicU64,
+    pub(crate) writes: AtomicU64,
+}
+
+impl World {
+    pub(crate) fn new(through: FilesThrough) -> Self {
+        Self::with_settings(through, "")
+    }
+
+    /// With more settings for files, as members of a YAML map.
+    pub(crate) fn with_settings(through: FilesThrough, settings: &str) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let target = Command::new("sleep")
+            .arg("1000000")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let traffic = Arc::new(Traffic::default());
+        let session = runtime.block_on(connect(
+            target.id(),
+            folder.path(),
+            settings,
+            Arc::clone(&traffic),
+        ));
+        let session = {
+            let _runtime = runtime.enter();
+            session.with_files_through(through).unwrap()
+        };
+        Self {
+            session: Arc::new(session),
+            traffic,
+            folder,
+            target,
+            runtime,
+        }
+    }
+
+    pub(crate) fn files(&self) -> &dyn RemoteFiles {
+        self.session.files()
+    }
+
+    /// A file at the target, by another way than the session.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        String::from_utf8(std::fs::read(self.path(name)).unwrap()).unwrap()
+    }
+
+    pub(crate) fn open(&self, name: &str, flags: i32) -> Result<File, Errno> {
+        self.open_with_mode(name, flags, 0)
+    }
+
+    pub(crate) fn open_with_mode(&self, name: &str, flags: i32, mode: u32) -> Result<File, Errno> {
+        let options = OpenOptions {
+            flags,
+            mode,
+            resolve: 0,
+        };
+        let opened: Result<OwnedFd, Instead> = self.files().open(&self.path(name), &options);
+        opened.map(File::from).map_err(errno)
+    }
+
+    pub(crate) fn received(&self) -> u64 {
+        self.traffic.received.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.target.kill();
+        let _ = self.target.wait();
+    }
+}
+
+pub(crate) fn errno(instead: Instead) -> Errno {
+    match instead {
+        Instead::Fail(errno) => errno,
+        Instead::Local => panic!("it is not local"),
+    }
+}
+
+async fn connect(pid: u32, folder: &Path, settings: &str, traffic: Arc<Traffic>) -> Session {
+    let agent = Agent::for_process(pid).unwrap();
+    let (near, far) = tokio::io::duplex(1 << 20);
+    tokio::spawn(async move { agent.serve_connection(far).await });
+    let folder = folder.display();
+    let text = format!(
+        "feature: {{fs: {{mode: write, read_write: ['^{folder}'], \
+         mapping: {{'^{REMOTE}(?<rest>/.*)?$': '{folder}$rest'}}, {settings}}}}}"
+    );
+    let resolved = Layers::new().file("test", &text, Format::Yaml).resolve();
+    let settings = resolved.unwrap().settings;
+    let pipe = Counted {
+        pipe: near,
+        traffic,
+    };
+    let surroundings = Surroundings::default();
+    Session::start(pipe, "", &settings, &EnvFile::default(), &surroundings)
+        .await
+        .unwrap()
+}
+
+/// Counts what travels.
+struct Counted {
+    pipe: DuplexStream,
+    traffic: Arc<Traffic>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.pipe).poll_read(context, buffer);
+        let count = buffer.filled().len() - before;
+        let received = &self.traffic.received;
+        received.fetch_add(count as u64, Ordering::SeqCst);
+        polled
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.traffic.writes.fetch_add(1, Ordering::SeqCst);
+        Pin::new(&mut self.pipe).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.traffic.writes.fetch_add(1, Ordering::SeqCst);
+        Pin::new(&mut self.pipe).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.pipe.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.pipe).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.pipe).poll_shutdown(context)
+    }
+}
+
+/// Waits for something that must become true soon.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed().as_secs() < 30, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
