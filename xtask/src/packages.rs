@@ -19,6 +19,13 @@ pub(crate) const SHOP: [Requirement; 2] = [
     },
 ];
 
+/// What sessions on one machine are tested with.
+pub(crate) const SESSION: [Requirement; 1] = [Requirement {
+    program: "podman",
+    package: "podman",
+    purpose: "runs containers that programs stand in for",
+}];
+
 /// Installs Node from the Python package index where the distribution's Node is too old.
 pub(crate) const PYTHON_PACKAGE_INSTALLER: [Requirement; 1] = [Requirement {
     program: "pip3",

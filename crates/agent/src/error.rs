@@ -36,7 +36,8 @@ pub enum Error {
     WrongToken,
 
     #[error(
-        "the client speaks version {client} of the protocol and the agent {agent}: install the same release on both sides"
+        "the client speaks version {client} of the protocol and the agent (standind {release}) version {agent}: install the same release on both sides",
+        release = env!("CARGO_PKG_VERSION")
     )]
     WrongVersion { client: u32, agent: u32 },
 

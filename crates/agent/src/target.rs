@@ -104,7 +104,7 @@ impl Namespace {
         use std::os::fd::AsFd as _;
         move_into_link_name_space(descriptor.as_fd(), Some(*kind)).map_err(|source| Error::Agent {
             action: "enter a namespace of the target",
-            hint: "it needs the capability SYS_ADMIN, or must be started inside the target's pod",
+            hint: "it needs the capability SYS_ADMIN (use sudo), or must be started inside the target's pod",
             source,
         })
     }
@@ -117,7 +117,7 @@ fn open(path: String, flags: OFlags) -> Result<OwnedFd> {
 fn unreadable(source: Errno) -> Error {
     Error::Agent {
         action: "look at the target",
-        hint: "it needs the capability SYS_PTRACE, or the target's own user",
+        hint: "it needs the capability SYS_PTRACE, or the target's own user: use sudo, or be that user",
         source,
     }
 }

@@ -25,7 +25,7 @@ pub(crate) use progress::colors;
 use agent::Agent;
 use log::Verbosity;
 use progress::Progress;
-use signals::Held;
+use signals::Caught;
 use target::LocalTarget;
 
 pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
@@ -42,8 +42,6 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         print!("{}", settings::describe(&resolved));
         return Ok(ExitCode::SUCCESS);
     }
-    // Before there are threads.
-    let signals = Held::new()?;
     let verbosity = Verbosity(arguments.verbose);
     if let Some(log) = log::start(verbosity, arguments.log_file.clone())? {
         progress.note(&format!("the log is {}", log.display()));
@@ -60,13 +58,12 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     let launch = Launch::new(program).arguments(rest).environment(variables);
     // From here on the terminal is the program's.
     progress.finish(&target);
-    let mut supervised = signals
-        .let_through(|| launch.start(Arc::new(session)))?
-        .map_err(anyhow::Error::new)?;
+    let signals = Caught::start()?;
+    let mut supervised = launch.start(Arc::new(session))?;
     let signaller = supervised
         .signaller()
         .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
-    signals.pass_on(signaller, supervised.process())?;
+    signals.pass_on(signaller, supervised.process());
     let status = supervised.wait().context("the program was lost")?;
     tracing::info!(%status, "the program has ended");
     drop(supervised);

@@ -15,11 +15,13 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// What an error means for whoever called us.
 pub(crate) fn of(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(match error.downcast_ref::<LaunchError>() {
-        Some(LaunchError::ProgramNotFound(_)) => NOT_FOUND,
-        Some(LaunchError::Execute {
-            source: Errno::ENOENT,
-            ..
-        }) => NOT_FOUND,
+        Some(
+            LaunchError::ProgramNotFound(_)
+            | LaunchError::Execute {
+                source: Errno::ENOENT,
+                ..
+            },
+        ) => NOT_FOUND,
         Some(LaunchError::Execute { .. }) => NOT_EXECUTABLE,
         _ => FAILED,
     })

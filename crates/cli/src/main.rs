@@ -9,6 +9,7 @@ mod diagnose;
 mod environment;
 mod exec;
 mod exit;
+mod sys;
 mod verify;
 
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ use clap_complete::Shell;
 #[command(after_help = "Start with `standin diagnose` and `standin exec --help`.")]
 enum Command {
     /// Run a program as the stand-in for a target
-    Exec(exec::ExecArguments),
+    Exec(Box<exec::ExecArguments>),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
     /// Say what this machine can do, and what to do about the rest

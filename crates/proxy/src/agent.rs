@@ -15,11 +15,11 @@ use protocol::rpc::dns_client::DnsClient;
 use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
 
-pub(crate) use connection::Connection;
-pub(crate) use keeper::{Greeted, Keeper, refused};
-pub use reach::{Reach, Reached};
-
 use crate::outgoing::Routes;
+
+pub(crate) use connection::Connection;
+pub(crate) use keeper::{Greeted, Keeper, greet, refused};
+pub use reach::{Reach, Reached};
 
 /// The connection to the agent, shared by everything in a session. The agent behind it may be replaced.
 #[derive(Debug, Clone)]

@@ -15,13 +15,14 @@ use interceptor::{
     Destination, DestinationChoice, Errno, Host, Intent, Notice, Outgoing, PathChoice, RemoteFiles,
     Transport,
 };
+use link::Pipe;
 use protocol::MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
 use protocol::rpc::{HelloResponse, ListEnvRequest};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use crate::agent::{Agent, Greeted, Keeper, Reach, Reached, refused};
+use crate::agent::{Agent, Connection, Greeted, Keeper, Reach, Reached, greet, refused};
 use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
@@ -39,7 +40,7 @@ pub struct Session {
     rules: Rules,
     hello: HelloResponse,
     tell: Tell,
-    keeper: AbortHandle,
+    keeper: Option<AbortHandle>,
 }
 
 #[derive(Debug)]
@@ -50,7 +51,23 @@ struct Rules {
     outgoing: OutgoingRules,
     skip: SkipRules,
     hostname: bool,
-    dns: bool,
+}
+
+impl Rules {
+    fn new(
+        settings: &Settings,
+        env_file: &EnvFile,
+        surroundings: &Surroundings,
+    ) -> Result<Self, Error> {
+        Ok(Rules {
+            env: EnvRules::new(&settings.feature.env, env_file)?,
+            files: FileRules::new(&settings.feature.fs, surroundings)?,
+            files_are_local: settings.feature.fs.mode == FileMode::Local,
+            outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
+            skip: SkipRules::new(settings),
+            hostname: settings.feature.hostname,
+        })
+    }
 }
 
 impl Session {
@@ -64,26 +81,44 @@ impl Session {
         env_file: &EnvFile,
         surroundings: &Surroundings,
     ) -> Result<Self, Error> {
-        let rules = Rules {
-            env: EnvRules::new(&settings.feature.env, env_file)?,
-            files: FileRules::new(&settings.feature.fs, surroundings)?,
-            files_are_local: settings.feature.fs.mode == FileMode::Local,
-            outgoing: OutgoingRules::new(&settings.feature.network.outgoing)?,
-            skip: SkipRules::new(settings),
-            hostname: settings.feature.hostname,
-            dns: settings.feature.network.dns.enabled,
-        };
+        let rules = Rules::new(settings, env_file, surroundings)?;
         let greeted = Greeted::greet(reached).await?;
-        let hello = greeted.hello.clone();
-        let agent = Agent {
-            client: greeted.connection(),
-            runtime: Handle::current(),
-            routes: Arc::default(),
-        };
+        let (connection, hello) = (greeted.connection(), greeted.hello.clone());
         let keeper = Keeper {
             reach,
-            connection: agent.client.clone(),
+            connection: connection.clone(),
             tell: tell.clone(),
+        };
+        let mut session = Self::with_agent(connection, hello, rules, settings, tell).await?;
+        session.keeper = Some(tokio::spawn(keeper.keep(greeted)).abort_handle());
+        Ok(session)
+    }
+
+    /// A session over a pipe to an agent, which ends with the pipe.
+    pub async fn over(
+        pipe: impl Pipe,
+        token: &str,
+        settings: &Settings,
+        env_file: &EnvFile,
+        surroundings: &Surroundings,
+    ) -> Result<Self, Error> {
+        let rules = Rules::new(settings, env_file, surroundings)?;
+        let (client, hello) = greet(pipe, token.to_owned()).await?;
+        let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
+        Self::with_agent(Connection::new(client), hello, rules, settings, tell).await
+    }
+
+    async fn with_agent(
+        connection: Connection,
+        hello: HelloResponse,
+        rules: Rules,
+        settings: &Settings,
+        tell: Tell,
+    ) -> Result<Self, Error> {
+        let agent = Agent {
+            client: connection,
+            runtime: Handle::current(),
+            routes: Arc::default(),
         };
         let dns = Dns::new(
             agent.clone(),
@@ -91,14 +126,15 @@ impl Session {
             rules.outgoing.names(),
         );
         dns.start().await;
+        let through = FilesThrough::default();
         Ok(Session {
-            files: TargetFiles::new(agent.clone(), rules.files.clone(), FilesThrough::default())?,
-            keeper: agent.runtime.spawn(keeper.keep(greeted)).abort_handle(),
+            files: TargetFiles::new(agent.clone(), rules.files.clone(), through)?,
             agent,
             dns,
             rules,
             hello,
             tell,
+            keeper: None,
         })
     }
 
@@ -165,7 +201,7 @@ impl Host for Session {
         let writes = intent == Intent::Write;
         match self.rules.files.choose(bytes, writes) {
             // Names are the target's wherever its files are.
-            Choice::Local(_) if self.rules.dns && !writes && is_served(path) => {
+            Choice::Local(_) if self.dns.is_enabled() && !writes && is_served(path) => {
                 PathChoice::Remote(path.to_path_buf())
             }
             Choice::Local(_) => PathChoice::Local,
@@ -241,7 +277,9 @@ impl Host for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.keeper.abort();
+        if let Some(keeper) = &self.keeper {
+            keeper.abort();
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::process::Finished;
 use crate::{demo, environment, node, packages, privilege, process, tidy, workspace};
 
 /// Crates with tests that only root can run. Otherwise these are ignored.
-const NEED_ROOT: &[&str] = &["lab", "proxy"];
+const NEED_ROOT: &[&str] = &["cli", "lab", "proxy"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {
@@ -89,6 +89,7 @@ impl Phase {
 
 fn install_packages(settings: &Settings) -> Result<Outcome> {
     let mut wanted = packages::SHOP.to_vec();
+    wanted.extend(packages::SESSION);
     if settings.uses_lab() {
         // Two clusters and three nodes, as the stories ask for.
         let demand = Demand {
@@ -142,8 +143,9 @@ fn run_shop_tests(settings: &Settings) -> Result<Outcome> {
 }
 
 fn run_unit_tests(root: &Path) -> Result<Outcome> {
+    let standin = build_standin(root)?;
     let mut command = workspace::cargo(root);
-    command.args([
+    command.env(environment::PROGRAMS, &standin).args([
         "test",
         "--locked",
         "--workspace",
@@ -156,12 +158,25 @@ fn run_unit_tests(root: &Path) -> Result<Outcome> {
         let executables = build_tests(root, package)?;
         let folder = root.join("crates").join(package);
         let as_root = run_as_root(&executables, &folder, |command| {
-            command.arg("--ignored");
+            command
+                .arg("--ignored")
+                .env(environment::PROGRAMS, &standin);
         })?;
         let name = format!("tests of {package} that need root");
         outcome.add(Runner::Cargo.judge(&name, &as_root));
     }
     Ok(outcome)
+}
+
+/// Builds `standin` and `standind` as the caller, and returns their folder.
+fn build_standin(root: &Path) -> Result<PathBuf> {
+    process::run(workspace::cargo(root).args([
+        "build",
+        "--locked",
+        "--package=cli",
+        "--package=server",
+    ]))?;
+    Ok(workspace::target()?.join("debug"))
 }
 
 /// Root is needed for the lab, and for images of Debian packages wherever the clusters are.
@@ -176,13 +191,7 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
         node::for_image()?,
         &progress,
     )?;
-    process::run(workspace::cargo(&settings.root).args([
-        "build",
-        "--locked",
-        "--package=cli",
-        "--package=server",
-    ]))?;
-    let standin = workspace::target()?.join("debug");
+    let standin = build_standin(&settings.root)?;
     let told = run_as_root(&executables, &settings.root.join("crates/e2e"), |command| {
         command.env(environment::PROGRAMS, &standin);
         if !settings.uses_lab() {

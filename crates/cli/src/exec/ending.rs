@@ -4,7 +4,9 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
 
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signal::{Signal, raise};
+
+use crate::sys;
 
 /// The program's exit code. Of a signal that ended the program we die ourselves, so that a shell sees what it would have
 /// seen; where that is impossible, the code is the one that a shell would show.
@@ -22,15 +24,10 @@ fn code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// Returns when the signal is ignored.
+/// Returns when the signal ends nobody.
 fn die_of(signal: Signal) {
     // The program has left a core if it wanted to. One of ours would be in its place.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
-    let mut set = SigSet::empty();
-    set.add(signal);
-    let _ = set.thread_unblock();
-    // Rust's runtime catches some signals once, to explain an overflow of the stack, and then lets them be.
-    for _ in 0..2 {
-        let _ = raise(signal);
-    }
+    sys::release(signal);
+    let _ = raise(signal);
 }

@@ -257,7 +257,7 @@ mod tests {
             true,
             "standin: \x1b[2mfinding the target 12 ms, starting the agent 8 ms, \x1b[0mconnecting 1200 ms…",
         );
-        check(3, 40, false, "standin: …rting the agent 8 ms, connecting…");
+        check(3, 40, false, "standin: …g the agent 8 ms, connecting…");
         check(3, 10, false, "standin: connecting…");
     }
 }

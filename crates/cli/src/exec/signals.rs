@@ -5,13 +5,15 @@
 //! on to see how the program ends.
 
 use std::fs;
+use std::io::{PipeReader, Read as _};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{SigSet, Signal, raise};
-use nix::sys::signalfd::{SignalFd, siginfo};
+use nix::sys::signal::{Signal, raise};
 use proxy::Signaller;
+
+use crate::sys;
 
 const PASSED_ON: &[Signal] = &[
     Signal::SIGHUP,
@@ -30,58 +32,38 @@ const PASSED_ON: &[Signal] = &[
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 const LOOKS: u32 = 200;
 
-/// Signals that are kept for [`pass_on`]. Must be made before any other thread, since threads inherit it.
+/// Signals that have come since they are caught.
 #[derive(Debug)]
-pub(super) struct Held(SigSet);
+pub(super) struct Caught(PipeReader);
 
-impl Held {
-    pub(super) fn new() -> Result<Self> {
-        let signals: SigSet = PASSED_ON.iter().copied().collect();
-        signals.thread_block().context("signals cannot be held")?;
-        Ok(Held(signals))
-    }
-
-    /// Lets signals through as long as `start` takes: the program must start with none of them blocked. One that comes
-    /// now ends us, and whatever has been started with us.
-    pub(super) fn let_through<T>(&self, start: impl FnOnce() -> T) -> Result<T> {
-        self.0
-            .thread_unblock()
-            .context("signals cannot be let through")?;
-        let result = start();
-        self.0.thread_block().context("signals cannot be held")?;
-        Ok(result)
+impl Caught {
+    /// Catches signals from now on. Before, they end us, and the program is not there yet.
+    pub(super) fn start() -> Result<Self> {
+        sys::catch(PASSED_ON)
+            .map(Caught)
+            .context("signals cannot be caught")
     }
 
     /// Passes signals on to the program as long as we live.
-    pub(super) fn pass_on(self, program: Signaller, process: i32) -> Result<()> {
-        let signals = SignalFd::new(&self.0).context("signals cannot be read")?;
+    pub(super) fn pass_on(mut self, program: Signaller, process: i32) {
         thread::spawn(move || {
-            loop {
-                match signals.read_signal() {
-                    Ok(Some(signal)) => handle(&signal, &program, process),
-                    Ok(None) | Err(nix::errno::Errno::EINTR) => {}
-                    Err(_) => return,
-                }
+            let mut message = sys::Message::default();
+            while self.0.read_exact(&mut message).is_ok() {
+                let [number, by_terminal] = message;
+                handle(i32::from(number), by_terminal != 0, &program, process);
             }
         });
-        Ok(())
     }
 }
 
-fn handle(information: &siginfo, program: &Signaller, process: i32) {
-    let Ok(signal) = i32::try_from(information.ssi_signo) else {
-        return;
-    };
-    let by_terminal = information.ssi_code == libc::SI_KERNEL;
-    tracing::debug!(signal, by_terminal, "a signal has come");
-    if signal == libc::SIGTSTP && by_terminal {
-        stop_with(process);
-    } else if !by_terminal {
+fn handle(number: i32, by_terminal: bool, program: &Signaller, process: i32) {
+    tracing::debug!(number, by_terminal, "a signal has come");
+    if !by_terminal {
         // When the program has ended, so shall we in a moment.
-        let _ = program.signal(signal);
-        if signal == libc::SIGTSTP {
-            stop_with(process);
-        }
+        let _ = program.signal(number);
+    }
+    if number == libc::SIGTSTP {
+        stop_with(process);
     }
 }
 
@@ -90,7 +72,10 @@ fn stop_with(process: i32) {
     for _ in 0..LOOKS {
         match state_of(process) {
             Some('T') => {
-                let _ = raise(Signal::SIGSTOP);
+                // As the terminal would have stopped us.
+                sys::release(Signal::SIGTSTP);
+                let _ = raise(Signal::SIGTSTP);
+                sys::catch_again(Signal::SIGTSTP);
                 return;
             }
             Some(_) => thread::sleep(LOOK_EVERY),

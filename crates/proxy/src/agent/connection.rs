@@ -34,7 +34,7 @@ enum State {
 }
 
 impl Connection {
-    pub(super) fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client) -> Self {
         let state = Arc::new(watch::Sender::new(State::There(client)));
         Self { state }
     }

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use link::http2::{Client, Windows};
-use link::{LinkError, Status};
+use link::{LinkError, Pipe, Status};
 use protocol::control::{FEATURES, VERSION};
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::{Failure, HelloRequest, HelloResponse, PingRequest};
@@ -43,27 +43,7 @@ impl Greeted {
         let Reached { link, token, ended } = reached;
         let status = link.status();
         let (pipe, scissors) = Cuttable::new(link);
-        let client = Client::start(pipe, Windows::default()).await?;
-        let request = HelloRequest {
-            version: Some(VERSION),
-            features: FEATURES.iter().copied().map(str::to_owned).collect(),
-            token,
-            client: concat!("standin ", env!("CARGO_PKG_VERSION")).to_owned(),
-        };
-        let hello = ControlClient::new(client.clone())
-            .hello(request)
-            .await
-            .map_err(|status| refused(&status))?
-            .into_inner();
-        let version = hello.version.unwrap_or_default();
-        if !VERSION.understands(version) {
-            return Err(Error::OtherVersion {
-                agent: hello.agent,
-                theirs: version.major,
-                ours: VERSION.major,
-            });
-        }
-        tracing::info!(agent = hello.agent, "the agent has accepted the session");
+        let (client, hello) = greet(pipe, token).await?;
         Ok(Greeted {
             hello,
             client,
@@ -76,6 +56,35 @@ impl Greeted {
     pub(crate) fn connection(&self) -> Connection {
         Connection::new(self.client.clone())
     }
+}
+
+/// Says hello over a pipe.
+pub(crate) async fn greet(
+    pipe: impl Pipe,
+    token: String,
+) -> Result<(Client, HelloResponse), Error> {
+    let client = Client::start(pipe, Windows::default()).await?;
+    let request = HelloRequest {
+        version: Some(VERSION),
+        features: FEATURES.iter().copied().map(str::to_owned).collect(),
+        token,
+        client: concat!("standin ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let hello = ControlClient::new(client.clone())
+        .hello(request)
+        .await
+        .map_err(|status| refused(&status))?
+        .into_inner();
+    let version = hello.version.unwrap_or_default();
+    if !VERSION.understands(version) {
+        return Err(Error::OtherVersion {
+            agent: hello.agent,
+            theirs: version.major,
+            ours: VERSION.major,
+        });
+    }
+    tracing::info!(agent = hello.agent, "the agent has accepted the session");
+    Ok((client, hello))
 }
 
 /// What the agent said instead of an answer.
@@ -95,16 +104,16 @@ impl<R: Reach> Keeper<R> {
     pub(crate) async fn keep(self, mut agent: Greeted) {
         loop {
             match self.watch(&mut agent).await {
-                Why::Link(error) => self.tell(Event::AgentLost(crate::event::chain(&error))),
-                Why::AgentEnded(reason) => self.tell(Event::AgentLost(reason)),
-                Why::Successor => self.tell(Event::TargetBack),
+                Why::Link(error) => self.tell(&Event::AgentLost(crate::event::chain(&error))),
+                Why::AgentEnded(reason) => self.tell(&Event::AgentLost(reason)),
+                Why::Successor => self.tell(&Event::TargetBack),
             }
             self.connection.await_another();
             // What is under way fails now, and not when the link gives up hope.
             drop(agent.scissors);
             agent = self.replace().await;
             self.connection.replace(agent.client.clone());
-            self.tell(Event::SessionRestored);
+            self.tell(&Event::SessionRestored);
         }
     }
 
@@ -112,7 +121,7 @@ impl<R: Reach> Keeper<R> {
     async fn watch(&self, agent: &mut Greeted) -> Why {
         let mut successor = pin!(async {
             target_gone(agent.client.clone()).await;
-            self.tell(Event::TargetGone);
+            self.tell(&Event::TargetGone);
             self.reach.successor().await;
         });
         let mut told = false;
@@ -128,11 +137,11 @@ impl<R: Reach> Keeper<R> {
                         Status::Finished => return Why::Link(LinkError::StateLost),
                         Status::Connected if told => {
                             told = false;
-                            self.tell(Event::ConnectionBack);
+                            self.tell(&Event::ConnectionBack);
                         }
                         Status::Reconnecting { attempts, last_error, .. } if !told && attempts >= WORTH_A_WORD => {
                             told = true;
-                            self.tell(Event::ConnectionLost(last_error));
+                            self.tell(&Event::ConnectionLost(last_error));
                         }
                         Status::Connected | Status::Reconnecting { .. } => {}
                     }
@@ -146,6 +155,7 @@ impl<R: Reach> Keeper<R> {
 
     /// Reaches another agent, however long it takes. Calls fail from the first attempt that failed.
     async fn replace(&self) -> Greeted {
+        let mut told = String::new();
         loop {
             let reached = self.reach.reach().await.map_err(Error::Reach);
             let greeted = match reached {
@@ -156,7 +166,11 @@ impl<R: Reach> Keeper<R> {
                 Ok(agent) => return agent,
                 Err(error) => error,
             };
-            self.tell(Event::SessionLost(crate::event::chain(&error)));
+            let reason = crate::event::chain(&error);
+            if told != reason {
+                self.tell(&Event::SessionLost(reason.clone()));
+                told = reason;
+            }
             self.connection.lose(match error {
                 Error::Link(error) => error,
                 _ => LinkError::StateLost,
@@ -168,8 +182,8 @@ impl<R: Reach> Keeper<R> {
         }
     }
 
-    fn tell(&self, event: Event) {
-        (self.tell)(&event);
+    fn tell(&self, event: &Event) {
+        (self.tell)(event);
     }
 }
 

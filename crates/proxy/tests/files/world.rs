@@ -140,7 +140,7 @@ async fn connect(pid: u32, folder: &Path, settings: &str, traffic: Arc<Traffic>)
         traffic,
     };
     let surroundings = Surroundings::default();
-    Session::start(pipe, "", &settings, &EnvFile::default(), &surroundings)
+    Session::over(pipe, "", &settings, &EnvFile::default(), &surroundings)
         .await
         .unwrap()
 }

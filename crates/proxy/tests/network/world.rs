@@ -131,7 +131,7 @@ impl World {
             let (near, far) = tokio::io::duplex(1024 * 1024);
             tokio::spawn(async move { agent.serve_connection(far).await });
             let session =
-                Session::start(near, "", &settings, &EnvFile::default(), &surroundings).await;
+                Session::over(near, "", &settings, &EnvFile::default(), &surroundings).await;
             Arc::new(session.expect("the agent welcomes us"))
         })
     }

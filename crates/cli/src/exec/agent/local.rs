@@ -127,9 +127,9 @@ impl LocalAgent {
 fn command(program: &PathBuf, process: u32, token: &str, verbosity: Verbosity) -> Command {
     let mut command = Command::new(program);
     command
-        .args(["agent", "--end-with-input", "--process"])
-        .arg(process.to_string())
+        .args(["agent", "--end-with-input"])
         .args(["--log", &verbosity.level().to_string()])
+        .args(["--process", &process.to_string()])
         .env(AGENT_TOKEN, token)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,0 +1,146 @@
+//! How a session ends: exit codes, signals, job control.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Stdio;
+
+use nix::sys::signal::Signal;
+
+use crate::terminal::Terminal;
+use crate::world::{Ended, Running, Standin, Target, children_of, lives, until};
+
+#[test]
+fn the_exit_code_is_the_programs() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let check = |command: &[&str], expected: i32| {
+        let target = target.name();
+        let arguments = ["exec", "-t", &target, "--"];
+        standin
+            .run(arguments.iter().chain(command))
+            .expect(expected)
+            .status
+    };
+    check(&["true"], 0);
+    check(&["bash", "-c", "exit 7"], 7);
+    check(&["bash", "-c", "exit 255"], 255);
+    check(&["no-such-program"], 127);
+    check(&["/no/such/program"], 127);
+    check(&["/etc/passwd"], 126);
+    // Of a signal we die as well: a shell that called us sees what it would have seen.
+    for signal in [
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGKILL,
+        Signal::SIGSEGV,
+        Signal::SIGABRT,
+    ] {
+        let number = signal as i32;
+        let status = check(&["bash", "-c", &format!("kill -{number} $$")], 128 + number);
+        assert_eq!(status.signal(), Some(number));
+        assert!(!status.core_dumped());
+    }
+}
+
+#[test]
+fn signals_for_us_reach_the_program() {
+    let (standin, target) = (Standin::new(), Target::new());
+    for signal in [
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+    ] {
+        let script = format!(
+            "trap 'echo got; exit 5' {}; echo ready >&2; while :; do sleep 0.02; done",
+            signal as i32
+        );
+        let mut command = standin.session(&target.name(), &[], &script);
+        command.stdout(Stdio::piped());
+        let mut session = Running::start(command);
+        session.until_said("ready");
+        session.signal(signal);
+        let ended = session.wait();
+        ended.expect(5);
+        assert_eq!(ended.stdout, "got\n", "{signal}");
+    }
+}
+
+#[test]
+fn a_signal_that_the_program_does_not_care_for_ends_both() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let mut session =
+        Running::start(standin.session(&target.name(), &[], "echo ready >&2; sleep 3600"));
+    session.until_said("ready");
+    let agent = session.agent();
+    session.signal(Signal::SIGTERM);
+    let ended = session.wait();
+    assert_eq!(ended.status.signal(), Some(15));
+    assert!(!lives(agent), "the agent is left");
+}
+
+#[test]
+fn the_program_starts_with_no_signal_blocked() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let ended = Ended::from(
+        standin
+            .session(&target.name(), &[], "grep SigBlk /proc/self/status")
+            .output()
+            .unwrap(),
+    );
+    assert_eq!(ended.stdout, "SigBlk:\t0000000000000000\n");
+}
+
+#[test]
+fn when_we_are_killed_nothing_is_left() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let script = "sleep 3600 & setsid sleep 3600 & echo ready >&2; wait";
+    let mut session = Running::start(standin.session(&target.name(), &[], script));
+    session.until_said("ready");
+    let mut tree = vec![session.id()];
+    let mut next = 0;
+    while next < tree.len() {
+        tree.extend(children_of(tree[next]));
+        next += 1;
+    }
+    // Supervisor, agent, watcher, shell and two others.
+    assert!(tree.len() >= 6, "{tree:?}");
+    session.signal(Signal::SIGKILL);
+    session.wait();
+    until("everything to end", || {
+        !tree.iter().any(|process| lives(*process))
+    });
+}
+
+#[test]
+fn ctrl_c_is_the_programs_and_the_session_goes_on() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let script = format!(
+        "$STANDIN exec -t {} -- bash -c 'trap \"came=1\" INT; echo ready; until test \"\$came\"; do sleep 0.02; done; \
+         echo interrupted; cat /etc/hostname >/dev/null && echo still there; exit 6'",
+        target.name()
+    );
+    let mut terminal = Terminal::start(&standin, &script, &[]);
+    terminal.until_shown("ready\r\n");
+    terminal.press("\x03");
+    let (shown, code) = terminal.wait();
+    assert_eq!(code, Some(6), "{shown}");
+    assert!(shown.contains("interrupted\r\nstill there\r\n"), "{shown}");
+    assert!(!shown.contains("the agent is gone"), "{shown}");
+}
+
+#[test]
+fn ctrl_z_stops_the_program_and_us_and_fg_continues_both() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let script = format!(
+        "set -m; $STANDIN exec -t {} -- bash -c 'echo ready; while ! test -e go; do sleep 0.02; done; exit 4'; \
+         echo stopped=$?; touch go; fg >/dev/null; echo ended=$?",
+        target.name()
+    );
+    let mut terminal = Terminal::start(&standin, &script, &[]);
+    terminal.until_shown("ready\r\n");
+    terminal.press("\x1a");
+    terminal.until_shown("stopped=148");
+    let (shown, _) = terminal.wait();
+    assert!(shown.contains("ended=4"), "{shown}");
+}

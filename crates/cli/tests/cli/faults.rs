@@ -1,0 +1,256 @@
+//! Sessions that cannot be, each with a message that says what to do.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+
+use link::http2::Windows;
+use link::{Accepted, LinkServer, ServerSettings, SharedToken, Token};
+use protocol::rpc::control_server::{Control, ControlServer};
+use protocol::rpc::{HelloRequest, HelloResponse, PingRequest, PingResponse, Version};
+use tonic::{Request, Response, Status};
+
+use crate::world::{Ended, Standin, Target, agent_program};
+
+#[test]
+fn targets_that_are_not_there() {
+    let standin = Standin::new();
+    for (target, expected) in [
+        (
+            "process/4194303",
+            &["there is no process 4194303", "pgrep"][..],
+        ),
+        ("nonsense", &["process/<pid>"]),
+        (
+            "deployment/checkout",
+            &["deployment/checkout is in a cluster", "container/<name>"],
+        ),
+    ] {
+        standin
+            .run(["exec", "-t", target, "--", "true"])
+            .expect(125)
+            .says(expected);
+    }
+    standin
+        .run(["exec", "--", "true"])
+        .expect(125)
+        .says(&["name a target"]);
+    standin.run(["exec", "-t", "process/1"]).expect(2);
+    let mut zombie = Target::new();
+    zombie.end();
+    standin
+        .run(["exec", "-t", &zombie.name(), "--", "true"])
+        .expect(125)
+        .says(&["there is no process"]);
+}
+
+#[test]
+fn agents_that_do_not_start() {
+    let target = Target::new();
+    for (script, expected) in [
+        ("exit 0", "ended without a word"),
+        (
+            "echo 'standind: no room'; echo >&2 'standind: no room'; exit 1",
+            "said `standind: no room`",
+        ),
+        (
+            "echo >&2 'standind: no room'; exit 1",
+            "there is no agent beside process/",
+        ),
+        ("echo >&2 'standind: no room'; exit 1", ": no room"),
+        (
+            "head -c 100000 /dev/zero; sleep 3600",
+            "not where it listens",
+        ),
+        (
+            "exec sleep 3600",
+            "did not say within 10 s where it listens",
+        ),
+    ] {
+        let standin = Standin::new();
+        let program = standin.write("standind", format!("#!/bin/sh\n{script}\n"));
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let standin = standin.with("STANDIN_AGENT_PROGRAM", &program);
+        standin
+            .run(["exec", "-t", &target.name(), "--", "true"])
+            .expect(125)
+            .says(&[expected]);
+    }
+    let standin = Standin::new().with("STANDIN_AGENT_PROGRAM", "/nowhere/standind");
+    let ended = standin.run(["exec", "-t", &target.name(), "--", "true"]);
+    ended.expect(125).says(&[
+        "cannot start the agent's program /nowhere/standind",
+        "No such file",
+    ]);
+}
+
+#[test]
+fn a_session_inside_of_a_session_is_refused() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let inner = format!(
+        "{} exec -t {} -- true",
+        env!("CARGO_BIN_EXE_standin"),
+        target.name()
+    );
+    let mut command = standin.session(&target.name(), &[], &inner);
+    let ended = Ended::from(command.output().unwrap());
+    ended.expect(125).says(&[
+        "this process is itself supervised",
+        "outside of the first `standin exec`",
+    ]);
+}
+
+/// An agent that is not started by the session.
+pub(crate) struct GivenAgent {
+    process: Child,
+    pub(crate) address: String,
+}
+
+impl GivenAgent {
+    pub(crate) fn start(target: &Target, listen: &str) -> Self {
+        let mut process = Command::new(agent_program())
+            .args([
+                "agent",
+                "--process",
+                target.name().trim_start_matches("process/"),
+            ])
+            .args(["--listen", listen])
+            .env("STANDIN_AGENT_TOKEN", "secret-of-the-test")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line
+            .trim()
+            .strip_prefix("listening on ")
+            .unwrap()
+            .to_owned();
+        GivenAgent { process, address }
+    }
+
+    pub(crate) fn end(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for GivenAgent {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn agents_that_cannot_be_used() {
+    let target = Target::new();
+    let agent = GivenAgent::start(&target, "127.0.0.1:0");
+    let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret-of-the-test");
+    let run =
+        |standin: &Standin, address: &str| standin.run(["exec", "--agent", address, "--", "true"]);
+    run(&standin, &agent.address)
+        .expect(0)
+        .says(&["standing in for the target of the agent at 127.0.0.1:"]);
+    run(&standin, "nonsense")
+        .expect(125)
+        .says(&["--agent nonsense is not a host and a port"]);
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    run(&standin, &address)
+        .expect(125)
+        .says(&["cannot be reached", "Check that it runs"]);
+
+    let standin = standin.with("STANDIN_AGENT_TOKEN", "another-secret");
+    let refused = run(&standin, &agent.address);
+    refused
+        .expect(125)
+        .says(&["does not accept the token", "Set STANDIN_AGENT_TOKEN"]);
+    assert!(!refused.stderr.contains("another-secret"));
+    let standin = Standin::new();
+    run(&standin, &agent.address)
+        .expect(125)
+        .says(&["set STANDIN_AGENT_TOKEN to the token"]);
+}
+
+/// An agent of a later release.
+struct Later;
+
+#[tonic::async_trait]
+impl Control for Later {
+    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
+        Ok(Response::new(HelloResponse {
+            version: Some(Version { major: 9, minor: 0 }),
+            agent: "standind 9.9.9".to_owned(),
+            ..HelloResponse::default()
+        }))
+    }
+
+    async fn ping(&self, _: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+#[test]
+fn an_agent_of_another_version_is_named_with_ours() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime
+        .block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))
+        .unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    runtime.spawn(async move {
+        let token = SharedToken(Token::new(b"secret".as_slice()).unwrap());
+        let server = LinkServer::new(ServerSettings::default(), token);
+        let (pipe, _) = listener.accept().await.unwrap();
+        let Accepted::New(link) = server.accept(pipe).await.unwrap() else {
+            panic!("it continues");
+        };
+        let service = ControlServer::new(Later);
+        let _ = link::http2::serve(link, Windows::default(), service, std::future::pending()).await;
+    });
+    let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret");
+    let ended = standin.run(["exec", "--agent", &address, "--", "true"]);
+    ended.expect(125).says(&[
+        "version 1 of the protocol",
+        "standind 9.9.9",
+        "version 9",
+        "install the same release",
+    ]);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_right_that_is_missing_is_named() {
+    let standin = Standin::new();
+    let folder = standin.folder.path();
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let own = |name: &str, from: &str| {
+        let path = folder.join(name);
+        fs::copy(from, &path).unwrap();
+        path
+    };
+    let program = own("standin", env!("CARGO_BIN_EXE_standin"));
+    own("standind", agent_program().to_str().unwrap());
+    let nobody = |target: &str| {
+        let mut command = Command::new(&program);
+        command
+            .args(["exec", "-t", target, "--", "true"])
+            .uid(65534)
+            .gid(65534);
+        standin.complete(&mut command);
+        command.env_remove("STANDIN_AGENT_PROGRAM");
+        Ended::from(command.output().unwrap())
+    };
+    let roots = Target::new();
+    nobody(&roots.name())
+        .expect(125)
+        .says(&["SYS_PTRACE", "sudo", "Permission denied"]);
+}

@@ -1,0 +1,89 @@
+//! Sessions that lose their agent or their target.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Stdio;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::faults::GivenAgent;
+use crate::world::{Running, Standin, Target, agent_program, lives};
+
+/// Says each time that a file of the target can or cannot be read, until a file of this machine is there.
+const READ_ON: &str = "while ! test -e done; do if cat /etc/hostname >/dev/null 2>&1; then echo readable >&2; else echo \
+                       unreadable >&2; fi; sleep 0.05; done; exit 3";
+
+#[test]
+fn an_agent_that_is_killed_is_replaced() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let mut command = standin.session(&target.name(), &[], READ_ON);
+    command.stdout(Stdio::null());
+    let mut session = Running::start(command);
+    session.until_said("readable");
+    let agent = session.agent();
+    kill(Pid::from_raw(agent.try_into().unwrap()), Signal::SIGKILL).unwrap();
+    session.until_said("standin: the agent is gone (signal: 9 (SIGKILL))");
+    session.until_said("standin: the session goes on with another agent");
+    session.until_said("readable");
+    let another = session.agent();
+    assert_ne!(agent, another);
+    standin.write("done", "");
+    session.wait().expect(3);
+    assert!(!lives(another), "the second agent is left");
+}
+
+#[test]
+fn without_an_agent_the_program_goes_on_and_calls_fail() {
+    let target = Target::new();
+    let standin = Standin::new();
+    let program = standin.path("standind");
+    symlink(agent_program(), &program).unwrap();
+    let standin = standin.with("STANDIN_AGENT_PROGRAM", &program);
+    let mut session = Running::start(standin.session(&target.name(), &[], READ_ON));
+    session.until_said("readable");
+    fs::remove_file(&program).unwrap();
+    kill(
+        Pid::from_raw(session.agent().try_into().unwrap()),
+        Signal::SIGKILL,
+    )
+    .unwrap();
+    session.until_said("standin: there is no agent (there is no agent beside process/");
+    session.until_said("unreadable");
+    standin.write("done", "");
+    session.wait().expect(3);
+}
+
+#[test]
+fn a_target_that_ends_is_told_and_the_program_goes_on() {
+    let (standin, mut target) = (Standin::new(), Target::new());
+    let mut session = Running::start(standin.session(&target.name(), &[], READ_ON));
+    session.until_said("readable");
+    target.end();
+    session.until_said("standin: the target has ended: the program goes on");
+    session.until_said("unreadable");
+    standin.write("done", "");
+    let ended = session.wait();
+    ended.expect(3);
+    assert_eq!(ended.stderr.matches("the target has ended").count(), 1);
+}
+
+#[test]
+fn a_given_agent_that_is_restarted_is_greeted_again() {
+    let target = Target::new();
+    let mut agent = GivenAgent::start(&target, "127.0.0.1:0");
+    let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret-of-the-test");
+    let mut command = standin.command(["exec", "--agent", &agent.address]);
+    command.args(["--", "bash", "-c", READ_ON]);
+    let mut session = Running::start(command);
+    session.until_said("readable");
+    agent.end();
+    session.until_said("standin: the connection to the agent is lost");
+    let agent = GivenAgent::start(&target, &agent.address);
+    session.until_said("standin: the agent is gone (the other end has lost its state of this link");
+    session.until_said("standin: the session goes on with another agent");
+    session.until_said("readable");
+    standin.write("done", "");
+    session.wait().expect(3);
+    drop(agent);
+}

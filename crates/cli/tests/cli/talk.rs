@@ -1,0 +1,171 @@
+//! What is said, where, and what never is.
+
+use std::fs;
+use std::process::Stdio;
+
+use crate::terminal::Terminal;
+use crate::world::{Ended, Running, Standin, Target};
+
+#[test]
+fn without_a_terminal_one_line_is_said_and_when_quiet_none() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let name = target.name();
+    let ended = standin.run(["exec", "-t", &name, "--", "echo", "words"]);
+    ended.expect(0);
+    assert_eq!(ended.stdout, "words\n");
+    let line = ended.stderr.strip_suffix(" ms)\n").unwrap();
+    let time = line.strip_prefix(&format!("standin: standing in for {name} ("));
+    assert!(time.unwrap().parse::<u32>().is_ok(), "{}", ended.stderr);
+    let quiet = standin.run(["exec", "--quiet", "-t", &name, "--", "echo", "words"]);
+    quiet.expect(0);
+    assert_eq!(quiet.stderr, "");
+}
+
+#[test]
+fn on_a_terminal_a_line_names_the_steps_and_disappears_into_one() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let script = format!("$STANDIN exec -t {} -- echo words", target.name());
+    for (variables, dimmed) in [(&[][..], true), (&[("NO_COLOR", "1")], false)] {
+        let (shown, code) = Terminal::start(&standin, &script, variables).wait();
+        assert_eq!(code, Some(0), "{shown}");
+        for step in [
+            "reading the configuration…",
+            "finding the target…",
+            "starting the agent…",
+            "connecting…",
+            "reading the environment…",
+        ] {
+            assert!(shown.contains(step), "{step:?} is missing in {shown:?}");
+        }
+        let last = shown.rsplit("\r\x1b[2K").next().unwrap();
+        let expected = format!("standin: standing in for {} (", target.name());
+        assert!(last.starts_with(&expected), "{shown:?}");
+        assert!(last.ends_with("ms)\r\nwords\r\n"), "{shown:?}");
+        assert_eq!(shown.contains("\x1b[2m"), dimmed, "{shown:?}");
+    }
+    let script = script.replace("exec", "exec --quiet");
+    let (shown, _) = Terminal::start(&standin, &script, &[]).wait();
+    assert_eq!(shown, "words\r\n");
+    let script = script.replace("exec --quiet", "exec");
+    let (shown, _) = Terminal::start(&standin, &script, &[("TERM", "dumb")]).wait();
+    assert!(!shown.contains('\x1b'), "{shown:?}");
+}
+
+#[test]
+fn an_error_takes_the_place_of_the_line() {
+    let standin = Standin::new();
+    let script = "$STANDIN exec -t process/4194303 -- true";
+    let (shown, code) = Terminal::start(&standin, script, &[]).wait();
+    assert_eq!(code, Some(125));
+    let last = shown.rsplit("\x1b[2K").next().unwrap();
+    assert!(
+        last.starts_with("standin: there is no process 4194303"),
+        "{shown:?}"
+    );
+}
+
+#[test]
+fn a_log_is_written_when_asked_for_and_holds_no_secret() {
+    let secret = "hunter2-of-the-target";
+    let target = Target::with(&[("API_KEY".as_ref(), secret.as_ref())]);
+    let standin = Standin::new();
+    let script = "echo here; cat /etc/hostname >/dev/null; read word";
+    let mut command = standin.session(
+        &target.name(),
+        &["-vvv", "--override-env", "OTHER_KEY=hunter2-of-a-flag"],
+        script,
+    );
+    let mut session = Running::start({
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        command
+    });
+    session.until_said("the log is ");
+    session.until_said("standing in for");
+    let variables = fs::read(format!("/proc/{}/environ", session.agent())).unwrap();
+    let variables = String::from_utf8_lossy(&variables).into_owned();
+    let token = variables
+        .split('\0')
+        .find_map(|variable| variable.strip_prefix("STANDIN_AGENT_TOKEN="))
+        .unwrap()
+        .to_owned();
+    drop(session.child.stdin.take());
+    let ended = session.wait();
+    let log = ended
+        .stderr
+        .lines()
+        .find_map(|line| line.strip_prefix("standin: the log is "));
+    let log = log.unwrap();
+    assert!(
+        log.starts_with(standin.path("state/standin").to_str().unwrap()),
+        "{log}"
+    );
+    let log = fs::read_to_string(log).unwrap();
+    for expected in [
+        "starting the agent",
+        "a client has come",
+        "the program has ended",
+    ] {
+        assert!(log.contains(expected), "{expected:?} is missing in {log}");
+    }
+    for secret in [secret, "hunter2-of-a-flag", &token] {
+        assert!(
+            !log.contains(secret) && !ended.stderr.contains(secret),
+            "{secret} was told"
+        );
+    }
+}
+
+#[test]
+fn a_log_can_have_a_place_of_its_own_and_without_a_wish_there_is_none() {
+    let (standin, target) = (Standin::new(), Target::new());
+    standin
+        .run(["exec", "-t", &target.name(), "--", "true"])
+        .expect(0);
+    assert!(!standin.path("state").exists());
+    let ended = standin.run([
+        "exec",
+        "--log-file",
+        "own.log",
+        "-t",
+        &target.name(),
+        "--",
+        "true",
+    ]);
+    ended.expect(0).says(&["the log is own.log"]);
+    assert!(
+        fs::read_to_string(standin.path("own.log"))
+            .unwrap()
+            .contains("an agent listens")
+    );
+}
+
+#[test]
+fn input_and_output_are_the_programs_own() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let bytes: Vec<u8> = (0..1_000_000_u32)
+        .map(|number| (number % 251) as u8)
+        .collect();
+    let file = standin.write("bytes", &bytes);
+    let mut command = standin.command(["exec", "-q", "-t", &target.name(), "--", "cat"]);
+    let output = command
+        .stdin(fs::File::open(file).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(output.stdout, bytes);
+    let script = format!(
+        "$STANDIN exec -q -t {} -- bash -c 'test -t 0 && test -t 1 && test -t 2 && tty'",
+        target.name()
+    );
+    let (shown, code) = Terminal::start(&standin, &script, &[]).wait();
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.starts_with("/dev/pts/"), "{shown}");
+    // A standard descriptor that is closed is no trouble.
+    let script = format!(
+        "exec {} exec -q -t {} -- true <&- >&-",
+        env!("CARGO_BIN_EXE_standin"),
+        target.name()
+    );
+    let mut command = std::process::Command::new("bash");
+    standin.complete(command.args(["-c", &script]));
+    Ended::from(command.output().unwrap()).expect(0);
+}

@@ -1,0 +1,280 @@
+//! What the tests are made of: the programs, targets, and waiting for conditions.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Nothing here takes as long; whatever does is broken.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The agent's program. It is in another package, so it is built once unless somebody has built it already.
+pub(crate) fn agent_program() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        if let Some(folder) = env::var_os("STANDIN_PROGRAMS") {
+            return PathBuf::from(folder).join("standind");
+        }
+        let folder = Path::new(env!("CARGO_BIN_EXE_standin")).parent().unwrap();
+        let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .env("CARGO_TARGET_DIR", folder.parent().unwrap())
+            .args(["build", "--quiet", "--locked", "--package", "server"])
+            .status();
+        assert!(status.unwrap().success(), "standind cannot be built");
+        folder.join("standind")
+    })
+}
+
+/// `standin`, without settings from outside, in a folder of its own.
+pub(crate) struct Standin {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) variables: Vec<(String, PathBuf)>,
+}
+
+impl Standin {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Standin {
+            folder,
+            variables: vec![("STANDIN_AGENT_PROGRAM".to_owned(), agent_program().into())],
+        }
+    }
+
+    /// With a variable, which may be one that is set already.
+    pub(crate) fn with(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.variables.retain(|(other, _)| other != name);
+        self.variables
+            .push((name.to_owned(), PathBuf::from(value.as_ref())));
+        self
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub(crate) fn command<S: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_standin"));
+        self.complete(command.args(arguments));
+        command
+    }
+
+    /// The surroundings for a command that will start `standin`.
+    pub(crate) fn complete(&self, command: &mut Command) {
+        for (name, _) in env::vars_os() {
+            if name.to_string_lossy().starts_with("STANDIN_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .current_dir(self.folder.path())
+            .env("XDG_STATE_HOME", self.path("state"))
+            .envs(self.variables.iter().cloned())
+            .stdin(Stdio::null());
+    }
+
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ended {
+        Ended::from(self.command(arguments).output().unwrap())
+    }
+
+    /// A session with options, for a shell script.
+    pub(crate) fn session(&self, target: &str, options: &[&str], script: &str) -> Command {
+        let mut command = self.command(["exec", "-t", target]);
+        command.args(options).args(["--", "bash", "-c", script]);
+        command
+    }
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ended {
+            status: output.status,
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        }
+    }
+}
+
+impl Ended {
+    /// The exit code, or 128 and the signal, with everything that was said for when it is another one.
+    #[track_caller]
+    pub(crate) fn expect(&self, code: i32) -> &Self {
+        let found = self
+            .status
+            .code()
+            .or_else(|| self.status.signal().map(|signal| 128 + signal));
+        assert_eq!(found, Some(code), "{self:?}");
+        self
+    }
+
+    /// Every one of these is said somewhere on standard error.
+    #[track_caller]
+    pub(crate) fn says(&self, expected: &[&str]) -> &Self {
+        for expected in expected {
+            assert!(
+                self.stderr.contains(expected),
+                "{expected:?} is missing in {:?}",
+                self.stderr
+            );
+        }
+        self
+    }
+}
+
+/// A process to stand in for. It ends with the test.
+pub(crate) struct Target(Child);
+
+impl Target {
+    pub(crate) fn new() -> Self {
+        Self::with(&[])
+    }
+
+    pub(crate) fn with(variables: &[(&OsStr, &OsStr)]) -> Self {
+        let mut command = Command::new("sleep");
+        command.arg("3600").env_clear().stdin(Stdio::null());
+        Target(command.envs(variables.iter().copied()).spawn().unwrap())
+    }
+
+    pub(crate) fn name(&self) -> String {
+        format!("process/{}", self.0.id())
+    }
+
+    pub(crate) fn end(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A session that goes on, and what it says. It ends with the test.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    stderr: BufReader<ChildStderr>,
+    pub(crate) said: String,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        Running {
+            child,
+            stderr,
+            said: String::new(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Reads on until something is said.
+    #[track_caller]
+    pub(crate) fn until_said(&mut self, expected: &str) {
+        loop {
+            let mut line = String::new();
+            let length = self.stderr.read_line(&mut line).unwrap();
+            self.said.push_str(&line);
+            if line.contains(expected) {
+                return;
+            }
+            assert!(length > 0, "{expected:?} was never said: {}", self.said);
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.id()).unwrap()), signal).unwrap();
+    }
+
+    /// The agent that was started for the session.
+    pub(crate) fn agent(&self) -> u32 {
+        let is_agent = |id: &u32| {
+            let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+            name.trim() == "standind"
+        };
+        children_of(self.id()).into_iter().find(is_agent).unwrap()
+    }
+
+    pub(crate) fn wait(mut self) -> Ended {
+        let _ = self.stderr.read_to_string(&mut self.said);
+        let mut stdout = String::new();
+        if let Some(mut output) = self.child.stdout.take() {
+            output.read_to_string(&mut stdout).unwrap();
+        }
+        Ended {
+            status: self.child.wait().unwrap(),
+            stdout,
+            stderr: std::mem::take(&mut self.said),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn children_of(process: u32) -> Vec<u32> {
+    let mut children = Vec::new();
+    for task in fs::read_dir(format!("/proc/{process}/task"))
+        .unwrap()
+        .flatten()
+    {
+        let list = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        children.extend(
+            list.split_whitespace()
+                .filter_map(|id| id.parse::<u32>().ok()),
+        );
+    }
+    children
+}
+
+/// Whether a process is there and is no zombie.
+pub(crate) fn lives(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+/// Waits for a condition.
+#[track_caller]
+pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
