@@ -6,6 +6,9 @@ pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 /// The folder of `standin` and `standind` for the stories.
 pub(crate) const PROGRAMS: &str = "STANDIN_PROGRAMS";
 
+/// The folder of the compiled programs that stand in, for the stories.
+pub(crate) const FIXTURES: &str = "STANDIN_FIXTURES";
+
 /// The cargo that runs this program. Set by cargo.
 pub(crate) const CARGO: &str = "CARGO";
 
@@ -32,6 +35,7 @@ pub(crate) const DEBIAN_FRONTEND: &str = "DEBIAN_FRONTEND";
 pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     CONTEXTS,
     PROGRAMS,
+    FIXTURES,
     lab::environment::SHOP_PROGRAMS,
     lab::environment::SHOP_NODE,
     lab::environment::LAB_DIRECTORY,

@@ -20,11 +20,43 @@ pub(crate) const SHOP: [Requirement; 2] = [
 ];
 
 /// What sessions on one machine are tested with.
-pub(crate) const SESSION: [Requirement; 1] = [Requirement {
-    program: "podman",
-    package: "podman",
-    purpose: "runs containers that programs stand in for",
-}];
+pub(crate) const SESSION: [Requirement; 7] = [
+    Requirement {
+        program: "podman",
+        package: "podman",
+        purpose: "runs containers that programs stand in for",
+    },
+    Requirement {
+        program: "gcc",
+        package: "gcc",
+        purpose: "compiles C programs that stand in",
+    },
+    Requirement {
+        program: "musl-gcc",
+        package: "musl-tools",
+        purpose: "compiles them for another C library",
+    },
+    Requirement {
+        program: "javac",
+        package: "default-jdk-headless",
+        purpose: "compiles and runs a Java program that stands in",
+    },
+    Requirement {
+        program: "perl",
+        package: "perl",
+        purpose: "runs a Perl program that stands in",
+    },
+    Requirement {
+        program: "curl",
+        package: "curl",
+        purpose: "makes requests in a script that stands in",
+    },
+    Requirement {
+        program: "prlimit",
+        package: "util-linux",
+        purpose: "takes descriptors away from programs",
+    },
+];
 
 /// Installs Node from the Python package index where the distribution's Node is too old.
 pub(crate) const PYTHON_PACKAGE_INSTALLER: [Requirement; 1] = [Requirement {

@@ -49,5 +49,7 @@ pub mod network {
     /// Sends [`SOURCE_BYTES`], ends its direction, and then listens for what the client makes of them.
     pub const SOURCE: u16 = 19;
     pub const SOURCE_BYTES: usize = 100 << 20;
+    /// Sends a few bytes, waits for one, and resets the connection.
+    pub const RESET: u16 = 13;
     pub const HTTP: u16 = 80;
 }

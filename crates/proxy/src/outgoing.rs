@@ -4,7 +4,9 @@
 //! Bytes are copied in both directions, each at the pace of its reader, and each ends by itself.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response};
@@ -92,14 +94,19 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
         Transport::Tcp => {
             let stream = std::net::TcpStream::from(socket);
             stream.set_nonblocking(true)?;
-            let (read, write) = TcpStream::from_std(stream)?.into_split();
-            relay(read, write, sender, body).await;
+            let (mut read, mut write) = TcpStream::from_std(stream)?.into_split();
+            if relay(&mut read, &mut write, sender, body).await.is_err() {
+                reset(write.as_ref());
+                // Dropped, it would end its direction first.
+                write.forget();
+            }
         }
         Transport::Unix => {
             let stream = std::os::unix::net::UnixStream::from(socket);
             stream.set_nonblocking(true)?;
-            let (read, write) = UnixStream::from_std(stream)?.into_split();
-            relay(read, write, sender, body).await;
+            let (mut read, mut write) = UnixStream::from_std(stream)?.into_split();
+            // The other end of such a socket sees no difference between an end and a loss.
+            let _ = relay(&mut read, &mut write, sender, body).await;
         }
         Transport::Udp => {}
     }
@@ -125,37 +132,59 @@ async fn ask(
     Err(errno(Failure::from_headers(response.headers()).as_ref()))
 }
 
-/// Copies a stream in both directions until both have ended.
+/// The target's half of a connection has failed.
+struct Lost;
+
+/// Copies a stream in both directions until both have ended, or until the target's half has failed.
 async fn relay(
-    mut from_application: impl AsyncRead + Unpin,
-    mut to_application: impl AsyncWrite + Unpin,
+    from_application: &mut (impl AsyncRead + Unpin),
+    to_application: &mut (impl AsyncWrite + Unpin),
     mut to_target: Sender,
     mut from_target: Incoming,
-) {
+) -> Result<(), Lost> {
     let there = async {
         loop {
             let mut part = BytesMut::with_capacity(PART);
             match from_application.read_buf(&mut part).await {
-                Ok(0) => return,
+                Ok(0) => return Ok(()),
                 Ok(_) => {
                     if to_target.send_data(part.freeze()).await.is_err() {
-                        return;
+                        return Ok(());
                     }
                 }
                 // The application is gone without closing: so shall the connection be.
-                Err(error) => return to_target.abort(error.into()),
+                Err(error) => {
+                    to_target.abort(error.into());
+                    return Ok(());
+                }
             }
         }
     };
     let back = async {
-        while let Some(Ok(frame)) = from_target.frame().await {
-            if let Ok(bytes) = frame.into_data()
-                && to_application.write_all(&bytes).await.is_err()
-            {
-                return;
+        while let Some(frame) = from_target.frame().await {
+            match frame.map_err(|_| Lost)?.into_data() {
+                Ok(bytes) => {
+                    if to_application.write_all(&bytes).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                // The agent tells with the last frame why there will be no more.
+                Err(last) if last.trailers_ref().is_some_and(is_failure) => return Err(Lost),
+                Err(_) => {}
             }
         }
         let _ = to_application.shutdown().await;
+        Ok(())
     };
-    tokio::join!(there, back);
+    tokio::try_join!(there, back).map(drop)
+}
+
+fn is_failure(trailers: &HeaderMap) -> bool {
+    Failure::from_headers(trailers).is_some()
+}
+
+/// Resets the application's half, so that what was cut off does not look like an end. Its last descriptor is closed by
+/// the caller.
+fn reset(socket: &impl AsFd) {
+    let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }

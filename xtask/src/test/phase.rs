@@ -192,14 +192,31 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
         &progress,
     )?;
     let standin = build_standin(&settings.root)?;
+    let fixtures = workspace::target()?.join("fixtures");
+    for executable in stories(&executables) {
+        process::run(
+            Command::new(executable)
+                .args(["standin-e2e-role", "compile"])
+                .arg(&fixtures),
+        )?;
+    }
     let told = run_as_root(&executables, &settings.root.join("crates/e2e"), |command| {
         command.env(environment::PROGRAMS, &standin);
+        command.env(environment::FIXTURES, &fixtures);
         if !settings.uses_lab() {
             command.env(environment::CONTEXTS, settings.contexts.join(","));
         }
         command.envs(programs.variables());
     })?;
     Ok(Runner::Cargo.judge("e2e", &told))
+}
+
+/// The program of all stories, which is not the one of the library's own tests.
+fn stories(executables: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
+    executables.iter().filter(|path| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with("stories-")
+    })
 }
 
 /// Builds the tests of a package as the caller: the compiler must never run as root for someone else.

@@ -1,11 +1,13 @@
 //! This program as a part of a target's surroundings.
 
 use std::env;
+use std::path::PathBuf;
 use std::process::{self, Command};
 
 use anyhow::{Context as _, Result};
 
 use super::{ground, inside};
+use crate::fixture::Recipe;
 
 /// Unlikely enough to never be a word of a test's own command line.
 const MARKER: &str = "standin-e2e-role";
@@ -47,11 +49,24 @@ pub fn run_if_asked() {
     let result = match arguments.next().as_deref() {
         Some("ground") => ground::main(),
         Some("target") => inside::main(),
-        _ => Err(anyhow::anyhow!("usage: {MARKER} ground|target")),
+        Some("compile") => compile(arguments.next()),
+        _ => Err(anyhow::anyhow!(
+            "usage: {MARKER} ground|target|compile FOLDER"
+        )),
     };
     if let Err(error) = result {
         eprintln!("{error:#}");
         process::exit(1);
     }
     process::exit(0);
+}
+
+/// Compiles everything that stories on this machine run. For callers who are not root: no compiler should be, on their
+/// behalf.
+fn compile(folder: Option<String>) -> Result<()> {
+    let folder = PathBuf::from(folder.context("name the folder")?);
+    for recipe in Recipe::ALL {
+        recipe.make(&folder)?;
+    }
+    Ok(())
 }

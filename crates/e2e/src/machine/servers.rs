@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
-use super::network::{ECHO, HTTP, SERVER, SERVER6, SINK, SOURCE, SOURCE_BYTES};
+use super::network::{ECHO, HTTP, RESET, SERVER, SERVER6, SINK, SOURCE, SOURCE_BYTES};
 
 const PART: usize = 64 * 1024;
 
@@ -24,6 +24,7 @@ enum Service {
     Echo,
     Sink,
     Source,
+    Reset,
 }
 
 pub(super) async fn start() -> Result<()> {
@@ -34,6 +35,7 @@ pub(super) async fn start() -> Result<()> {
             (ECHO, Service::Echo),
             (SINK, Service::Sink),
             (SOURCE, Service::Source),
+            (RESET, Service::Reset),
         ] {
             let listener = TcpListener::bind((address, port)).await?;
             tokio::spawn(serve(listener, service, Arc::clone(&ledger)));
@@ -51,6 +53,7 @@ async fn serve(listener: TcpListener, service: Service, ledger: Ledger) {
                 Service::Echo => echo(stream).await,
                 Service::Sink => sink(stream).await,
                 Service::Source => source(stream, &ledger).await,
+                Service::Reset => reset(stream).await,
             }
         });
     }
@@ -104,6 +107,13 @@ async fn source(mut stream: TcpStream, ledger: &Ledger) -> io::Result<()> {
     let line = format!("source {}", if right { "right" } else { "wrong" });
     note(ledger, line);
     Ok(())
+}
+
+async fn reset(mut stream: TcpStream) -> io::Result<()> {
+    stream.write_all(b"some").await?;
+    stream.read_u8().await?;
+    // Closed with bytes that nobody has read, a connection is reset.
+    stream.readable().await
 }
 
 /// Bytes in which every part differs from every other, so that lost and swapped ones are noticed.

@@ -59,6 +59,12 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
         ),
         tell(
             world,
+            "a_connection_that_is_reset_does_not_look_ended",
+            Needs::Machine,
+            a_reset_connection,
+        ),
+        tell(
+            world,
             "a_target_that_is_killed_is_noticed",
             Needs::Machine,
             a_killed_target,
@@ -248,6 +254,12 @@ async fn a_full_disk(_: &Story<'_>) -> Result<()> {
     )?;
     ensure!(target.read("/srv/small/file")? == "there is room again");
     Ok(())
+}
+
+async fn a_reset_connection(_: &Story<'_>) -> Result<()> {
+    let target = Target::start()?;
+    let ended = Ended::of(&mut faults(&target, "reset")?)?;
+    check(&ended, &[("before", "b'some'"), ("after", "ECONNRESET")])
 }
 
 /// The program is told, and does not wait forever.
