@@ -108,7 +108,15 @@ impl Supervisor {
         }
         let decision = match call.group() {
             Group::Process => Ok(process::decide(self, call, notification)),
-            Group::Files => crate::files::decide(self, call, notification),
+            Group::Files | Group::Root if self.processes.has_other_root(notification.thread()) => {
+                Ok(Decision::Pass)
+            }
+            // There is nothing remote in any other tree than ours.
+            Group::Root if call != Call::Chroot => {
+                self.processes.expect_other_roots();
+                Ok(Decision::Pass)
+            }
+            Group::Files | Group::Root => crate::files::decide(self, call, notification),
             Group::Outgoing => crate::outgoing::decide(self, call, notification),
             Group::Hostname => Ok(hostname::decide(self)),
         };
