@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use self::status::{creation_mask_of, group_of, has_signal};
+pub(crate) use self::status::{Vigil, creation_mask_of, group_of, has_signal};
 pub(crate) use self::table::{Processes, joined};
 
 use crate::Errno;

@@ -2,20 +2,21 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
 use super::relay::{Look, Relay, domain_of, loopback};
-use super::{Connections, Destination, Ends, Names, Socket, Transport};
+use super::{Connections, Destination, Ends, Names, Peer, Socket, Transport};
 use crate::Errno;
 use crate::notification::Notification;
-use crate::process::has_signal;
+use crate::process::{Vigil, has_signal};
 use crate::sys::socket;
 use crate::workers::lock;
 
-/// How often a waiting call is looked after: whether its caller lives, and whether a signal came.
-const LOOK_AFTER: Duration = Duration::from_millis(5);
+/// Attempts are numbered, because a socket may be used for several, one after the other.
+static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
 /// A connection that the application asks for. Completed by [`establish`](Self::establish) or
 /// [`refuse`](Self::refuse); dropping it refuses it with `ECONNABORTED`.
@@ -117,6 +118,7 @@ impl AsFd for Connection {
 pub struct Registration {
     connections: Arc<Connections>,
     cookie: u64,
+    attempt: u64,
     datagrams: Option<DatagramEnds>,
 }
 
@@ -130,7 +132,7 @@ struct DatagramEnds {
 impl Drop for Registration {
     fn drop(&mut self) {
         match self.datagrams {
-            None => self.connections.forget(self.cookie),
+            None => self.connections.end(self.cookie, self.attempt),
             Some(ends) => self.connections.remove_peer(self.cookie, ends.relay),
         }
     }
@@ -149,6 +151,7 @@ pub(super) struct Attempt {
     transport: Transport,
     destination: Destination,
     purpose: Purpose,
+    number: u64,
     cookie: u64,
     connections: Arc<Connections>,
     state: Mutex<State>,
@@ -183,6 +186,7 @@ impl Attempt {
             transport,
             destination,
             purpose,
+            number: ATTEMPTS.fetch_add(1, Ordering::Relaxed),
             cookie: socket::cookie(theirs.as_fd())?,
             connections: Arc::clone(connections),
             state: Mutex::new(State {
@@ -193,6 +197,10 @@ impl Attempt {
             }),
             completed: Condvar::new(),
         }))
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(super) fn cookie(&self) -> u64 {
@@ -238,6 +246,26 @@ impl Attempt {
         Ok(())
     }
 
+    /// `connect` of a datagram socket to a peer that it already has: what stands for the peer stays the same, so that
+    /// answers which are under way arrive. `None` if it does not have it.
+    pub(super) fn connect_to_peer(&self) -> Option<Result<(), Errno>> {
+        let peer = self.address()?;
+        let datagrams = self.connections.datagrams(self.cookie)?;
+        let known = datagrams
+            .peers
+            .into_iter()
+            .find(|known| known.address == peer)?;
+        let state = lock(&self.state);
+        let theirs = state.theirs.as_ref()?;
+        let connected = domain_of(theirs.as_fd()).and_then(|domain| {
+            socket::connect(theirs.as_fd(), &encode_internet(known.relay, domain))
+        });
+        if connected.is_ok() {
+            self.connections.add_peer(self.cookie, known, true);
+        }
+        Some(connected)
+    }
+
     /// Waits for the result, on behalf of a call. Returns when the call is answered.
     pub(super) fn wait(&self, call: Notification, timeout: Option<Duration>) {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
@@ -247,10 +275,11 @@ impl Attempt {
             return call.finish(result.map(|()| 0));
         }
         state.waiting = Some(call);
+        let mut vigil = Vigil::new();
         loop {
             (state, _) = self
                 .completed
-                .wait_timeout(state, LOOK_AFTER)
+                .wait_timeout(state, vigil.pause())
                 .unwrap_or_else(PoisonError::into_inner);
             // Who completes it answers the call too.
             if state.result.is_some() || state.waiting.is_none() {
@@ -280,6 +309,7 @@ impl Attempt {
     /// Waits for the result, on behalf of ourselves. `still_wanted` is asked now and then.
     pub(super) fn wait_for_result(&self, still_wanted: impl Fn() -> bool) -> Result<(), Errno> {
         let mut state = lock(&self.state);
+        let mut vigil = Vigil::new();
         loop {
             if let Some(result) = state.result {
                 return result;
@@ -289,7 +319,7 @@ impl Attempt {
             }
             (state, _) = self
                 .completed
-                .wait_timeout(state, LOOK_AFTER)
+                .wait_timeout(state, vigil.pause())
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -303,7 +333,7 @@ impl Attempt {
         };
         let result = made.as_ref().map(drop).map_err(|errno| *errno);
         if let Err(errno) = result {
-            self.connections.forget(self.cookie);
+            self.forget();
             tracing::debug!(%errno, "the application's socket could not be connected to us");
         }
         self.complete(&mut state, result);
@@ -328,7 +358,13 @@ impl Attempt {
             None => Relay::connect(&theirs, self.address(), Look::Connected)?,
         };
         // Known as connected before it is writable, or an early question would be answered wrongly.
-        self.connections.set(self.cookie, Socket::Connected(ends));
+        let connected = Socket::Connected(self.number, ends);
+        let wanted = self
+            .connections
+            .complete(self.cookie, self.number, Some(connected));
+        if !wanted {
+            return Err(Errno::ECANCELED);
+        }
         relay.settle(&theirs)?;
         Ok(Connection {
             socket: relay.ours,
@@ -359,9 +395,13 @@ impl Attempt {
         }
         let our_domain = domain_of(ours.as_fd())?;
         socket::connect(ours.as_fd(), &encode_internet(application, our_domain))?;
-        let connected = (self.purpose == Purpose::Connect).then_some(ends);
-        self.connections
-            .add_peer(self.cookie, destination, relay, connected);
+        let peer = Peer {
+            address: destination,
+            relay,
+            ends,
+        };
+        let connected = self.purpose == Purpose::Connect;
+        self.connections.add_peer(self.cookie, peer, connected);
         Ok(Connection {
             socket: ours,
             registration: self.registration(Some(DatagramEnds { application, relay })),
@@ -372,11 +412,35 @@ impl Attempt {
         Registration {
             connections: Arc::clone(&self.connections),
             cookie: self.cookie,
+            attempt: self.number,
             datagrams,
         }
     }
 
-    fn refuse(&self, errno: Errno) {
+    /// Returns when the application's socket is as it was before: an error is known a moment earlier.
+    pub(super) fn wait_until_refused(&self) {
+        drop(lock(&self.state));
+    }
+
+    /// Nothing of this attempt is left to be asked for.
+    fn forget(&self) {
+        self.connections.complete(self.cookie, self.number, None);
+        self.connections.end(self.cookie, self.number);
+    }
+
+    /// The application uses its socket for something else.
+    pub(super) fn cancel(&self) {
+        let mut state = lock(&self.state);
+        if state.result.is_some() {
+            return;
+        }
+        if let (Some(relay), Some(theirs)) = (state.relay.take(), &state.theirs) {
+            relay.give_back(theirs);
+        }
+        self.complete(&mut state, Err(Errno::ECANCELED));
+    }
+
+    fn refuse(self: &Arc<Self>, errno: Errno) {
         let mut state = lock(&self.state);
         if state.result.is_some() {
             return;
@@ -384,11 +448,12 @@ impl Attempt {
         match state.relay.take() {
             Some(relay) => {
                 // The error must be known before the reset makes the application ask for it.
-                self.connections.set(self.cookie, Socket::Failed(errno));
-                relay.reset();
+                let failed = Socket::Failed(errno, Arc::clone(self));
+                self.connections
+                    .complete(self.cookie, self.number, Some(failed));
+                relay.reset(state.theirs.as_ref());
             }
-            None if self.purpose == Purpose::Connect => self.connections.forget(self.cookie),
-            None => {}
+            None => self.forget(),
         }
         self.complete(&mut state, Err(errno));
     }
@@ -398,8 +463,11 @@ impl Attempt {
         state.result = Some(result);
         if let Some(call) = state.waiting.take() {
             if result.is_err() && self.transport == Transport::Tcp {
-                // The caller has its answer; nothing is left to be asked for.
-                self.connections.forget(self.cookie);
+                // The caller has its answer.
+                let mut sockets = lock(&self.connections.sockets);
+                if matches!(sockets.get(&self.cookie), Some(Socket::Failed(..))) {
+                    sockets.remove(&self.cookie);
+                }
             }
             call.finish(result.map(|()| 0));
         }

@@ -1,5 +1,7 @@
 //! What `/proc` tells of processes.
 
+use std::time::{Duration, Instant};
+
 use crate::Errno;
 use crate::notification::errno_of;
 use crate::sys::process::is_thread_of;
@@ -22,6 +24,30 @@ pub(crate) fn creation_mask_of(thread: libc::pid_t) -> u32 {
         .ok()
         .and_then(|status| u32::from_str_radix(field(&status, "Umask:")?, 8).ok())
         .unwrap_or(0o022)
+}
+
+/// How often a waiting call is looked after: whether its caller lives, and whether a signal came. Often at first; what
+/// has waited long is looked after less, so that a thousand calls that wait cost little.
+#[derive(Debug)]
+pub(crate) struct Vigil {
+    since: Instant,
+}
+
+impl Vigil {
+    pub(crate) fn new() -> Self {
+        Self {
+            since: Instant::now(),
+        }
+    }
+
+    /// How long to wait until the next look.
+    pub(crate) fn pause(&mut self) -> Duration {
+        pause_after(self.since.elapsed())
+    }
+}
+
+fn pause_after(waited: Duration) -> Duration {
+    (waited / 16).clamp(Duration::from_millis(5), Duration::from_millis(200))
 }
 
 /// Whether a signal waits that would interrupt a call of this thread.
@@ -104,6 +130,12 @@ mod tests {
             );
             assert_eq!(signal_interrupts(&status), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn what_waits_long_is_looked_after_less() {
+        let pause = |milliseconds| pause_after(Duration::from_millis(milliseconds)).as_millis();
+        assert_eq!([0, 80, 800, 60_000].map(pause), [5, 5, 50, 200]);
     }
 
     #[test]

@@ -232,8 +232,8 @@ unsafe fn supervise(plan: &Plan<'_>) {
     // SAFETY: system calls on plain numbers; the filter outlives the call, which copies it.
     unsafe {
         // Nothing may be caught between installing the filter and handing over its listener: nobody would answer.
-        let channel = libc::fcntl(plan.hand_over.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0);
-        if channel == -1 || channel >= plan.hand_over_below {
+        let channel = low_copy(plan);
+        if channel == -1 {
             *libc::__errno_location() = libc::EMFILE;
             give_up(plan, Stage::HandOver);
         }
@@ -254,6 +254,30 @@ unsafe fn supervise(plan: &Plan<'_>) {
         }
         libc::close(listener);
         libc::close(channel);
+    }
+}
+
+/// A copy of the hand-over socket whose number is too low to be caught. If the supervisor has so much open that none is
+/// free, it takes the place of something that `execve` closes anyway.
+unsafe fn low_copy(plan: &Plan<'_>) -> RawFd {
+    let original = plan.hand_over.as_raw_fd();
+    let kept = match plan.body {
+        Body::Run(_, result) => result.as_raw_fd(),
+        Body::Execute(_) => original,
+    };
+    // SAFETY: system calls on plain numbers; nothing in this process uses the descriptors that are replaced.
+    unsafe {
+        let copy = libc::fcntl(original, libc::F_DUPFD_CLOEXEC, 0);
+        if copy != -1 && copy < plan.hand_over_below {
+            return copy;
+        }
+        for number in 3..plan.hand_over_below {
+            let closes = libc::fcntl(number, libc::F_GETFD) == libc::FD_CLOEXEC;
+            if closes && number != original && number != kept {
+                return libc::dup3(original, number, libc::O_CLOEXEC);
+            }
+        }
+        -1
     }
 }
 

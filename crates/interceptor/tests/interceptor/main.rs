@@ -21,6 +21,9 @@ mod files;
 /// Connections and datagrams to where only the target reaches.
 mod outgoing;
 
+/// Unusual things that programs do to sockets.
+mod sockets;
+
 /// Signals, with and without `SA_RESTART`.
 mod signals;
 

@@ -26,7 +26,7 @@ pub(crate) struct Target {
     /// How many connections were made.
     pub(crate) established: AtomicUsize,
     this: Weak<Self>,
-    gate: Mutex<usize>,
+    gate: Mutex<bool>,
     gate_opened: Condvar,
 }
 
@@ -75,18 +75,17 @@ fn is_remote_address(address: &SocketAddr) -> bool {
 const LOCAL: &str = "10.1.2.3:54321";
 
 impl Target {
-    /// Lets connections to 198.51.100.9 go on, each once.
+    /// Lets connections to 198.51.100.9 be made, and those to 198.51.100.10 be read.
     pub(crate) fn open_gate(&self) {
-        *self.gate.lock().unwrap() += 1;
+        *self.gate.lock().unwrap() = true;
         self.gate_opened.notify_all();
     }
 
     fn wait_for_gate(&self) {
         let mut gate = self.gate.lock().unwrap();
-        while *gate == 0 {
+        while !*gate {
             gate = self.gate_opened.wait(gate).unwrap();
         }
-        *gate -= 1;
     }
 
     fn serve(&self, outgoing: Outgoing) {
@@ -114,6 +113,9 @@ impl Target {
         let stream = outgoing.transport() != Transport::Udp;
         if let Ok(connection) = outgoing.establish(names) {
             self.established.fetch_add(1, Ordering::SeqCst);
+            if last == 10 {
+                self.wait_for_gate();
+            }
             echo(connection, stream);
         }
     }
