@@ -64,6 +64,7 @@ fn probe(diagnosis: &mut Diagnosis) -> Result<(), Error> {
         hostname: false,
         refuse_io_uring: true,
         first_datagram_descriptor: first_datagram_descriptor(),
+        let_signals_wait: true,
     };
     let supervisor = Supervisor::new(Arc::new(Nobody), catch);
     let number = theirs.as_raw_fd();

@@ -19,6 +19,8 @@ pub(crate) struct Catch {
     /// Whether `io_uring_setup` is answered with `ENOSYS`: what goes through a ring, no filter sees.
     pub(crate) refuse_io_uring: bool,
     pub(crate) first_datagram_descriptor: u32,
+    /// Whether signals wait for answers where the kernel can do that.
+    pub(crate) let_signals_wait: bool,
 }
 
 /// What follows when a test is true, or false.
@@ -231,6 +233,7 @@ mod tests {
         hostname: true,
         refuse_io_uring: true,
         first_datagram_descriptor: FIRST_DATAGRAM_DESCRIPTOR,
+        let_signals_wait: true,
     };
 
     /// Runs the program as the kernel would.

@@ -33,6 +33,7 @@ pub struct Launch {
     outgoing: bool,
     hostname: bool,
     allow_io_uring: bool,
+    let_signals_wait: bool,
 }
 
 impl Launch {
@@ -47,6 +48,7 @@ impl Launch {
             outgoing: true,
             hostname: true,
             allow_io_uring: false,
+            let_signals_wait: true,
         }
     }
 
@@ -104,6 +106,14 @@ impl Launch {
         self
     }
 
+    /// Whether signals wait for answers where the kernel can do that. It always should; without, it is as on a kernel
+    /// that cannot, to try out what happens there. See [`Supervised::signals_wait`].
+    #[must_use]
+    pub fn let_signals_wait(mut self, wait: bool) -> Self {
+        self.let_signals_wait = wait;
+        self
+    }
+
     /// Starts the program.
     ///
     /// Signals are the caller's to care for: a terminal sends them to us and to the application alike, and
@@ -120,6 +130,7 @@ impl Launch {
             hostname: self.hostname,
             refuse_io_uring: !self.allow_io_uring,
             first_datagram_descriptor: first_datagram_descriptor(),
+            let_signals_wait: self.let_signals_wait,
         };
         start(&body, Supervisor::new(host, catch)).map_err(|failure| match failure {
             Failure::Error(error) => error,
@@ -174,7 +185,7 @@ impl From<Failure> for Error {
 }
 
 /// Starts watcher, application and the thread that answers.
-pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, Failure> {
+pub(crate) fn start(body: &Body, mut supervisor: Supervisor) -> Result<Supervised, Failure> {
     let failed = |what| move |source| Failure::Error(Error::System { what, source });
     match seccomp::notification_sizes_match() {
         Ok(true) => {}
@@ -199,6 +210,7 @@ pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, F
     let watcher = spawn::spawn(&Plan {
         filter: &filter::program(&supervisor.catch),
         hand_over_below: limit,
+        let_signals_wait: supervisor.catch.let_signals_wait,
         body,
         control: watcher_control.as_fd(),
         hand_over: child_hand_over.as_fd(),
@@ -222,6 +234,7 @@ pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, F
     let listener = match (report, listener) {
         (Some(report), Some(listener)) if report.stage == Stage::Supervised => {
             supervised.signals_wait = report.signals_wait;
+            supervisor.restarts = (!report.signals_wait).then(Arc::default);
             supervised.features = listener_features(listener.as_fd());
             listener
         }

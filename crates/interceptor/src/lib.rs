@@ -34,6 +34,7 @@ mod metadata;
 mod notification;
 mod outgoing;
 mod process;
+mod restarts;
 mod supervisor;
 mod sys;
 mod syscalls;

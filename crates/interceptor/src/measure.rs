@@ -136,6 +136,7 @@ fn run(_: &Folder, files: bool) -> Result<Vec<Duration>, Error> {
         hostname: false,
         refuse_io_uring: true,
         first_datagram_descriptor: first_datagram_descriptor(),
+        let_signals_wait: true,
     };
     let supervisor = Supervisor::new(Arc::new(Prefixes), catch);
     let mut supervised = start(&Body::Run(measured, theirs.into()), supervisor)?;

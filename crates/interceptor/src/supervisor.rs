@@ -13,6 +13,7 @@ use crate::host::{Host, Notice};
 use crate::notification::Notification;
 use crate::outgoing::Connections;
 use crate::process::Processes;
+use crate::restarts::Restarts;
 use crate::sys::process::system_names;
 use crate::sys::seccomp;
 use crate::syscalls::{Call, Group, NATIVE_ARCHITECTURE};
@@ -28,6 +29,8 @@ pub(crate) struct Supervisor {
     pub(crate) connections: Arc<Connections>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) workers: Workers,
+    /// Only where signals do not wait for answers.
+    pub(crate) restarts: Option<Arc<Restarts>>,
 }
 
 /// What is done about a call, as far as it can be said at once.
@@ -58,6 +61,7 @@ impl Supervisor {
             connections: Arc::default(),
             processes: Arc::default(),
             workers: Workers::default(),
+            restarts: None,
         }
     }
 
@@ -84,7 +88,14 @@ impl Supervisor {
     fn answer(&self, listener: &Arc<OwnedFd>, received: seccomp::Received) {
         let foreign = received.architecture != NATIVE_ARCHITECTURE;
         let call = Call::by_number(received.number);
-        let notification = Notification::new(Arc::clone(listener), received);
+        let mut notification = Notification::new(Arc::clone(listener), received);
+        // Calls about connections know by themselves what is under way.
+        if let (Some(restarts), Some(Group::Files)) = (&self.restarts, call.map(Call::group)) {
+            match restarts.arrive(listener.as_fd(), &received) {
+                Some(call) => notification = notification.restartable(call),
+                None => return notification.leave_to_earlier(),
+            }
+        }
         if foreign {
             self.processes.say_once(notification.thread(), |process| {
                 self.host.notice(&Notice::ForeignArchitecture { process });

@@ -80,7 +80,7 @@ pub(super) fn perform(
         Ok(Outcome::Value(value)) => notification.succeed(value),
         Ok(Outcome::Descriptor(descriptor)) => {
             let close_on_exec = matches!(request.operation, Operation::Open { flags, .. } if flags & libc::O_CLOEXEC != 0);
-            notification.give(&descriptor, close_on_exec);
+            notification.give(descriptor, close_on_exec);
         }
         Err(Instead::Fail(errno)) => notification.fail(errno),
         Err(Instead::Local) => notification.pass(),

@@ -140,6 +140,14 @@ fn connect(
         }
         return supervisor.host.connect(attempt.outgoing());
     }
+    // Where signals do not wait, the caller may be back before we see it go.
+    if transport == Transport::Tcp
+        && supervisor.restarts.is_some()
+        && let Err(errno) = attempt.detach()
+    {
+        supervisor.connections.forget(attempt.cookie());
+        return call.fail(errno);
+    }
     if transport == Transport::Udp
         && let Some(connected) = attempt.connect_to_peer()
     {

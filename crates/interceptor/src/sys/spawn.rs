@@ -111,6 +111,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) filter: &'a [libc::sock_filter],
     /// Descriptors from this number on may be caught in `sendmsg`; the hand-over socket must be below.
     pub(crate) hand_over_below: RawFd,
+    /// Whether signals wait for answers where the kernel can do that.
+    pub(crate) let_signals_wait: bool,
     pub(crate) body: &'a Body,
     /// The watcher's end of the conversation with the supervisor.
     pub(crate) control: BorrowedFd<'a>,
@@ -237,7 +239,7 @@ unsafe fn supervise(plan: &Plan<'_>) {
             *libc::__errno_location() = libc::EMFILE;
             give_up(plan, Stage::HandOver);
         }
-        let (listener, signals_wait) = match install(plan.filter) {
+        let (listener, signals_wait) = match install(plan.filter, plan.let_signals_wait) {
             Ok(installed) => installed,
             Err(errno) => {
                 *libc::__errno_location() = errno as i32;
@@ -282,7 +284,10 @@ unsafe fn low_copy(plan: &Plan<'_>) -> RawFd {
 }
 
 /// Tries the best variant first. Only one who may not install filters freely gives up the right to gain privileges.
-unsafe fn install(filter: &[libc::sock_filter]) -> Result<(RawFd, bool), Errno> {
+unsafe fn install(
+    filter: &[libc::sock_filter],
+    let_signals_wait: bool,
+) -> Result<(RawFd, bool), Errno> {
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).map_err(|_| Errno::E2BIG)?,
         filter: filter.as_ptr().cast_mut(),
@@ -299,11 +304,14 @@ unsafe fn install(filter: &[libc::sock_filter]) -> Result<(RawFd, bool), Errno> 
         };
         super::check(result).and_then(|fd| RawFd::try_from(fd).map_err(|_| Errno::EBADF))
     };
-    let best =
-        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    let either = || match attempt(best) {
-        Err(Errno::EINVAL) => attempt(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).map(|fd| (fd, false)),
-        result => result.map(|fd| (fd, true)),
+    let simple = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    let best = simple | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let either = || match let_signals_wait {
+        true => match attempt(best) {
+            Err(Errno::EINVAL) => attempt(simple).map(|fd| (fd, false)),
+            result => result.map(|fd| (fd, true)),
+        },
+        false => attempt(simple).map(|fd| (fd, false)),
     };
     match either() {
         Err(Errno::EACCES) => {

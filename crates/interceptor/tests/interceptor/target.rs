@@ -1,9 +1,10 @@
 //! A made-up target.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -11,9 +12,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use interceptor::{
-    Connection, Destination, Directory, Errno, Host, Intent, Launch, Names, Notice, Outgoing,
-    PathChoice, RemoteFiles, Transport,
+    Answer, Connection, Destination, Directory, Errno, FileSystem, Host, Intent, Launch, Metadata,
+    Names, Notice, OpenOptions, Outgoing, PathChoice, RemoteFiles, Times, Transport,
 };
+
+/// Methods that the folder answers.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, $($argument: $kind),*) -> $answer {
+            self.files.$name($($argument),*)
+        })*
+    };
+}
 
 /// Everything below is the target's. It is not on this machine.
 pub(crate) const REMOTE: &str = "/remote-files";
@@ -177,7 +187,7 @@ impl Host for Target {
     }
 
     fn files(&self) -> &dyn RemoteFiles {
-        &self.files
+        self
     }
 
     fn hostname(&self) -> Option<OsString> {
@@ -190,6 +200,38 @@ impl Host for Target {
 
     fn notice(&self, notice: &Notice) {
         self.notices.lock().unwrap().push(notice.clone());
+    }
+}
+
+/// The folder's files; `slow` is opened when the gate is open.
+impl RemoteFiles for Target {
+    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
+        if path.ends_with("slow") {
+            self.wait_for_gate();
+        }
+        self.files.open(path, options)
+    }
+
+    forward! {
+        metadata(path: &Path, follow: bool) -> Answer<Metadata>;
+        read_link(path: &Path) -> Answer<PathBuf>;
+        access(path: &Path, mode: i32, follow: bool) -> Answer<()>;
+        file_system(path: &Path) -> Answer<FileSystem>;
+        create_directory(path: &Path, mode: u32) -> Answer<()>;
+        create_node(path: &Path, mode: u32, device: u64) -> Answer<()>;
+        remove_file(path: &Path) -> Answer<()>;
+        remove_directory(path: &Path) -> Answer<()>;
+        rename(from: &Path, to: &Path, flags: u32) -> Answer<()>;
+        create_hard_link(from: &Path, to: &Path, follow: bool) -> Answer<()>;
+        create_symbolic_link(content: &Path, path: &Path) -> Answer<()>;
+        set_mode(path: &Path, mode: u32, follow: bool) -> Answer<()>;
+        set_owner(path: &Path, user: Option<u32>, group: Option<u32>, follow: bool) -> Answer<()>;
+        set_times(path: &Path, times: &Times, follow: bool) -> Answer<()>;
+        set_length(path: &Path, length: u64) -> Answer<()>;
+        attribute(path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>>;
+        attributes(path: &Path, follow: bool) -> Answer<Vec<u8>>;
+        set_attribute(path: &Path, name: &OsStr, value: &[u8], flags: i32, follow: bool) -> Answer<()>;
+        remove_attribute(path: &Path, name: &OsStr, follow: bool) -> Answer<()>;
     }
 }
 

@@ -1,6 +1,7 @@
 /* Calls that wait, interrupted by a signal. argv[1] is what waits, argv[2] how the handler was installed. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t signals;
@@ -78,6 +80,28 @@ int main(int argc, char **argv) {
         }
         long result = recvfrom(s, text, 99, 0, (void *)&from, &length);
         printf("%s, signals %d\n", result < 0 ? strerror(errno) : text, signals > 0);
+        pthread_join(thread, 0);
+    } else if (!strcmp(argv[1], "timer")) {
+        /* An alarm every millisecond, as profilers have it. */
+        struct itimerval timer = {{0, 1000}, {0, 1000}};
+        int failed = 0;
+        sigaction(SIGALRM, &action, 0);
+        setitimer(ITIMER_REAL, &timer, 0);
+        for (int i = 0; i < 1000 || signals < 20; i++) {
+            int fd = open("/remote-files/file", O_RDONLY);
+            failed += fd < 0 || read(fd, text, 6) != 6 || strcmp(text, "remote");
+            close(fd);
+        }
+        memset(&timer, 0, sizeof timer);
+        setitimer(ITIMER_REAL, &timer, 0);
+        puts("waiting");
+        printf("failed %d\n", failed);
+    } else if (!strcmp(argv[1], "slow")) {
+        /* An open that takes long: signals wait for it. Stopping and going on changes nothing. */
+        pthread_create(&thread, 0, disturb, 0);
+        int fd = open("/remote-files/slow", O_RDONLY);
+        if (fd < 0) perror("open");
+        printf("%ld, signals %d\n", (long)read(fd, text, 99), signals > 0);
         pthread_join(thread, 0);
     } else {
         /* Calls that the kernel never interrupts, under a rain of signals. */
