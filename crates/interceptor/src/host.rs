@@ -62,6 +62,9 @@ pub enum Notice {
     Unreadable { process: i32, errno: Errno },
     /// A remote path cannot be watched for changes; programs that poll instead work.
     WatchRefused { path: PathBuf },
+    /// A program that would run as somebody else (set-user-ID) does not: who may not supervise such programs gives up
+    /// gaining privileges.
+    NoPrivileges { path: PathBuf },
     /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
     ProgramNotHere { path: PathBuf },
 }

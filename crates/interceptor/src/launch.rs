@@ -15,11 +15,11 @@ use nix::sys::socket::{
     AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair,
 };
 
-use crate::diagnose::{ListenerFeatures, listener_features};
+use crate::diagnose::{ListenerFeatures, check_kernel, listener_features, read_copy};
 use crate::filter::{self, Catch, FIRST_DATAGRAM_DESCRIPTOR};
 use crate::supervisor::Supervisor;
+use crate::sys::process;
 use crate::sys::spawn::{self, Body, Executable, Plan, Report, Stage};
-use crate::sys::{process, seccomp};
 use crate::{Errno, Error, Host};
 
 /// A program to start, and how it is supervised.
@@ -187,13 +187,7 @@ impl From<Failure> for Error {
 /// Starts watcher, application and the thread that answers.
 pub(crate) fn start(body: &Body, mut supervisor: Supervisor) -> Result<Supervised, Failure> {
     let failed = |what| move |source| Failure::Error(Error::System { what, source });
-    match seccomp::notification_sizes_match() {
-        Ok(true) => {}
-        Ok(false) | Err(Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => {
-            return Err(Failure::Error(Error::NoUserNotification));
-        }
-        Err(source) => return Err(Failure::Error(Error::Forbidden { source })),
-    }
+    check_kernel().map_err(Failure::Error)?;
     let pair = || {
         socketpair(
             AddressFamily::Unix,
@@ -240,16 +234,18 @@ pub(crate) fn start(body: &Body, mut supervisor: Supervisor) -> Result<Supervise
         }
         (report, _) => return Err(explain(report)),
     };
+    supervised.process = supervised
+        .read_message()
+        .ok_or(Failure::Error(Error::EndedEarly))?;
+    supervised.application = process::open(supervised.process).ok();
+    // Nobody answers yet, so it is still a copy of us: `execve` waits.
+    read_copy(supervised.process).map_err(|source| Failure::Error(Error::Unreadable { source }))?;
     supervised.receiver = std::thread::Builder::new()
         .name("standin-calls".to_owned())
         .spawn(move || supervisor.run(listener))
         .map_err(|error| crate::notification::errno_of(&error))
         .map_err(failed("start a thread"))
         .map(Some)?;
-    supervised.process = supervised
-        .read_message()
-        .ok_or(Failure::Error(Error::EndedEarly))?;
-    supervised.application = process::open(supervised.process).ok();
     // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
     match receive_report(&hand_over)? {
         (None, _) => Ok(supervised),

@@ -42,7 +42,7 @@ mod workers;
 
 pub use nix::errno::Errno;
 
-pub use crate::diagnose::{Diagnosis, diagnose};
+pub use crate::diagnose::{Diagnosis, check, diagnose};
 pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{

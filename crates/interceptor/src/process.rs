@@ -63,6 +63,10 @@ fn execute(supervisor: &Supervisor, thread: libc::pid_t, program: &Program) -> D
     if !left_alone || program.path.is_relative() || here(&program.path) {
         supervisor.processes.set_left_alone(thread, left_alone);
     }
+    if gives_privileges(&program.path) && status::gains_no_privileges(thread) {
+        let path = program.path.clone();
+        supervisor.host.notice(&Notice::NoPrivileges { path });
+    }
     if left_alone || !supervisor.catch.files || supervisor.processes.has_other_root(thread) {
         return Decision::Pass;
     }
@@ -84,4 +88,13 @@ fn execute(supervisor: &Supervisor, thread: libc::pid_t, program: &Program) -> D
         Some(_) => Decision::Answer(Err(Errno::ENOENT)),
         None => Decision::Pass,
     }
+}
+
+/// Whether a program runs as its owner or group, whoever starts it.
+fn gives_privileges(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let special = libc::S_ISUID | libc::S_ISGID;
+    path.is_absolute()
+        && std::fs::metadata(path)
+            .is_ok_and(|metadata| metadata.is_file() && metadata.mode() & special != 0)
 }

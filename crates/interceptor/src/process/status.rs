@@ -26,6 +26,12 @@ pub(crate) fn creation_mask_of(thread: libc::pid_t) -> u32 {
         .unwrap_or(0o022)
 }
 
+/// Whether programs that would give privileges to this process do not.
+pub(super) fn gains_no_privileges(thread: libc::pid_t) -> bool {
+    read(&format!("/proc/{thread}/status"))
+        .is_ok_and(|status| field(&status, "NoNewPrivs:") == Some("1"))
+}
+
 /// How often a waiting call is looked after: whether its caller lives, and whether a signal came. Often at first; what
 /// has waited long is looked after less, so that a thousand calls that wait cost little.
 #[derive(Debug)]

@@ -15,6 +15,9 @@ mod programs;
 /// Starting, exit codes, signals, the end of everything.
 mod launch;
 
+/// Where supervision happens: who may, where it is forbidden, and what is then said.
+mod surroundings;
+
 /// Remote files, one call at a time and as programs use them.
 mod files;
 
