@@ -38,3 +38,6 @@ mod languages;
 
 /// Every way to make a process or a thread.
 mod processes;
+
+/// Debuggers on programs under supervision.
+mod debuggers;
