@@ -164,6 +164,26 @@ pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
     }
 }
 
+/// Runs a function of ours in a process of its own that is not supervised, and waits for it to end. For comparison; what
+/// is said of [`Body::Run`] holds here too.
+pub(crate) fn run_bare(
+    run: fn(result: BorrowedFd<'_>),
+    result: BorrowedFd<'_>,
+) -> Result<(), Errno> {
+    // SAFETY: the child only calls functions that make system calls, and never returns.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            watcher::keep_only([result.as_raw_fd(); 3]);
+            run(result);
+            libc::_exit(0);
+        }
+        check_int(child)?
+    };
+    super::process::reap(child);
+    Ok(())
+}
+
 pub(super) fn signal_set() -> libc::sigset_t {
     // SAFETY: the structure consists of integers; `sigemptyset` makes it a set.
     unsafe {
