@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
 use nix::sys::socket::{
@@ -19,6 +20,7 @@ use crate::diagnose::{ListenerFeatures, check_kernel, listener_features, read_co
 use crate::filter::{self, Catch, FIRST_DATAGRAM_DESCRIPTOR};
 use crate::supervisor::Supervisor;
 use crate::sys::process;
+use crate::sys::shared::Shared;
 use crate::sys::spawn::{self, Body, Executable, Plan, Report, Stage};
 use crate::{Errno, Error, Host};
 
@@ -124,22 +126,45 @@ impl Launch {
     pub fn start(self, host: Arc<dyn Host>) -> Result<Supervised, Error> {
         let program = find_program(&self.program)?;
         let body = Body::Execute(self.executable(&program)?);
-        let catch = Catch {
+        start(&body, Supervisor::new(host, self.catch()))
+            .map_err(|failure| failure.explain(program, self.directory.unwrap_or_default()))
+    }
+
+    /// Does everything of [`start`](Self::start) that needs neither the environment nor a host. An environment that was
+    /// set here is not used.
+    ///
+    /// # Errors
+    /// As there, but for a program that cannot be executed.
+    pub fn prepare(self) -> Result<Prepared, Error> {
+        let program = find_program(&self.program)?;
+        let body = Body::Execute(self.executable(&program)?);
+        let environment = Shared::new().map_err(|source| Error::System {
+            what: "map shared memory",
+            source,
+        })?;
+        let catch = self.catch();
+        let directory = self.directory.unwrap_or_default();
+        match begin(&body, &catch, Some(&environment)) {
+            Ok(begun) => Ok(Prepared {
+                begun,
+                environment,
+                catch,
+                program,
+                directory,
+            }),
+            Err(failure) => Err(failure.explain(program, directory)),
+        }
+    }
+
+    fn catch(&self) -> Catch {
+        Catch {
             files: self.files,
             outgoing: self.outgoing,
             hostname: self.hostname,
             refuse_io_uring: !self.allow_io_uring,
             first_datagram_descriptor: first_datagram_descriptor(),
             let_signals_wait: self.let_signals_wait,
-        };
-        start(&body, Supervisor::new(host, catch)).map_err(|failure| match failure {
-            Failure::Error(error) => error,
-            Failure::Execute(source) => Error::Execute { program, source },
-            Failure::Directory(source) => Error::Directory {
-                directory: self.directory.unwrap_or_default(),
-                source,
-            },
-        })
+        }
     }
 
     fn executable(&self, program: &Path) -> Result<Executable, Error> {
@@ -147,13 +172,7 @@ impl Launch {
         for argument in &self.arguments {
             arguments.push(c_string(argument, "an argument")?);
         }
-        let mut environment = Vec::with_capacity(self.environment.len());
-        for (name, value) in &self.environment {
-            let mut variable = name.clone();
-            variable.push("=");
-            variable.push(value);
-            environment.push(c_string(&variable, "a variable")?);
-        }
+        let environment = variables(&self.environment)?;
         let directory = self
             .directory
             .as_ref()
@@ -172,6 +191,16 @@ pub(crate) enum Failure {
     Directory(Errno),
 }
 
+impl Failure {
+    fn explain(self, program: PathBuf, directory: PathBuf) -> Error {
+        match self {
+            Self::Error(error) => error,
+            Self::Execute(source) => Error::Execute { program, source },
+            Self::Directory(source) => Error::Directory { directory, source },
+        }
+    }
+}
+
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -185,7 +214,20 @@ impl From<Failure> for Error {
 }
 
 /// Starts watcher, application and the thread that answers.
-pub(crate) fn start(body: &Body, mut supervisor: Supervisor) -> Result<Supervised, Failure> {
+pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, Failure> {
+    begin(body, &supervisor.catch, None)?.run(supervisor)
+}
+
+/// Processes that are there and filtered, and of which no call was answered yet.
+struct Begun {
+    // These two are closed first: an application that waits for them then ends, and only then does its watcher go on.
+    hand_over: OwnedFd,
+    listener: Option<OwnedFd>,
+    supervised: Supervised,
+}
+
+/// Starts watcher and application. The latter executes nothing before it is told to, if its environment comes later.
+fn begin(body: &Body, catch: &Catch, environment: Option<&Shared>) -> Result<Begun, Failure> {
     let failed = |what| move |source| Failure::Error(Error::System { what, source });
     check_kernel().map_err(Failure::Error)?;
     let pair = || {
@@ -200,12 +242,24 @@ pub(crate) fn start(body: &Body, mut supervisor: Supervisor) -> Result<Supervise
     let (control, watcher_control) = pair()?;
     let (hand_over, child_hand_over) = pair()?;
     let us = process::open(process::own_id()).map_err(failed("open our own process"))?;
-    let limit = i32::try_from(supervisor.catch.first_datagram_descriptor).unwrap_or(i32::MAX);
+    // It starts while the processes do.
+    let (listener_to_receiver, given) = std::sync::mpsc::channel();
+    let receiver = std::thread::Builder::new()
+        .name("standin-calls".to_owned())
+        .spawn(move || {
+            let given: Result<(Supervisor, OwnedFd), _> = given.recv();
+            if let Ok((supervisor, listener)) = given {
+                supervisor.run(listener);
+            }
+        })
+        .map_err(|error| crate::notification::errno_of(&error))
+        .map_err(failed("start a thread"))?;
     let watcher = spawn::spawn(&Plan {
-        filter: &filter::program(&supervisor.catch),
-        hand_over_below: limit,
-        let_signals_wait: supervisor.catch.let_signals_wait,
+        filter: &filter::program(catch),
+        hand_over_below: i32::try_from(catch.first_datagram_descriptor).unwrap_or(i32::MAX),
+        let_signals_wait: catch.let_signals_wait,
         body,
+        environment,
         control: watcher_control.as_fd(),
         hand_over: child_hand_over.as_fd(),
         supervisor: us.as_fd(),
@@ -214,47 +268,112 @@ pub(crate) fn start(body: &Body, mut supervisor: Supervisor) -> Result<Supervise
     drop((watcher_control, child_hand_over));
 
     // From here on dropping it ends everything.
-    let mut supervised = Supervised {
-        control: Some(UnixStream::from(control)),
-        watcher,
-        application: None,
-        process: 0,
-        receiver: None,
-        exit: None,
-        signals_wait: false,
-        features: ListenerFeatures::default(),
+    let mut begun = Begun {
+        hand_over,
+        listener: None,
+        supervised: Supervised {
+            control: Some(UnixStream::from(control)),
+            watcher,
+            application: None,
+            process: 0,
+            receiver: Some(receiver),
+            listener_to_receiver: Some(listener_to_receiver),
+            exit: None,
+            signals_wait: false,
+            features: ListenerFeatures::default(),
+        },
     };
-    let (report, listener) = receive_report(&hand_over)?;
-    let listener = match (report, listener) {
+    let supervised = &mut begun.supervised;
+    match receive_report(&begun.hand_over)? {
         (Some(report), Some(listener)) if report.stage == Stage::Supervised => {
+            supervised.process = report.process;
             supervised.signals_wait = report.signals_wait;
-            supervisor.restarts = (!report.signals_wait).then(Arc::default);
             supervised.features = listener_features(listener.as_fd());
-            listener
+            begun.listener = Some(listener);
         }
         (report, _) => return Err(explain(report)),
-    };
-    supervised.process = supervised
-        .read_message()
-        .ok_or(Failure::Error(Error::EndedEarly))?;
+    }
     supervised.application = process::open(supervised.process).ok();
     // Nobody answers yet, so it is still a copy of us: `execve` waits.
     read_copy(supervised.process).map_err(|source| Failure::Error(Error::Unreadable { source }))?;
-    supervised.receiver = std::thread::Builder::new()
-        .name("standin-calls".to_owned())
-        .spawn(move || supervisor.run(listener))
-        .map_err(|error| crate::notification::errno_of(&error))
-        .map_err(failed("start a thread"))
-        .map(Some)?;
-    // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
-    match receive_report(&hand_over)? {
-        (None, _) => Ok(supervised),
-        (report, _) => Err(explain(report)),
+    Ok(begun)
+}
+
+impl Begun {
+    /// Answers calls from now on. Returns when the program runs.
+    fn run(self, mut supervisor: Supervisor) -> Result<Supervised, Failure> {
+        let Self {
+            hand_over,
+            listener,
+            mut supervised,
+        } = self;
+        supervisor.restarts = (!supervised.signals_wait).then(Arc::default);
+        let channel = supervised.listener_to_receiver.take();
+        if let (Some(channel), Some(listener)) = (channel, listener) {
+            let _ = channel.send((supervisor, listener));
+        }
+        // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
+        match receive_report(&hand_over)? {
+            (None, _) => Ok(supervised),
+            (report, _) => Err(explain(report)),
+        }
+    }
+}
+
+/// A program that is about to start: everything is there but its environment, and whoever answers.
+///
+/// Making it early, before the rest of a session, takes what is slow about starting out of the way: forking a process
+/// that has grown. Dropping it ends what was begun.
+pub struct Prepared {
+    begun: Begun,
+    environment: Shared,
+    catch: Catch,
+    program: PathBuf,
+    directory: PathBuf,
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Prepared")
+            .field("program", &self.program)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Prepared {
+    /// Starts the program, with this as its whole environment.
+    ///
+    /// # Errors
+    /// When the program cannot be executed.
+    pub fn start(
+        mut self,
+        environment: impl IntoIterator<Item = (impl Into<OsString>, impl Into<OsString>)>,
+        host: Arc<dyn Host>,
+    ) -> Result<Supervised, Error> {
+        let environment = environment.into_iter();
+        let environment: Vec<_> = environment
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        let (program, directory) = (self.program, self.directory);
+        let written = self.environment.write(&variables(&environment)?);
+        written.map_err(|source| Error::Execute {
+            program: program.clone(),
+            source,
+        })?;
+        // If it is gone, what it said last tells why.
+        let _ = nix::sys::socket::send(
+            self.begun.hand_over.as_raw_fd(),
+            &[1],
+            MsgFlags::MSG_NOSIGNAL,
+        );
+        self.begun
+            .run(Supervisor::new(host, self.catch))
+            .map_err(|failure| failure.explain(program, directory))
     }
 }
 
 /// A program that runs under supervision. Dropping it ends the program and everything that it started.
-#[derive(Debug)]
 pub struct Supervised {
     /// Closing it tells the watcher to end everything.
     control: Option<UnixStream>,
@@ -262,6 +381,8 @@ pub struct Supervised {
     application: Option<OwnedFd>,
     process: libc::pid_t,
     receiver: Option<JoinHandle<()>>,
+    /// What the receiver works with, when it is there.
+    listener_to_receiver: Option<Sender<(Supervisor, OwnedFd)>>,
     exit: Option<ExitStatus>,
     signals_wait: bool,
     pub(crate) features: ListenerFeatures,
@@ -322,8 +443,19 @@ impl Supervised {
     }
 }
 
+impl std::fmt::Debug for Supervised {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Supervised")
+            .field("process", &self.process)
+            .field("exit", &self.exit)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for Supervised {
     fn drop(&mut self) {
+        drop(self.listener_to_receiver.take());
         drop(self.control.take());
         process::reap(self.watcher);
         if let Some(receiver) = self.receiver.take() {
@@ -403,6 +535,16 @@ pub(crate) fn first_datagram_descriptor() -> u32 {
         .map_or(1024, |(soft, _)| soft);
     let most = u32::try_from(limit / 4 * 3).unwrap_or(u32::MAX);
     most.clamp(16, FIRST_DATAGRAM_DESCRIPTOR)
+}
+
+fn variables(environment: &[(OsString, OsString)]) -> Result<Vec<CString>, Error> {
+    let variable = |(name, value): &(OsString, OsString)| {
+        let mut variable = name.clone();
+        variable.push("=");
+        variable.push(value);
+        c_string(&variable, "a variable")
+    };
+    environment.iter().map(variable).collect()
 }
 
 fn c_string(text: &OsStr, what: &'static str) -> Result<CString, Error> {

@@ -48,6 +48,6 @@ pub use crate::error::Error;
 pub use crate::host::{
     Answer, Host, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles,
 };
-pub use crate::launch::{Launch, Signaller, Supervised};
+pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
 pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};

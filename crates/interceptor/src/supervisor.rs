@@ -67,6 +67,11 @@ impl Supervisor {
 
     /// Answers calls until no process is supervised any more.
     pub(crate) fn run(&self, listener: OwnedFd) {
+        self.receive_all(listener);
+        self.workers.close();
+    }
+
+    fn receive_all(&self, listener: OwnedFd) {
         let listener = Arc::new(listener);
         // Waiting for a call and receiving it is one system call less where receiving also ends when everything has.
         let receiving_ends = release() >= (6, 11);

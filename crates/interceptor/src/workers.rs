@@ -19,6 +19,8 @@ struct State {
     waiting: usize,
     /// All threads.
     threads: usize,
+    /// No more jobs come.
+    closed: bool,
 }
 
 #[derive(Default)]
@@ -60,6 +62,12 @@ impl Workers {
         }
     }
 
+    /// No more jobs come: threads without one end now.
+    pub(crate) fn close(&self) {
+        lock(&self.0.state).closed = true;
+        self.0.job_added.notify_all();
+    }
+
     /// No thread can be had. The job waits for one that has time, and only if there is none is it done here.
     fn do_without(&self, error: &std::io::Error) {
         let mut state = lock(&self.0.state);
@@ -89,11 +97,11 @@ fn work(shared: &Shared) {
         state.waiting += 1;
         let (guard, timeout) = shared
             .job_added
-            .wait_timeout_while(state, IDLE, |state| state.jobs.is_empty())
+            .wait_timeout_while(state, IDLE, |state| state.jobs.is_empty() && !state.closed)
             .unwrap_or_else(PoisonError::into_inner);
         state = guard;
         state.waiting -= 1;
-        if timeout.timed_out() && state.jobs.is_empty() {
+        if (timeout.timed_out() || state.closed) && state.jobs.is_empty() {
             state.threads -= 1;
             return;
         }

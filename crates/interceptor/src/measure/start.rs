@@ -10,7 +10,7 @@ use crate::notification::errno_of;
 use crate::{Error, Host, Launch};
 
 /// Runs a program that ends by itself, this many times in each way. What it prints goes nowhere only if the program sees
-/// to that; its input is empty when bare, and ours when supervised. Without `host` it is one that has a few remote paths.
+/// to that; its input is empty when bare, and ours when supervised. A session that is up has prepared its program. Without `host` it is one that has a few remote paths.
 ///
 /// # Errors
 /// When the program cannot be started, or this machine does not allow supervision.
@@ -31,11 +31,12 @@ pub fn start(
             .status()
             .map_err(|error| failed("run the program bare")(errno_of(&error)))?;
         bare.push(before.elapsed());
-        let launch = Launch::new(program)
+        let prepared = Launch::new(program)
             .arguments(arguments.iter().copied())
-            .environment(environment.iter().cloned());
+            .prepare()?;
+        let environment = environment.iter().cloned();
         let before = Instant::now();
-        let mut running = launch.start(Arc::clone(&host))?;
+        let mut running = prepared.start(environment, Arc::clone(&host))?;
         running.wait()?;
         supervised.push(before.elapsed());
     }

@@ -72,6 +72,63 @@ fn the_environment_is_exactly_what_is_given() {
 }
 
 #[test]
+fn a_prepared_program_waits_for_its_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("output");
+    let script = format!(
+        "echo $GREETING; cat /remote-files/file; exec >&-; exit 5 # {}",
+        "x".repeat(1000)
+    );
+    let launch = || {
+        let script = format!("exec >'{}' 2>&1\n{script}", output.display());
+        Launch::new("bash").arguments(["-c", &script])
+    };
+    let prepared = launch().prepare().unwrap();
+    let target = Target::new();
+    target.write("file", "remote\n");
+    let large = "x".repeat(100_000);
+    let environment = [
+        ("GREETING", "hello"),
+        ("PATH", "/usr/bin:/bin"),
+        ("LARGE", &large),
+    ];
+    let mut supervised = prepared.start(environment, target).unwrap();
+    assert_eq!(supervised.wait().unwrap().code(), Some(5));
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "hello\nremote\n");
+    // One that is never started leaves nothing.
+    std::fs::remove_file(&output).unwrap();
+    drop(launch().prepare().unwrap());
+    assert!(!output.exists());
+    // What cannot be executed is known when it is tried, and what can be known before, before.
+    let prepared = Launch::new("/no/such/program").prepare().unwrap();
+    let error = prepared.start([("A", "B")], Target::new()).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Execute {
+                source: Errno::ENOENT,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let error = Launch::new("true")
+        .directory("/no/such/directory")
+        .prepare()
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Directory {
+                source: Errno::ENOENT,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
 fn what_cannot_be_started_says_why() {
     let start = |launch: Launch| launch.start(Target::new()).unwrap_err();
     let error = start(Launch::new("no-such-program-anywhere"));

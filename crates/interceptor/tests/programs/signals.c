@@ -25,6 +25,7 @@ static struct sockaddr_in address(const char *ip, int port) {
 }
 
 static pthread_t main_thread;
+static int enough[2];
 static void *disturb(void *unused) {
     /* Signals until the test says that it is enough, by opening the gate. */
     for (int i = 0; i < 20; i++) {
@@ -32,6 +33,7 @@ static void *disturb(void *unused) {
         pthread_kill(main_thread, SIGUSR1);
     }
     puts("waiting");
+    if (write(enough[1], "x", 1) != 1) perror("write");
     return unused;
 }
 
@@ -42,6 +44,7 @@ int main(int argc, char **argv) {
     setvbuf(stdout, 0, _IONBF, 0);
     sigaction(SIGUSR1, &action, 0);
     main_thread = pthread_self();
+    if (pipe(enough)) return 1;
     if (!strcmp(argv[1], "connect")) {
         int s = socket(AF_INET, SOCK_STREAM, 0);
         struct sockaddr_in to = address("198.51.100.9", 7);
@@ -68,12 +71,12 @@ int main(int argc, char **argv) {
         puts(text);
         pthread_create(&thread, 0, disturb, 0);
         if (!strcmp(argv[argc - 1], "restart")) {
-            /* Nothing comes until it is sent below, by the other side of a fork. */
+            /* Nothing comes until it is sent below, by the other side of a fork, after all signals. */
             if (!fork()) {
                 sigset_t all;
                 sigfillset(&all);
                 sigprocmask(SIG_BLOCK, &all, 0);
-                usleep(300000);
+                if (read(enough[0], text, 1) != 1) perror("read");
                 sendto(s, "two", 3, 0, (void *)&to, sizeof to);
                 _exit(0);
             }
