@@ -209,7 +209,11 @@ impl Resolver<'_> {
                 refused: None,
             })
         };
-        if normal.starts_with("/proc") || normal.starts_with("/dev") {
+        // These have no links to elsewhere but those that are known, and some of them are never in the kernel's cache.
+        if ["/proc", "/dev", "/sys"]
+            .iter()
+            .any(|tree| normal.starts_with(tree))
+        {
             return match names_descriptor(&normal) {
                 true => self.walk(whole, follow, detached),
                 false => resolved(normal),
