@@ -77,8 +77,14 @@ pub struct Names {
 enum Socket {
     /// The remote half is being made.
     Connecting(Arc<Attempt>),
-    /// With the number of the attempt that made it.
-    Connected(u64, Ends),
+    Connected {
+        /// The number of the attempt that made it.
+        attempt: u64,
+        ends: Ends,
+        /// False when the `connect` that waited for it was interrupted: then the next one succeeds, and only those after
+        /// it are told that there is a connection already. For a socket that does not wait, the kernel does the same.
+        told: bool,
+    },
     /// The remote half failed, and the application has not asked yet.
     Failed(Errno, Arc<Attempt>),
     Datagrams(Datagrams),
@@ -142,7 +148,8 @@ impl Connections {
     /// The connection that an attempt made has ended.
     fn end(&self, cookie: u64, attempt: u64) {
         let mut sockets = lock(&self.sockets);
-        if matches!(sockets.get(&cookie), Some(Socket::Connected(known, _)) if *known == attempt) {
+        if matches!(sockets.get(&cookie), Some(Socket::Connected { attempt: known, .. }) if *known == attempt)
+        {
             sockets.remove(&cookie);
         }
     }

@@ -222,6 +222,8 @@ struct State {
     theirs: Option<OwnedFd>,
     /// The call that waits.
     waiting: Option<Notification>,
+    /// The call that waited does not any more.
+    interrupted: bool,
     /// The local half, when the application does not wait.
     relay: Option<Relay>,
     result: Option<Result<(), Errno>>,
@@ -252,6 +254,7 @@ impl Attempt {
             state: Mutex::new(State {
                 theirs: Some(theirs),
                 waiting: None,
+                interrupted: false,
                 relay: None,
                 result: None,
             }),
@@ -332,9 +335,15 @@ impl Attempt {
         let thread = call.thread();
         let mut state = lock(&self.state);
         if let Some(result) = state.result {
+            self.connections.with(self.cookie, |socket| {
+                if let Socket::Connected { told, .. } = socket {
+                    *told = true;
+                }
+            });
             return call.finish(result.map(|()| 0));
         }
         state.waiting = Some(call);
+        state.interrupted = false;
         let mut vigil = Vigil::new();
         loop {
             (state, _) = self
@@ -352,6 +361,7 @@ impl Attempt {
                 continue;
             }
             // The connection goes on without the caller.
+            state.interrupted = true;
             let detached = self.detach_locked(&mut state);
             let Some(call) = state.waiting.take() else {
                 return;
@@ -418,7 +428,11 @@ impl Attempt {
             None => Relay::connect(&theirs, self.address(), Look::Connected)?,
         };
         // Known as connected before it is writable, or an early question would be answered wrongly.
-        let connected = Socket::Connected(self.number, ends);
+        let connected = Socket::Connected {
+            attempt: self.number,
+            ends,
+            told: !state.interrupted && state.waiting.as_ref().is_none_or(Notification::is_valid),
+        };
         let wanted = self
             .connections
             .complete(self.cookie, self.number, Some(connected));

@@ -116,8 +116,12 @@ fn decide_again(
             Some(Decision::later(move |_, call| attempt.wait(call, timeout)))
         }
         Socket::Connecting(_) => Some(Decision::Answer(Err(Errno::EALREADY))),
+        Socket::Connected { told, .. } if !*told && transport == Transport::Tcp => {
+            *told = true;
+            Some(Decision::Answer(Ok(0)))
+        }
         // The kernel knows that it is connected, and says so.
-        Socket::Connected(..) => Some(Decision::Pass),
+        Socket::Connected { .. } => Some(Decision::Pass),
         Socket::Failed(errno, attempt) => {
             failed = Some(Arc::clone(attempt));
             Some(Decision::Answer(Err(*errno)))
@@ -183,7 +187,7 @@ fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result
     let cookie = socket::cookie(theirs.as_fd())?;
     let known = supervisor.connections.with(cookie, |socket| match socket {
         Socket::Connecting(_) | Socket::Failed(..) => Err(Errno::ENOTCONN),
-        Socket::Connected(_, ends) => Ok(Some(ends.clone())),
+        Socket::Connected { ends, .. } => Ok(Some(ends.clone())),
         Socket::Datagrams(datagrams) => Ok(datagrams.connected.clone()),
     });
     let ends: Ends = match (known, end) {

@@ -348,6 +348,10 @@ fn receive_all(
     let mut vigil = Vigil::new();
     for message in &messages {
         loop {
+            // Who was interrupted or killed gets no message: the next who asks shall have it.
+            if !from.is_valid() {
+                return;
+            }
             let known = supervisor.connections.datagrams(cookie).unwrap_or_default();
             match receive(call, &from, theirs, message, &known) {
                 Ok(_) if is_several(call) => break,
@@ -368,9 +372,6 @@ fn receive_all(
                 } else {
                     from.fail(Errno::EINTR);
                 }
-                return;
-            }
-            if !from.is_valid() {
                 return;
             }
             let mut waiting = [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)];

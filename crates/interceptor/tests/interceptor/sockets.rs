@@ -10,7 +10,7 @@ fn check(name: &str, expected: &str) {
 fn an_edge_tells_of_the_connection() {
     check(
         "edge_triggered",
-        "EINPROGRESS\nevents before []\nwaiting\nwritable True\nerror 0 0\nb'EDGE'\n",
+        "EINPROGRESS\nevents before []\nwaiting\nwritable True\nerror 0 0\n0 EISCONN\nb'EDGE'\n",
     );
 }
 
