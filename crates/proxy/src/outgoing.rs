@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
