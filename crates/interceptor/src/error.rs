@@ -29,6 +29,12 @@ pub enum Error {
     #[error("this environment forbids seccomp user notification")]
     Forbidden { source: Errno },
 
+    #[error("the memory of our own child cannot be read")]
+    Unreadable { source: Errno },
+
+    #[error("no /proc is mounted")]
+    NoProc { source: Errno },
+
     #[error("cannot hand over the seccomp listener")]
     HandOver { source: Errno },
 
@@ -62,6 +68,12 @@ impl Error {
             }
             Self::Forbidden { .. } => {
                 "In a container, allow the seccomp system call: podman and docker take --security-opt seccomp=unconfined, a Kubernetes pod seccompProfile type Unconfined. `standin diagnose` lists what this machine has."
+            }
+            Self::Unreadable { .. } => {
+                "Reading a child's memory needs kernel.yama.ptrace_scope below 2 (`sysctl kernel.yama.ptrace_scope=1`), or the capability SYS_PTRACE; in a container also that process_vm_readv is allowed."
+            }
+            Self::NoProc { .. } => {
+                "Processes are looked at through /proc: `mount -t proc proc /proc`, or start the container with it."
             }
             Self::HandOver { .. } => {
                 "Too many files are open; raise the limit with `ulimit -n` or close some."

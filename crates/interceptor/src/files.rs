@@ -11,6 +11,7 @@
 //! Symbolic links of this machine that lead into the target's files are followed. Those of the target are followed
 //! at the target, as the service itself would.
 
+mod path;
 mod perform;
 mod request;
 mod resolve;
@@ -20,11 +21,14 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
+pub(crate) use self::path::normalized;
+
 use crate::Errno;
 use crate::directory::Directory;
 use crate::files::request::{Operation, Request};
 use crate::files::resolve::{Effort, Place};
 use crate::notification::Notification;
+use crate::process::joined;
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::files::describe;
 use crate::sys::memory::bytes_of;
@@ -73,6 +77,15 @@ impl Files {
             && let Some(oldest) = opened.order.pop_front()
         {
             opened.paths.remove(&oldest);
+        }
+    }
+
+    /// A file or directory of the target has another name now.
+    fn rename(&self, from: &Path, to: &Path) {
+        for path in lock(&self.opened).paths.values_mut() {
+            if let Ok(rest) = path.strip_prefix(from) {
+                *path = joined(to, rest);
+            }
         }
     }
 
@@ -133,6 +146,9 @@ fn act(supervisor: &Supervisor, request: Request, places: Vec<Place>) -> Decisio
         return Decision::Answer(Err(errno));
     }
     // The kernel cannot tell us whether a change of directory succeeded, so one that ends a virtual one is checked.
+    if request.operation == Operation::Chroot {
+        supervisor.processes.expect_other_roots();
+    }
     let leaves = request.operation == Operation::Chdir && supervisor.processes.any_directory();
     if places.iter().all(|place| *place == Place::Local) && !leaves {
         return Decision::Pass;

@@ -19,6 +19,8 @@ pub(crate) struct Catch {
     /// Whether `io_uring_setup` is answered with `ENOSYS`: what goes through a ring, no filter sees.
     pub(crate) refuse_io_uring: bool,
     pub(crate) first_datagram_descriptor: u32,
+    /// Whether signals wait for answers where the kernel can do that.
+    pub(crate) let_signals_wait: bool,
 }
 
 /// What follows when a test is true, or false.
@@ -80,6 +82,16 @@ const fn not_on_descriptor(flags: u32) -> [Step; 2] {
     ]
 }
 
+/// A message may name its peer on a datagram socket, and where it opens the connection that it is sent on.
+const fn sends_message(catch: &Catch, flags: u32) -> [Step; 2] {
+    const MSG_FASTOPEN: u32 = 0x2000_0000;
+    let first = Test::AtLeast(catch.first_datagram_descriptor);
+    [
+        step(0, first, Then::Catch, Then::Next),
+        step(flags, Test::AnyBit(MSG_FASTOPEN), Then::Catch, Then::Pass),
+    ]
+}
+
 fn conditions(call: Call, catch: &Catch) -> Vec<Step> {
     match call {
         Call::NewFstatAt => not_on_descriptor(3).to_vec(),
@@ -87,10 +99,12 @@ fn conditions(call: Call, catch: &Catch) -> Vec<Step> {
         // Without a path they are about the descriptor itself.
         Call::UtimensAt | Call::FutimesAt => pointer(1).to_vec(),
         Call::SendTo | Call::ReceiveFrom => pointer(4).to_vec(),
-        Call::SendMessage | Call::SendMessages | Call::ReceiveMessage | Call::ReceiveMessages => {
+        Call::ReceiveMessage | Call::ReceiveMessages => {
             let first = Test::AtLeast(catch.first_datagram_descriptor);
             vec![step(0, first, Then::Catch, Then::Pass)]
         }
+        Call::SendMessage => sends_message(catch, 2).to_vec(),
+        Call::SendMessages => sends_message(catch, 3).to_vec(),
         Call::GetSocketOption => {
             let level = Test::Equals(libc::SOL_SOCKET.cast_unsigned());
             let option = Test::Equals(libc::SO_ERROR.cast_unsigned());
@@ -162,7 +176,7 @@ pub(crate) fn program(catch: &Catch) -> Vec<libc::sock_filter> {
     for (number, call) in TABLE {
         let caught = match call.group() {
             Group::Process => true,
-            Group::Files => catch.files,
+            Group::Files | Group::Root => catch.files,
             Group::Outgoing => catch.outgoing,
             Group::Hostname => catch.hostname,
         };
@@ -219,6 +233,7 @@ mod tests {
         hostname: true,
         refuse_io_uring: true,
         first_datagram_descriptor: FIRST_DATAGRAM_DESCRIPTOR,
+        let_signals_wait: true,
     };
 
     /// Runs the program as the kernel would.
@@ -278,6 +293,9 @@ mod tests {
             ("recv",                    libc::SYS_recvfrom,   [3, far, 10, 0, 0, 0],          PASSES),
             ("sendmsg on a stream",     libc::SYS_sendmsg,    [3, far, 0, 0, 0, 0],           PASSES),
             ("sendmsg on datagrams",    libc::SYS_sendmsg,    [high, far, 0, 0, 0, 0],        CAUGHT),
+            ("sendmsg that connects",   libc::SYS_sendmsg,    [3, far, 0x2000_0000, 0, 0, 0], CAUGHT),
+            ("sendmmsg on a stream",    libc::SYS_sendmmsg,   [3, far, 1, 0x4000, 0, 0],      PASSES),
+            ("sendmmsg that connects",  libc::SYS_sendmmsg,   [3, far, 1, 0x2000_0000, 0, 0], CAUGHT),
             ("SO_ERROR",                libc::SYS_getsockopt, [3, 1, 4, far, far, 0],         CAUGHT),
             ("SO_TYPE",                 libc::SYS_getsockopt, [3, 1, 3, far, far, 0],         PASSES),
             ("TCP_INFO",                libc::SYS_getsockopt, [3, 6, 4, far, far, 0],         PASSES),

@@ -73,6 +73,11 @@ pub enum Notice {
     Unreadable { process: i32, errno: Errno },
     /// A remote path cannot be watched for changes; programs that poll instead work.
     WatchRefused { path: PathBuf },
+    /// A program that would run as somebody else (set-user-ID) does not: who may not supervise such programs gives up
+    /// gaining privileges.
+    NoPrivileges { path: PathBuf },
+    /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
+    ProgramNotHere { path: PathBuf },
 }
 
 /// Decides what is remote, and does it.
@@ -146,6 +151,12 @@ pub trait RemoteFiles: Send + Sync {
     fn metadata(&self, path: &Path, follow: bool) -> Answer<Metadata>;
 
     fn read_link(&self, path: &Path) -> Answer<PathBuf>;
+
+    /// The path without symbolic links, by which the file is known to `getcwd`. This asks for each name; a host that
+    /// can ask once should.
+    fn canonical(&self, path: &Path) -> Answer<PathBuf> {
+        canonical(self, path)
+    }
 
     /// `mode` as `access` takes it (`R_OK`, …).
     fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()>;
@@ -247,6 +258,47 @@ pub trait RemoteFiles: Send + Sync {
         let _ = (path, name, follow);
         unsupported()
     }
+}
+
+fn canonical<Files: RemoteFiles + ?Sized>(files: &Files, path: &Path) -> Answer<PathBuf> {
+    /// The longest chain of symbolic links that the kernel follows.
+    const MOST_LINKS: u32 = 40;
+    let names = |path: &Path| -> Vec<OsString> {
+        let names = path.components().rev().filter(|part| {
+            matches!(
+                part,
+                std::path::Component::Normal(_) | std::path::Component::ParentDir
+            )
+        });
+        names.map(|part| part.as_os_str().to_owned()).collect()
+    };
+    let mut rest = names(path);
+    let mut done = PathBuf::from("/");
+    let mut links = 0;
+    while let Some(name) = rest.pop() {
+        if name == ".." {
+            done.pop();
+            continue;
+        }
+        done.push(name);
+        match files.read_link(&done) {
+            Ok(content) => {
+                links += 1;
+                if links > MOST_LINKS {
+                    return Err(Errno::ELOOP.into());
+                }
+                done.pop();
+                if content.is_absolute() {
+                    done = PathBuf::from("/");
+                }
+                rest.extend(names(&content));
+            }
+            // It is no link.
+            Err(Instead::Fail(Errno::EINVAL)) => {}
+            Err(instead) => return Err(instead),
+        }
+    }
+    Ok(done)
 }
 
 fn unsupported<T>() -> Answer<T> {

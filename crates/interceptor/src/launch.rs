@@ -1,25 +1,27 @@
-//! Starting a program under supervision, and its end.
+//! Starting a program under supervision.
+
+mod supervised;
 
 use std::ffi::{CString, OsStr, OsString};
-use std::io::{IoSliceMut, Read};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use nix::sys::socket::{
     AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair,
 };
 
-use crate::diagnose::{ListenerFeatures, listener_features};
+pub use self::supervised::{Signaller, Supervised};
+
+use crate::diagnose::{ListenerFeatures, check_kernel, listener_features, read_copy};
 use crate::filter::{self, Catch, FIRST_DATAGRAM_DESCRIPTOR};
 use crate::supervisor::Supervisor;
+use crate::sys::process;
+use crate::sys::shared::Shared;
 use crate::sys::spawn::{self, Body, Executable, Plan, Report, Stage};
-use crate::sys::{process, seccomp};
 use crate::{Errno, Error, Host};
 
 /// A program to start, and how it is supervised.
@@ -33,6 +35,7 @@ pub struct Launch {
     outgoing: bool,
     hostname: bool,
     allow_io_uring: bool,
+    let_signals_wait: bool,
 }
 
 impl Launch {
@@ -47,6 +50,7 @@ impl Launch {
             outgoing: true,
             hostname: true,
             allow_io_uring: false,
+            let_signals_wait: true,
         }
     }
 
@@ -104,6 +108,14 @@ impl Launch {
         self
     }
 
+    /// Whether signals wait for answers where the kernel can do that. It always should; without, it is as on a kernel
+    /// that cannot, to try out what happens there. See [`Supervised::signals_wait`].
+    #[must_use]
+    pub fn let_signals_wait(mut self, wait: bool) -> Self {
+        self.let_signals_wait = wait;
+        self
+    }
+
     /// Starts the program.
     ///
     /// Signals are the caller's to care for: a terminal sends them to us and to the application alike, and
@@ -114,21 +126,45 @@ impl Launch {
     pub fn start(self, host: Arc<dyn Host>) -> Result<Supervised, Error> {
         let program = find_program(&self.program)?;
         let body = Body::Execute(self.executable(&program)?);
-        let catch = Catch {
+        start(&body, Supervisor::new(host, self.catch()))
+            .map_err(|failure| failure.explain(program, self.directory.unwrap_or_default()))
+    }
+
+    /// Does everything of [`start`](Self::start) that needs neither the environment nor a host. An environment that was
+    /// set here is not used.
+    ///
+    /// # Errors
+    /// As there, but for a program that cannot be executed.
+    pub fn prepare(self) -> Result<Prepared, Error> {
+        let program = find_program(&self.program)?;
+        let body = Body::Execute(self.executable(&program)?);
+        let environment = Shared::new().map_err(|source| Error::System {
+            what: "map shared memory",
+            source,
+        })?;
+        let catch = self.catch();
+        let directory = self.directory.unwrap_or_default();
+        match begin(&body, &catch, Some(&environment)) {
+            Ok(begun) => Ok(Prepared {
+                begun,
+                environment,
+                catch,
+                program,
+                directory,
+            }),
+            Err(failure) => Err(failure.explain(program, directory)),
+        }
+    }
+
+    fn catch(&self) -> Catch {
+        Catch {
             files: self.files,
             outgoing: self.outgoing,
             hostname: self.hostname,
             refuse_io_uring: !self.allow_io_uring,
             first_datagram_descriptor: first_datagram_descriptor(),
-        };
-        start(&body, Supervisor::new(host, catch)).map_err(|failure| match failure {
-            Failure::Error(error) => error,
-            Failure::Execute(source) => Error::Execute { program, source },
-            Failure::Directory(source) => Error::Directory {
-                directory: self.directory.unwrap_or_default(),
-                source,
-            },
-        })
+            let_signals_wait: self.let_signals_wait,
+        }
     }
 
     fn executable(&self, program: &Path) -> Result<Executable, Error> {
@@ -136,13 +172,7 @@ impl Launch {
         for argument in &self.arguments {
             arguments.push(c_string(argument, "an argument")?);
         }
-        let mut environment = Vec::with_capacity(self.environment.len());
-        for (name, value) in &self.environment {
-            let mut variable = name.clone();
-            variable.push("=");
-            variable.push(value);
-            environment.push(c_string(&variable, "a variable")?);
-        }
+        let environment = variables(&self.environment)?;
         let directory = self
             .directory
             .as_ref()
@@ -161,6 +191,16 @@ pub(crate) enum Failure {
     Directory(Errno),
 }
 
+impl Failure {
+    fn explain(self, program: PathBuf, directory: PathBuf) -> Error {
+        match self {
+            Self::Error(error) => error,
+            Self::Execute(source) => Error::Execute { program, source },
+            Self::Directory(source) => Error::Directory { directory, source },
+        }
+    }
+}
+
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -175,14 +215,21 @@ impl From<Failure> for Error {
 
 /// Starts watcher, application and the thread that answers.
 pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, Failure> {
+    begin(body, &supervisor.catch, None)?.run(supervisor)
+}
+
+/// Processes that are there and filtered, and of which no call was answered yet.
+struct Begun {
+    // These two are closed first: an application that waits for them then ends, and only then does its watcher go on.
+    hand_over: OwnedFd,
+    listener: Option<OwnedFd>,
+    supervised: Supervised,
+}
+
+/// Starts watcher and application. The latter executes nothing before it is told to, if its environment comes later.
+fn begin(body: &Body, catch: &Catch, environment: Option<&Shared>) -> Result<Begun, Failure> {
     let failed = |what| move |source| Failure::Error(Error::System { what, source });
-    match seccomp::notification_sizes_match() {
-        Ok(true) => {}
-        Ok(false) | Err(Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => {
-            return Err(Failure::Error(Error::NoUserNotification));
-        }
-        Err(source) => return Err(Failure::Error(Error::Forbidden { source })),
-    }
+    check_kernel().map_err(Failure::Error)?;
     let pair = || {
         socketpair(
             AddressFamily::Unix,
@@ -195,11 +242,24 @@ pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, F
     let (control, watcher_control) = pair()?;
     let (hand_over, child_hand_over) = pair()?;
     let us = process::open(process::own_id()).map_err(failed("open our own process"))?;
-    let limit = i32::try_from(supervisor.catch.first_datagram_descriptor).unwrap_or(i32::MAX);
+    // It starts while the processes do.
+    let (listener_to_receiver, given) = std::sync::mpsc::channel();
+    let receiver = std::thread::Builder::new()
+        .name("standin-calls".to_owned())
+        .spawn(move || {
+            let given: Result<(Supervisor, OwnedFd), _> = given.recv();
+            if let Ok((supervisor, listener)) = given {
+                supervisor.run(listener);
+            }
+        })
+        .map_err(|error| crate::notification::errno_of(&error))
+        .map_err(failed("start a thread"))?;
     let watcher = spawn::spawn(&Plan {
-        filter: &filter::program(&supervisor.catch),
-        hand_over_below: limit,
+        filter: &filter::program(catch),
+        hand_over_below: i32::try_from(catch.first_datagram_descriptor).unwrap_or(i32::MAX),
+        let_signals_wait: catch.let_signals_wait,
         body,
+        environment,
         control: watcher_control.as_fd(),
         hand_over: child_hand_over.as_fd(),
         supervisor: us.as_fd(),
@@ -208,132 +268,108 @@ pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, F
     drop((watcher_control, child_hand_over));
 
     // From here on dropping it ends everything.
-    let mut supervised = Supervised {
-        control: Some(UnixStream::from(control)),
-        watcher,
-        application: None,
-        process: 0,
-        receiver: None,
-        exit: None,
-        signals_wait: false,
-        features: ListenerFeatures::default(),
+    let mut begun = Begun {
+        hand_over,
+        listener: None,
+        supervised: Supervised {
+            control: Some(UnixStream::from(control)),
+            watcher,
+            application: None,
+            process: 0,
+            receiver: Some(receiver),
+            listener_to_receiver: Some(listener_to_receiver),
+            exit: None,
+            signals_wait: false,
+            features: ListenerFeatures::default(),
+        },
     };
-    let (report, listener) = receive_report(&hand_over)?;
-    let listener = match (report, listener) {
+    let supervised = &mut begun.supervised;
+    match receive_report(&begun.hand_over)? {
         (Some(report), Some(listener)) if report.stage == Stage::Supervised => {
+            supervised.process = report.process;
             supervised.signals_wait = report.signals_wait;
             supervised.features = listener_features(listener.as_fd());
-            listener
+            begun.listener = Some(listener);
         }
         (report, _) => return Err(explain(report)),
-    };
-    supervised.receiver = std::thread::Builder::new()
-        .name("standin-calls".to_owned())
-        .spawn(move || supervisor.run(listener))
-        .map_err(|error| crate::notification::errno_of(&error))
-        .map_err(failed("start a thread"))
-        .map(Some)?;
-    supervised.process = supervised
-        .read_message()
-        .ok_or(Failure::Error(Error::EndedEarly))?;
+    }
     supervised.application = process::open(supervised.process).ok();
-    // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
-    match receive_report(&hand_over)? {
-        (None, _) => Ok(supervised),
-        (report, _) => Err(explain(report)),
-    }
+    // Nobody answers yet, so it is still a copy of us: `execve` waits.
+    read_copy(supervised.process).map_err(|source| Failure::Error(Error::Unreadable { source }))?;
+    Ok(begun)
 }
 
-/// A program that runs under supervision. Dropping it ends the program and everything that it started.
-#[derive(Debug)]
-pub struct Supervised {
-    /// Closing it tells the watcher to end everything.
-    control: Option<UnixStream>,
-    watcher: libc::pid_t,
-    application: Option<OwnedFd>,
-    process: libc::pid_t,
-    receiver: Option<JoinHandle<()>>,
-    exit: Option<ExitStatus>,
-    signals_wait: bool,
-    pub(crate) features: ListenerFeatures,
-}
-
-impl Supervised {
-    /// The process id of the program.
-    #[must_use]
-    pub fn process(&self) -> i32 {
-        self.process
-    }
-
-    /// Whether signals wait for answers, as the kernel does for its own calls. Before Linux 5.19 they do not, and a
-    /// call that natively is not interruptible may fail with `EINTR`.
-    #[must_use]
-    pub fn signals_wait(&self) -> bool {
-        self.signals_wait
-    }
-
-    /// Waits for the program to end. What it started may go on until this is dropped.
-    ///
-    /// # Errors
-    /// When the watcher was killed, and the program with it.
-    pub fn wait(&mut self) -> Result<ExitStatus, Error> {
-        if let Some(status) = self.exit {
-            return Ok(status);
+impl Begun {
+    /// Answers calls from now on. Returns when the program runs.
+    fn run(self, mut supervisor: Supervisor) -> Result<Supervised, Failure> {
+        let Self {
+            hand_over,
+            listener,
+            mut supervised,
+        } = self;
+        supervisor.restarts = (!supervised.signals_wait).then(Arc::default);
+        let channel = supervised.listener_to_receiver.take();
+        if let (Some(channel), Some(listener)) = (channel, listener) {
+            let _ = channel.send((supervisor, listener));
         }
-        let status = self.read_message().ok_or(Error::EndedEarly)?;
-        let status = ExitStatus::from_raw(status);
-        self.exit = Some(status);
-        Ok(status)
-    }
-
-    /// Sends the program a signal.
-    ///
-    /// # Errors
-    /// `ESRCH` when it has ended.
-    pub fn signal(&self, signal: i32) -> Result<(), Errno> {
-        let application = self.application.as_ref().ok_or(Errno::ESRCH)?;
-        process::send_signal(application.as_fd(), signal)
-    }
-
-    /// What [`signal`](Self::signal) needs, for another thread than the one that waits.
-    ///
-    /// # Errors
-    /// When the process has no descriptor left.
-    pub fn signaller(&self) -> Result<Signaller, Errno> {
-        let application = self.application.as_ref().ok_or(Errno::ESRCH)?;
-        let copy = application.try_clone();
-        copy.map(Signaller)
-            .map_err(|error| crate::notification::errno_of(&error))
-    }
-
-    fn read_message(&mut self) -> Option<i32> {
-        let mut message = spawn::WatcherMessage::default();
-        self.control.as_mut()?.read_exact(&mut message).ok()?;
-        Some(i32::from_ne_bytes(message))
-    }
-}
-
-impl Drop for Supervised {
-    fn drop(&mut self) {
-        drop(self.control.take());
-        process::reap(self.watcher);
-        if let Some(receiver) = self.receiver.take() {
-            let _ = receiver.join();
+        // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
+        match receive_report(&hand_over)? {
+            (None, _) => Ok(supervised),
+            (report, _) => Err(explain(report)),
         }
     }
 }
 
-/// Sends signals to a supervised program.
-#[derive(Debug)]
-pub struct Signaller(OwnedFd);
+/// A program that is about to start: everything is there but its environment, and whoever answers.
+///
+/// Making it early, before the rest of a session, takes what is slow about starting out of the way: forking a process
+/// that has grown. Dropping it ends what was begun.
+pub struct Prepared {
+    begun: Begun,
+    environment: Shared,
+    catch: Catch,
+    program: PathBuf,
+    directory: PathBuf,
+}
 
-impl Signaller {
-    /// Sends the program a signal.
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Prepared")
+            .field("program", &self.program)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Prepared {
+    /// Starts the program, with this as its whole environment.
     ///
     /// # Errors
-    /// `ESRCH` when it has ended.
-    pub fn signal(&self, signal: i32) -> Result<(), Errno> {
-        process::send_signal(self.0.as_fd(), signal)
+    /// When the program cannot be executed.
+    pub fn start(
+        mut self,
+        environment: impl IntoIterator<Item = (impl Into<OsString>, impl Into<OsString>)>,
+        host: Arc<dyn Host>,
+    ) -> Result<Supervised, Error> {
+        let environment = environment.into_iter();
+        let environment: Vec<_> = environment
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        let (program, directory) = (self.program, self.directory);
+        let written = self.environment.write(&variables(&environment)?);
+        written.map_err(|source| Error::Execute {
+            program: program.clone(),
+            source,
+        })?;
+        // If it is gone, what it said last tells why.
+        let _ = nix::sys::socket::send(
+            self.begun.hand_over.as_raw_fd(),
+            &[1],
+            MsgFlags::MSG_NOSIGNAL,
+        );
+        self.begun
+            .run(Supervisor::new(host, self.catch))
+            .map_err(|failure| failure.explain(program, directory))
     }
 }
 
@@ -394,6 +430,16 @@ pub(crate) fn first_datagram_descriptor() -> u32 {
         .map_or(1024, |(soft, _)| soft);
     let most = u32::try_from(limit / 4 * 3).unwrap_or(u32::MAX);
     most.clamp(16, FIRST_DATAGRAM_DESCRIPTOR)
+}
+
+fn variables(environment: &[(OsString, OsString)]) -> Result<Vec<CString>, Error> {
+    let variable = |(name, value): &(OsString, OsString)| {
+        let mut variable = name.clone();
+        variable.push("=");
+        variable.push(value);
+        c_string(&variable, "a variable")
+    };
+    environment.iter().map(variable).collect()
 }
 
 fn c_string(text: &OsStr, what: &'static str) -> Result<CString, Error> {

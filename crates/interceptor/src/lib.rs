@@ -12,6 +12,23 @@
 //!
 //! This is no sandbox: a program that wants to escape can. It is for programs that do not know that they are elsewhere.
 //!
+//! # Limits
+//!
+//! - Programs of another architecture, in another root directory or mount namespace (`chroot`, `pivot_root`, `setns`),
+//!   or with memory that we may not read, are local; [`Notice`] says so where it is no choice of theirs.
+//! - Programs are started from this machine's files, and from a working directory of the target only by absolute path.
+//! - A signal whose handler is without `SA_RESTART` can fail a call with `EINTR` in the microseconds until we receive it,
+//!   also one that natively is never interrupted. Before Linux 5.19, until it is answered.
+//! - A working directory at the target is a process's, also where threads have their own (`unshare(CLONE_FS)`) or
+//!   processes share one (`CLONE_FS`). A child inherits it, unless its parent is killed before the child's first call
+//!   about a file.
+//! - A descriptor of a remote file that is opened with `O_PATH` is one for reading: symbolic links cannot be opened so, and
+//!   files without a right to read neither. A file made with `O_TMPFILE` cannot be given a name.
+//! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused there.
+//! - Unix sockets that the program itself makes are made on this machine, whatever their path.
+//! - Who may not install filters freely gives up gaining privileges: set-user-ID programs run as the caller.
+//! - Limits of datagram sockets are told in the `outgoing` module.
+//!
 //! [`Launch`] starts a program, [`Supervised`] is one that runs. The noun modules are `files`, `outgoing` and
 //! `hostname`; the environment is an argument of [`Launch`].
 
@@ -34,6 +51,7 @@ mod metadata;
 mod notification;
 mod outgoing;
 mod process;
+mod restarts;
 mod supervisor;
 mod sys;
 mod syscalls;
@@ -41,12 +59,12 @@ mod workers;
 
 pub use nix::errno::Errno;
 
-pub use crate::diagnose::{Diagnosis, diagnose};
+pub use crate::diagnose::{Diagnosis, check, diagnose};
 pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
     Answer, DestinationChoice, Host, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles,
 };
-pub use crate::launch::{Launch, Signaller, Supervised};
+pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
 pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};

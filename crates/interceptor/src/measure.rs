@@ -1,89 +1,89 @@
-//! How long a local `open` takes, bare and supervised. The measured program is a process of ours that does nothing else.
+//! What supervision costs on this machine: each measure beside the same thing bare, in the same run.
+//!
+//! The two are taken in turns, because a machine is never as idle for one as it is for the other. The measured process of
+//! [`open_local`] and [`stream_local`] is a copy of ours that does nothing else, so that nothing but the calls is measured.
 
-use std::fmt;
-use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+mod open;
+mod start;
+mod stream;
+
 use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+pub use self::open::{OpenLocal, open_local, open_local_with};
+pub use self::start::start;
+pub use self::stream::{StreamLocal, stream_local, stream_local_with};
 
 use crate::filter::Catch;
 use crate::host::{Host, Intent, PathChoice};
-use crate::launch::{first_datagram_descriptor, start};
-use crate::notification::errno_of;
-use crate::supervisor::Supervisor;
-use crate::sys::spawn::Body;
+use crate::launch::first_datagram_descriptor;
 use crate::{Errno, Error};
 
-/// How a file is named.
-const CASES: [&str; 4] = ["absolute", "relative", "link", "missing"];
-/// How often each case is measured, after as many tries that are not.
-const TIMES: usize = 2000;
-
-/// Durations of one `open` and `close`, medians.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Median {
-    pub bare: Duration,
-    pub supervised: Duration,
+/// Several durations of the same thing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Samples {
+    pub minimum: Duration,
+    pub median: Duration,
 }
 
-impl Median {
-    /// What supervision adds.
+impl Samples {
+    fn of(mut durations: Vec<Duration>) -> Self {
+        durations.sort_unstable();
+        Self {
+            minimum: durations.first().copied().unwrap_or_default(),
+            median: durations
+                .get(durations.len() / 2)
+                .copied()
+                .unwrap_or_default(),
+        }
+    }
+}
+
+/// The same thing, bare and supervised.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Comparison {
+    pub bare: Samples,
+    pub supervised: Samples,
+}
+
+impl Comparison {
+    /// What supervision adds, by medians.
     #[must_use]
     pub fn added(&self) -> Duration {
-        self.supervised.saturating_sub(self.bare)
+        self.supervised.median.saturating_sub(self.bare.median)
+    }
+
+    /// How many times as long it takes, by medians.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.supervised.median.as_secs_f64() / self.bare.median.as_secs_f64()
+    }
+
+    /// As [`ratio`](Self::ratio), by minima: what is left when nothing else happens on the machine.
+    #[must_use]
+    pub fn ratio_of_minima(&self) -> f64 {
+        self.supervised.minimum.as_secs_f64() / self.bare.minimum.as_secs_f64()
     }
 }
 
-/// What supervision costs for paths that stay local.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OpenLocal {
-    /// An absolute path.
-    pub absolute: Median,
-    /// A path below the working directory.
-    pub relative: Median,
-    /// A path through a symbolic link.
-    pub link: Median,
-    /// A path that does not exist.
-    pub missing: Median,
-}
-
-impl fmt::Display for OpenLocal {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows = [self.absolute, self.relative, self.link, self.missing];
-        for (name, row) in CASES.iter().zip(rows) {
-            let (bare, supervised, added) = (row.bare, row.supervised, row.added());
-            writeln!(
-                formatter,
-                "{name}: bare {bare:?}, supervised {supervised:?}, added {added:?}"
-            )?;
-        }
-        Ok(())
+impl std::fmt::Display for Comparison {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (bare, supervised) = (self.bare, self.supervised);
+        write!(
+            formatter,
+            "bare {:?} (minimum {:?}), supervised {:?} (minimum {:?}), added {:?}, ratio {:.2} (of minima {:.2})",
+            bare.median,
+            bare.minimum,
+            supervised.median,
+            supervised.minimum,
+            self.added(),
+            self.ratio(),
+            self.ratio_of_minima()
+        )
     }
 }
 
-/// Measures with a host that decides by a few prefixes, as a real one would.
-///
-/// # Errors
-/// When this machine does not allow supervision.
-pub fn open_local() -> Result<OpenLocal, Error> {
-    let folder = Folder::new()?;
-    let bare = run(&folder, false)?;
-    let supervised = run(&folder, true)?;
-    let median = |case: usize| Median {
-        bare: bare.get(case).copied().unwrap_or_default(),
-        supervised: supervised.get(case).copied().unwrap_or_default(),
-    };
-    Ok(OpenLocal {
-        absolute: median(0),
-        relative: median(1),
-        link: median(2),
-        missing: median(3),
-    })
-}
-
-/// A host with something remote.
+/// A host with something remote, which decides by a few prefixes, as a real one would.
 #[derive(Debug)]
 struct Prefixes;
 
@@ -98,81 +98,17 @@ impl Host for Prefixes {
     }
 }
 
-/// What is opened. Its place is the same for every process, because the measured one may not allocate.
-struct Folder;
-
-const FOLDER: &str = "/tmp/standin-measure";
-
-impl Folder {
-    fn new() -> Result<Self, Error> {
-        let failed = |error: std::io::Error| Error::System {
-            what: "make a folder in /tmp to measure in",
-            source: errno_of(&error),
-        };
-        let folder = Path::new(FOLDER);
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        std::fs::write(folder.join("file"), "content").map_err(failed)?;
-        match std::os::unix::fs::symlink("file", folder.join("link")) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
-            _ => Ok(Self),
-        }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(FOLDER);
-    }
-}
-
-/// One duration for each case.
-fn run(_: &Folder, files: bool) -> Result<Vec<Duration>, Error> {
-    let failed = |what| move |source: Errno| Error::System { what, source };
-    let (mut ours, theirs) =
-        UnixStream::pair().map_err(|error| failed("make a pair of sockets")(errno_of(&error)))?;
-    let catch = Catch {
-        files,
-        outgoing: false,
-        hostname: false,
+fn catch_everything() -> Catch {
+    Catch {
+        files: true,
+        outgoing: true,
+        hostname: true,
         refuse_io_uring: true,
         first_datagram_descriptor: first_datagram_descriptor(),
-    };
-    let supervisor = Supervisor::new(Arc::new(Prefixes), catch);
-    let mut supervised = start(&Body::Run(measured, theirs.into()), supervisor)?;
-    let mut medians = vec![Duration::ZERO; CASES.len()];
-    for median in &mut medians {
-        let mut nanoseconds = [0; 8];
-        ours.read_exact(&mut nanoseconds)
-            .map_err(|error| failed("read the measurements")(errno_of(&error)))?;
-        *median = Duration::from_nanos(u64::from_ne_bytes(nanoseconds));
+        let_signals_wait: true,
     }
-    supervised.wait()?;
-    Ok(medians)
 }
 
-/// The body of the measured process. It makes system calls only; see [`Body::Run`].
-fn measured(result: BorrowedFd<'_>) {
-    let paths = [
-        c"/tmp/standin-measure/file",
-        c"file",
-        c"/tmp/standin-measure/link",
-        c"/tmp/standin-measure/missing",
-    ];
-    let _ = nix::unistd::chdir(c"/tmp/standin-measure");
-    for path in paths {
-        let mut durations = [0_u64; TIMES];
-        for round in 0..2 {
-            for duration in &mut durations {
-                let before = Instant::now();
-                crate::sys::files::open_and_close(path);
-                let after = before.elapsed();
-                if round == 1 {
-                    *duration = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
-                }
-            }
-        }
-        durations.sort_unstable();
-        let median = durations.get(TIMES / 2).copied().unwrap_or_default();
-        let _ = nix::unistd::write(result.as_fd(), &median.to_ne_bytes());
-    }
+fn failed(what: &'static str) -> impl Fn(Errno) -> Error {
+    move |source| Error::System { what, source }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::Errno;
+use crate::restarts::{Call, Outcome};
 use crate::sys::memory::{self, Plain};
 use crate::sys::seccomp;
 
@@ -18,6 +19,8 @@ const PAGE: u64 = 4096;
 pub(crate) struct Notification {
     listener: Arc<OwnedFd>,
     received: seccomp::Received,
+    /// Where signals do not wait for answers: the call, which may be made again.
+    restartable: Option<Arc<Call>>,
     answered: bool,
 }
 
@@ -26,8 +29,19 @@ impl Notification {
         Self {
             listener,
             received,
+            restartable: None,
             answered: false,
         }
+    }
+
+    pub(crate) fn restartable(mut self, call: Arc<Call>) -> Self {
+        self.restartable = Some(call);
+        self
+    }
+
+    /// The work on an earlier one answers it.
+    pub(crate) fn leave_to_earlier(mut self) {
+        self.answered = true;
     }
 
     /// The thread that makes the call.
@@ -55,7 +69,11 @@ impl Notification {
 
     /// Whether the caller still waits: what was read of it belonged to it, and not to a successor with its number.
     pub(crate) fn is_valid(&self) -> bool {
-        seccomp::is_valid(self.listener.as_fd(), self.received.id)
+        let listener = self.listener.as_fd();
+        match &self.restartable {
+            Some(call) => call.is_wanted(listener),
+            None => seccomp::is_valid(listener, self.received.id),
+        }
     }
 
     pub(crate) fn read_string(&self, address: u64) -> Result<Vec<u8>, Errno> {
@@ -128,30 +146,22 @@ impl Notification {
 
     /// Lets the kernel do the call.
     pub(crate) fn pass(mut self) {
-        self.answered = true;
-        // An error says that the caller is gone, here and below.
-        let _ = seccomp::send_continue(self.listener.as_fd(), self.received.id);
+        self.answer(Outcome::Pass);
     }
 
     pub(crate) fn succeed(mut self, value: i64) {
-        self.answered = true;
-        let _ = seccomp::send(self.listener.as_fd(), self.received.id, value, 0);
+        self.answer(Outcome::Value(value));
     }
 
     pub(crate) fn fail(mut self, errno: Errno) {
-        self.fail_with(errno as i32);
+        self.answer(Outcome::Error(errno as i32));
     }
 
     /// The kernel's own `ERESTARTSYS`: the call is made again after the signal's handler, or fails with `EINTR`, by
     /// what the handler was installed with. Only for a thread with a signal waiting; others would see the number.
     pub(crate) fn restart(mut self) {
         const ERESTARTSYS: i32 = 512;
-        self.fail_with(ERESTARTSYS);
-    }
-
-    fn fail_with(&mut self, error: i32) {
-        self.answered = true;
-        let _ = seccomp::send(self.listener.as_fd(), self.received.id, 0, error);
+        self.answer(Outcome::Error(ERESTARTSYS));
     }
 
     pub(crate) fn finish(self, result: Result<i64, Errno>) {
@@ -162,18 +172,16 @@ impl Notification {
     }
 
     /// Answers with a descriptor, in the caller's lowest free number.
-    pub(crate) fn give(mut self, descriptor: &OwnedFd, close_on_exec: bool) {
+    pub(crate) fn give(mut self, descriptor: OwnedFd, close_on_exec: bool) {
+        self.answer(Outcome::Descriptor(descriptor, close_on_exec));
+    }
+
+    fn answer(&mut self, outcome: Outcome) {
         self.answered = true;
-        let result = seccomp::send_descriptor(
-            self.listener.as_fd(),
-            self.received.id,
-            descriptor.as_raw_fd(),
-            seccomp::Place::Lowest,
-            close_on_exec,
-        );
-        // The caller may have no number left; that is its error to see.
-        if let Err(errno) = result {
-            self.fail_with(errno as i32);
+        match &self.restartable {
+            Some(call) => call.answer(self.listener.as_fd(), outcome),
+            // An error says that the caller is gone.
+            None => drop(outcome.deliver(self.listener.as_fd(), self.received.id)),
         }
     }
 
@@ -202,7 +210,7 @@ impl Notification {
 impl Drop for Notification {
     fn drop(&mut self) {
         if !self.answered {
-            self.fail_with(Errno::EIO as i32);
+            self.answer(Outcome::Error(Errno::EIO as i32));
         }
     }
 }

@@ -12,11 +12,14 @@
 //! | `sendto`, `recvfrom` | with an address |
 //! | `socket` | for internet datagrams |
 //! | `sendmsg`, `sendmmsg`, `recvmsg`, `recvmmsg` | on descriptors that may be internet datagram sockets |
+//! | `sendto`, `sendmsg`, `sendmmsg` with `MSG_FASTOPEN` | refused with `EOPNOTSUPP`; programs then connect first |
 //!
 //! The filter cannot see whether a message has an address. What it sees is the descriptor's number, so internet
 //! datagram sockets get high ones when they are made, and streams, which are the ones in a hurry, are never caught.
-//! Such a socket that is duplicated to a low number, or made under a very low limit of open files, shows the address
-//! of our end in `recvmsg`; everything else of it works.
+//! They start at 768, so that 256 of them work with `select`, and go on above 1024 after that. Such a socket that is
+//! duplicated to a low number, or made under a limit of open files so low that there are no high ones, has two limits:
+//! `recvmsg` shows the address of our end, and `sendmsg` to an address leaves from this machine. `sendto`, `recvfrom`
+//! and everything about connected sockets work on it too.
 
 mod address;
 mod attempt;
@@ -74,9 +77,10 @@ pub struct Names {
 enum Socket {
     /// The remote half is being made.
     Connecting(Arc<Attempt>),
-    Connected(Ends),
+    /// With the number of the attempt that made it.
+    Connected(u64, Ends),
     /// The remote half failed, and the application has not asked yet.
-    Failed(Errno),
+    Failed(Errno, Arc<Attempt>),
     Datagrams(Datagrams),
 }
 
@@ -92,8 +96,16 @@ struct Ends {
 struct Datagrams {
     /// The peer to which it is connected.
     connected: Option<Ends>,
-    /// Peer, and the address of the socket of ours that stands for it.
-    peers: Vec<(SocketAddr, SocketAddr)>,
+    peers: Vec<Peer>,
+}
+
+/// Who a datagram socket talks to.
+#[derive(Debug, Clone)]
+struct Peer {
+    address: SocketAddr,
+    /// The address of the socket of ours that stands for it.
+    relay: SocketAddr,
+    ends: Ends,
 }
 
 /// All sockets of the application that lead to the target.
@@ -114,9 +126,47 @@ impl Connections {
         self.any.store(true, Ordering::Relaxed);
     }
 
+    /// What came of an attempt. False if the application has given it up and does something else with its socket.
+    fn complete(&self, cookie: u64, attempt: u64, result: Option<Socket>) -> bool {
+        let mut sockets = lock(&self.sockets);
+        let current = matches!(sockets.get(&cookie), Some(Socket::Connecting(known)) if known.number() == attempt);
+        if current {
+            match result {
+                Some(socket) => sockets.insert(cookie, socket),
+                None => sockets.remove(&cookie),
+            };
+        }
+        current
+    }
+
+    /// The connection that an attempt made has ended.
+    fn end(&self, cookie: u64, attempt: u64) {
+        let mut sockets = lock(&self.sockets);
+        if matches!(sockets.get(&cookie), Some(Socket::Connected(known, _)) if *known == attempt) {
+            sockets.remove(&cookie);
+        }
+    }
+
     fn forget(&self, cookie: u64) {
         if self.any.load(Ordering::Relaxed) {
             lock(&self.sockets).remove(&cookie);
+        }
+    }
+
+    /// The application ends the association of a socket, or connects it to something local. Returns the attempt that
+    /// was under way.
+    fn disconnect(&self, cookie: u64) -> Option<Arc<Attempt>> {
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut sockets = lock(&self.sockets);
+        if let Some(Socket::Datagrams(datagrams)) = sockets.get_mut(&cookie) {
+            datagrams.connected = None;
+            return None;
+        }
+        match sockets.remove(&cookie) {
+            Some(Socket::Connecting(attempt)) => Some(attempt),
+            _ => None,
         }
     }
 
@@ -125,7 +175,7 @@ impl Connections {
         lock(&self.sockets).get_mut(&cookie).map(look)
     }
 
-    fn add_peer(&self, cookie: u64, peer: SocketAddr, relay: SocketAddr, connected: Option<Ends>) {
+    fn add_peer(&self, cookie: u64, peer: Peer, connected: bool) {
         let mut sockets = lock(&self.sockets);
         let socket = sockets
             .entry(cookie)
@@ -134,11 +184,13 @@ impl Connections {
             *socket = Socket::Datagrams(Datagrams::default());
         }
         if let Socket::Datagrams(datagrams) = socket {
-            datagrams.peers.retain(|(known, _)| *known != peer);
-            datagrams.peers.push((peer, relay));
-            if connected.is_some() {
-                datagrams.connected = connected;
+            if connected {
+                datagrams.connected = Some(peer.ends.clone());
             }
+            datagrams
+                .peers
+                .retain(|known| known.address != peer.address);
+            datagrams.peers.push(peer);
         }
         self.any.store(true, Ordering::Relaxed);
         self.any_datagrams.store(true, Ordering::Relaxed);
@@ -159,7 +211,7 @@ impl Connections {
     fn remove_peer(&self, cookie: u64, relay: SocketAddr) {
         let mut sockets = lock(&self.sockets);
         if let Some(Socket::Datagrams(datagrams)) = sockets.get_mut(&cookie) {
-            datagrams.peers.retain(|(_, known)| *known != relay);
+            datagrams.peers.retain(|known| known.relay != relay);
             if datagrams.peers.is_empty() {
                 sockets.remove(&cookie);
             }

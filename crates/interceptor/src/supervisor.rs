@@ -13,6 +13,7 @@ use crate::host::{Host, Notice};
 use crate::notification::Notification;
 use crate::outgoing::Connections;
 use crate::process::Processes;
+use crate::restarts::Restarts;
 use crate::sys::process::system_names;
 use crate::sys::seccomp;
 use crate::syscalls::{Call, Group, NATIVE_ARCHITECTURE};
@@ -28,6 +29,8 @@ pub(crate) struct Supervisor {
     pub(crate) connections: Arc<Connections>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) workers: Workers,
+    /// Only where signals do not wait for answers.
+    pub(crate) restarts: Option<Arc<Restarts>>,
 }
 
 /// What is done about a call, as far as it can be said at once.
@@ -58,11 +61,17 @@ impl Supervisor {
             connections: Arc::default(),
             processes: Arc::default(),
             workers: Workers::default(),
+            restarts: None,
         }
     }
 
     /// Answers calls until no process is supervised any more.
     pub(crate) fn run(&self, listener: OwnedFd) {
+        self.receive_all(listener);
+        self.workers.close();
+    }
+
+    fn receive_all(&self, listener: OwnedFd) {
         let listener = Arc::new(listener);
         // Waiting for a call and receiving it is one system call less where receiving also ends when everything has.
         let receiving_ends = release() >= (6, 11);
@@ -84,7 +93,14 @@ impl Supervisor {
     fn answer(&self, listener: &Arc<OwnedFd>, received: seccomp::Received) {
         let foreign = received.architecture != NATIVE_ARCHITECTURE;
         let call = Call::by_number(received.number);
-        let notification = Notification::new(Arc::clone(listener), received);
+        let mut notification = Notification::new(Arc::clone(listener), received);
+        // Calls about connections know by themselves what is under way.
+        if let (Some(restarts), Some(Group::Files)) = (&self.restarts, call.map(Call::group)) {
+            match restarts.arrive(listener.as_fd(), &received) {
+                Some(call) => notification = notification.restartable(call),
+                None => return notification.leave_to_earlier(),
+            }
+        }
         if foreign {
             self.processes.say_once(notification.thread(), |process| {
                 self.host.notice(&Notice::ForeignArchitecture { process });
@@ -108,7 +124,15 @@ impl Supervisor {
         }
         let decision = match call.group() {
             Group::Process => Ok(process::decide(self, call, notification)),
-            Group::Files => crate::files::decide(self, call, notification),
+            Group::Files | Group::Root if self.processes.has_other_root(notification.thread()) => {
+                Ok(Decision::Pass)
+            }
+            // There is nothing remote in any other tree than ours.
+            Group::Root if call != Call::Chroot => {
+                self.processes.expect_other_roots();
+                Ok(Decision::Pass)
+            }
+            Group::Files | Group::Root => crate::files::decide(self, call, notification),
             Group::Outgoing => crate::outgoing::decide(self, call, notification),
             Group::Hostname => Ok(hostname::decide(self)),
         };

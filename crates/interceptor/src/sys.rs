@@ -8,6 +8,7 @@ pub(crate) mod files;
 pub(crate) mod memory;
 pub(crate) mod process;
 pub(crate) mod seccomp;
+pub(crate) mod shared;
 pub(crate) mod socket;
 pub(crate) mod spawn;
 mod watcher;

@@ -14,6 +14,10 @@ pub(crate) enum Call {
     Execve,
     ExecveAt,
     ExitGroup,
+    // Another root directory.
+    Chroot,
+    PivotRoot,
+    SetNamespace,
     // Files.
     Open,
     OpenAt,
@@ -62,7 +66,15 @@ pub(crate) enum Call {
     LlistXattr,
     RemoveXattr,
     LremoveXattr,
+    SetXattrAt,
+    GetXattrAt,
+    ListXattrAt,
+    RemoveXattrAt,
+    FileGetAttributes,
+    FileSetAttributes,
+    NameToHandleAt,
     InotifyAddWatch,
+    FanotifyMark,
     Chdir,
     Fchdir,
     Getcwd,
@@ -87,6 +99,8 @@ pub(crate) enum Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
     Process,
+    /// What changes the tree of files that a process sees.
+    Root,
     Files,
     Outgoing,
     Hostname,
@@ -96,6 +110,7 @@ impl Call {
     pub(crate) fn group(self) -> Group {
         match self {
             Self::Execve | Self::ExecveAt | Self::ExitGroup => Group::Process,
+            Self::Chroot | Self::PivotRoot | Self::SetNamespace => Group::Root,
             Self::Socket
             | Self::Connect
             | Self::Listen
@@ -129,8 +144,14 @@ pub(crate) const NATIVE_ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 pub(crate) const NATIVE_ARCHITECTURE: u32 = 0xc000_00b7;
 
-/// `fchmodat2`, since Linux 6.6, has the same number everywhere.
+/// Newer calls, which have the same number everywhere: since Linux 6.6, 6.13 and 6.17.
 const FCHMODAT2: libc::c_long = 452;
+const SETXATTRAT: libc::c_long = 463;
+const GETXATTRAT: libc::c_long = 464;
+const LISTXATTRAT: libc::c_long = 465;
+const REMOVEXATTRAT: libc::c_long = 466;
+const FILE_GETATTR: libc::c_long = 468;
+const FILE_SETATTR: libc::c_long = 469;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) const TABLE: &[(libc::c_long, Call)] =
@@ -201,7 +222,18 @@ const COMMON: &[(libc::c_long, Call)] = &[
     (libc::SYS_llistxattr,        Call::LlistXattr),
     (libc::SYS_removexattr,       Call::RemoveXattr),
     (libc::SYS_lremovexattr,      Call::LremoveXattr),
+    (SETXATTRAT,                  Call::SetXattrAt),
+    (GETXATTRAT,                  Call::GetXattrAt),
+    (LISTXATTRAT,                 Call::ListXattrAt),
+    (REMOVEXATTRAT,               Call::RemoveXattrAt),
+    (FILE_GETATTR,                Call::FileGetAttributes),
+    (FILE_SETATTR,                Call::FileSetAttributes),
+    (libc::SYS_name_to_handle_at, Call::NameToHandleAt),
     (libc::SYS_inotify_add_watch, Call::InotifyAddWatch),
+    (libc::SYS_fanotify_mark,     Call::FanotifyMark),
+    (libc::SYS_chroot,            Call::Chroot),
+    (libc::SYS_pivot_root,        Call::PivotRoot),
+    (libc::SYS_setns,             Call::SetNamespace),
     (libc::SYS_chdir,             Call::Chdir),
     (libc::SYS_fchdir,            Call::Fchdir),
     (libc::SYS_getcwd,            Call::Getcwd),

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+/// Jobs are shallow; what is not used of a stack costs nothing but addresses.
+const STACK: usize = 512 * 1024;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// How long a thread without work stays.
@@ -14,6 +17,10 @@ struct State {
     jobs: VecDeque<Job>,
     /// Threads that wait for a job.
     waiting: usize,
+    /// All threads.
+    threads: usize,
+    /// No more jobs come.
+    closed: bool,
 }
 
 #[derive(Default)]
@@ -37,6 +44,9 @@ impl Workers {
         let mut state = lock(&self.0.state);
         state.jobs.push_back(Box::new(job));
         let enough = state.jobs.len() <= state.waiting;
+        if !enough {
+            state.threads += 1;
+        }
         drop(state);
         if enough {
             self.0.job_added.notify_one();
@@ -45,12 +55,31 @@ impl Workers {
         let shared = Arc::clone(&self.0);
         let started = std::thread::Builder::new()
             .name("standin-worker".to_owned())
-            .stack_size(512 * 1024)
+            .stack_size(STACK)
             .spawn(move || work(&shared));
-        if let Err(error) = started
-            && let Some(job) = lock(&self.0.state).jobs.pop_back()
-        {
-            tracing::warn!(%error, "no thread for a slow call; it is done on this one");
+        if let Err(error) = started {
+            self.do_without(&error);
+        }
+    }
+
+    /// No more jobs come: threads without one end now.
+    pub(crate) fn close(&self) {
+        lock(&self.0.state).closed = true;
+        self.0.job_added.notify_all();
+    }
+
+    /// No thread can be had. The job waits for one that has time, and only if there is none is it done here.
+    fn do_without(&self, error: &std::io::Error) {
+        let mut state = lock(&self.0.state);
+        state.threads -= 1;
+        let job = if state.threads == 0 {
+            state.jobs.pop_back()
+        } else {
+            None
+        };
+        drop(state);
+        tracing::warn!(%error, "no thread for a slow call");
+        if let Some(job) = job {
             job();
         }
     }
@@ -68,11 +97,12 @@ fn work(shared: &Shared) {
         state.waiting += 1;
         let (guard, timeout) = shared
             .job_added
-            .wait_timeout_while(state, IDLE, |state| state.jobs.is_empty())
+            .wait_timeout_while(state, IDLE, |state| state.jobs.is_empty() && !state.closed)
             .unwrap_or_else(PoisonError::into_inner);
         state = guard;
         state.waiting -= 1;
-        if timeout.timed_out() && state.jobs.is_empty() {
+        if (timeout.timed_out() || state.closed) && state.jobs.is_empty() {
+            state.threads -= 1;
             return;
         }
     }

@@ -151,7 +151,7 @@ impl Local {
         self.progress.begin("finding the target");
         let process = self.target.process().await?;
         self.progress.begin("starting the agent");
-        let (agent, ended) = LocalAgent::start(process, &self.target.to_string(), self.verbosity)
+        let (agent, ended) = LocalAgent::start(process, &self.target, self.verbosity)
             .await
             .with_context(|| format!("there is no agent beside {}", self.target))?;
         let place = Place {

@@ -43,6 +43,7 @@ pub(crate) struct ExecArguments {
     /// The program and its arguments. It is a program of this machine
     #[arg(
         last = true,
+        help_heading = "Program",
         required_unless_present = "print_config",
         value_name = "COMMAND"
     )]

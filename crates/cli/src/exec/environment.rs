@@ -4,12 +4,15 @@ use std::env;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
+use crate::environment::AGENT_TOKEN;
+
 /// Linux starts no program with a longer variable: 32 pages, with the name, the `=` and a zero at its end.
 const LONGEST: usize = 32 * 4096;
 
-/// Our own variables, as bytes.
+/// Our own variables, as bytes. The agent's secret is not for the program.
 pub(super) fn own() -> Vec<(Vec<u8>, Vec<u8>)> {
     env::vars_os()
+        .filter(|(name, _)| name != AGENT_TOKEN)
         .map(|(name, value)| (name.into_vec(), value.into_vec()))
         .collect()
 }

@@ -1,6 +1,7 @@
 //! Which process of this machine a target is.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -45,6 +46,19 @@ impl LocalTarget {
             ),
             Self::Process(pid) => Ok(*pid),
             Self::Container { name, podman } => podman.process_of(name).await,
+        }
+    }
+
+    /// Starts a program where it can be beside the target. A user's own containers live in a user namespace of podman, in
+    /// which the user has every right, and outside of which none.
+    pub(super) fn start(&self, program: &Path) -> Command {
+        match self {
+            Self::Container { podman, .. } if !rustix::process::geteuid().is_root() => {
+                let mut command = podman.command();
+                command.arg("unshare").arg(program);
+                command
+            }
+            _ => Command::new(program),
         }
     }
 

@@ -1,11 +1,15 @@
 //! Containers of podman as targets.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::world::{Ended, Running, Standin, Target};
+use crate::world::{Ended, Running, Standin, Target, agent_program};
+
+/// A user without any rights.
+const NOBODY: u32 = 65534;
 
 /// Podman with a storage of its own, and in it one container. All of it is gone with the test.
 struct Podman {
@@ -47,7 +51,8 @@ impl Podman {
         )
     }
 
-    /// Its programs are this machine's, so that no image is needed. Limits are lowered because a container may not raise them where the tests themselves are limited.
+    /// Its programs are this machine's, so that no image is needed. Limits are lowered because a container may not raise
+    /// them where the tests themselves are limited.
     fn start(&self, name: &str) {
         let root = self.folder.path().join("root").display().to_string();
         let options = [
@@ -85,9 +90,14 @@ impl Podman {
 
 impl Drop for Podman {
     fn drop(&mut self) {
-        let _ = Command::new(&self.program)
-            .args(["rm", "--all", "--force", "--time", "0"])
-            .output();
+        let home = self.folder.path();
+        if fs::metadata(home).is_ok_and(|home| home.uid() == NOBODY) {
+            // Also ends the process that keeps the user namespace.
+            let end = "./podman rm --all --force --time 0; ./podman system migrate";
+            as_nobody(home, end);
+        } else {
+            self.run(&["rm", "--all", "--force", "--time", "0"]);
+        }
     }
 }
 
@@ -152,6 +162,45 @@ fn containers_that_do_not_run_say_what_to_do() {
         "container/checkout does not run: it ended with code",
         "podman start checkout",
     ]);
+}
+
+/// Runs a script as a user without any rights, whose home is the given folder.
+fn as_nobody(home: &Path, script: &str) -> Ended {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script])
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .current_dir(home)
+        .env("HOME", home)
+        .env("XDG_RUNTIME_DIR", home);
+    Ended::from(command.output().unwrap())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_users_own_container_needs_no_root() {
+    let podman = Podman::new();
+    let home = podman.folder.path();
+    fs::set_permissions(home, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_standin"), home.join("standin")).unwrap();
+    fs::copy(agent_program(), home.join("standind")).unwrap();
+    for path in [home.to_path_buf(), home.join("root"), home.join("root/etc")] {
+        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let start = "./podman run --detach --name checkout --network none --volume /usr:/usr:ro --ulimit nofile=1024:1024 \
+                 --ulimit nproc=1024:1024 --rootfs ./root /bin/sleep 3600";
+    as_nobody(
+        home,
+        &start.replace("./root", &home.join("root").display().to_string()),
+    )
+    .expect(0);
+    let ended = as_nobody(
+        home,
+        "STANDIN_PODMAN=./podman ./standin exec -t container/checkout -- cat /etc/standin-words",
+    );
+    ended.expect(0);
+    assert_eq!(ended.stdout, "the container's words\n");
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn when_we_are_killed_nothing_is_left() {
 fn ctrl_c_is_the_programs_and_the_session_goes_on() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = format!(
-        "$STANDIN exec -t {} -- bash -c 'trap \"came=1\" INT; echo ready; until test \"\$came\"; do sleep 0.02; done; \
+        "$STANDIN exec -t {} -- bash -c 'trap \"came=1\" INT; echo ready; until test \"$came\"; do sleep 0.02; done; \
          echo interrupted; cat /etc/hostname >/dev/null && echo still there; exit 6'",
         target.name()
     );

@@ -158,6 +158,8 @@ fn agents_that_cannot_be_used() {
     run(&standin, &agent.address)
         .expect(0)
         .says(&["standing in for the target of the agent at 127.0.0.1:"]);
+    let ended = standin.run(["exec", "--agent", &agent.address, "--", "env"]);
+    assert!(!ended.stdout.contains("secret-of-the-test"), "{ended:?}");
     run(&standin, "nonsense")
         .expect(125)
         .says(&["--agent nonsense is not a host and a port"]);

@@ -46,99 +46,26 @@ fn flags_win_over_variables_over_files_over_defaults() {
 #[test]
 fn every_flag_sets_its_key() {
     let standin = Standin::new();
-    for (options, key, value, origin) in [
-        (
-            &["-t", "process/1"][..],
-            "target.path",
-            "\"process/1\"",
-            "--target",
-        ),
-        (
-            &["--env-include", "A*,B"],
-            "feature.env.include",
-            "[\"A*\",\"B\"]",
-            "--env-include",
-        ),
-        (
-            &["--env-exclude", "A", "--env-exclude", "B"],
-            "feature.env.exclude",
-            "[\"A\",\"B\"]",
-            "--env-exclude",
-        ),
-        (
-            &["--override-env-vars-exclude", "A"],
-            "feature.env.exclude",
-            "[\"A\"]",
-            "--env-exclude",
-        ),
-        (
-            &["--override-env", "A=hunter2"],
-            "feature.env.override.A",
-            "(hidden)",
-            "--override-env",
-        ),
-        (
-            &["--unset-env", "A"],
-            "feature.env.unset",
-            "[\"A\"]",
-            "--unset-env",
-        ),
-        (
-            &["--env-file", ".env"],
-            "feature.env.env_file",
-            "\".env\"",
-            "--env-file",
-        ),
-        (&["--no-env"], "feature.env.enabled", "false", "--no-env"),
-        (
-            &["--no-outgoing"],
-            "feature.network.outgoing.tcp",
-            "false",
-            "--no-outgoing",
-        ),
-        (
-            &["--no-outgoing"],
-            "feature.network.outgoing.udp",
-            "false",
-            "--no-outgoing",
-        ),
-        (
-            &["--no-tcp-outgoing"],
-            "feature.network.outgoing.tcp",
-            "false",
-            "--no-tcp-outgoing",
-        ),
-        (
-            &["--no-udp-outgoing"],
-            "feature.network.outgoing.udp",
-            "false",
-            "--no-udp-outgoing",
-        ),
-        (
-            &["--no-dns"],
-            "feature.network.dns.enabled",
-            "false",
-            "--no-dns",
-        ),
-        (
-            &["--no-remote-dns"],
-            "feature.network.dns.enabled",
-            "false",
-            "--no-dns",
-        ),
-        (
-            &["--no-hostname"],
-            "feature.hostname",
-            "false",
-            "--no-hostname",
-        ),
-        (
-            &["--skip-processes", "make,sh"],
-            "skip_processes",
-            "[\"make\",\"sh\"]",
-            "--skip-processes",
-        ),
-    ] {
+    #[rustfmt::skip] // A table is read by its columns.
+    let table: [(&[&str], &str, &str, &str); 16] = [
+        (&["-t", "process/1"],                           "target.path",                  "\"process/1\"",   "--target"),
+        (&["--env-include", "A*,B"],                     "feature.env.include",          "[\"A*\",\"B\"]",  "--env-include"),
+        (&["--env-exclude", "A", "--env-exclude", "B"],  "feature.env.exclude",          "[\"A\",\"B\"]",   "--env-exclude"),
+        (&["--override-env-vars-exclude", "A"],          "feature.env.exclude",          "[\"A\"]",         "--env-exclude"),
+        (&["--override-env", "A=hunter2"],               "feature.env.override.A",       "(hidden)",        "--override-env"),
+        (&["--unset-env", "A"],                          "feature.env.unset",            "[\"A\"]",         "--unset-env"),
+        (&["--env-file", ".env"],                        "feature.env.env_file",         "\".env\"",        "--env-file"),
+        (&["--no-env"],                                  "feature.env.enabled",          "false",           "--no-env"),
+        (&["--no-outgoing"],                             "feature.network.outgoing.tcp", "false",           "--no-outgoing"),
+        (&["--no-outgoing"],                             "feature.network.outgoing.udp", "false",           "--no-outgoing"),
+        (&["--no-tcp-outgoing"],                         "feature.network.outgoing.tcp", "false",           "--no-tcp-outgoing"),
+        (&["--no-udp-outgoing"],                         "feature.network.outgoing.udp", "false",           "--no-udp-outgoing"),
+        (&["--no-dns"],                                  "feature.network.dns.enabled",  "false",           "--no-dns"),
+        (&["--no-remote-dns"],                           "feature.network.dns.enabled",  "false",           "--no-dns"),
+        (&["--no-hostname"],                             "feature.hostname",             "false",           "--no-hostname"),
+        (&["--skip-processes", "make,sh"],               "skip_processes",               "[\"make\",\"sh\"]", "--skip-processes"),
+    ];
+    for (options, key, value, origin) in table {
         check(&standin, options, key, value, origin);
     }
     standin

@@ -21,8 +21,9 @@ impl Terminal {
     pub(crate) fn start(standin: &Standin, script: &str, variables: &[(&str, &str)]) -> Self {
         let pair = openpty(None, None).unwrap();
         let side = |side: &OwnedFd| Stdio::from(side.try_clone().unwrap());
-        let mut command = Command::new("setsid");
-        command.args(["--ctty", "--wait", "bash", "-c", script]);
+        // Reading a screen waits, so whatever hangs is ended from outside.
+        let mut command = Command::new("timeout");
+        command.args(["120", "setsid", "--ctty", "--wait", "bash", "-c", script]);
         standin.complete(&mut command);
         command
             .env("STANDIN", env!("CARGO_BIN_EXE_standin"))

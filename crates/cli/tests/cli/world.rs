@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -182,16 +182,26 @@ pub(crate) struct Running {
     pub(crate) child: Child,
     stderr: BufReader<ChildStderr>,
     pub(crate) said: String,
+    /// Dropped before the process is reaped: then nobody has to end what hangs.
+    patience: Option<mpsc::Sender<()>>,
 }
 
 impl Running {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (patience, ended) = mpsc::channel::<()>();
+        let process = Pid::from_raw(i32::try_from(child.id()).unwrap());
+        thread::spawn(move || {
+            if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let _ = kill(process, Signal::SIGKILL);
+            }
+        });
         Running {
             child,
             stderr,
             said: String::new(),
+            patience: Some(patience),
         }
     }
 
@@ -232,6 +242,7 @@ impl Running {
         if let Some(mut output) = self.child.stdout.take() {
             output.read_to_string(&mut stdout).unwrap();
         }
+        self.patience = None;
         Ended {
             status: self.child.wait().unwrap(),
             stdout,
@@ -242,6 +253,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.patience = None;
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::request::{Operation, Request, TimeFormat};
+use super::request::{Operation, PathArgument, Request, TimeFormat};
 use super::resolve::Place;
 use super::write_structure;
-use crate::host::{Answer, Instead, Notice, OpenOptions, RemoteFiles};
+use crate::host::{Answer, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles};
 use crate::metadata::{Moment, SetTime, Times};
 use crate::notification::Notification;
 use crate::process::creation_mask_of;
@@ -55,15 +55,32 @@ pub(super) fn perform(
         ),
         [
             Place::Remote { seen, target },
-            Place::Remote { target: second, .. },
-        ] => remotely(supervisor, &notification, request, (seen, target), second),
+            Place::Remote {
+                seen: second_seen,
+                target: second,
+            },
+        ] => {
+            let both = (seen.as_path(), target.as_path());
+            let answer = remotely(supervisor, &notification, request, both, second);
+            if let (
+                Ok(_),
+                Operation::Rename {
+                    flags: 0 | libc::RENAME_NOREPLACE,
+                },
+            ) = (&answer, request.operation)
+            {
+                supervisor.files.rename(seen, second_seen);
+                supervisor.processes.rename(seen, second_seen);
+            }
+            answer
+        }
         _ => Err(Instead::Local),
     };
     match answer {
         Ok(Outcome::Value(value)) => notification.succeed(value),
         Ok(Outcome::Descriptor(descriptor)) => {
             let close_on_exec = matches!(request.operation, Operation::Open { flags, .. } if flags & libc::O_CLOEXEC != 0);
-            notification.give(&descriptor, close_on_exec);
+            notification.give(descriptor, close_on_exec);
         }
         Err(Instead::Fail(errno)) => notification.fail(errno),
         Err(Instead::Local) => notification.pass(),
@@ -96,6 +113,7 @@ fn remotely(
         return Err(Errno::ENOSPC.into());
     }
     let files = supervisor.host.files();
+    check_end(files, request, target)?;
     let outcome = do_it(files, notification, request, target, second);
     if let Ok(Outcome::Descriptor(descriptor)) = &outcome {
         supervisor.files.remember(descriptor, seen);
@@ -118,20 +136,23 @@ fn answer_link(notification: &Notification, request: &Request, content: &Path) -
 /// `chdir`. The kernel only knows directories of this machine; any other is for us to know.
 fn change_directory(supervisor: &Supervisor, notification: Notification, places: &[Place]) {
     let check = |files: &dyn RemoteFiles, path: &Path| -> Answer<()> {
-        let metadata = files.metadata(path, true)?;
-        if metadata.mode & libc::S_IFMT != libc::S_IFDIR {
-            return Err(Errno::ENOTDIR.into());
-        }
+        check_directory(&files.metadata(path, true)?)?;
         files.access(path, libc::X_OK, true)
     };
     let thread = notification.thread();
+    let canonical;
     let (checked, directory) = match places {
         [Place::Machine(path)] => {
             let machine = supervisor.files.machine();
             let checked = machine.map_err(Instead::from);
             (checked.and_then(|machine| check(machine, path)), path)
         }
-        [Place::Remote { seen, target }] => (check(supervisor.host.files(), target), seen),
+        [Place::Remote { seen, target }] => {
+            let files = supervisor.host.files();
+            let checked = check(files, target);
+            canonical = canonical_directory(supervisor, seen, target);
+            (checked, &canonical)
+        }
         _ => {
             // The kernel goes there. If it cannot, it stays, and so must our knowledge; only a real directory that
             // may be entered changes it.
@@ -157,6 +178,63 @@ fn change_directory(supervisor: &Supervisor, notification: Notification, places:
     }
 }
 
+/// The name by which `getcwd` knows a directory of the target. One that the target's links lead to from elsewhere keeps
+/// the name by which it was reached if it has no other that leads there.
+fn canonical_directory(supervisor: &Supervisor, seen: &Path, target: &Path) -> PathBuf {
+    let host = &supervisor.host;
+    match host.files().canonical(target) {
+        Ok(canonical)
+            if canonical != target
+                && host.choose_path(&canonical, Intent::Look)
+                    == PathChoice::Remote(canonical.clone()) =>
+        {
+            canonical
+        }
+        _ => seen.to_path_buf(),
+    }
+}
+
+/// What the kernel checks by how a path ends: `file/` is no file, and `.` is no name.
+fn check_end(files: &dyn RemoteFiles, request: &Request, target: &Path) -> Answer<()> {
+    let wants_directory = request.path.wants_directory();
+    let second_wants = request
+        .second
+        .as_ref()
+        .is_some_and(PathArgument::wants_directory);
+    if !wants_directory && !second_wants {
+        return Ok(());
+    }
+    match (request.operation, request.path.last()) {
+        (Operation::CreateDirectory { .. }, _) => return Ok(()),
+        // No directory gets a second name.
+        (Operation::HardLink, _) if second_wants => return Err(Errno::ENOENT.into()),
+        (Operation::RemoveDirectory, b".") => return Err(Errno::EINVAL.into()),
+        (Operation::RemoveDirectory, b"..") => return Err(Errno::ENOTEMPTY.into()),
+        (Operation::Rename { .. }, b"." | b"..") => return Err(Errno::EBUSY.into()),
+        (Operation::Open { flags, .. }, _) if flags & libc::O_CREAT != 0 => {
+            return Err(Errno::EISDIR.into());
+        }
+        // These find out by themselves.
+        (Operation::Open { .. } | Operation::Stat { .. } | Operation::Statx { .. }, _) => {
+            return Ok(());
+        }
+        _ => {}
+    }
+    check_directory(&files.metadata(target, true)?)?;
+    match request.operation {
+        Operation::ReadLink { .. } => Err(Errno::EINVAL.into()),
+        _ => Ok(()),
+    }
+}
+
+fn check_directory(metadata: &Metadata) -> Result<(), Errno> {
+    if metadata.mode & libc::S_IFMT == libc::S_IFDIR {
+        Ok(())
+    } else {
+        Err(Errno::ENOTDIR)
+    }
+}
+
 /// Asks `files`, and writes what it says into the caller's memory.
 fn do_it(
     files: &dyn RemoteFiles,
@@ -165,15 +243,30 @@ fn do_it(
     path: &Path,
     second: &Path,
 ) -> Answer<Outcome> {
-    let follow = request.path.follow;
+    let wants_directory = request.path.wants_directory();
+    let follow = request.path.follow || wants_directory;
+    let describe = || -> Answer<Metadata> {
+        let metadata = files.metadata(path, follow)?;
+        if wants_directory {
+            check_directory(&metadata)?;
+        }
+        Ok(metadata)
+    };
     match request.operation {
+        Operation::Chroot => Err(Errno::EPERM.into()),
+        Operation::Unsupported => Err(Errno::EOPNOTSUPP.into()),
         Operation::Open {
             flags,
             mode,
             resolve,
         } => {
+            let directory = if wants_directory {
+                libc::O_DIRECTORY
+            } else {
+                0
+            };
             let options = OpenOptions {
-                flags: transferable(flags) & !libc::O_CLOEXEC,
+                flags: (transferable(flags) | directory) & !libc::O_CLOEXEC,
                 mode: mode & !creation_mask_of(from.thread()),
                 // The path is absolute by now, and what it may not leave was for the caller's path.
                 resolve: resolve
@@ -183,13 +276,11 @@ fn do_it(
             Ok(Outcome::Descriptor(files.open(path, &options)?))
         }
         Operation::Stat { buffer } => {
-            let metadata: Metadata = files.metadata(path, follow)?;
-            let structure = libc::stat::from(&metadata);
+            let structure = libc::stat::from(&describe()?);
             Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
         }
         Operation::Statx { buffer } => {
-            let metadata: Metadata = files.metadata(path, follow)?;
-            let structure = libc::statx::from(&metadata);
+            let structure = libc::statx::from(&describe()?);
             Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
         }
         Operation::Access { mode } => Ok(files.access(path, mode, follow)?.into()),
@@ -225,7 +316,7 @@ fn change(
     path: &Path,
     second: &Path,
 ) -> Answer<()> {
-    let follow = request.path.follow;
+    let follow = request.path.follow || request.path.wants_directory();
     let masked = |mode: u32| mode & !creation_mask_of(from.thread());
     match request.operation {
         Operation::CreateDirectory { mode } => files.create_directory(path, masked(mode)),

@@ -15,6 +15,33 @@ pub(super) struct PathArgument {
     pub(super) path: Vec<u8>,
     /// Whether a symbolic link at the end is followed.
     pub(super) follow: bool,
+    /// Whether an empty path means the directory itself.
+    pub(super) empty: bool,
+    /// As `openat2` takes them (`RESOLVE_…`).
+    pub(super) resolve: u64,
+}
+
+impl PathArgument {
+    /// Whether only a directory can be meant, by the path's end.
+    pub(super) fn wants_directory(&self) -> bool {
+        self.path.ends_with(b"/") || matches!(self.last(), b"." | b"..")
+    }
+
+    /// The last name, however many slashes follow.
+    pub(super) fn last(&self) -> &[u8] {
+        let mut names = self.path.rsplit(|byte| *byte == b'/');
+        names.find(|name| !name.is_empty()).unwrap_or_default()
+    }
+}
+
+fn argument(from: &Notification, directory: RawFd, path: usize) -> Result<PathArgument, Errno> {
+    Ok(PathArgument {
+        directory,
+        path: from.read_string(from.argument(path))?,
+        follow: false,
+        empty: false,
+        resolve: 0,
+    })
 }
 
 /// What is asked for, with addresses of the caller's memory for what is read or written later.
@@ -91,6 +118,9 @@ pub(super) enum Operation {
     },
     Watch,
     Chdir,
+    Chroot,
+    /// What no file system but this machine's own can do.
+    Unsupported,
 }
 
 /// How the times to set are in the caller's memory.
@@ -125,7 +155,9 @@ impl Operation {
             | Self::Attribute { .. }
             | Self::Attributes { .. }
             | Self::Watch
-            | Self::Chdir => Intent::Look,
+            | Self::Chdir
+            | Self::Chroot
+            | Self::Unsupported => Intent::Look,
             _ => Intent::Write,
         }
     }
@@ -146,16 +178,11 @@ impl Request {
     /// Reads a call. `None` is for the kernel: it is not about a path.
     pub(super) fn read(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let at_path = |directory: RawFd, path: usize, follow: bool| {
-            from.read_string(from.argument(path))
-                .map(|path| PathArgument {
-                    directory,
-                    path,
-                    follow,
-                })
+            argument(from, directory, path).map(|path| PathArgument { follow, ..path })
         };
         let here = |path: usize, follow: bool| at_path(HERE, path, follow);
         let at = |follow: bool| at_path(from.int(0), 1, follow);
-        let follow_unless = |flags: usize| from.int(flags) & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let by_flags = |flags: usize| with_flags(from, flags);
         let (path, operation) = match call {
             Call::Open => {
                 let operation = open(from.int(1), from.word(2), 0);
@@ -173,7 +200,11 @@ impl Request {
                 let how: libc::open_how = from.read_plain(from.argument(2))?;
                 let flags = i32::try_from(how.flags & 0x7fff_ffff).unwrap_or_default();
                 let mode = u32::try_from(how.mode).unwrap_or_default();
-                (at(follows(flags))?, open(flags, mode, how.resolve))
+                let path = PathArgument {
+                    resolve: how.resolve,
+                    ..at(follows(flags))?
+                };
+                (path, open(flags, mode, how.resolve))
             }
             Call::Stat => (
                 here(0, true)?,
@@ -189,17 +220,17 @@ impl Request {
             ),
             Call::NewFstatAt => {
                 let buffer = from.argument(2);
-                (at(follow_unless(3))?, Operation::Stat { buffer })
+                (by_flags(3)?, Operation::Stat { buffer })
             }
             Call::Statx => {
                 let buffer = from.argument(4);
-                (at(follow_unless(2))?, Operation::Statx { buffer })
+                (by_flags(2)?, Operation::Statx { buffer })
             }
             Call::Access => (here(0, true)?, Operation::Access { mode: from.int(1) }),
             Call::FaccessAt => (at(true)?, Operation::Access { mode: from.int(2) }),
             Call::FaccessAt2 => {
                 let mode = from.int(2);
-                (at(follow_unless(3))?, Operation::Access { mode })
+                (by_flags(3)?, Operation::Access { mode })
             }
             Call::Readlink => (here(0, false)?, read_link(from, 1)),
             Call::ReadlinkAt => (at(false)?, read_link(from, 2)),
@@ -218,14 +249,7 @@ impl Request {
 
     /// Reads a call that makes, moves or removes a name.
     fn read_change(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
-        let path = |directory: RawFd, path: usize| {
-            from.read_string(from.argument(path))
-                .map(|path| PathArgument {
-                    directory,
-                    path,
-                    follow: false,
-                })
-        };
+        let path = |directory: RawFd, path: usize| argument(from, directory, path);
         let here = || path(HERE, 0);
         let at = || path(from.int(0), 1);
         let mut second = None;
@@ -273,16 +297,11 @@ impl Request {
     /// Reads a call that changes what a file is like, or where the caller is.
     fn read_property(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let path = |directory: RawFd, path: usize, follow: bool| {
-            from.read_string(from.argument(path))
-                .map(|path| PathArgument {
-                    directory,
-                    path,
-                    follow,
-                })
+            argument(from, directory, path).map(|path| PathArgument { follow, ..path })
         };
         let here = |follow: bool| path(HERE, 0, follow);
         let at = |follow: bool| path(from.int(0), 1, follow);
-        let follow_unless = |flags: usize| from.int(flags) & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let by_flags = |flags: usize| with_flags(from, flags);
         let mode = |mode| Operation::SetMode {
             mode: from.word(mode),
         };
@@ -297,19 +316,28 @@ impl Request {
         let (path, operation) = match call {
             Call::Chmod => (here(true)?, mode(1)),
             Call::FchmodAt => (at(true)?, mode(2)),
-            Call::FchmodAt2 => (at(follow_unless(3))?, mode(2)),
+            Call::FchmodAt2 => (by_flags(3)?, mode(2)),
             Call::Chown => (here(true)?, owner(1, 2)),
             Call::Lchown => (here(false)?, owner(1, 2)),
-            Call::FchownAt => (at(follow_unless(4))?, owner(2, 3)),
+            Call::FchownAt => (by_flags(4)?, owner(2, 3)),
             Call::Utime => (here(true)?, times(1, TimeFormat::Seconds)),
             Call::Utimes => (here(true)?, times(1, TimeFormat::Microseconds)),
             Call::FutimesAt => (at(true)?, times(2, TimeFormat::Microseconds)),
-            Call::UtimensAt => (at(follow_unless(3))?, times(2, TimeFormat::Nanoseconds)),
+            Call::UtimensAt => (by_flags(3)?, times(2, TimeFormat::Nanoseconds)),
             Call::Truncate => {
                 let length = from.argument(1);
                 (here(true)?, Operation::SetLength { length })
             }
             Call::InotifyAddWatch => (path(HERE, 1, true)?, Operation::Watch),
+            Call::FanotifyMark => (path(from.int(3), 4, true)?, Operation::Watch),
+            Call::Chroot => (here(true)?, Operation::Chroot),
+            Call::NameToHandleAt => (
+                at(from.int(4) & libc::AT_SYMLINK_FOLLOW != 0)?,
+                Operation::Unsupported,
+            ),
+            Call::FileGetAttributes | Call::FileSetAttributes => {
+                (by_flags(4)?, Operation::Unsupported)
+            }
             Call::Chdir => (here(true)?, Operation::Chdir),
             _ => return Self::read_attribute(call, from),
         };
@@ -322,50 +350,95 @@ impl Request {
 
     /// Reads a call about extended attributes.
     fn read_attribute(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
-        let (follow, operation) = match call {
-            Call::SetXattr | Call::LsetXattr => {
-                let operation = Operation::SetAttribute {
-                    name: from.argument(1),
-                    value: from.argument(2),
-                    size: from.argument(3),
-                    flags: from.int(4),
-                };
-                (call == Call::SetXattr, operation)
+        // Those of Linux 6.13 have a directory and flags before the name, and a structure around the value.
+        let at = matches!(
+            call,
+            Call::SetXattrAt | Call::GetXattrAt | Call::ListXattrAt | Call::RemoveXattrAt
+        );
+        let name = from.argument(if at { 3 } else { 1 });
+        let value = |call: Call| match call {
+            Call::SetXattrAt | Call::GetXattrAt => Value::read_structure(from),
+            _ => Ok(Value {
+                address: from.argument(2),
+                size: from.argument(3),
+                flags: from.int(4),
+            }),
+        };
+        let operation = match call {
+            Call::SetXattr | Call::LsetXattr | Call::SetXattrAt => {
+                let value = value(call)?;
+                Operation::SetAttribute {
+                    name,
+                    value: value.address,
+                    size: value.size,
+                    flags: value.flags,
+                }
             }
-            Call::GetXattr | Call::LgetXattr => {
-                let operation = Operation::Attribute {
-                    name: from.argument(1),
-                    buffer: from.argument(2),
-                    size: from.argument(3),
-                };
-                (call == Call::GetXattr, operation)
+            Call::GetXattr | Call::LgetXattr | Call::GetXattrAt => {
+                let value = value(call)?;
+                Operation::Attribute {
+                    name,
+                    buffer: value.address,
+                    size: value.size,
+                }
             }
-            Call::ListXattr | Call::LlistXattr => {
-                let operation = Operation::Attributes {
-                    buffer: from.argument(1),
-                    size: from.argument(2),
-                };
-                (call == Call::ListXattr, operation)
-            }
-            Call::RemoveXattr | Call::LremoveXattr => {
-                let name = from.argument(1);
-                (
-                    call == Call::RemoveXattr,
-                    Operation::RemoveAttribute { name },
-                )
+            Call::ListXattr | Call::LlistXattr | Call::ListXattrAt => Operation::Attributes {
+                buffer: name,
+                size: from.argument(if at { 4 } else { 2 }),
+            },
+            Call::RemoveXattr | Call::LremoveXattr | Call::RemoveXattrAt => {
+                Operation::RemoveAttribute { name }
             }
             _ => return Ok(None),
         };
+        let path = if at {
+            with_flags(from, 2)?
+        } else {
+            let follow = matches!(
+                call,
+                Call::SetXattr | Call::GetXattr | Call::ListXattr | Call::RemoveXattr
+            );
+            PathArgument {
+                follow,
+                ..argument(from, HERE, 0)?
+            }
+        };
         Ok(Some(Self {
             operation,
-            path: PathArgument {
-                directory: HERE,
-                path: from.read_string(from.argument(0))?,
-                follow,
-            },
+            path,
             second: None,
         }))
     }
+}
+
+/// The value of an attribute in the caller's memory.
+struct Value {
+    address: u64,
+    size: u64,
+    flags: i32,
+}
+
+impl Value {
+    /// `struct xattr_args`: an address, then size and flags of four bytes each.
+    fn read_structure(from: &Notification) -> Result<Self, Errno> {
+        let at = from.argument(4);
+        let word = |offset: u64| from.read_plain::<u32>(at + offset);
+        Ok(Self {
+            address: u64::from(word(0)?) | u64::from(word(4)?) << 32,
+            size: u64::from(word(8)?),
+            flags: word(12)?.cast_signed(),
+        })
+    }
+}
+
+/// A directory, a path, and flags that say how the path is meant.
+fn with_flags(from: &Notification, flags: usize) -> Result<PathArgument, Errno> {
+    let flags = from.int(flags);
+    Ok(PathArgument {
+        follow: flags & libc::AT_SYMLINK_NOFOLLOW == 0,
+        empty: flags & libc::AT_EMPTY_PATH != 0,
+        ..argument(from, from.int(0), 1)?
+    })
 }
 
 fn follows(flags: i32) -> bool {

@@ -8,14 +8,15 @@
 use std::collections::VecDeque;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use super::path::{ProcessLink, names_descriptor, names_of, normalized, process_link};
 use super::request::{Operation, PathArgument, Request};
 use crate::Errno;
-use crate::host::{Intent, PathChoice};
-use crate::notification::Notification;
-use crate::process::group_of;
+use crate::host::{Instead, Intent, PathChoice};
+use crate::notification::{Notification, errno_of};
+use crate::process::{group_of, joined};
 use crate::supervisor::Supervisor;
 use crate::sys::files;
 
@@ -48,6 +49,9 @@ pub(super) enum Effort {
 /// The longest chain of symbolic links that the kernel follows.
 const MOST_LINKS: u32 = 40;
 
+/// The path may not leave its directory.
+const CONFINED: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT;
+
 /// Where a path leads before the host was asked.
 struct Resolved {
     seen: PathBuf,
@@ -55,6 +59,8 @@ struct Resolved {
     detached: bool,
     /// It is a link in `/proc`, and this is its content.
     link: Option<PathBuf>,
+    /// There is no way there.
+    refused: Option<Errno>,
 }
 
 /// The places of all paths of a request, or `None` if that takes more effort.
@@ -68,6 +74,7 @@ pub(super) fn places(
         supervisor,
         thread: notification.thread(),
         intent: request.operation.intent(),
+        enters: request.operation == Operation::Chdir,
         effort,
     };
     let first = resolver.place(&request.path)?;
@@ -98,6 +105,8 @@ struct Resolver<'a> {
     supervisor: &'a Supervisor,
     thread: libc::pid_t,
     intent: Intent,
+    /// Whether what is found becomes the working directory.
+    enters: bool,
     effort: Effort,
 }
 
@@ -106,10 +115,13 @@ impl Resolver<'_> {
     fn place(&self, argument: &PathArgument) -> Option<(Place, PathBuf)> {
         let local = Some((Place::Local, PathBuf::new()));
         // Empty paths are about a descriptor, or an error that the kernel reports best.
-        if argument.path.is_empty() {
+        if argument.path.is_empty() && !(argument.empty && argument.directory == libc::AT_FDCWD) {
             return local;
         }
         let path = Path::new(OsStr::from_bytes(&argument.path));
+        if argument.resolve & CONFINED != 0 {
+            return Some(self.confined(argument, path));
+        }
         let (whole, detached) = if path.is_absolute() {
             (path.to_path_buf(), false)
         } else {
@@ -120,23 +132,54 @@ impl Resolver<'_> {
         };
         let follow = argument.follow || argument.path.ends_with(b"/");
         let resolved = self.resolve(&whole, follow, detached)?;
+        if let Some(errno) = resolved.refused {
+            return Some((Place::Refused(errno), resolved.seen));
+        }
         if let Some(link) = resolved.link {
             return Some((Place::Link(link), resolved.seen));
         }
-        let place = match self
-            .supervisor
-            .host
-            .choose_path(&resolved.seen, self.intent)
-        {
-            PathChoice::Local if resolved.detached => Place::Machine(resolved.seen.clone()),
+        Some((
+            self.choose(&resolved.seen, resolved.detached),
+            resolved.seen,
+        ))
+    }
+
+    fn choose(&self, seen: &Path, detached: bool) -> Place {
+        match self.supervisor.host.choose_path(seen, self.intent) {
+            PathChoice::Local if detached => Place::Machine(seen.to_path_buf()),
             PathChoice::Local => Place::Local,
             PathChoice::Refused(errno) => Place::Refused(errno),
             PathChoice::Remote(target) => Place::Remote {
-                seen: resolved.seen.clone(),
+                seen: seen.to_path_buf(),
                 target,
             },
+        }
+    }
+
+    /// A path of `openat2` that may not leave its directory, or for which that is the root. No link leads out of it,
+    /// so the links of this machine need no look.
+    fn confined(&self, argument: &PathArgument, path: &Path) -> (Place, PathBuf) {
+        let local = (Place::Local, PathBuf::new());
+        let Some((start, detached)) = self.start(argument.directory) else {
+            return local;
         };
-        Some((place, resolved.seen))
+        let as_root = argument.resolve & libc::RESOLVE_IN_ROOT != 0;
+        let whole = if as_root {
+            let below = normalized(&Path::new("/").join(path));
+            joined(&start, below.strip_prefix("/").unwrap_or(&below))
+        } else if path.is_absolute() {
+            // The kernel refuses it.
+            return local;
+        } else {
+            normalized(&start.join(path))
+        };
+        if !whole.starts_with(&start) {
+            return match detached {
+                true => (Place::Refused(Errno::EXDEV), whole),
+                false => local,
+            };
+        }
+        (self.choose(&whole, detached), whole)
     }
 
     /// Where a relative path starts, and whether the kernel is wrong about it.
@@ -163,9 +206,14 @@ impl Resolver<'_> {
                 seen,
                 detached,
                 link: None,
+                refused: None,
             })
         };
-        if normal.starts_with("/proc") || normal.starts_with("/dev") {
+        // These have no links to elsewhere but those that are known, and some of them are never in the kernel's cache.
+        if ["/proc", "/dev", "/sys"]
+            .iter()
+            .any(|tree| normal.starts_with(tree))
+        {
             return match names_descriptor(&normal) {
                 true => self.walk(whole, follow, detached),
                 false => resolved(normal),
@@ -214,24 +262,44 @@ impl Resolver<'_> {
         let mut links = 0;
         while let Some(name) = names.pop_front() {
             if name == ".." {
-                seen.pop();
+                match self.above(&seen) {
+                    Above::Parent => drop(seen.pop()),
+                    Above::Unknown => return None,
+                    Above::Refused(errno) => {
+                        return Some(Resolved {
+                            seen,
+                            detached,
+                            link: None,
+                            refused: Some(errno),
+                        });
+                    }
+                    Above::OfLink(content) => {
+                        links += 1;
+                        if links > MOST_LINKS {
+                            break;
+                        }
+                        names.push_front(name);
+                        go_through(&content, &mut seen, &mut names);
+                    }
+                }
                 continue;
             }
             seen.push(name);
             let followed = follow || !names.is_empty();
             let link = match self.link(&seen) {
                 // The kernel follows the last one itself, to the very file.
-                Link::Special(content) if names.is_empty() => {
+                Link::Special(content) if names.is_empty() && !self.follows(&content, follow) => {
                     return Some(Resolved {
                         seen,
                         detached,
-                        link: content,
+                        link: content.map(|special| special.content),
+                        refused: None,
                     });
                 }
                 Link::None | Link::Special(None) => continue,
-                Link::Special(Some(content)) => {
+                Link::Special(Some(special)) => {
                     detached = true;
-                    content
+                    special.content
                 }
                 Link::To(_) if !followed => continue,
                 Link::To(content) => content,
@@ -241,19 +309,65 @@ impl Resolver<'_> {
                 // The kernel says what that is.
                 break;
             }
-            seen.pop();
-            if link.is_absolute() {
-                seen = PathBuf::from("/");
-            }
-            for name in names_of(&link).into_iter().rev() {
-                names.push_front(name);
-            }
+            go_through(&link, &mut seen, &mut names);
         }
         Some(Resolved {
             seen,
             detached,
             link: None,
+            refused: None,
         })
+    }
+
+    /// What `..` of a path is. The links of this machine on the way there have been followed; those of the target have
+    /// not, and the parent of what a link leads to is not that of the link.
+    fn above(&self, seen: &Path) -> Above {
+        let host = &self.supervisor.host;
+        let target = match host.choose_path(seen, Intent::Look) {
+            PathChoice::Remote(target) => target,
+            PathChoice::Refused(errno) => return Above::Refused(errno),
+            PathChoice::Local => {
+                let found = std::fs::symlink_metadata(seen);
+                return match found {
+                    Ok(found) if found.is_dir() => Above::Parent,
+                    Ok(_) => Above::Refused(Errno::ENOTDIR),
+                    Err(error) => Above::Refused(errno_of(&error)),
+                };
+            }
+        };
+        if self.effort == Effort::Quick {
+            return Above::Unknown;
+        }
+        let files = host.files();
+        match files.metadata(&target, false) {
+            Err(Instead::Fail(errno)) => Above::Refused(errno),
+            Err(Instead::Local) => Above::Parent,
+            Ok(found) => match found.mode & libc::S_IFMT {
+                libc::S_IFDIR => Above::Parent,
+                libc::S_IFLNK => match files.read_link(&target) {
+                    Ok(content) if self.stays_remote(seen, &content) => Above::OfLink(content),
+                    _ => Above::Parent,
+                },
+                _ => Above::Refused(Errno::ENOTDIR),
+            },
+        }
+    }
+
+    /// Whether the content of a link of the target, at this path, leads to where the target's files are.
+    fn stays_remote(&self, seen: &Path, content: &Path) -> bool {
+        let from = seen.parent().unwrap_or(seen);
+        let to = normalized(&from.join(content));
+        let choice = self.supervisor.host.choose_path(&to, Intent::Look);
+        matches!(choice, PathChoice::Remote(target) if target == to)
+    }
+
+    /// Whether a link of `/proc` at the end of a path is for us to follow: a working directory that the kernel does not
+    /// know, and one that becomes the working directory.
+    fn follows(&self, content: &Option<Special>, follow: bool) -> bool {
+        let Some(special) = content else {
+            return false;
+        };
+        follow && (self.enters || special.link == ProcessLink::Directory)
     }
 
     /// What this machine has at an absolute path, as far as it leads elsewhere.
@@ -271,15 +385,37 @@ impl Resolver<'_> {
             return Link::To(PathBuf::from(format!("{process}/task/{}", self.thread)));
         }
         match process_link(path) {
-            Some((process, ProcessLink::Directory)) => {
-                Link::Special(self.supervisor.processes.directory_of(process))
-            }
-            Some((process, ProcessLink::Descriptor(number))) => {
-                let opened = opened_path(self.supervisor, process, number);
-                Link::Special(opened.map(|(path, _)| path))
+            Some((process, link)) => {
+                let content = match link {
+                    ProcessLink::Directory => self.supervisor.processes.directory_of(process),
+                    ProcessLink::Descriptor(number) => {
+                        opened_path(self.supervisor, process, number).map(|(path, _)| path)
+                    }
+                };
+                Link::Special(content.map(|content| Special { link, content }))
             }
             None => std::fs::read_link(path).map_or(Link::None, Link::To),
         }
+    }
+}
+
+enum Above {
+    Parent,
+    /// That of what this link leads to.
+    OfLink(PathBuf),
+    /// Finding out takes more effort.
+    Unknown,
+    Refused(Errno),
+}
+
+/// Replaces a link, the last name of `seen`, by its content.
+fn go_through(link: &Path, seen: &mut PathBuf, names: &mut VecDeque<OsString>) {
+    seen.pop();
+    if link.is_absolute() {
+        *seen = PathBuf::from("/");
+    }
+    for name in names_of(link).into_iter().rev() {
+        names.push_front(name);
     }
 }
 
@@ -287,74 +423,12 @@ enum Link {
     None,
     To(PathBuf),
     /// A link of `/proc` that the kernel follows without its text. With content if its text is for us to tell.
-    Special(Option<PathBuf>),
+    Special(Option<Special>),
 }
 
-enum ProcessLink {
-    Directory,
-    Descriptor(RawFd),
-}
-
-/// `/proc/<pid>/cwd`, `/proc/<pid>/fd/<n>`, and the same below `task/<tid>`.
-fn process_link(path: &Path) -> Option<(libc::pid_t, ProcessLink)> {
-    let rest = path.strip_prefix("/proc").ok()?.to_str()?;
-    let parts: Vec<&str> = rest.split('/').collect();
-    let (process, what) = match parts.as_slice() {
-        [_, "task", thread, what @ ..] => (thread, what),
-        [process, what @ ..] => (process, what),
-        [] => return None,
-    };
-    let process = process.parse().ok()?;
-    match what {
-        ["cwd"] => Some((process, ProcessLink::Directory)),
-        ["fd", number] => Some((process, ProcessLink::Descriptor(number.parse().ok()?))),
-        _ => None,
-    }
-}
-
-/// Whether a path in `/proc` or `/dev` may be, or may go through, something that [`process_link`] knows.
-fn names_descriptor(path: &Path) -> bool {
-    let bytes = path.as_os_str().as_bytes();
-    let contains = |part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
-    contains(b"/fd/") || contains(b"/cwd") || path.starts_with("/dev/fd")
-}
-
-fn names_of(path: &Path) -> VecDeque<OsString> {
-    path.components()
-        .filter_map(|part| match part {
-            Component::Normal(name) => Some(name.to_owned()),
-            Component::ParentDir => Some(OsString::from("..")),
-            _ => None,
-        })
-        .collect()
-}
-
-/// Without `.`, `..` and doubled slashes, by the text alone.
-fn normalized(path: &Path) -> PathBuf {
-    let bytes = path.as_os_str().as_bytes();
-    let odd = bytes.windows(2).any(|pair| matches!(pair, b"//" | b"/."));
-    let ends_with_slash = bytes.len() > 1 && bytes.ends_with(b"/");
-    if !odd && !ends_with_slash {
-        return path.to_path_buf();
-    }
-    let mut normal: Vec<u8> = Vec::with_capacity(bytes.len());
-    for part in path.components() {
-        match part {
-            Component::Normal(name) => {
-                normal.push(b'/');
-                normal.extend(name.as_bytes());
-            }
-            Component::ParentDir => {
-                let end = normal.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
-                normal.truncate(end);
-            }
-            _ => {}
-        }
-    }
-    if normal.is_empty() {
-        normal.push(b'/');
-    }
-    PathBuf::from(OsString::from_vec(normal))
+struct Special {
+    link: ProcessLink,
+    content: PathBuf,
 }
 
 /// The path under which a descriptor of the application was opened, if it is of a remote file.
@@ -379,38 +453,4 @@ pub(super) fn is_directory(thread: libc::pid_t, descriptor: RawFd) -> bool {
 fn describe_descriptor(thread: libc::pid_t, descriptor: RawFd) -> Option<libc::statx> {
     let path = CString::new(format!("/proc/{thread}/fd/{descriptor}")).ok()?;
     files::describe_at(libc::AT_FDCWD, &path, 0).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_normalized() {
-        let table = [
-            ("/", "/"),
-            ("/a/b", "/a/b"),
-            ("//a//b/", "/a/b"),
-            ("/a/./b/.", "/a/b"),
-            ("/a/../b", "/b"),
-            ("/../..", "/"),
-            ("/a/b/../../c/..", "/"),
-            ("/.hidden/..x", "/.hidden/..x"),
-        ];
-        for (path, expected) in table {
-            assert_eq!(normalized(Path::new(path)), Path::new(expected), "{path}");
-        }
-    }
-
-    #[test]
-    fn links_of_processes_are_known() {
-        let known = |path: &str| process_link(Path::new(path)).map(|(process, _)| process);
-        assert_eq!(known("/proc/12/cwd"), Some(12));
-        assert_eq!(known("/proc/12/fd/3"), Some(12));
-        assert_eq!(known("/proc/12/task/13/fd/3"), Some(13));
-        assert_eq!(known("/proc/12/fd"), None);
-        assert_eq!(known("/proc/self/fd/3"), None);
-        assert_eq!(known("/proc/12/status"), None);
-        assert_eq!(known("/srv/12/cwd"), None);
-    }
 }

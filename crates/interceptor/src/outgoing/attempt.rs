@@ -2,20 +2,21 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
 use super::relay::{Look, Relay, domain_of, loopback};
-use super::{Connections, Destination, Ends, Names, Socket, Transport, own};
+use super::{Connections, Destination, Ends, Names, Peer, Socket, Transport, own};
 use crate::Errno;
 use crate::notification::Notification;
-use crate::process::{self, has_signal};
+use crate::process::{self, Vigil, has_signal};
 use crate::sys::socket;
 use crate::workers::lock;
 
-/// How often a waiting call is looked after: whether its caller lives, and whether a signal came.
-const LOOK_AFTER: Duration = Duration::from_millis(5);
+/// Attempts are numbered, because a socket may be used for several, one after the other.
+static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
 /// A connection that the application asks for. Completed by [`establish`](Self::establish) or
 /// [`refuse`](Self::refuse); dropping it refuses it with `ECONNABORTED`.
@@ -99,6 +100,7 @@ pub struct Registration {
     connections: Arc<Connections>,
     cookie: u64,
     caller: Caller,
+    attempt: u64,
     datagrams: Option<DatagramEnds>,
 }
 
@@ -152,7 +154,7 @@ impl Registration {
         let known = self.connections.datagrams(self.cookie);
         known.zip(self.datagrams).is_some_and(|(known, ends)| {
             let mut peers = known.peers.iter();
-            peers.any(|(_, relay)| *relay == ends.relay)
+            peers.any(|peer| peer.relay == ends.relay)
         })
     }
 
@@ -187,7 +189,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         match self.datagrams {
-            None => self.connections.forget(self.cookie),
+            None => self.connections.end(self.cookie, self.attempt),
             Some(ends) => self.connections.remove_peer(self.cookie, ends.relay),
         }
     }
@@ -206,6 +208,7 @@ pub(super) struct Attempt {
     transport: Transport,
     destination: Destination,
     purpose: Purpose,
+    number: u64,
     cookie: u64,
     caller: Caller,
     connections: Arc<Connections>,
@@ -242,6 +245,7 @@ impl Attempt {
             transport,
             destination,
             purpose,
+            number: ATTEMPTS.fetch_add(1, Ordering::Relaxed),
             cookie: socket::cookie(theirs.as_fd())?,
             caller,
             connections: Arc::clone(connections),
@@ -253,6 +257,10 @@ impl Attempt {
             }),
             completed: Condvar::new(),
         }))
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(super) fn cookie(&self) -> u64 {
@@ -298,6 +306,26 @@ impl Attempt {
         Ok(())
     }
 
+    /// `connect` of a datagram socket to a peer that it already has: what stands for the peer stays the same, so that
+    /// answers which are under way arrive. `None` if it does not have it.
+    pub(super) fn connect_to_peer(&self) -> Option<Result<(), Errno>> {
+        let peer = self.address()?;
+        let datagrams = self.connections.datagrams(self.cookie)?;
+        let known = datagrams
+            .peers
+            .into_iter()
+            .find(|known| known.address == peer)?;
+        let state = lock(&self.state);
+        let theirs = state.theirs.as_ref()?;
+        let connected = domain_of(theirs.as_fd()).and_then(|domain| {
+            socket::connect(theirs.as_fd(), &encode_internet(known.relay, domain))
+        });
+        if connected.is_ok() {
+            self.connections.add_peer(self.cookie, known, true);
+        }
+        Some(connected)
+    }
+
     /// Waits for the result, on behalf of a call. Returns when the call is answered.
     pub(super) fn wait(&self, call: Notification, timeout: Option<Duration>) {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
@@ -307,10 +335,11 @@ impl Attempt {
             return call.finish(result.map(|()| 0));
         }
         state.waiting = Some(call);
+        let mut vigil = Vigil::new();
         loop {
             (state, _) = self
                 .completed
-                .wait_timeout(state, LOOK_AFTER)
+                .wait_timeout(state, vigil.pause())
                 .unwrap_or_else(PoisonError::into_inner);
             // Who completes it answers the call too.
             if state.result.is_some() || state.waiting.is_none() {
@@ -340,6 +369,7 @@ impl Attempt {
     /// Waits for the result, on behalf of ourselves. `still_wanted` is asked now and then.
     pub(super) fn wait_for_result(&self, still_wanted: impl Fn() -> bool) -> Result<(), Errno> {
         let mut state = lock(&self.state);
+        let mut vigil = Vigil::new();
         loop {
             if let Some(result) = state.result {
                 return result;
@@ -349,7 +379,7 @@ impl Attempt {
             }
             (state, _) = self
                 .completed
-                .wait_timeout(state, LOOK_AFTER)
+                .wait_timeout(state, vigil.pause())
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -363,7 +393,7 @@ impl Attempt {
         };
         let result = made.as_ref().map(drop).map_err(|errno| *errno);
         if let Err(errno) = result {
-            self.connections.forget(self.cookie);
+            self.forget();
             tracing::debug!(%errno, "the application's socket could not be connected to us");
         }
         self.complete(&mut state, result);
@@ -388,7 +418,13 @@ impl Attempt {
             None => Relay::connect(&theirs, self.address(), Look::Connected)?,
         };
         // Known as connected before it is writable, or an early question would be answered wrongly.
-        self.connections.set(self.cookie, Socket::Connected(ends));
+        let connected = Socket::Connected(self.number, ends);
+        let wanted = self
+            .connections
+            .complete(self.cookie, self.number, Some(connected));
+        if !wanted {
+            return Err(Errno::ECANCELED);
+        }
         relay.settle(&theirs)?;
         Ok(Connection {
             socket: relay.ours,
@@ -423,9 +459,13 @@ impl Attempt {
         if let Some(local) = ends.local.as_mut().filter(|local| local.port() == 0) {
             local.set_port(application.port());
         }
-        let connected = (self.purpose == Purpose::Connect).then_some(ends);
-        self.connections
-            .add_peer(self.cookie, destination, relay, connected);
+        let peer = Peer {
+            address: destination,
+            relay,
+            ends,
+        };
+        let connected = self.purpose == Purpose::Connect;
+        self.connections.add_peer(self.cookie, peer, connected);
         Ok(Connection {
             socket: ours,
             registration: self.registration(Some(DatagramEnds {
@@ -442,11 +482,35 @@ impl Attempt {
             connections: Arc::clone(&self.connections),
             cookie: self.cookie,
             caller: self.caller,
+            attempt: self.number,
             datagrams,
         }
     }
 
-    fn refuse(&self, errno: Errno) {
+    /// Returns when the application's socket is as it was before: an error is known a moment earlier.
+    pub(super) fn wait_until_refused(&self) {
+        drop(lock(&self.state));
+    }
+
+    /// Nothing of this attempt is left to be asked for.
+    fn forget(&self) {
+        self.connections.complete(self.cookie, self.number, None);
+        self.connections.end(self.cookie, self.number);
+    }
+
+    /// The application uses its socket for something else.
+    pub(super) fn cancel(&self) {
+        let mut state = lock(&self.state);
+        if state.result.is_some() {
+            return;
+        }
+        if let (Some(relay), Some(theirs)) = (state.relay.take(), &state.theirs) {
+            relay.give_back(theirs);
+        }
+        self.complete(&mut state, Err(Errno::ECANCELED));
+    }
+
+    fn refuse(self: &Arc<Self>, errno: Errno) {
         let mut state = lock(&self.state);
         if state.result.is_some() {
             return;
@@ -454,11 +518,12 @@ impl Attempt {
         match state.relay.take() {
             Some(relay) => {
                 // The error must be known before the reset makes the application ask for it.
-                self.connections.set(self.cookie, Socket::Failed(errno));
-                relay.reset();
+                let failed = Socket::Failed(errno, Arc::clone(self));
+                self.connections
+                    .complete(self.cookie, self.number, Some(failed));
+                relay.reset(state.theirs.as_ref());
             }
-            None if self.purpose == Purpose::Connect => self.connections.forget(self.cookie),
-            None => {}
+            None => self.forget(),
         }
         self.complete(&mut state, Err(errno));
     }
@@ -468,8 +533,11 @@ impl Attempt {
         state.result = Some(result);
         if let Some(call) = state.waiting.take() {
             if result.is_err() && self.transport == Transport::Tcp {
-                // The caller has its answer; nothing is left to be asked for.
-                self.connections.forget(self.cookie);
+                // The caller has its answer.
+                let mut sockets = lock(&self.connections.sockets);
+                if matches!(sockets.get(&self.cookie), Some(Socket::Failed(..))) {
+                    sockets.remove(&self.cookie);
+                }
             }
             call.finish(result.map(|()| 0));
         }

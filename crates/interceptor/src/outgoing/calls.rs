@@ -62,8 +62,16 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     };
     let cookie = socket::cookie(theirs.as_fd())?;
     let Parsed::To(destination) = parsed else {
+        let attempt = supervisor.connections.disconnect(cookie);
+        // A datagram socket gets another port, so those that stand for its peers no longer reach it.
         supervisor.connections.forget(cookie);
-        return Ok(Decision::Pass);
+        return Ok(match attempt {
+            Some(attempt) => Decision::later(move |_, call| {
+                attempt.cancel();
+                call.pass();
+            }),
+            None => Decision::Pass,
+        });
     };
     if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
         return Ok(decision);
@@ -71,7 +79,7 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     match choose(supervisor, transport, &destination) {
         DestinationChoice::Remote => {}
         DestinationChoice::Local => {
-            supervisor.connections.forget(cookie);
+            supervisor.connections.disconnect(cookie);
             return Ok(Decision::Pass);
         }
         DestinationChoice::Refused(errno) => return Ok(Decision::Answer(Err(errno))),
@@ -101,6 +109,7 @@ fn decide_again(
 ) -> Option<Decision> {
     let waits = transport == Transport::Unix || !socket::is_nonblocking(theirs.as_fd());
     let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
+    let mut failed = None;
     let decision = supervisor.connections.with(cookie, |known| match known {
         Socket::Connecting(attempt) if waits => {
             let attempt = Arc::clone(attempt);
@@ -108,12 +117,16 @@ fn decide_again(
         }
         Socket::Connecting(_) => Some(Decision::Answer(Err(Errno::EALREADY))),
         // The kernel knows that it is connected, and says so.
-        Socket::Connected(_) => Some(Decision::Pass),
-        Socket::Failed(errno) => Some(Decision::Answer(Err(*errno))),
+        Socket::Connected(..) => Some(Decision::Pass),
+        Socket::Failed(errno, attempt) => {
+            failed = Some(Arc::clone(attempt));
+            Some(Decision::Answer(Err(*errno)))
+        }
         Socket::Datagrams(_) => None,
     })??;
     // A failure is told once; then the socket can be used again.
-    if matches!(decision, Decision::Answer(Err(errno)) if errno != Errno::EALREADY) {
+    if let Some(attempt) = failed {
+        attempt.wait_until_refused();
         supervisor.connections.forget(cookie);
         let _ = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
     }
@@ -142,6 +155,19 @@ fn connect(
         }
         return supervisor.host.connect(attempt.outgoing());
     }
+    // Where signals do not wait, the caller may be back before we see it go.
+    if transport == Transport::Tcp
+        && supervisor.restarts.is_some()
+        && let Err(errno) = attempt.detach()
+    {
+        supervisor.connections.forget(attempt.cookie());
+        return call.fail(errno);
+    }
+    if transport == Transport::Udp
+        && let Some(connected) = attempt.connect_to_peer()
+    {
+        return call.finish(connected.map(|()| 0));
+    }
     supervisor.host.connect(attempt.outgoing());
     attempt.wait(call, timeout);
 }
@@ -156,8 +182,8 @@ fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result
     let theirs = from.copy_descriptor(from.int(0))?;
     let cookie = socket::cookie(theirs.as_fd())?;
     let known = supervisor.connections.with(cookie, |socket| match socket {
-        Socket::Connecting(_) | Socket::Failed(_) => Err(Errno::ENOTCONN),
-        Socket::Connected(ends) => Ok(Some(ends.clone())),
+        Socket::Connecting(_) | Socket::Failed(..) => Err(Errno::ENOTCONN),
+        Socket::Connected(_, ends) => Ok(Some(ends.clone())),
         Socket::Datagrams(datagrams) => Ok(datagrams.connected.clone()),
     });
     let ends: Ends = match (known, end) {
@@ -197,12 +223,13 @@ fn decide_error(supervisor: &Supervisor, from: &Notification) -> Result<Decision
     let theirs = from.copy_descriptor(from.int(0))?;
     let cookie = socket::cookie(theirs.as_fd())?;
     let failed = supervisor.connections.with(cookie, |socket| match socket {
-        Socket::Failed(errno) => Some(*errno),
+        Socket::Failed(errno, attempt) => Some((*errno, Arc::clone(attempt))),
         _ => None,
     });
-    let Some(Some(errno)) = failed else {
+    let Some(Some((errno, attempt))) = failed else {
         return Ok(Decision::Pass);
     };
+    attempt.wait_until_refused();
     let written = write_address(
         from,
         from.argument(3),

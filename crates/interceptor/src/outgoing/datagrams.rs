@@ -1,5 +1,6 @@
 //! Internet datagrams. A connected socket sends natively; here are the calls that name a peer, or want to know it.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use super::{Datagrams, Destination, Transport, choose, transport_of};
 use crate::Errno;
 use crate::host::DestinationChoice;
 use crate::notification::Notification;
-use crate::process::has_signal;
+use crate::process::{Vigil, has_signal};
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::socket;
 use crate::syscalls::Call;
@@ -24,10 +25,6 @@ use crate::workers::lock;
 const LARGEST: usize = 65_536;
 const MOST_MESSAGES: u32 = 1024;
 const MOST_VECTORS: usize = 1024;
-const LOOK_AFTER_MILLISECONDS: u16 = 5;
-
-/// `select` works on numbers below this.
-const SELECT_LIMIT: u32 = 1024;
 
 /// `socket`: the kernel would choose a low number, the filter needs a high one.
 pub(super) fn create(supervisor: &Supervisor, call: Notification) {
@@ -42,13 +39,9 @@ pub(super) fn create(supervisor: &Supervisor, call: Notification) {
         return call.pass();
     };
     supervisor.connections.own.add_datagrams(&ours);
-    let is_free = |number: &u32| {
-        let path = format!("/proc/{thread}/fd/{number}");
-        std::fs::symlink_metadata(path).is_err()
-    };
     // Two threads of one process must not be given the same number.
     let _placing = lock(&supervisor.connections.placing);
-    let Some(number) = (first..SELECT_LIMIT).find(is_free) else {
+    let Some(number) = free_number(&thread, first) else {
         return call.pass();
     };
     let close_on_exec = kind & libc::SOCK_CLOEXEC != 0;
@@ -56,6 +49,23 @@ pub(super) fn create(supervisor: &Supervisor, call: Notification) {
     if let Err(call) = call.give_at(&ours, number, close_on_exec) {
         call.pass();
     }
+}
+
+/// The lowest free number from `first` on. Those below 1024 come first, which is where `select` ends: a program with
+/// more datagram sockets than fit there has another way to wait for them.
+fn free_number(thread: &str, first: u32) -> Option<u32> {
+    let path = format!("/proc/{thread}/fd");
+    let is_free = |number: &u32| std::fs::symlink_metadata(format!("{path}/{number}")).is_err();
+    // Most programs have few.
+    if let Some(number) = (first..first + 4).find(is_free) {
+        return Some(number);
+    }
+    let used: HashSet<u32> = std::fs::read_dir(&path)
+        .ok()?
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect();
+    (first..=u32::MAX).find(|number| !used.contains(number))
 }
 
 /// One message of a call, by addresses of the caller's memory.
@@ -183,7 +193,9 @@ pub(super) fn decide_send(
     match transport_of(&theirs) {
         Some(Transport::Udp) => {}
         // A connection and its first bytes in one call: programs that try it can do without.
-        Some(Transport::Tcp) => return Ok(Decision::Answer(Err(Errno::EOPNOTSUPP))),
+        Some(Transport::Tcp) if flags_of(call, from) & libc::MSG_FASTOPEN != 0 => {
+            return Ok(Decision::Answer(Err(Errno::EOPNOTSUPP)));
+        }
         _ => return Ok(Decision::Pass),
     }
     Ok(Decision::later(move |supervisor, notification| {
@@ -268,8 +280,8 @@ fn relay_for(
     let known = |datagrams: Datagrams| {
         let mut peers = datagrams.peers.into_iter();
         peers
-            .find(|(known, _)| *known == peer)
-            .map(|(_, relay)| relay)
+            .find(|known| known.address == peer)
+            .map(|known| known.relay)
     };
     let connections = &supervisor.connections;
     if let Some(relay) = connections.datagrams(cookie).and_then(known) {
@@ -333,6 +345,7 @@ fn receive_all(
         Err(errno) => return from.fail(errno),
     };
     let mut received = 0;
+    let mut vigil = Vigil::new();
     for message in &messages {
         loop {
             let known = supervisor.connections.datagrams(cookie).unwrap_or_default();
@@ -361,7 +374,8 @@ fn receive_all(
                 return;
             }
             let mut waiting = [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)];
-            let _ = poll(&mut waiting, PollTimeout::from(LOOK_AFTER_MILLISECONDS));
+            let pause = PollTimeout::try_from(vigil.pause()).unwrap_or(PollTimeout::ZERO);
+            let _ = poll(&mut waiting, pause);
         }
         received += 1;
     }
@@ -389,8 +403,8 @@ fn receive(
     let address = internet(&got.address).map(|address| {
         let mut peers = known.peers.iter();
         peers
-            .find(|(_, relay)| *relay == address)
-            .map_or(address, |(peer, _)| *peer)
+            .find(|peer| peer.relay == address)
+            .map_or(address, |peer| peer.address)
     });
     let name = match address {
         Some(address) => encode_internet(address, domain_of(theirs.as_fd())?),

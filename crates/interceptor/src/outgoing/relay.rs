@@ -61,15 +61,41 @@ impl Relay {
         let (listener, address) = listen(domain, kind, destination, look)?;
         let send_buffer = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF)?;
         let locked = socket::option(theirs.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
+        let send_locked = locked & SEND_LOCKED != 0;
         if look == Look::Connecting {
             socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, 1)?;
         }
+        let made = Self::connect_to(theirs, domain, &listener, &address).and_then(|ours| {
+            let mut relay = Self {
+                ours,
+                filled: 0,
+                send_buffer,
+                send_locked,
+            };
+            if look == Look::Connecting {
+                relay.fill(theirs)?;
+            }
+            Ok(relay)
+        });
+        if made.is_err() && look == Look::Connecting {
+            give_back(theirs, send_buffer, send_locked);
+        }
+        made
+    }
+
+    /// Returns our end.
+    fn connect_to(
+        theirs: &OwnedFd,
+        domain: i32,
+        listener: &OwnedFd,
+        address: &[u8],
+    ) -> Result<OwnedFd, Errno> {
         if domain != libc::AF_UNIX {
             // Otherwise nothing is sent until the application writes.
             let option = libc::TCP_FASTOPEN_CONNECT;
             let _ = socket::set_option(theirs.as_fd(), libc::IPPROTO_TCP, option, 0);
         }
-        match socket::connect(theirs.as_fd(), &address) {
+        match socket::connect(theirs.as_fd(), address) {
             Ok(()) => {}
             Err(Errno::EINPROGRESS | Errno::EINTR) => {
                 wait(theirs.as_fd(), PollFlags::POLLOUT)?;
@@ -80,16 +106,7 @@ impl Relay {
             }
             Err(errno) => return Err(errno),
         }
-        let mut relay = Self {
-            ours: accept(&listener, theirs, domain)?,
-            filled: 0,
-            send_buffer,
-            send_locked: locked & SEND_LOCKED != 0,
-        };
-        if look == Look::Connecting {
-            relay.fill(theirs)?;
-        }
-        Ok(relay)
+        accept(listener, theirs, domain)
     }
 
     fn fill(&mut self, theirs: &OwnedFd) -> Result<(), Errno> {
@@ -111,6 +128,9 @@ impl Relay {
         if self.filled == 0 {
             return Ok(());
         }
+        // First, because it is what makes the socket writable: from then on it looks as it did before. What the
+        // application writes comes after what we read here.
+        self.give_back(theirs);
         let ours = self.ours.as_fd();
         socket::set_option(ours, libc::SOL_SOCKET, libc::SO_RCVBUF, USUAL)?;
         let _ = socket::set_option(ours, libc::SOL_SOCKET, SO_BUF_LOCK, 0);
@@ -126,18 +146,31 @@ impl Relay {
                 Err(errno) => return Err(errno),
             }
         }
-        // The kernel doubles what it is given.
-        let half = self.send_buffer / 2;
-        socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, half)?;
-        if !self.send_locked {
-            let _ = socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK, 0);
-        }
         Ok(())
     }
 
+    /// Gives the application's socket the send buffer that it had.
+    pub(super) fn give_back(&self, theirs: &OwnedFd) {
+        give_back(theirs, self.send_buffer, self.send_locked);
+    }
+
     /// The remote half failed.
-    pub(super) fn reset(self) {
+    pub(super) fn reset(self, theirs: Option<&OwnedFd>) {
         socket::reset_on_close(self.ours.as_fd());
+        drop(self.ours);
+        // Not before: with a larger buffer the socket would look connected.
+        if let Some(theirs) = theirs {
+            give_back(theirs, self.send_buffer, self.send_locked);
+        }
+    }
+}
+
+fn give_back(theirs: &OwnedFd, send_buffer: i32, locked: bool) {
+    // The kernel doubles what it is given. A smaller buffer than before is the worst that can happen.
+    let half = send_buffer / 2;
+    let _ = socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, half);
+    if !locked {
+        let _ = socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK, 0);
     }
 }
 

@@ -134,18 +134,6 @@ pub(crate) fn apply_no_creation_mask() {
     }
 }
 
-/// Ticks of the kernel's process clock since the machine started.
-pub(crate) fn ticks_since_start() -> u64 {
-    let mut now: libc::timespec = zeroed();
-    // SAFETY: a place for a `timespec`; then a plain number.
-    let per_second = unsafe {
-        libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now);
-        libc::sysconf(libc::_SC_CLK_TCK)
-    };
-    let per_second = per_second.unsigned_abs().max(1);
-    now.tv_sec.unsigned_abs() * per_second + now.tv_nsec.unsigned_abs() * per_second / 1_000_000_000
-}
-
 /// `openat` as the C library does it, and `close`. Only system calls.
 pub(crate) fn open_and_close(path: &CStr) {
     // SAFETY: a string that ends with zero; the descriptor, if there is one, is ours to close.

@@ -47,6 +47,14 @@ pub(crate) fn send_signal(process: BorrowedFd<'_>, signal: libc::c_int) -> Resul
     .map(drop)
 }
 
+/// Whether `thread` is one of the threads of `process`.
+pub(crate) fn is_thread_of(process: libc::pid_t, thread: libc::pid_t) -> bool {
+    // SAFETY: plain numbers. Signal zero is never sent; it only asks.
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) };
+    // Whoever may not send signals to it was found.
+    check(result).is_ok() || Errno::last() == Errno::EPERM
+}
+
 pub(crate) fn own_id() -> libc::pid_t {
     // SAFETY: cannot fail.
     unsafe { libc::getpid() }

@@ -201,6 +201,22 @@ pub(crate) fn send(
     .map(isize::unsigned_abs)
 }
 
+/// `sendmsg`, which waits. Only system calls.
+pub(crate) fn send_message(socket: BorrowedFd<'_>, data: &[u8]) -> Result<usize, Errno> {
+    let mut vector = libc::iovec {
+        iov_base: data.as_ptr().cast_mut().cast(),
+        iov_len: data.len(),
+    };
+    let mut header: libc::msghdr = super::memory::zeroed();
+    header.msg_iov = &raw mut vector;
+    header.msg_iovlen = 1;
+    // SAFETY: the header points to a buffer with its length, which is only read.
+    Errno::result(unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL)
+    })
+    .map(isize::unsigned_abs)
+}
+
 /// One message, as it was received.
 #[derive(Debug)]
 pub(crate) struct Message {

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
+use super::shared::Shared;
 use super::{check_int, watcher};
 
 /// What the application's process does once it is supervised.
@@ -66,24 +67,28 @@ pub(crate) enum Stage {
     Fork = 6,
 }
 
-/// The message of the child: stage, error number, and whether signals wait for answers.
+/// The message of the child.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Report {
     pub(crate) stage: Stage,
     pub(crate) errno: i32,
     pub(crate) signals_wait: bool,
+    /// Who sends it.
+    pub(crate) process: libc::pid_t,
 }
 
 impl Report {
-    pub(crate) const LENGTH: usize = 6;
+    pub(crate) const LENGTH: usize = 10;
 
     fn encode(self) -> [u8; Self::LENGTH] {
         let [a, b, c, d] = self.errno.to_ne_bytes();
-        [self.stage as u8, u8::from(self.signals_wait), a, b, c, d]
+        let [e, f, g, h] = self.process.to_ne_bytes();
+        let signals_wait = u8::from(self.signals_wait);
+        [self.stage as u8, signals_wait, a, b, c, d, e, f, g, h]
     }
 
     pub(crate) fn decode(bytes: [u8; Self::LENGTH]) -> Option<Self> {
-        let [stage, signals_wait, a, b, c, d] = bytes;
+        let [stage, signals_wait, a, b, c, d, e, f, g, h] = bytes;
         let stage = [
             Stage::Supervised,
             Stage::Filter,
@@ -98,11 +103,12 @@ impl Report {
             stage,
             errno: i32::from_ne_bytes([a, b, c, d]),
             signals_wait: signals_wait != 0,
+            process: i32::from_ne_bytes([e, f, g, h]),
         })
     }
 }
 
-/// The message of the watcher: the application's process id, then the wait status of that process.
+/// The message of the watcher: the wait status of the application's process.
 pub(crate) type WatcherMessage = [u8; 4];
 
 /// All that the two processes need, prepared.
@@ -111,7 +117,11 @@ pub(crate) struct Plan<'a> {
     pub(crate) filter: &'a [libc::sock_filter],
     /// Descriptors from this number on may be caught in `sendmsg`; the hand-over socket must be below.
     pub(crate) hand_over_below: RawFd,
+    /// Whether signals wait for answers where the kernel can do that.
+    pub(crate) let_signals_wait: bool,
     pub(crate) body: &'a Body,
+    /// The environment, if it comes later: then nothing is executed before a message says that it is there.
+    pub(crate) environment: Option<&'a Shared>,
     /// The watcher's end of the conversation with the supervisor.
     pub(crate) control: BorrowedFd<'a>,
     /// The child's end of the hand-over.
@@ -120,12 +130,17 @@ pub(crate) struct Plan<'a> {
     pub(crate) supervisor: BorrowedFd<'a>,
 }
 
-/// Pointers for `execve`, made before the fork.
+/// What the application's process needs until `execve`, made before the fork.
 pub(super) struct Pointers {
+    /// The end of a stack, for the time in which it shares the watcher's memory.
+    stack_end: *mut libc::c_void,
     arguments: Vec<*const libc::c_char>,
     shell_arguments: Vec<*const libc::c_char>,
     environment: Vec<*const libc::c_char>,
 }
+
+/// A few system calls deep.
+const STACK: usize = 64 * 1024;
 
 fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
     strings
@@ -137,8 +152,13 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
 
 /// Starts watcher and application. Returns the watcher's process id.
 pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
+    // Of sixteen bytes each, because a stack is aligned so.
+    let mut stack = vec![0_u128; STACK / size_of::<u128>()];
     let pointers = match plan.body {
         Body::Execute(executable) => Some(Pointers {
+            stack_end: stack.last_mut().map_or(std::ptr::null_mut(), |last| {
+                (&raw mut *last).wrapping_add(1).cast()
+            }),
             arguments: pointers(&executable.arguments),
             shell_arguments: pointers(&executable.shell_arguments),
             environment: pointers(&executable.environment),
@@ -162,6 +182,26 @@ pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
     }
 }
 
+/// Runs a function of ours in a process of its own that is not supervised, and waits for it to end. For comparison; what
+/// is said of [`Body::Run`] holds here too.
+pub(crate) fn run_bare(
+    run: fn(result: BorrowedFd<'_>),
+    result: BorrowedFd<'_>,
+) -> Result<(), Errno> {
+    // SAFETY: the child only calls functions that make system calls, and never returns.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            watcher::keep_only([result.as_raw_fd(); 3]);
+            run(result);
+            libc::_exit(0);
+        }
+        check_int(child)?
+    };
+    super::process::reap(child);
+    Ok(())
+}
+
 pub(super) fn signal_set() -> libc::sigset_t {
     // SAFETY: the structure consists of integers; `sigemptyset` makes it a set.
     unsafe {
@@ -171,8 +211,53 @@ pub(super) fn signal_set() -> libc::sigset_t {
     }
 }
 
+/// Makes the application's process. One that executes a program shares our memory until then, as `vfork` does it, and
+/// so costs nothing but its name; we wait meanwhile.
+pub(super) unsafe fn start_application(
+    plan: &Plan<'_>,
+    pointers: Option<&Pointers>,
+    signals_before: &libc::sigset_t,
+) -> libc::pid_t {
+    let beginning = Beginning {
+        plan,
+        pointers,
+        signals_before,
+    };
+    // SAFETY: the child runs on a stack of its own, and only calls functions that make system calls. What it borrows
+    // outlives it, because this thread goes on only when it has executed a program or ended.
+    unsafe {
+        let Some(pointers) = pointers else {
+            let application = libc::fork();
+            if application == 0 {
+                become_application(plan, None, signals_before);
+            }
+            return application;
+        };
+        libc::clone(
+            begin,
+            pointers.stack_end,
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+            (&raw const beginning).cast_mut().cast(),
+        )
+    }
+}
+
+struct Beginning<'a> {
+    plan: &'a Plan<'a>,
+    pointers: Option<&'a Pointers>,
+    signals_before: &'a libc::sigset_t,
+}
+
+extern "C" fn begin(beginning: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `start_application` gives a pointer to its own, which outlives this.
+    unsafe {
+        let beginning = &*beginning.cast::<Beginning<'_>>();
+        become_application(beginning.plan, beginning.pointers, beginning.signals_before)
+    }
+}
+
 /// From here on this is the application's process.
-pub(super) unsafe fn become_application(
+unsafe fn become_application(
     plan: &Plan<'_>,
     pointers: Option<&Pointers>,
     signals_before: &libc::sigset_t,
@@ -194,7 +279,13 @@ pub(super) unsafe fn become_application(
         libc::pthread_sigmask(libc::SIG_SETMASK, signals_before, std::ptr::null_mut());
         match (plan.body, pointers) {
             (Body::Execute(executable), Some(pointers)) => {
-                let environment = pointers.environment.as_ptr();
+                let environment = match plan.environment {
+                    Some(shared) => {
+                        wait_for_environment(plan);
+                        shared.pointers()
+                    }
+                    None => pointers.environment.as_ptr(),
+                };
                 libc::execve(
                     executable.path.as_ptr(),
                     pointers.arguments.as_ptr(),
@@ -219,6 +310,18 @@ pub(super) unsafe fn become_application(
     }
 }
 
+/// Ends the process if nobody is there any more who could tell.
+unsafe fn wait_for_environment(plan: &Plan<'_>) {
+    let mut byte = 0_u8;
+    // SAFETY: receives into a place of this stack frame. Without an address, so it is never caught.
+    unsafe {
+        let hand_over = plan.hand_over.as_raw_fd();
+        if libc::recv(hand_over, (&raw mut byte).cast(), 1, 0) != 1 {
+            libc::_exit(127);
+        }
+    }
+}
+
 unsafe fn give_up(plan: &Plan<'_>, stage: Stage) -> ! {
     // SAFETY: a descriptor that stays open; then the end.
     unsafe {
@@ -232,12 +335,12 @@ unsafe fn supervise(plan: &Plan<'_>) {
     // SAFETY: system calls on plain numbers; the filter outlives the call, which copies it.
     unsafe {
         // Nothing may be caught between installing the filter and handing over its listener: nobody would answer.
-        let channel = libc::fcntl(plan.hand_over.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0);
-        if channel == -1 || channel >= plan.hand_over_below {
+        let channel = low_copy(plan);
+        if channel == -1 {
             *libc::__errno_location() = libc::EMFILE;
             give_up(plan, Stage::HandOver);
         }
-        let (listener, signals_wait) = match install(plan.filter) {
+        let (listener, signals_wait) = match install(plan.filter, plan.let_signals_wait) {
             Ok(installed) => installed,
             Err(errno) => {
                 *libc::__errno_location() = errno as i32;
@@ -248,6 +351,7 @@ unsafe fn supervise(plan: &Plan<'_>) {
             stage: Stage::Supervised,
             errno: 0,
             signals_wait,
+            process: libc::getpid(),
         };
         if send_with_descriptor(channel, report, listener) == -1 {
             give_up(plan, Stage::HandOver);
@@ -257,8 +361,35 @@ unsafe fn supervise(plan: &Plan<'_>) {
     }
 }
 
+/// A copy of the hand-over socket whose number is too low to be caught. If the supervisor has so much open that none is
+/// free, it takes the place of something that `execve` closes anyway.
+unsafe fn low_copy(plan: &Plan<'_>) -> RawFd {
+    let original = plan.hand_over.as_raw_fd();
+    let kept = match plan.body {
+        Body::Run(_, result) => result.as_raw_fd(),
+        Body::Execute(_) => original,
+    };
+    // SAFETY: system calls on plain numbers; nothing in this process uses the descriptors that are replaced.
+    unsafe {
+        let copy = libc::fcntl(original, libc::F_DUPFD_CLOEXEC, 0);
+        if copy != -1 && copy < plan.hand_over_below {
+            return copy;
+        }
+        for number in 3..plan.hand_over_below {
+            let closes = libc::fcntl(number, libc::F_GETFD) == libc::FD_CLOEXEC;
+            if closes && number != original && number != kept {
+                return libc::dup3(original, number, libc::O_CLOEXEC);
+            }
+        }
+        -1
+    }
+}
+
 /// Tries the best variant first. Only one who may not install filters freely gives up the right to gain privileges.
-unsafe fn install(filter: &[libc::sock_filter]) -> Result<(RawFd, bool), Errno> {
+unsafe fn install(
+    filter: &[libc::sock_filter],
+    let_signals_wait: bool,
+) -> Result<(RawFd, bool), Errno> {
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).map_err(|_| Errno::E2BIG)?,
         filter: filter.as_ptr().cast_mut(),
@@ -275,11 +406,14 @@ unsafe fn install(filter: &[libc::sock_filter]) -> Result<(RawFd, bool), Errno> 
         };
         super::check(result).and_then(|fd| RawFd::try_from(fd).map_err(|_| Errno::EBADF))
     };
-    let best =
-        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    let either = || match attempt(best) {
-        Err(Errno::EINVAL) => attempt(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER).map(|fd| (fd, false)),
-        result => result.map(|fd| (fd, true)),
+    let simple = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    let best = simple | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let either = || match let_signals_wait {
+        true => match attempt(best) {
+            Err(Errno::EINVAL) => attempt(simple).map(|fd| (fd, false)),
+            result => result.map(|fd| (fd, true)),
+        },
+        false => attempt(simple).map(|fd| (fd, false)),
     };
     match either() {
         Err(Errno::EACCES) => {
@@ -324,6 +458,7 @@ pub(super) unsafe fn send_report(channel: RawFd, stage: Stage, errno: i32) {
         stage,
         errno,
         signals_wait: false,
+        process: 0,
     }
     .encode();
     // SAFETY: sends a buffer of this stack frame. Without an address, so it is never caught.

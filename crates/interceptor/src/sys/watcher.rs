@@ -1,12 +1,13 @@
 //! The process between us and the application, which ends everything when we end. It is a fork of us, so what is said in
 //! [`spawn`](super::spawn) holds here too: system calls only.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, RawFd};
 
 use nix::errno::Errno;
 
 use super::spawn::{
-    Plan, Pointers, Stage, become_application, send_message, send_report, signal_set,
+    Body, Plan, Pointers, Stage, send_message, send_report, signal_set, start_application,
 };
 
 /// The watcher's whole life. All signals are blocked: only the end of the supervisor, or `SIGKILL`, ends it.
@@ -19,10 +20,8 @@ pub(super) unsafe fn watch(
     unsafe {
         libc::prctl(libc::PR_SET_NAME, c"standin-watcher".as_ptr());
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
-        let application = libc::fork();
-        if application == 0 {
-            become_application(plan, pointers, signals_before);
-        }
+        close_private(plan);
+        let application = start_application(plan, pointers, signals_before);
         if application == -1 {
             send_report(plan.hand_over.as_raw_fd(), Stage::Fork, Errno::last_raw());
             libc::_exit(1);
@@ -39,7 +38,6 @@ pub(super) unsafe fn watch(
             plan.supervisor.as_raw_fd(),
             signals,
         ]);
-        send_message(plan.control.as_raw_fd(), application);
         loop {
             let reaped_all = reap_children(plan.control.as_raw_fd(), application);
             let wanted = |fd| libc::pollfd {
@@ -62,6 +60,30 @@ pub(super) unsafe fn watch(
             }
             drain(signals);
         }
+    }
+}
+
+/// Closes what a program that is executed would not get anyway, because the application may wait long until then, and
+/// whoever waits for the end of a connection of the supervisor must not wait for it.
+unsafe fn close_private(plan: &Plan<'_>) {
+    let result = match plan.body {
+        Body::Run(_, result) => result.as_raw_fd(),
+        Body::Execute(_) => -1,
+    };
+    let keep = [
+        plan.control.as_raw_fd(),
+        plan.supervisor.as_raw_fd(),
+        plan.hand_over.as_raw_fd(),
+        result,
+    ];
+    // SAFETY: plain numbers; nothing in this process uses the closed descriptors.
+    unsafe {
+        for_each_number(c"/proc/self/fd", |directory, _, descriptor| {
+            let closes = libc::fcntl(descriptor, libc::F_GETFD) == libc::FD_CLOEXEC;
+            if closes && descriptor != directory && !keep.contains(&descriptor) {
+                libc::close(descriptor);
+            }
+        });
     }
 }
 
@@ -125,14 +147,25 @@ unsafe fn end_children(signals: RawFd) {
 
 /// Sends `SIGKILL` to every process whose parent we are, as `/proc` lists them.
 unsafe fn kill_children() {
+    // SAFETY: system calls on plain numbers.
+    unsafe {
+        let us = libc::getpid();
+        for_each_number(c"/proc", |directory, name, process| {
+            if parent_of(directory, name) == Some(us) {
+                libc::kill(process, libc::SIGKILL);
+            }
+        });
+    }
+}
+
+/// Calls `with` for each entry of a directory whose name is a number: with the open directory, the name, ended by zero,
+/// and the number.
+unsafe fn for_each_number(path: &CStr, with: impl Fn(RawFd, &[u8], libc::c_int)) {
     // SAFETY: system calls on buffers of this stack frame with their lengths. Directory entries are read where the
     // kernel wrote them: each starts with its length at offset 16 and its name, ended by zero, at offset 19.
     unsafe {
-        let us = libc::getpid();
-        let directory = libc::open(
-            c"/proc".as_ptr(),
-            libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC,
-        );
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let directory = libc::open(path.as_ptr(), flags);
         let mut entries = [0_u8; 4096];
         loop {
             let length = libc::syscall(
@@ -146,10 +179,8 @@ unsafe fn kill_children() {
             };
             let mut rest = entries.get(..length).unwrap_or(&[]);
             while let Some((entry, name)) = next_entry(rest) {
-                if let Some(process) = number(name)
-                    && parent_of(directory, name) == Some(us)
-                {
-                    libc::kill(process, libc::SIGKILL);
+                if let Some(number) = number(name) {
+                    with(directory, name, number);
                 }
                 rest = rest.get(entry..).unwrap_or(&[]);
             }

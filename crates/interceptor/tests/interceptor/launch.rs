@@ -2,14 +2,14 @@
 
 use std::io::BufRead;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 
 use interceptor::{Errno, Error, Launch, Notice};
 
 use crate::programs;
-use crate::target::{Target, environment, is_alive, run, shell, wait_until};
+use crate::surroundings::supervisor_command;
+use crate::target::{Target, is_alive, run, shell, wait_until};
 
 #[test]
 fn exit_codes_and_signals_are_the_programs_own() {
@@ -69,6 +69,63 @@ fn the_environment_is_exactly_what_is_given() {
     // The shell adds the last one.
     assert_eq!(names, ["EMPTY", "LARGE", "OUT", "PWD"]);
     assert!(text.contains(&large));
+}
+
+#[test]
+fn a_prepared_program_waits_for_its_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("output");
+    let script = format!(
+        "echo $GREETING; cat /remote-files/file; exec >&-; exit 5 # {}",
+        "x".repeat(1000)
+    );
+    let launch = || {
+        let script = format!("exec >'{}' 2>&1\n{script}", output.display());
+        Launch::new("bash").arguments(["-c", &script])
+    };
+    let prepared = launch().prepare().unwrap();
+    let target = Target::new();
+    target.write("file", "remote\n");
+    let large = "x".repeat(100_000);
+    let environment = [
+        ("GREETING", "hello"),
+        ("PATH", "/usr/bin:/bin"),
+        ("LARGE", &large),
+    ];
+    let mut supervised = prepared.start(environment, target).unwrap();
+    assert_eq!(supervised.wait().unwrap().code(), Some(5));
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "hello\nremote\n");
+    // One that is never started leaves nothing.
+    std::fs::remove_file(&output).unwrap();
+    drop(launch().prepare().unwrap());
+    assert!(!output.exists());
+    // What cannot be executed is known when it is tried, and what can be known before, before.
+    let prepared = Launch::new("/no/such/program").prepare().unwrap();
+    let error = prepared.start([("A", "B")], Target::new()).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Execute {
+                source: Errno::ENOENT,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    let error = Launch::new("true")
+        .directory("/no/such/directory")
+        .prepare()
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Directory {
+                source: Errno::ENOENT,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -151,38 +208,6 @@ fn descendants_end_with_the_session() {
     );
 }
 
-/// This test binary as a program of its own: a supervisor that can be killed. Run by the tests below.
-#[test]
-#[ignore = "a program that other tests start"]
-fn supervisor_program() {
-    let Ok(script) = std::env::var("SUPERVISED_SCRIPT") else {
-        return;
-    };
-    let result = Launch::new("bash")
-        .arguments(["-c", &script])
-        .environment(environment())
-        .start(Target::new());
-    match result {
-        Ok(mut supervised) => println!("ended: {:?}", supervised.wait().unwrap().code()),
-        Err(error) => println!("error: {error:?}"),
-    }
-}
-
-/// A command that is [`supervisor_program`] with this script.
-pub(crate) fn supervisor_command(binary: &Path, script: &str) -> Command {
-    let mut command = Command::new(binary);
-    command
-        .args([
-            "--ignored",
-            "--exact",
-            "--nocapture",
-            "launch::supervisor_program",
-        ])
-        .env("SUPERVISED_SCRIPT", script)
-        .stdin(Stdio::null());
-    command
-}
-
 #[test]
 fn everything_ends_when_the_supervisor_is_killed() {
     let binary = std::env::current_exe().unwrap();
@@ -208,59 +233,6 @@ fn everything_ends_when_the_supervisor_is_killed() {
     wait_until("everything is gone", || {
         !processes.iter().any(|process| is_alive(process))
     });
-}
-
-#[test]
-fn supervision_inside_of_supervision_is_refused() {
-    let binary = std::env::current_exe().unwrap();
-    let script = format!(
-        "SUPERVISED_SCRIPT=true '{}' --ignored --exact --nocapture launch::supervisor_program",
-        binary.display()
-    );
-    let output = run(&Target::new(), &script).output();
-    assert!(output.contains("error: Nested"), "{output}");
-}
-
-#[test]
-fn an_ordinary_user_can_supervise() {
-    let folder = tempfile::tempdir_in("/tmp").unwrap();
-    let binary = folder.path().join("tests");
-    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
-    Command::new("chmod")
-        .args(["-R", "755"])
-        .arg(folder.path())
-        .status()
-        .unwrap();
-    let script = "id -u; hostname; sh -c 'exit 3'; echo $?; grep NoNewPrivs /proc/self/status";
-    let program = supervisor_command(&binary, script);
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", "1000", "--regid", "1000", "--clear-groups"]);
-    command.arg(&binary).args(program.get_args());
-    command
-        .env_clear()
-        .env("PATH", "/usr/bin:/bin")
-        .env("SUPERVISED_SCRIPT", script);
-    let Ok(output) = command.current_dir("/").output() else {
-        println!("skipped: setpriv is not on this machine");
-        return;
-    };
-    if !nix_is_root() {
-        println!("skipped: only root can become somebody else; all tests ran as an ordinary user");
-        return;
-    }
-    let output = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.contains("1000\ncheckout-7d9f\n3\nNoNewPrivs:\t1\n"),
-        "{output}"
-    );
-    assert!(output.contains("ended: Some(0)"), "{output}");
-}
-
-fn nix_is_root() -> bool {
-    std::fs::read_to_string("/proc/self/status")
-        .unwrap()
-        .lines()
-        .any(|line| line.starts_with("Uid:\t0\t0"))
 }
 
 #[test]
@@ -300,17 +272,6 @@ fn programs_of_another_architecture_run_locally_and_are_named() {
         *target.notices.lock().unwrap(),
         [Notice::ForeignArchitecture { process }]
     );
-}
-
-#[test]
-fn the_machine_is_diagnosed() {
-    let diagnosis = interceptor::diagnose();
-    assert!(diagnosis.user_notification.is_ok(), "{diagnosis:?}");
-    assert!(
-        diagnosis.read_memory && diagnosis.copy_descriptors,
-        "{diagnosis:?}"
-    );
-    println!("{diagnosis:?}");
 }
 
 #[test]

@@ -15,11 +15,17 @@ mod programs;
 /// Starting, exit codes, signals, the end of everything.
 mod launch;
 
+/// Where supervision happens: who may, where it is forbidden, and what is then said.
+mod surroundings;
+
 /// Remote files, one call at a time and as programs use them.
 mod files;
 
 /// Connections and datagrams to where only the target reaches.
 mod outgoing;
+
+/// Unusual things that programs do to sockets.
+mod sockets;
 
 /// Signals, with and without `SA_RESTART`.
 mod signals;
@@ -32,3 +38,6 @@ mod languages;
 
 /// Every way to make a process or a thread.
 mod processes;
+
+/// Debuggers on programs under supervision.
+mod debuggers;

@@ -8,11 +8,16 @@ use crate::target::{Target, run, shell, wait_until};
 
 /// Runs one function of the Python program. When it prints `waiting`, the gate is opened.
 fn check(name: &str, expected: &str) {
+    check_program("outgoing.py", name, expected);
+}
+
+pub(crate) fn check_program(program: &str, name: &str, expected: &str) {
     if !programs::is_there("python3") {
         return;
     }
     let target = Target::new();
-    let program = programs::source("outgoing.py");
+    target.write("file", "remote");
+    let program = programs::source(program);
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
     let script = format!("python3 -u {} {name}", program.display());

@@ -1,9 +1,10 @@
 //! A made-up target.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -11,9 +12,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use interceptor::{
-    Connection, Destination, DestinationChoice, Directory, Errno, Host, Intent, Launch, Names,
-    Notice, Outgoing, PathChoice, RemoteFiles, Transport,
+    Answer, Connection, Destination, DestinationChoice, Directory, Errno, FileSystem, Host, Intent,
+    Launch, Metadata, Names, Notice, OpenOptions, Outgoing, PathChoice, RemoteFiles, Times,
+    Transport,
 };
+
+/// Methods that the folder answers.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $answer:ty;)*) => {
+        $(fn $name(&self, $($argument: $kind),*) -> $answer {
+            self.files.$name($($argument),*)
+        })*
+    };
+}
 
 /// Everything below is the target's. It is not on this machine.
 pub(crate) const REMOTE: &str = "/remote-files";
@@ -26,7 +37,7 @@ pub(crate) struct Target {
     /// How many connections were made.
     pub(crate) established: AtomicUsize,
     this: Weak<Self>,
-    gate: Mutex<usize>,
+    gate: Mutex<bool>,
     gate_opened: Condvar,
 }
 
@@ -75,18 +86,17 @@ fn is_remote_address(address: &SocketAddr) -> bool {
 const LOCAL: &str = "10.1.2.3:54321";
 
 impl Target {
-    /// Lets connections to 198.51.100.9 go on, each once.
+    /// Lets connections to 198.51.100.9 be made, and those to 198.51.100.10 be read.
     pub(crate) fn open_gate(&self) {
-        *self.gate.lock().unwrap() += 1;
+        *self.gate.lock().unwrap() = true;
         self.gate_opened.notify_all();
     }
 
     fn wait_for_gate(&self) {
         let mut gate = self.gate.lock().unwrap();
-        while *gate == 0 {
+        while !*gate {
             gate = self.gate_opened.wait(gate).unwrap();
         }
-        *gate -= 1;
     }
 
     fn serve(&self, outgoing: Outgoing) {
@@ -114,6 +124,9 @@ impl Target {
         let stream = outgoing.transport() != Transport::Udp;
         if let Ok(connection) = outgoing.establish(names) {
             self.established.fetch_add(1, Ordering::SeqCst);
+            if last == 10 {
+                self.wait_for_gate();
+            }
             echo(connection, stream);
         }
     }
@@ -182,7 +195,7 @@ impl Host for Target {
     }
 
     fn files(&self) -> &dyn RemoteFiles {
-        &self.files
+        self
     }
 
     fn hostname(&self) -> Option<OsString> {
@@ -195,6 +208,38 @@ impl Host for Target {
 
     fn notice(&self, notice: &Notice) {
         self.notices.lock().unwrap().push(notice.clone());
+    }
+}
+
+/// The folder's files; `slow` is opened when the gate is open.
+impl RemoteFiles for Target {
+    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
+        if path.ends_with("slow") {
+            self.wait_for_gate();
+        }
+        self.files.open(path, options)
+    }
+
+    forward! {
+        metadata(path: &Path, follow: bool) -> Answer<Metadata>;
+        read_link(path: &Path) -> Answer<PathBuf>;
+        access(path: &Path, mode: i32, follow: bool) -> Answer<()>;
+        file_system(path: &Path) -> Answer<FileSystem>;
+        create_directory(path: &Path, mode: u32) -> Answer<()>;
+        create_node(path: &Path, mode: u32, device: u64) -> Answer<()>;
+        remove_file(path: &Path) -> Answer<()>;
+        remove_directory(path: &Path) -> Answer<()>;
+        rename(from: &Path, to: &Path, flags: u32) -> Answer<()>;
+        create_hard_link(from: &Path, to: &Path, follow: bool) -> Answer<()>;
+        create_symbolic_link(content: &Path, path: &Path) -> Answer<()>;
+        set_mode(path: &Path, mode: u32, follow: bool) -> Answer<()>;
+        set_owner(path: &Path, user: Option<u32>, group: Option<u32>, follow: bool) -> Answer<()>;
+        set_times(path: &Path, times: &Times, follow: bool) -> Answer<()>;
+        set_length(path: &Path, length: u64) -> Answer<()>;
+        attribute(path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>>;
+        attributes(path: &Path, follow: bool) -> Answer<Vec<u8>>;
+        set_attribute(path: &Path, name: &OsStr, value: &[u8], flags: i32, follow: bool) -> Answer<()>;
+        remove_attribute(path: &Path, name: &OsStr, follow: bool) -> Answer<()>;
     }
 }
 

@@ -35,6 +35,11 @@ static int in_clone(void *unused) {
     return !reads();
 }
 
+static void *execute(void *unused) {
+    execvp(command[0], command);
+    return unused;
+}
+
 static void *in_thread(void *failures) {
     for (int i = 0; i < 50; i++)
         if (!reads()) __atomic_add_fetch((int *)failures, 1, __ATOMIC_SEQ_CST);
@@ -93,6 +98,26 @@ int main(void) {
         _exit(!(open("/remote-files/file", O_RDONLY) == 0 && reads()));
     }
     end("closed stdio", child);
+
+    pthread_t other;
+    if (!(child = fork())) {
+        pthread_create(&other, 0, execute, 0);
+        for (;;) pause();
+    }
+    end("execve of a thread", child);
+
+    if (!(child = fork())) {
+        int program = open("/bin/grep", O_RDONLY | O_CLOEXEC);
+        syscall(SYS_execveat, program, "", command, environ, AT_EMPTY_PATH);
+        _exit(127);
+    }
+    end("execveat", child);
+
+    if (!(child = fork())) {
+        syscall(SYS_close_range, 3, ~0U, 0);
+        _exit(!(open("/remote-files/file", O_RDONLY) == 3 && reads()));
+    }
+    end("everything closed", child);
 
     pthread_t threads[20];
     int failures = 0;

@@ -1,6 +1,7 @@
 /* Calls that wait, interrupted by a signal. argv[1] is what waits, argv[2] how the handler was installed. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 static volatile sig_atomic_t signals;
@@ -23,6 +25,7 @@ static struct sockaddr_in address(const char *ip, int port) {
 }
 
 static pthread_t main_thread;
+static int enough[2];
 static void *disturb(void *unused) {
     /* Signals until the test says that it is enough, by opening the gate. */
     for (int i = 0; i < 20; i++) {
@@ -30,6 +33,7 @@ static void *disturb(void *unused) {
         pthread_kill(main_thread, SIGUSR1);
     }
     puts("waiting");
+    if (write(enough[1], "x", 1) != 1) perror("write");
     return unused;
 }
 
@@ -40,6 +44,7 @@ int main(int argc, char **argv) {
     setvbuf(stdout, 0, _IONBF, 0);
     sigaction(SIGUSR1, &action, 0);
     main_thread = pthread_self();
+    if (pipe(enough)) return 1;
     if (!strcmp(argv[1], "connect")) {
         int s = socket(AF_INET, SOCK_STREAM, 0);
         struct sockaddr_in to = address("198.51.100.9", 7);
@@ -66,18 +71,40 @@ int main(int argc, char **argv) {
         puts(text);
         pthread_create(&thread, 0, disturb, 0);
         if (!strcmp(argv[argc - 1], "restart")) {
-            /* Nothing comes until it is sent below, by the other side of a fork. */
+            /* Nothing comes until it is sent below, by the other side of a fork, after all signals. */
             if (!fork()) {
                 sigset_t all;
                 sigfillset(&all);
                 sigprocmask(SIG_BLOCK, &all, 0);
-                usleep(300000);
+                if (read(enough[0], text, 1) != 1) perror("read");
                 sendto(s, "two", 3, 0, (void *)&to, sizeof to);
                 _exit(0);
             }
         }
         long result = recvfrom(s, text, 99, 0, (void *)&from, &length);
         printf("%s, signals %d\n", result < 0 ? strerror(errno) : text, signals > 0);
+        pthread_join(thread, 0);
+    } else if (!strcmp(argv[1], "timer")) {
+        /* An alarm every millisecond, as profilers have it. */
+        struct itimerval timer = {{0, 1000}, {0, 1000}};
+        int failed = 0;
+        sigaction(SIGALRM, &action, 0);
+        setitimer(ITIMER_REAL, &timer, 0);
+        for (int i = 0; i < 1000 || signals < 20; i++) {
+            int fd = open("/remote-files/file", O_RDONLY);
+            failed += fd < 0 || read(fd, text, 6) != 6 || strcmp(text, "remote");
+            close(fd);
+        }
+        memset(&timer, 0, sizeof timer);
+        setitimer(ITIMER_REAL, &timer, 0);
+        puts("waiting");
+        printf("failed %d\n", failed);
+    } else if (!strcmp(argv[1], "slow")) {
+        /* An open that takes long: signals wait for it. Stopping and going on changes nothing. */
+        pthread_create(&thread, 0, disturb, 0);
+        int fd = open("/remote-files/slow", O_RDONLY);
+        if (fd < 0) perror("open");
+        printf("%ld, signals %d\n", (long)read(fd, text, 99), signals > 0);
         pthread_join(thread, 0);
     } else {
         /* Calls that the kernel never interrupts, under a rain of signals. */

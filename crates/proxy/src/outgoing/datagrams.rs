@@ -120,6 +120,7 @@ async fn relay(socket: &UdpSocket, registration: &Registration, sender: Sender, 
 
 /// Waits until the application has closed a socket for datagrams. Nobody is told of that, so it is asked for.
 pub(crate) async fn until_closed(registration: &Registration) {
+    sleep(LOOK_AFTER).await;
     while registration.is_open() {
         sleep(LOOK_AFTER).await;
     }

@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use crate::environment::{AGENT_PROGRAM, AGENT_TOKEN};
 use crate::exec::log::Verbosity;
+use crate::exec::target::LocalTarget;
 
 /// How long an agent may take to say where it listens. It takes milliseconds.
 const START: Duration = Duration::from_secs(10);
@@ -53,12 +54,12 @@ impl LocalAgent {
     /// Starts an agent beside a process. What it returns along ends when the agent does.
     pub(super) async fn start(
         process: u32,
-        target: &str,
+        target: &LocalTarget,
         verbosity: Verbosity,
     ) -> Result<(Self, Ended)> {
         let program = program()?;
         let token = new_token()?;
-        let mut child = command(&program, process, &token, verbosity)
+        let mut child = command(target.start(&program), process, &token, verbosity)
             .spawn()
             .with_context(|| format!("cannot start the agent's program {}", program.display()))?;
         let input = child.stdin.take();
@@ -93,7 +94,7 @@ impl LocalAgent {
                 line.trim().escape_debug()
             );
         };
-        tracing::info!(target, process, %address, "an agent listens");
+        tracing::info!(%target, process, %address, "an agent listens");
         let (kill, killed) = oneshot::channel();
         let (tell_end, ended) = oneshot::channel();
         let watcher = tokio::spawn(watch(child, output, last_words, killed, tell_end));
@@ -124,8 +125,13 @@ impl LocalAgent {
     }
 }
 
-fn command(program: &PathBuf, process: u32, token: &str, verbosity: Verbosity) -> Command {
-    let mut command = Command::new(program);
+fn command(
+    start: std::process::Command,
+    process: u32,
+    token: &str,
+    verbosity: Verbosity,
+) -> Command {
+    let mut command = Command::from(start);
     command
         .args(["agent", "--end-with-input"])
         .args(["--log", &verbosity.level().to_string()])

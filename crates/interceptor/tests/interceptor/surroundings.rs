@@ -1,0 +1,249 @@
+//! Where supervision happens: who may, where it is forbidden, and what is then said.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use interceptor::Launch;
+
+use crate::programs;
+use crate::target::{Target, environment, run};
+
+/// This test binary as a program of its own: a supervisor that can be killed, run by somebody else, or elsewhere.
+#[test]
+#[ignore = "a program that other tests start"]
+fn supervisor_program() {
+    let Ok(script) = std::env::var("SUPERVISED_SCRIPT") else {
+        return;
+    };
+    if let Err(error) = interceptor::check() {
+        println!("check: {error:?}");
+    }
+    let target = Target::new();
+    let result = Launch::new("bash")
+        .arguments(["-c", &script])
+        .environment(environment())
+        .start(std::sync::Arc::clone(&target) as _);
+    match result {
+        Ok(mut supervised) => println!("ended: {:?}", supervised.wait().unwrap().code()),
+        Err(error) => {
+            assert!(!error.hint().is_empty());
+            println!("error: {error:?}");
+        }
+    }
+    for notice in target.notices.lock().unwrap().iter() {
+        println!("notice: {notice:?}");
+    }
+}
+
+const SUPERVISOR: [&str; 4] = [
+    "--ignored",
+    "--exact",
+    "--nocapture",
+    "surroundings::supervisor_program",
+];
+
+/// A command that is [`supervisor_program`] with this script.
+pub(crate) fn supervisor_command(binary: &Path, script: &str) -> Command {
+    let mut command = Command::new(binary);
+    command
+        .args(SUPERVISOR)
+        .env("SUPERVISED_SCRIPT", script)
+        .stdin(Stdio::null());
+    command
+}
+
+/// Runs [`supervisor_program`] below another program with these arguments.
+fn supervise_below(program: &Path, arguments: &[&str], script: &str) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .arg(std::env::current_exe().unwrap())
+        .args(SUPERVISOR)
+        .env("SUPERVISED_SCRIPT", script)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn supervision_inside_of_supervision_is_refused() {
+    let binary = std::env::current_exe().unwrap();
+    let script = format!(
+        "SUPERVISED_SCRIPT=true '{}' {}",
+        binary.display(),
+        SUPERVISOR.join(" ")
+    );
+    let output = run(&Target::new(), &script).output();
+    assert!(output.contains("check: Nested"), "{output}");
+    assert!(output.contains("error: Nested"), "{output}");
+}
+
+#[test]
+fn what_is_forbidden_is_named() {
+    let Some(forbid) = programs::c("forbid") else {
+        return;
+    };
+    let table = [
+        ("seccomp", "Forbidden { source: EPERM }"),
+        ("no-seccomp", "NoUserNotification"),
+        ("process_vm_readv", "Unreadable { source: EPERM }"),
+        (
+            "pidfd_open",
+            "System { what: \"open our own process\", source: EPERM }",
+        ),
+    ];
+    for (forbidden, expected) in table {
+        let output = supervise_below(&forbid, &[forbidden], "echo ran");
+        assert!(
+            output.contains(&format!("error: {expected}")),
+            "{forbidden}: {output}"
+        );
+        assert!(!output.contains("\nran"), "{forbidden}: {output}");
+        assert!(
+            output.contains(&format!("check: {expected}")),
+            "{forbidden}: {output}"
+        );
+    }
+    // A filter that has nothing to do with us is no hindrance.
+    let output = supervise_below(&forbid, &["nothing"], "echo ran");
+    assert!(output.contains("\nran\nended: Some(0)\n"), "{output}");
+    assert!(!output.contains("check:"), "{output}");
+}
+
+#[test]
+fn without_proc_it_is_said() {
+    let script = "mount -t tmpfs none /proc && exec \"$0\" \"$@\"";
+    let unshare = Path::new("unshare");
+    if !programs::is_there("unshare") {
+        return;
+    }
+    let output = supervise_below(
+        unshare,
+        &["--user", "--map-root-user", "--mount", "sh", "-c", script],
+        "true",
+    );
+    if !output.contains("running 1 test") {
+        println!("skipped: no mounts of one's own on this machine: {output}");
+        return;
+    }
+    assert!(
+        output.contains("error: NoProc { source: ENOENT }"),
+        "{output}"
+    );
+}
+
+/// Runs a copy of this test binary as an ordinary user. `None`, said aloud, if we are not root and so are one already.
+fn as_ordinary_user(arguments: &[&str], script: &str) -> Option<String> {
+    let is_root = std::fs::read_to_string("/proc/self/status")
+        .unwrap()
+        .lines()
+        .any(|line| line.starts_with("Uid:\t0\t0"));
+    if !is_root || !programs::is_there("setpriv") {
+        println!("skipped: only root can become somebody else; all tests ran as an ordinary user");
+        return None;
+    }
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let binary = folder.path().join("tests");
+    let temporary = folder.path().join("temporary");
+    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    std::fs::create_dir(&temporary).unwrap();
+    let mode = |mode: &str, path: &Path| {
+        let status = Command::new("chmod").arg(mode).arg(path).status();
+        assert!(status.unwrap().success());
+    };
+    mode("755", folder.path());
+    mode("755", &binary);
+    mode("1777", &temporary);
+    let output = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(&binary)
+        .args(arguments)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("TMPDIR", &temporary)
+        .env("HOME", &temporary)
+        .env("SUPERVISED_SCRIPT", script)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    Some(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+#[test]
+fn an_ordinary_user_can_supervise() {
+    let script = "id -u; hostname; sh -c 'exit 3'; echo $?; grep NoNewPrivs /proc/self/status; /usr/bin/su --version >/dev/null";
+    let Some(output) = as_ordinary_user(&SUPERVISOR, script) else {
+        return;
+    };
+    assert!(
+        output.contains("65534\ncheckout-7d9f\n3\nNoNewPrivs:\t1\n"),
+        "{output}"
+    );
+    assert!(output.contains("ended: Some(0)"), "{output}");
+    assert!(
+        output.contains("notice: NoPrivileges { path: \"/usr/bin/su\" }"),
+        "{output}"
+    );
+}
+
+#[test]
+fn memory_that_is_hidden_is_named() {
+    let Some(program) = programs::c("hidden") else {
+        return;
+    };
+    // Where everybody can execute it.
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let copy = folder.path().join("hidden");
+    std::fs::copy(program, &copy).unwrap();
+    let script = format!("{}; echo $?", copy.display());
+    Command::new("chmod")
+        .arg("755")
+        .arg(folder.path())
+        .status()
+        .unwrap();
+    let Some(output) = as_ordinary_user(&SUPERVISOR, &script) else {
+        return;
+    };
+    assert!(
+        output.contains("No such file or directory\n0\n"),
+        "{output}"
+    );
+    assert!(
+        output.contains("notice: Unreadable { process: "),
+        "{output}"
+    );
+}
+
+/// What an ordinary user can do is not what root can do, so most tests run as one too.
+#[test]
+fn most_tests_pass_for_an_ordinary_user() {
+    let readable = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .args(["head", "-c1"])
+        .arg(programs::source("files.c"))
+        .output();
+    if !readable.is_ok_and(|output| output.status.success()) {
+        println!("skipped: nobody else can read these sources");
+        return;
+    }
+    let modules = ["files::", "processes::", "outgoing::", "signals::on_old"];
+    let Some(output) = as_ordinary_user(&modules, "") else {
+        return;
+    };
+    assert!(output.contains("test result: ok. "), "{output}");
+    let passed = output.matches(" ... ok").count();
+    assert!(passed > 25, "{passed}: {output}");
+}
+
+#[test]
+fn the_machine_is_diagnosed() {
+    let diagnosis = interceptor::diagnose();
+    assert!(diagnosis.user_notification.is_ok(), "{diagnosis:?}");
+    assert!(
+        diagnosis.read_memory && diagnosis.copy_descriptors,
+        "{diagnosis:?}"
+    );
+    println!("{diagnosis:?}");
+    interceptor::check().unwrap();
+}

@@ -1,0 +1,4 @@
+// The least that a Go program can do.
+package main
+
+func main() {}

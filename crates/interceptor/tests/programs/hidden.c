@@ -1,0 +1,12 @@
+/* Hides its memory, as programs with secrets do, and then looks for a remote file. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+int main(void) {
+    prctl(PR_SET_DUMPABLE, 0);
+    puts(open("/remote-files/file", O_RDONLY) < 0 ? strerror(errno) : "there");
+    return 0;
+}
