@@ -19,7 +19,7 @@ use crate::shared::{Event, Shared, now};
 
 /// A connection that lasted this long was a good one: the next loss is answered at once again.
 const GOOD_CONNECTION: Duration = Duration::from_secs(1);
-/// A shorter one that brought bytes was of use. It is made again after the shortest pause, so that a network that cuts
+/// A shorter one that carried bytes was of use. It is made again after the shortest pause, so that a network that cuts
 /// every connection soon slows a session down, and does not stop it.
 const AFTER_A_USEFUL_CONNECTION: u32 = 1;
 
@@ -82,17 +82,19 @@ impl<D: Dial> Client<D> {
     /// Keeps the link alive until it is over.
     async fn drive(mut self) {
         let mut failures = 0;
+        let mut progress = self.progress();
         loop {
             let attached = Instant::now();
-            let received = self.received();
             if self.until_not(Event::Attached).await == Event::Over {
                 break;
             }
             if attached.elapsed() >= GOOD_CONNECTION {
                 failures = 0;
-            } else if self.received() > received {
+            } else if self.progress() > progress {
                 failures = failures.min(AFTER_A_USEFUL_CONNECTION);
             }
+            // What the peer got over this connection may be known only when it greets the next time.
+            progress = self.progress();
             let shared = Arc::clone(&self.shared);
             let over = until_not(&shared, Event::Lost);
             tokio::select! {
@@ -104,9 +106,8 @@ impl<D: Dial> Client<D> {
         report_ending(&self.shared);
     }
 
-    /// How many bytes have come over all connections.
-    fn received(&self) -> u64 {
-        self.shared.lock().machine.position().received
+    fn progress(&self) -> u64 {
+        self.shared.lock().machine.progress()
     }
 
     async fn until_not(&self, seen: Event) -> Event {

@@ -8,6 +8,8 @@
 //! A [`Client`] is a tower service, which is what a generated gRPC client wants; [`serve`] takes a tower service, which
 //! is what a generated gRPC server is. [`body`] makes a body out of bytes that come one after the other.
 
+mod body;
+
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
@@ -16,7 +18,6 @@ use bytes::Bytes;
 use http::uri::{Authority, Scheme};
 use http::{Request, Response, Uri};
 use http_body_util::BodyExt;
-use http_body_util::channel::{Channel, Sender};
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
@@ -24,6 +25,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use tower_service::Service;
 
+pub use self::body::{Sender, Sent, Unread, body};
 use crate::dial::Pipe;
 use crate::error::LinkError;
 
@@ -165,12 +167,6 @@ where
         () = shutdown.as_mut() => connection.as_mut().graceful_shutdown(),
     }
     Ok(connection.await?)
-}
-
-/// A body whose bytes are sent one part after the other; `parts` of them may wait. Dropping the sender ends the body;
-/// `abort` breaks it off.
-pub fn body(parts: usize) -> (Sender<Bytes, BoxError>, Channel<Bytes, BoxError>) {
-    Channel::new(parts)
 }
 
 /// HTTP/2 wants a scheme and a host, which mean nothing on a link.

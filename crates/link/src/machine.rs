@@ -274,6 +274,11 @@ impl Machine {
         self.attachments == 0
     }
 
+    /// How many bytes are known to have arrived, in both directions.
+    pub(crate) fn progress(&self) -> u64 {
+        self.received + self.acknowledged
+    }
+
     pub(crate) fn position(&self) -> Position {
         Position {
             received: self.received,

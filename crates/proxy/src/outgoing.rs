@@ -8,12 +8,12 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use interceptor::{Destination, Errno, Names, Outgoing, Transport};
-use link::http2;
+use link::http2::{self, Sender};
 use protocol::outgoing::{Connected, TCP, TcpConnect, UnixAddress, UnixConnect, UnixKind};
 use protocol::rpc::Failure;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -31,8 +31,6 @@ pub(crate) use routes::Routes;
 const PART: usize = 64 * 1024;
 /// Parts that may wait for the link.
 const PARTS: usize = 4;
-
-type Sender = http_body_util::channel::Sender<Bytes, http2::BoxError>;
 
 /// Connects on the session's runtime; returns at once, or as soon as the application's own half is connected.
 pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {

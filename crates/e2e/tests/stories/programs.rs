@@ -41,8 +41,11 @@ const NOT_IN_BASH: [&str; 2] = ["udp-unconnected", "udp6-unconnected"];
 /// Without a session they are the same: there is no such file anywhere.
 const SAME_OUTSIDE: [&str; 1] = ["missing"];
 
+/// Finds or compiles a program.
+type Make = fn() -> Result<Program>;
+
 pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
-    let kinds: [(&'static str, fn() -> Result<Program>); 12] = [
+    let kinds: [(&'static str, Make); 12] = [
         ("a_static_go_program_stands_in", || {
             compiled(Recipe::GO_STATIC)
         }),

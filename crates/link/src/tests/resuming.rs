@@ -50,6 +50,16 @@ async fn everything_arrives_after_thousands_of_resumes() {
     assert!(dialled > 2000, "{dialled}");
 }
 
+/// Each connection brings something, so the pauses between them stay short. The clock is paused: this is the sum of them.
+#[tokio::test(start_paused = true)]
+async fn a_network_that_cuts_every_connection_slows_a_link_and_does_not_stop_it() {
+    let started = tokio::time::Instant::now();
+    let dialled = check(SMALL, 200, [60_000, 50_000], vec![600; 210]).await;
+    assert!(dialled > 100, "{dialled}");
+    let paused = started.elapsed();
+    assert!(paused < dialled * Duration::from_millis(150), "{paused:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
 
