@@ -1,4 +1,6 @@
 //! Descriptors through FUSE.
+//!
+//! Nothing is mapped here: a process that serves a file must not wait for it in a page fault. See `programs`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,7 +13,6 @@ use std::sync::Arc;
 use std::thread;
 
 use interceptor::Errno;
-use nix::sys::mman::{MapFlags, ProtFlags};
 use proxy::FilesThrough;
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -211,42 +212,6 @@ fn appends_of_many_writers_are_all_there() {
     assert_eq!((lines.len(), log.len()), (500, 2500));
     let mut file = world.open("log", libc::O_RDONLY).unwrap();
     assert!(read_all(&mut file) == log);
-}
-
-#[test]
-#[ignore = "needs root"]
-fn a_mapped_file_is_read_and_written() {
-    let world = world();
-    world.write("mapped", vec![b'.'; 10_000]);
-    let file = world.open("mapped", libc::O_RDWR).unwrap();
-    let length = std::num::NonZeroUsize::new(10_000).unwrap();
-    map(&file, length, MapFlags::MAP_SHARED, |bytes| {
-        assert!(bytes.iter().all(|byte| *byte == b'.'));
-        bytes[5000] = b'!';
-    });
-    assert_eq!(&world.read("mapped")[4999..5002], ".!.");
-    map(&file, length, MapFlags::MAP_PRIVATE, |bytes| {
-        assert_eq!(&bytes[4999..5002], b".!.");
-        bytes[0] = b'?';
-    });
-    assert!(world.read("mapped").starts_with('.'));
-}
-
-#[expect(
-    unsafe_code,
-    reason = "memory is mapped, used and unmapped in one function"
-)]
-fn map(file: &File, length: std::num::NonZeroUsize, flags: MapFlags, work: impl FnOnce(&mut [u8])) {
-    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: the mapping is new, as long as is told, used by nobody else, and gone before this returns.
-    unsafe {
-        let address = nix::sys::mman::mmap(None, length, protection, flags, file, 0).unwrap();
-        work(std::slice::from_raw_parts_mut(
-            address.as_ptr().cast(),
-            length.get(),
-        ));
-        nix::sys::mman::munmap(address, length.get()).unwrap();
-    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(crate) struct World {
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) folder: tempfile::TempDir,
     target: Child,
-    pub(crate) runtime: Runtime,
+    _runtime: Runtime,
 }
 
 /// Bytes that came from the agent, and parts that were sent to it.
@@ -45,9 +45,9 @@ impl World {
     pub(crate) fn with_settings(through: FilesThrough, settings: &str) -> Self {
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let target = Command::new("sleep")
-            .arg("1000000")
-            .stdin(Stdio::null())
+        // It ends when its input does, which is when this process ends, however it does.
+        let target = Command::new("cat")
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -68,7 +68,7 @@ impl World {
             traffic,
             folder,
             target,
-            runtime,
+            _runtime: runtime,
         }
     }
 
@@ -129,8 +129,10 @@ async fn connect(pid: u32, folder: &Path, settings: &str, traffic: Arc<Traffic>)
     let (near, far) = tokio::io::duplex(1 << 20);
     tokio::spawn(async move { agent.serve_connection(far).await });
     let folder = folder.display();
+    let has_mode = settings.contains("mode:");
+    let mode = if has_mode { "" } else { "mode: write," };
     let text = format!(
-        "feature: {{fs: {{mode: write, read_write: ['^{folder}'], \
+        "feature: {{fs: {{{mode} read_write: ['^{folder}'], \
          mapping: {{'^{REMOTE}(?<rest>/.*)?$': '{folder}$rest'}}, {settings}}}}}"
     );
     let resolved = Layers::new().file("test", &text, Format::Yaml).resolve();

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use interceptor::Errno;
 use protocol::rpc::{self, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{in_memory, reopen};
