@@ -95,7 +95,7 @@ impl Group {
     }
 }
 
-/// A package of this workspace and everything that its manifest names as a dependency, for whatever purpose.
+/// A package of this workspace and everything that its manifest names as a dependency of what is built, not of its tests.
 #[derive(Debug)]
 pub(crate) struct Package {
     name: String,
@@ -120,6 +120,7 @@ pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
     #[derive(Deserialize)]
     struct MetadataDependency {
         name: String,
+        kind: Option<String>,
     }
 
     let json = process::output(workspace::cargo(root).args([
@@ -144,9 +145,11 @@ pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
                 name: package.name,
                 manifest_path: manifest_path.to_path_buf(),
                 manifest,
+                // A test may put both ends together.
                 dependencies: package
                     .dependencies
                     .into_iter()
+                    .filter(|dependency| dependency.kind.as_deref() != Some("dev"))
                     .map(|dependency| dependency.name)
                     .collect(),
             })

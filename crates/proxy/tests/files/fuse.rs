@@ -324,8 +324,7 @@ fn directories_are_listed() {
     // From the beginning again, and what is new is there.
     File::create(world.path("many/new")).unwrap();
     expected.insert(OsString::from("new"));
-    let mut position = &directory;
-    rustix::fs::seek(&mut position, rustix::fs::SeekFrom::Start(0)).unwrap();
+    rustix::fs::seek(&directory, rustix::fs::SeekFrom::Start(0)).unwrap();
     assert!(list(&directory) == expected);
     world.write("file", "");
     assert_eq!(world.open("file", flags).unwrap_err(), Errno::ENOTDIR);

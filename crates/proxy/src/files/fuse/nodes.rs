@@ -99,7 +99,7 @@ impl Nodes {
         let Table { nodes, handles, .. } = &mut *table;
         let node = nodes.entry(number).or_insert_with(|| Node {
             identity: key,
-            metadata: metadata.clone(),
+            metadata: *metadata,
             seen: None,
             changed: None,
             cached: None,
@@ -272,13 +272,13 @@ impl Node {
                 handle.reading.forget();
             }
         }
-        self.metadata = metadata.clone();
+        self.metadata = *metadata;
         self.seen = Some(at);
     }
 
     fn known(&self) -> Known {
         Known {
-            metadata: self.metadata.clone(),
+            metadata: self.metadata,
             valid: self
                 .seen
                 .map_or(Duration::ZERO, |seen| FRESH.saturating_sub(seen.elapsed())),
