@@ -9,7 +9,9 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 
 use interceptor::Errno;
@@ -408,4 +410,59 @@ fn nothing_is_mounted_that_others_see() {
     let _file = world.open("f", libc::O_RDONLY).unwrap();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains("standin"), "{mounts}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
+    let world = world();
+    world.write("slow", vec![b's'; 1 << 20]);
+    world.write("known", "known");
+    let mut known = world.open("known", libc::O_RDONLY).unwrap();
+    assert_eq!(read_all(&mut known), "known");
+    let slow: Vec<File> = (0..8)
+        .map(|_| world.open("slow", libc::O_RDONLY).unwrap())
+        .collect();
+    let flags = libc::O_WRONLY | libc::O_APPEND;
+    let appended = world.open("known", flags).unwrap();
+    let stalled = &world.traffic.stalled;
+    stalled.store(true, Ordering::SeqCst);
+    // Behind what came with the open.
+    let mut readers: Vec<_> = slow
+        .into_iter()
+        .map(|slow| {
+            Command::new("tail")
+                .args(["-c", "1000"])
+                .stdin(slow)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    // The kernel lets nobody go who waits for a write.
+    let writer = Command::new("sh")
+        .args(["-c", "echo more"])
+        .stdout(appended)
+        .spawn();
+    readers.push(writer.unwrap());
+    let waits = |pid: u32| {
+        let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
+        wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
+    };
+    wait_until("they wait", || {
+        readers.iter().all(|reader| waits(reader.id()))
+    });
+    known.rewind().unwrap();
+    let mut bytes = [0; 5];
+    // In the kernel's memory: nobody is asked.
+    known.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"known");
+    for reader in &mut readers {
+        reader.kill().unwrap();
+        reader.wait().unwrap();
+    }
+    assert!(
+        stalled.swap(false, Ordering::SeqCst),
+        "it was stalled until here"
+    );
 }

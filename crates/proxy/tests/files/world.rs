@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ pub(crate) struct World {
 pub(crate) struct Traffic {
     pub(crate) received: AtomicU64,
     pub(crate) writes: AtomicU64,
+    /// Nothing comes from the agent while this is set.
+    pub(crate) stalled: AtomicBool,
 }
 
 impl World {
@@ -159,6 +161,14 @@ impl AsyncRead for Counted {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.traffic.stalled.load(Ordering::SeqCst) {
+            let waker = context.waker().clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                waker.wake();
+            });
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.pipe).poll_read(context, buffer);
         let count = buffer.filled().len() - before;
