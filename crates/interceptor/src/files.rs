@@ -30,7 +30,7 @@ use crate::files::resolve::{Effort, Place};
 use crate::notification::Notification;
 use crate::process::joined;
 use crate::supervisor::{Decision, Supervisor};
-use crate::sys::files::describe;
+use crate::sys::files::describe_as_known;
 use crate::sys::memory::bytes_of;
 use crate::syscalls::Call;
 use crate::workers::lock;
@@ -65,7 +65,7 @@ impl Files {
 
     /// Remembers that a descriptor that was given to the application is of this path.
     fn remember(&self, file: impl AsFd, path: &Path) {
-        let Ok(description) = describe(file.as_fd()) else {
+        let Ok(description) = describe_as_known(file.as_fd()) else {
             return;
         };
         let identity = identity(&description);

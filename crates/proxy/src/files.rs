@@ -125,7 +125,7 @@ impl TargetFiles {
             self.changed();
         }
         if let (Some(asked), Ok(opened)) = (asked, &opened)
-            && let Some(metadata) = opened.metadata.clone()
+            && let Some(metadata) = opened.metadata
             && flags & libc::O_TMPFILE != libc::O_TMPFILE
         {
             let answer = cache::Answer::Metadata(metadata);
@@ -149,7 +149,7 @@ impl TargetFiles {
         }
         match &self.through {
             Through::Fuse(fuse) => fuse.open(opened, flags, read_only),
-            Through::Memory(memory) => memory.open(path, opened, flags),
+            Through::Memory(memory) => memory.open(path, &opened, flags),
         }
     }
 

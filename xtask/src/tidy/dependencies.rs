@@ -145,6 +145,7 @@ pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
                 name: package.name,
                 manifest_path: manifest_path.to_path_buf(),
                 manifest,
+                // A test may put both ends together.
                 dependencies: package
                     .dependencies
                     .into_iter()

@@ -452,5 +452,6 @@ pub(super) fn is_directory(thread: libc::pid_t, descriptor: RawFd) -> bool {
 
 fn describe_descriptor(thread: libc::pid_t, descriptor: RawFd) -> Option<libc::statx> {
     let path = CString::new(format!("/proc/{thread}/fd/{descriptor}")).ok()?;
-    files::describe_at(libc::AT_FDCWD, &path, 0).ok()
+    // Its number and kind never change, and the file may be one that is far away.
+    files::describe_at(libc::AT_FDCWD, &path, libc::AT_STATX_DONT_SYNC).ok()
 }

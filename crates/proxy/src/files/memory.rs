@@ -47,7 +47,7 @@ impl Memory {
     pub(crate) fn open(
         &self,
         path: &Path,
-        opened: rpc::OpenResponse,
+        opened: &rpc::OpenResponse,
         flags: i32,
     ) -> Result<OwnedFd, Errno> {
         let metadata = opened.metadata.as_ref();
@@ -61,7 +61,7 @@ impl Memory {
         if flags & libc::O_ACCMODE != libc::O_RDONLY {
             return self.writable(path, handle, flags, size);
         }
-        let file = self.filled(path, &opened, size);
+        let file = self.filled(path, opened, size);
         self.calls.close(handle);
         // Opened anew: reading only, from the beginning.
         reopen(&file?, FileOptions::new().read(true))

@@ -1,4 +1,6 @@
 //! Descriptors through FUSE.
+//!
+//! Nothing is mapped here: a process that serves a file must not wait for it in a page fault. See `programs`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -7,11 +9,12 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 
 use interceptor::Errno;
-use nix::sys::mman::{MapFlags, ProtFlags};
 use proxy::FilesThrough;
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -215,42 +218,6 @@ fn appends_of_many_writers_are_all_there() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_mapped_file_is_read_and_written() {
-    let world = world();
-    world.write("mapped", vec![b'.'; 10_000]);
-    let file = world.open("mapped", libc::O_RDWR).unwrap();
-    let length = std::num::NonZeroUsize::new(10_000).unwrap();
-    map(&file, length, MapFlags::MAP_SHARED, |bytes| {
-        assert!(bytes.iter().all(|byte| *byte == b'.'));
-        bytes[5000] = b'!';
-    });
-    assert_eq!(&world.read("mapped")[4999..5002], ".!.");
-    map(&file, length, MapFlags::MAP_PRIVATE, |bytes| {
-        assert_eq!(&bytes[4999..5002], b".!.");
-        bytes[0] = b'?';
-    });
-    assert!(world.read("mapped").starts_with('.'));
-}
-
-#[expect(
-    unsafe_code,
-    reason = "memory is mapped, used and unmapped in one function"
-)]
-fn map(file: &File, length: std::num::NonZeroUsize, flags: MapFlags, work: impl FnOnce(&mut [u8])) {
-    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: the mapping is new, as long as is told, used by nobody else, and gone before this returns.
-    unsafe {
-        let address = nix::sys::mman::mmap(None, length, protection, flags, file, 0).unwrap();
-        work(std::slice::from_raw_parts_mut(
-            address.as_ptr().cast(),
-            length.get(),
-        ));
-        nix::sys::mman::munmap(address, length.get()).unwrap();
-    }
-}
-
-#[test]
-#[ignore = "needs root"]
 fn properties_are_changed_through_a_descriptor() {
     let world = world();
     world.write("f", "0123456789");
@@ -359,8 +326,7 @@ fn directories_are_listed() {
     // From the beginning again, and what is new is there.
     File::create(world.path("many/new")).unwrap();
     expected.insert(OsString::from("new"));
-    let mut position = &directory;
-    rustix::fs::seek(&mut position, rustix::fs::SeekFrom::Start(0)).unwrap();
+    rustix::fs::seek(&directory, rustix::fs::SeekFrom::Start(0)).unwrap();
     assert!(list(&directory) == expected);
     world.write("file", "");
     assert_eq!(world.open("file", flags).unwrap_err(), Errno::ENOTDIR);
@@ -444,4 +410,59 @@ fn nothing_is_mounted_that_others_see() {
     let _file = world.open("f", libc::O_RDONLY).unwrap();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains("standin"), "{mounts}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
+    let world = world();
+    world.write("slow", vec![b's'; 1 << 20]);
+    world.write("known", "known");
+    let mut known = world.open("known", libc::O_RDONLY).unwrap();
+    assert_eq!(read_all(&mut known), "known");
+    let slow: Vec<File> = (0..8)
+        .map(|_| world.open("slow", libc::O_RDONLY).unwrap())
+        .collect();
+    let flags = libc::O_WRONLY | libc::O_APPEND;
+    let appended = world.open("known", flags).unwrap();
+    let stalled = &world.traffic.stalled;
+    stalled.store(true, Ordering::SeqCst);
+    // Behind what came with the open.
+    let mut readers: Vec<_> = slow
+        .into_iter()
+        .map(|slow| {
+            Command::new("tail")
+                .args(["-c", "1000"])
+                .stdin(slow)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    // The kernel lets nobody go who waits for a write.
+    let writer = Command::new("sh")
+        .args(["-c", "echo more"])
+        .stdout(appended)
+        .spawn();
+    readers.push(writer.unwrap());
+    let waits = |pid: u32| {
+        let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
+        wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
+    };
+    wait_until("they wait", || {
+        readers.iter().all(|reader| waits(reader.id()))
+    });
+    known.rewind().unwrap();
+    let mut bytes = [0; 5];
+    // In the kernel's memory: nobody is asked.
+    known.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"known");
+    for reader in &mut readers {
+        reader.kill().unwrap();
+        reader.wait().unwrap();
+    }
+    assert!(
+        stalled.swap(false, Ordering::SeqCst),
+        "it was stalled until here"
+    );
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) struct World {
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) folder: tempfile::TempDir,
     target: Child,
-    pub(crate) runtime: Runtime,
+    _runtime: Runtime,
 }
 
 /// Bytes that came from the agent, and parts that were sent to it.
@@ -34,6 +34,8 @@ pub(crate) struct World {
 pub(crate) struct Traffic {
     pub(crate) received: AtomicU64,
     pub(crate) writes: AtomicU64,
+    /// Nothing comes from the agent while this is set.
+    pub(crate) stalled: AtomicBool,
 }
 
 impl World {
@@ -45,9 +47,9 @@ impl World {
     pub(crate) fn with_settings(through: FilesThrough, settings: &str) -> Self {
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let target = Command::new("sleep")
-            .arg("1000000")
-            .stdin(Stdio::null())
+        // It ends when its input does, which is when this process ends, however it does.
+        let target = Command::new("cat")
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -68,7 +70,7 @@ impl World {
             traffic,
             folder,
             target,
-            runtime,
+            _runtime: runtime,
         }
     }
 
@@ -129,8 +131,10 @@ async fn connect(pid: u32, folder: &Path, settings: &str, traffic: Arc<Traffic>)
     let (near, far) = tokio::io::duplex(1 << 20);
     tokio::spawn(async move { agent.serve_connection(far).await });
     let folder = folder.display();
+    let has_mode = settings.contains("mode:");
+    let mode = if has_mode { "" } else { "mode: write," };
     let text = format!(
-        "feature: {{fs: {{mode: write, read_write: ['^{folder}'], \
+        "feature: {{fs: {{{mode} read_write: ['^{folder}'], \
          mapping: {{'^{REMOTE}(?<rest>/.*)?$': '{folder}$rest'}}, {settings}}}}}"
     );
     let resolved = Layers::new().file("test", &text, Format::Yaml).resolve();
@@ -157,6 +161,14 @@ impl AsyncRead for Counted {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.traffic.stalled.load(Ordering::SeqCst) {
+            let waker = context.waker().clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                waker.wake();
+            });
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.pipe).poll_read(context, buffer);
         let count = buffer.filled().len() - before;

@@ -71,14 +71,14 @@ pub(super) fn dispatch(shared: &Arc<Shared>, reply: Reply, node: u64, operation:
             }
             None => reply.send(Err(Errno::EOPNOTSUPP)),
         },
-        operation => ask(shared, reply, node, operation),
+        operation => ask(shared, reply, node, &operation),
     }
 }
 
 /// Questions that change nothing, and attributes.
-fn ask(shared: &Arc<Shared>, reply: Reply, node: u64, operation: Operation<'_>) {
+fn ask(shared: &Arc<Shared>, reply: Reply, node: u64, operation: &Operation<'_>) {
     let any = shared.nodes.any_handle(node);
-    match operation {
+    match *operation {
         Operation::Seek {
             handle,
             offset,
@@ -264,7 +264,7 @@ fn new_time(time: NewTime) -> rpc::NewTime {
 /// `None` for a mode that the protocol does not know.
 fn allocation(offset: u64, length: u64, mode: i32) -> Option<rpc::AllocateRequest> {
     let known = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
-    (mode & !known == 0).then(|| rpc::AllocateRequest {
+    (mode & !known == 0).then_some(rpc::AllocateRequest {
         handle: 0,
         offset,
         length,

@@ -237,7 +237,28 @@ fn errno(error: rustix::io::Errno) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Read as _;
+
     use super::*;
+
+    #[test]
+    #[ignore = "needs root"]
+    fn a_mount_is_made_in_both_ways() {
+        for way in [Way::OwnRights, Way::UserNamespace] {
+            let mounted = mount_by(way).unwrap();
+            assert_eq!(mounted.only_owner.is_some(), way == Way::UserNamespace);
+            // The kernel greets whoever will serve it.
+            let mut greeting = vec![0; 16 * 1024];
+            let length = File::from(mounted.device).read(&mut greeting).unwrap();
+            let request = super::super::wire::Request::read(&greeting[..length]).unwrap();
+            let init = matches!(
+                request.operation,
+                super::super::wire::Operation::Init { .. }
+            );
+            assert!(init, "{request:?}");
+        }
+    }
 
     #[test]
     fn numbers_are_written_without_an_allocation() {

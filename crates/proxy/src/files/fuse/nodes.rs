@@ -96,9 +96,10 @@ impl Nodes {
             None => table.new_number(),
         };
         table.by_identity.insert(key, number);
-        let node = table.nodes.entry(number).or_insert_with(|| Node {
+        let Table { nodes, handles, .. } = &mut *table;
+        let node = nodes.entry(number).or_insert_with(|| Node {
             identity: key,
-            metadata: metadata.clone(),
+            metadata: *metadata,
             seen: None,
             changed: None,
             cached: None,
@@ -107,8 +108,7 @@ impl Nodes {
             pending: Vec::new(),
             open: Vec::new(),
         });
-        node.metadata = metadata.clone();
-        node.seen = Some(Instant::now());
+        node.become_known(metadata, Instant::now(), handles);
         node.pins += 1;
         node.pending.push(Arc::clone(handle));
         (number, node.lookups > 0)
@@ -199,12 +199,13 @@ impl Nodes {
 
     /// The target told what is there now; `asked` is when it was asked.
     pub(super) fn learn(&self, number: u64, metadata: &Metadata, asked: Instant) {
-        if let Some(node) = self.table().nodes.get_mut(&number)
+        let mut table = self.table();
+        let Table { nodes, handles, .. } = &mut *table;
+        if let Some(node) = nodes.get_mut(&number)
             && node.seen < Some(asked)
             && node.changed < Some(asked)
         {
-            node.metadata = metadata.clone();
-            node.seen = Some(asked);
+            node.become_known(metadata, asked, handles);
         }
     }
 
@@ -258,9 +259,26 @@ impl Table {
 }
 
 impl Node {
+    /// What was read ahead of another content must never reach the kernel after the metadata of this one: it would be
+    /// cached as if it were new.
+    fn become_known(
+        &mut self,
+        metadata: &Metadata,
+        at: Instant,
+        handles: &HashMap<u64, Arc<Handle>>,
+    ) {
+        if Version::of(metadata) != Version::of(&self.metadata) {
+            for handle in self.open.iter().filter_map(|open| handles.get(open)) {
+                handle.reading.forget();
+            }
+        }
+        self.metadata = *metadata;
+        self.seen = Some(at);
+    }
+
     fn known(&self) -> Known {
         Known {
-            metadata: self.metadata.clone(),
+            metadata: self.metadata,
             valid: self
                 .seen
                 .map_or(Duration::ZERO, |seen| FRESH.saturating_sub(seen.elapsed())),

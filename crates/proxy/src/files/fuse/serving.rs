@@ -13,6 +13,9 @@ use super::nodes::FRESH;
 use super::wire::{self, Attributes, Operation, Request};
 use super::{Shared, changing, errno_of, listing, reading};
 
+/// How long an answer may take after a signal.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 type Answer = Result<Vec<u8>, Errno>;
 
 /// The name of a node in the root.
@@ -60,7 +63,10 @@ fn dispatch(shared: &Arc<Shared>, request: Request<'_>) {
                 shared.nodes.forget(forgotten, lookups);
             }
         }
-        Operation::Interrupt { .. } => reply.not_wanted(),
+        Operation::Interrupt { unique } => {
+            reply.not_wanted();
+            give_up_later(shared, unique);
+        }
         Operation::Open { flags, directory } => reply.send(open(shared, node, flags, directory)),
         Operation::Release { handle } => {
             shared.nodes.release(node, handle);
@@ -82,6 +88,17 @@ fn dispatch(shared: &Arc<Shared>, request: Request<'_>) {
         Operation::Describe { handle } => describe(shared, reply, node, handle),
         operation => changing::dispatch(shared, reply, node, operation),
     }
+}
+
+/// Somebody who waits got a signal. Files are not interrupted by signals, so the answer is awaited; but if the target
+/// cannot be reached, whoever is killed must be able to end.
+fn give_up_later(shared: &Arc<Shared>, unique: u64) {
+    let channel = shared.channel.clone();
+    shared.calls.spawn(async move {
+        tokio::time::sleep(PATIENCE).await;
+        // Answered meanwhile, the kernel does not know it any more.
+        channel.reply(unique).send(Err(Errno::EINTR));
+    });
 }
 
 fn look_up(shared: &Shared, parent: u64, name: &[u8]) -> Answer {

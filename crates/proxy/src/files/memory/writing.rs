@@ -8,12 +8,13 @@
 //! A failure to write back comes too late to be told to the application; it is logged.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{File, OpenOptions as FileOptions};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::fs::{File, Metadata, OpenOptions as FileOptions};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use interceptor::Errno;
@@ -57,6 +58,8 @@ struct Spooled {
     append: bool,
     /// A writer has closed it; so often is it still looked whether there are others.
     checks: u32,
+    /// Our own copy of the descriptor, until it is known to be closed.
+    given: Option<RawFd>,
     /// How much is at the target already.
     written: u64,
 }
@@ -115,6 +118,7 @@ impl Writing {
                 handle,
                 append: flags & libc::O_APPEND != 0,
                 checks: 0,
+                given: Some(opened.as_raw_fd()),
                 written: 0,
             },
         );
@@ -123,6 +127,7 @@ impl Writing {
 
     /// Returns when everything that was closed before is at the target.
     pub(super) fn settle(&self) {
+        self.shared.wait_for_copies();
         self.shared.settle();
     }
 }
@@ -155,6 +160,29 @@ impl Shared {
             if is_over {
                 return;
             }
+        }
+    }
+
+    /// The application may have written and closed a file before the thread that gave it the descriptor has closed our
+    /// copy, which the kernel then still counts. That is a matter of microseconds; who keeps a copy on purpose is not
+    /// waited for.
+    fn wait_for_copies(&self) {
+        const MOST: Duration = Duration::from_millis(500);
+        let start = Instant::now();
+        loop {
+            let mut files = self.files();
+            for file in files.values_mut() {
+                file.given = file.given.filter(|copy| file.is_open_as(*copy));
+            }
+            if files.values().all(|file| file.given.is_none()) {
+                return;
+            }
+            if start.elapsed() > MOST {
+                files.values_mut().for_each(|file| file.given = None);
+                return;
+            }
+            drop(files);
+            thread::sleep(Duration::from_micros(50));
         }
     }
 
@@ -193,6 +221,14 @@ impl Shared {
 }
 
 impl Spooled {
+    fn is_open_as(&self, copy: RawFd) -> bool {
+        let same =
+            |copy: &Metadata, own: &Metadata| (copy.dev(), copy.ino()) == (own.dev(), own.ino());
+        let copy = std::fs::metadata(format!("/proc/self/fd/{copy}"));
+        let own = self.memory.metadata();
+        copy.is_ok_and(|copy| own.is_ok_and(|own| same(&copy, &own)))
+    }
+
     fn write_back(&mut self, calls: &Calls) {
         if let Err(errno) = calls.wait(self.bring(calls)) {
             tracing::error!(path = %self.path.display(), %errno, "what was written did not reach the target");
