@@ -19,6 +19,7 @@ mod env;
 mod error;
 mod files;
 mod identity;
+pub mod incoming;
 mod outgoing;
 mod sys;
 mod target;
