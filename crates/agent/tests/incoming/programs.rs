@@ -1,0 +1,131 @@
+//! The application, its clients, and an agent that answers itself. Who accepts says its name first, and then echoes: so a
+//! client learns who it speaks with, and that the connection works.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use agent::incoming::redirect::Redirect;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::world::Network;
+
+/// As long as a name is.
+pub(crate) const APPLICATION: &str = "application";
+pub(crate) const AGENT: &str = "agent......";
+
+/// An application that listens at all addresses of a network. Tells the peers that it sees.
+pub(crate) struct Application {
+    pub(crate) peers: mpsc::UnboundedReceiver<SocketAddr>,
+    listening: JoinHandle<()>,
+}
+
+impl Application {
+    pub(crate) fn start(network: &Network, port: u16) -> Self {
+        let listener = network.inside(|| {
+            let socket = TcpSocket::new_v6().expect("there is IPv6");
+            socket.set_reuseaddr(true).expect("it is a socket");
+            socket
+                .bind(format!("[::]:{port}").parse().expect("an address"))
+                .expect("the port is free");
+            socket
+        });
+        let listener = listener.listen(4096).expect("there is a runtime");
+        let (to_test, peers) = mpsc::unbounded_channel();
+        Self {
+            peers,
+            listening: tokio::spawn(serve(listener, to_test)),
+        }
+    }
+
+    /// Ends listening. Connections that are open stay so.
+    pub(crate) async fn stop(self) {
+        self.listening.abort();
+        let _ = self.listening.await;
+    }
+}
+
+async fn serve(listener: TcpListener, peers_to_test: mpsc::UnboundedSender<SocketAddr>) {
+    while let Ok((stream, peer)) = listener.accept().await {
+        let _ = peers_to_test.send(SocketAddr::new(peer.ip().to_canonical(), peer.port()));
+        tokio::spawn(echo(stream, APPLICATION));
+    }
+}
+
+/// Answers all that arrives at the agent.
+pub(crate) fn answer_all(redirect: &Arc<Redirect>) -> JoinHandle<()> {
+    let redirect = Arc::clone(redirect);
+    tokio::spawn(async move {
+        while let Ok(arrived) = redirect.accept().await {
+            tokio::spawn(echo(arrived.stream, AGENT));
+        }
+    })
+}
+
+/// Says a name and echoes until the peer has ended.
+pub(crate) async fn echo(mut stream: TcpStream, name: &str) {
+    let (mut reading, mut writing) = stream.split();
+    if writing.write_all(name.as_bytes()).await.is_ok() {
+        let _ = tokio::io::copy(&mut reading, &mut writing).await;
+    }
+}
+
+/// A client's connection.
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
+}
+
+impl Client {
+    /// Connects, or says why not.
+    pub(crate) async fn try_connect(network: &Network, to: SocketAddr) -> std::io::Result<Self> {
+        let socket = network.inside(|| match to.ip() {
+            IpAddr::V4(_) => TcpSocket::new_v4(),
+            IpAddr::V6(_) => TcpSocket::new_v6(),
+        });
+        let stream = socket?.connect(to).await?;
+        Ok(Self { stream })
+    }
+
+    pub(crate) async fn connect(network: &Network, to: SocketAddr) -> Self {
+        let connected = Self::try_connect(network, to).await;
+        connected.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"))
+    }
+
+    pub(crate) fn own_address(&self) -> SocketAddr {
+        self.stream.local_addr().expect("it is connected")
+    }
+
+    /// Who accepted the connection.
+    pub(crate) async fn who(&mut self) -> String {
+        self.try_who().await.expect("it says its name")
+    }
+
+    pub(crate) async fn try_who(&mut self) -> std::io::Result<String> {
+        let mut name = vec![0; APPLICATION.len()];
+        self.stream.read_exact(&mut name).await?;
+        Ok(String::from_utf8(name).expect("text"))
+    }
+
+    /// Whether the connection works both ways.
+    pub(crate) async fn try_echo(&mut self) -> std::io::Result<()> {
+        self.stream.write_all(b"hello").await?;
+        let mut back = [0; 5];
+        self.stream.read_exact(&mut back).await?;
+        assert_eq!(&back, b"hello");
+        Ok(())
+    }
+
+    pub(crate) async fn echo(&mut self) {
+        self.try_echo().await.expect("the connection works");
+    }
+}
+
+/// Who answers a new connection.
+pub(crate) async fn who_answers(network: &Network, to: SocketAddr) -> String {
+    let mut client = Client::connect(network, to).await;
+    let name = client.who().await;
+    client.echo().await;
+    name
+}
