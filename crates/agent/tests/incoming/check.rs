@@ -90,7 +90,7 @@ async fn nothing_that_arrives_is_an_error() {
     }
     world.target.feed(
         "nft -f -",
-        "table inet other { chain first { type filter hook prerouting priority -300; th dport 80 drop; } }",
+        "table inet other {\n chain first {\n type filter hook prerouting priority -300\n th dport 80 drop\n }\n }\n",
     );
     for port in PORTS {
         let error = redirect.check(port).await.expect_err("nothing arrives");

@@ -1,54 +1,59 @@
 //! Many connections, and changes while they come.
 
+use std::env;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use agent::incoming::redirect::Port;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpSocket;
 
-use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all};
-use crate::world::{FROM_OUTSIDE, TARGET_IPV4, World, socket_address, world};
+use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, socket};
+use crate::world::{FROM_OUTSIDE, TARGET_IPV4, enter, socket_address, world};
 
-const CHANGES: usize = 200;
 const CLIENTS: usize = 8;
+const CONNECTIONS_OF_EACH: usize = 500;
 const MANY: usize = 10_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "needs root"]
 async fn no_connection_fails_while_ports_come_and_go() {
     let Some(world) = world() else { return };
-    let world = Arc::new(world);
+    agent::raise_descriptor_limit().unwrap();
     let _application = Application::start(&world.target, 80);
     let redirect = Arc::new(world.redirect().await);
     answer_all(&redirect);
-    let ended = Arc::new(AtomicBool::new(false));
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|number| {
-            let address = FROM_OUTSIDE[number % FROM_OUTSIDE.len()];
-            let (world, ended) = (Arc::clone(&world), Arc::clone(&ended));
-            tokio::spawn(async move { connect_until(&world, address, &ended).await })
-        })
-        .collect();
-    for _ in 0..CHANGES {
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..CLIENTS {
+        let to = socket_address(FROM_OUTSIDE[number % FROM_OUTSIDE.len()], 80);
+        let sockets = world.client.inside(|| {
+            let sockets = (0..CONNECTIONS_OF_EACH).map(|_| socket(to));
+            sockets.collect::<Vec<_>>()
+        });
+        clients.spawn(connect_all(sockets, to));
+    }
+    let (mut changes, mut by_agent, mut by_application) = (0, 0, 0);
+    while !clients.is_empty() {
         redirect.add_port(Port::tcp(80)).await.unwrap();
         redirect.remove_port(Port::tcp(80)).await.unwrap();
+        changes += 2;
+        while let Some(ended) = clients.try_join_next() {
+            let (agent, application) = ended.expect("no connection failed");
+            by_agent += agent;
+            by_application += application;
+        }
     }
-    ended.store(true, Ordering::Relaxed);
-    let mut by_agent = 0;
-    let mut by_application = 0;
-    for client in clients {
-        let (agent, application) = client.await.expect("no connection failed");
-        by_agent += agent;
-        by_application += application;
-    }
-    eprintln!("{by_agent} connections to the agent, {by_application} to the application");
-    assert!(by_agent > 0 && by_application > 0);
+    eprintln!("{changes} changes, {by_agent} connections to the agent, {by_application} others");
+    assert_eq!(by_agent + by_application, CLIENTS * CONNECTIONS_OF_EACH);
+    assert!(by_agent > 0 && by_application > 0 && changes > 10);
 }
 
-async fn connect_until(world: &World, address: &str, ended: &AtomicBool) -> (usize, usize) {
+/// How many connections were the agent's, and how many the application's.
+async fn connect_all(sockets: Vec<TcpSocket>, to: SocketAddr) -> (usize, usize) {
     let (mut agent, mut application) = (0, 0);
-    while !ended.load(Ordering::Relaxed) {
-        let mut client = Client::connect(&world.client, socket_address(address, 80)).await;
+    for socket in sockets {
+        let mut client = Client::connect_with(socket, to).await;
         match client.who().await.as_str() {
             AGENT => agent += 1,
             APPLICATION => application += 1,
@@ -59,47 +64,61 @@ async fn connect_until(world: &World, address: &str, ended: &AtomicBool) -> (usi
     (agent, application)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+/// Tells the role below in whose network to live. Without it, it does nothing.
+const CLIENTS_NETWORK: &str = "STANDIN_TEST_REDIRECT_CLIENTS";
+
+/// Many clients in a process of their own, because one process may not have enough descriptors for both ends.
+#[test]
+#[ignore = "needs root"]
+fn role_clients() {
+    let Ok(network) = env::var(CLIENTS_NETWORK) else {
+        return;
+    };
+    agent::raise_descriptor_limit().unwrap();
+    enter(network.parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let to = socket_address(TARGET_IPV4, 80);
+        let mut clients = Vec::new();
+        for _ in 0..MANY {
+            let mut client = Client::connect_with(socket(to), to).await;
+            assert_eq!(client.who().await, AGENT);
+            clients.push(client);
+        }
+        println!("\nconnected");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        for client in &mut clients {
+            client.echo().await;
+        }
+        println!("\nechoed");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root"]
 async fn ten_thousand_connections_at_a_time() {
     let Some(world) = world() else { return };
-    // Both ends of each are in this process.
-    let wanted = Some(3 * MANY as u64);
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current < wanted {
-        let raised = Rlimit {
-            current: wanted,
-            maximum: limit.maximum.max(wanted),
-        };
-        setrlimit(Resource::Nofile, raised).expect("root may raise it");
-    }
+    agent::raise_descriptor_limit().unwrap();
     let redirect = Arc::new(world.redirect().await);
     redirect.add_port(Port::tcp(80)).await.unwrap();
     answer_all(&redirect);
-    let world = Arc::new(world);
-    let next = Arc::new(AtomicUsize::new(0));
-    let connecting: Vec<_> = (0..CLIENTS)
-        .map(|_| {
-            let (world, next) = (Arc::clone(&world), Arc::clone(&next));
-            tokio::spawn(async move {
-                let mut clients = Vec::new();
-                while next.fetch_add(1, Ordering::Relaxed) < MANY {
-                    let to = socket_address(TARGET_IPV4, 80);
-                    let mut client = Client::connect(&world.client, to).await;
-                    assert_eq!(client.who().await, AGENT);
-                    clients.push(client);
-                }
-                clients
-            })
-        })
-        .collect();
-    let mut clients = Vec::new();
-    for task in connecting {
-        clients.append(&mut task.await.expect("no connection failed"));
-    }
-    assert_eq!(clients.len(), MANY);
+    let mut clients = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "load::role_clients", "--ignored", "--nocapture"])
+        .env(CLIENTS_NETWORK, world.client.pid().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = clients.stdin.take().unwrap();
+    let stdout = BufReader::new(clients.stdout.take().unwrap());
+    let mut lines = stdout.lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "connected"));
+    // All of them stay when the port is no longer redirected.
     redirect.remove_port(Port::tcp(80)).await.unwrap();
-    for client in &mut clients {
-        client.echo().await;
-    }
+    writeln!(stdin).unwrap();
+    assert!(lines.any(|line| line == "echoed"));
+    clients.wait().unwrap();
 }

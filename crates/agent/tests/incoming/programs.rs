@@ -78,19 +78,16 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects, or says why not.
-    pub(crate) async fn try_connect(network: &Network, to: SocketAddr) -> std::io::Result<Self> {
-        let socket = network.inside(|| match to.ip() {
-            IpAddr::V4(_) => TcpSocket::new_v4(),
-            IpAddr::V6(_) => TcpSocket::new_v6(),
-        });
-        let stream = socket?.connect(to).await?;
-        Ok(Self { stream })
+    pub(crate) async fn connect(network: &Network, to: SocketAddr) -> Self {
+        let socket = network.inside(|| socket(to));
+        Self::connect_with(socket, to).await
     }
 
-    pub(crate) async fn connect(network: &Network, to: SocketAddr) -> Self {
-        let connected = Self::try_connect(network, to).await;
-        connected.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"))
+    /// Connects with a socket that was made before.
+    pub(crate) async fn connect_with(socket: TcpSocket, to: SocketAddr) -> Self {
+        let connected = socket.connect(to).await;
+        let stream = connected.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
+        Self { stream }
     }
 
     pub(crate) fn own_address(&self) -> SocketAddr {
@@ -99,13 +96,10 @@ impl Client {
 
     /// Who accepted the connection.
     pub(crate) async fn who(&mut self) -> String {
-        self.try_who().await.expect("it says its name")
-    }
-
-    pub(crate) async fn try_who(&mut self) -> std::io::Result<String> {
         let mut name = vec![0; APPLICATION.len()];
-        self.stream.read_exact(&mut name).await?;
-        Ok(String::from_utf8(name).expect("text"))
+        let read = self.stream.read_exact(&mut name).await;
+        read.expect("it says its name");
+        String::from_utf8(name).expect("text")
     }
 
     /// Whether the connection works both ways.
@@ -120,6 +114,15 @@ impl Client {
     pub(crate) async fn echo(&mut self) {
         self.try_echo().await.expect("the connection works");
     }
+}
+
+/// A socket with which to connect, of the network in which the calling thread is.
+pub(crate) fn socket(to: SocketAddr) -> TcpSocket {
+    let socket = match to.ip() {
+        IpAddr::V4(_) => TcpSocket::new_v4(),
+        IpAddr::V6(_) => TcpSocket::new_v6(),
+    };
+    socket.expect("there is room for a socket")
 }
 
 /// Who answers a new connection.
