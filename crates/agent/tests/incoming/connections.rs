@@ -83,6 +83,21 @@ async fn packets_that_are_only_forwarded_are_not_redirected() {
 
 #[tokio::test]
 #[ignore = "needs root"]
+async fn a_network_without_ipv6_is_enough() {
+    let Some(world) = world() else { return };
+    world.target.inside(|| {
+        std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+    });
+    let redirect = Arc::new(world.redirect().await);
+    answer_all(&redirect);
+    redirect.add_port(Port::tcp(80)).await.unwrap();
+    let to = socket_address(TARGET_IPV4, 80);
+    assert_eq!(who_answers(&world.client, to).await, AGENT);
+    redirect.check(Port::tcp(80)).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
 async fn open_connections_stay_where_they_are() {
     let Some(world) = world() else { return };
     let application = Application::start(&world.target, 80);

@@ -126,6 +126,25 @@ async fn a_removed_port_is_the_applications_again_and_late_answers_still_come() 
 
 #[tokio::test]
 #[ignore = "needs root"]
+async fn an_answer_to_a_redirected_port_is_not_redirected_itself() {
+    let Some(world) = world() else { return };
+    let redirect = world.redirect().await;
+    redirect.add_port(Port::udp(53)).await.unwrap();
+    // Both ends have the same port, and the answer comes by the same way.
+    let client = socket(&world.target, socket_address("127.0.0.2", 53));
+    client
+        .connect(socket_address("127.0.0.1", 53))
+        .await
+        .unwrap();
+    client.send(b"question").await.unwrap();
+    let datagram = redirect.receive().await.unwrap();
+    datagram.flow.reply(b"answer").await.unwrap();
+    let mut buffer = [0; 16];
+    assert_eq!(client.recv(&mut buffer).await.unwrap(), b"answer".len());
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
 async fn ports_of_udp_are_told_apart() {
     let Some(world) = world() else { return };
     let redirect: Arc<Redirect> = Arc::new(world.redirect().await);

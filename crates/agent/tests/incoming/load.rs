@@ -47,6 +47,10 @@ async fn no_connection_fails_while_ports_come_and_go() {
     eprintln!("{changes} changes, {by_agent} connections to the agent, {by_application} others");
     assert_eq!(by_agent + by_application, CLIENTS * CONNECTIONS_OF_EACH);
     assert!(by_agent > 0 && by_application > 0 && changes > 10);
+    for network in [&world.client, &world.target] {
+        assert_eq!(network.tcp_counter("OutRsts"), 0);
+        assert_eq!(network.tcp_counter("AttemptFails"), 0);
+    }
 }
 
 /// How many connections were the agent's, and how many the application's.

@@ -1,54 +1,87 @@
 //! Beside the rules of a mesh: what the sidecar sends on is redirected, never what it receives.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 
 use agent::incoming::redirect::{Evidence, Mesh, Port};
 use rustix::process::Uid;
 use rustix::thread::set_thread_uid;
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::oneshot;
 
 use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, who_answers};
-use crate::world::{FROM_OUTSIDE, TARGET_IPV4, World, enter, socket_address, world};
+use crate::world::{TARGET_IPV4, World, enter, socket_address, world};
 
-const ISTIO: &str = include_str!("istio.rules");
-const LINKERD: &str = include_str!("linkerd.rules");
 /// Every byte on the wire is this far from its meaning. A sidecar encrypts; for a test, this is encryption enough.
 const KEY: u8 = 0x55;
 
 struct Sidecar {
     mesh: Mesh,
     rules: &'static str,
+    /// Commands beside the rules.
+    routes: &'static [&'static str],
     user: u32,
     port: u16,
-    /// From where it connects to the application.
-    connects_from: Option<&'static str>,
+    /// Whether its listener is a transparent one.
+    transparent: bool,
+    connects_from: From,
 }
 
-const SIDECARS: [Sidecar; 2] = [
-    Sidecar {
-        mesh: Mesh::Istio,
-        rules: ISTIO,
-        user: 1337,
-        port: 15_006,
-        connects_from: Some("127.0.0.6"),
+/// From where it connects to the application.
+enum From {
+    Anywhere,
+    Address(&'static str),
+    /// From the client's own address, with a mark by which answers are routed back to it.
+    Client {
+        mark: u32,
     },
-    Sidecar {
-        mesh: Mesh::Linkerd,
-        rules: LINKERD,
-        user: 2102,
-        port: 4143,
-        connects_from: None,
-    },
-];
+}
 
-/// A sidecar inside the target's network, with a user of its own as its rules want it.
-fn start_sidecar(world: &World, sidecar: &'static Sidecar) {
+const ISTIO: Sidecar = Sidecar {
+    mesh: Mesh::Istio,
+    rules: include_str!("istio.rules"),
+    routes: &[],
+    user: 1337,
+    port: 15_006,
+    transparent: false,
+    connects_from: From::Address("127.0.0.6"),
+};
+
+const ISTIO_TPROXY: Sidecar = Sidecar {
+    rules: include_str!("istio-tproxy.rules"),
+    transparent: true,
+    user: 0,
+    ..ISTIO
+};
+
+const ISTIO_AMBIENT: Sidecar = Sidecar {
+    rules: include_str!("istio-ambient.rules"),
+    routes: &[
+        "ip rule add fwmark 0x111/0xfff pref 32764 lookup 100",
+        "ip route add local 0.0.0.0/0 dev lo table 100",
+    ],
+    user: 0,
+    connects_from: From::Client { mark: 0x539 },
+    ..ISTIO
+};
+
+const LINKERD: Sidecar = Sidecar {
+    mesh: Mesh::Linkerd,
+    rules: include_str!("linkerd.rules"),
+    user: 2102,
+    port: 4143,
+    connects_from: From::Anywhere,
+    ..ISTIO
+};
+
+/// A sidecar inside the target's network, with a user of its own as its rules want it. It ends when the answer is dropped.
+fn start_sidecar(world: &World, sidecar: &'static Sidecar) -> oneshot::Sender<()> {
     let pid = world.target.pid();
     let (listening, ready) = std::sync::mpsc::channel();
-    // The thread ends with the test's process; its socket holds nothing but the network of the test.
+    let (running, mut ended) = oneshot::channel();
     thread::spawn(move || {
         enter(pid);
         set_thread_uid(Uid::from_raw(sidecar.user)).expect("root may become anyone");
@@ -57,24 +90,43 @@ fn start_sidecar(world: &World, sidecar: &'static Sidecar) {
             .build()
             .expect("a runtime");
         runtime.block_on(async {
-            let listener = TcpListener::bind(("0.0.0.0", sidecar.port)).expect("the port is free");
-            listener.set_nonblocking(true).expect("it is a socket");
-            let listener = tokio::net::TcpListener::from_std(listener).expect("there is a runtime");
+            let socket = TcpSocket::new_v4().expect("there is IPv4");
+            if sidecar.transparent {
+                let transparent = SockRef::from(&socket).set_ip_transparent_v4(true);
+                transparent.expect("root may do so");
+            }
+            let bound = socket.bind(socket_address("0.0.0.0", sidecar.port));
+            bound.expect("the port is free");
+            let listener = socket.listen(16).expect("there is a runtime");
             listening.send(()).expect("the test waits");
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(pass_on(stream, sidecar));
+            loop {
+                tokio::select! {
+                    Ok((stream, peer)) = listener.accept() => {
+                        tokio::spawn(pass_on(stream, peer, sidecar));
+                    }
+                    _ = &mut ended => return,
+                }
             }
         });
     });
     ready.recv().expect("the sidecar listens");
+    running
 }
 
-async fn pass_on(client: TcpStream, sidecar: &Sidecar) {
+async fn pass_on(client: TcpStream, peer: SocketAddr, sidecar: &Sidecar) {
     let socket = TcpSocket::new_v4().expect("there is IPv4");
-    if let Some(address) = sidecar.connects_from {
-        socket
-            .bind(socket_address(address, 0))
-            .expect("it is a local address");
+    let from = match sidecar.connects_from {
+        From::Anywhere => None,
+        From::Address(address) => Some(socket_address(address, 0)),
+        From::Client { mark } => {
+            let options = SockRef::from(&socket);
+            options.set_ip_transparent_v4(true).expect("root may do so");
+            options.set_mark(mark).expect("root may do so");
+            Some(SocketAddr::new(peer.ip(), 0))
+        }
+    };
+    if let Some(from) = from {
+        socket.bind(from).expect("it may have the address");
     }
     let application = socket.connect(socket_address(TARGET_IPV4, 80)).await;
     let application = application.expect("the application or the agent accepts");
@@ -115,8 +167,11 @@ async fn check(sidecar: &'static Sidecar, restore: &str) {
     let Some(world) = world() else { return };
     let mut application = Application::start(&world.target, 80);
     let _excluded = Application::start(&world.target, 81);
-    start_sidecar(&world, sidecar);
+    let _running = start_sidecar(&world, sidecar);
     world.target.feed(restore, sidecar.rules);
+    for command in sidecar.routes {
+        world.target.run(command);
+    }
     let to = socket_address(TARGET_IPV4, 80);
     assert_eq!(who_answers_encrypted(&world, to).await, APPLICATION);
     let through_sidecar = application.peers.recv().await.unwrap();
@@ -151,7 +206,12 @@ async fn check(sidecar: &'static Sidecar, restore: &str) {
     // From inside, the mesh is passed by; and so it says.
     assert_eq!(who_answers(&world.target, to).await, AGENT);
     let checked = redirect.check(Port::tcp(80)).await.unwrap();
-    assert_eq!(checked.evidence, Evidence::Loopback);
+    // Traffic that shows its real origin proves more than a probe.
+    let expected = match sidecar.connects_from {
+        From::Client { .. } => Evidence::Outside,
+        _ => Evidence::Loopback,
+    };
+    assert_eq!(checked.evidence, expected, "{checked}");
     assert!(checked.to_string().contains("sidecar"), "{checked}");
 
     // The old connection goes on through the sidecar to the application.
@@ -160,29 +220,46 @@ async fn check(sidecar: &'static Sidecar, restore: &str) {
     before.echo().await;
     redirect.change(&[], &ports).await.unwrap();
     assert_eq!(who_answers_encrypted(&world, to).await, APPLICATION);
-    assert_eq!(FROM_OUTSIDE[0], TARGET_IPV4);
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
 async fn istio_with_iptables_nft() {
-    check(&SIDECARS[0], "iptables-nft-restore").await;
+    check(&ISTIO, "iptables-nft-restore").await;
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
 async fn istio_with_iptables_legacy() {
-    check(&SIDECARS[0], "iptables-legacy-restore").await;
+    check(&ISTIO, "iptables-legacy-restore").await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn istio_with_tproxy() {
+    check(&ISTIO_TPROXY, "iptables-nft-restore").await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn istio_with_tproxy_of_iptables_legacy() {
+    check(&ISTIO_TPROXY, "iptables-legacy-restore").await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn istio_ambient() {
+    check(&ISTIO_AMBIENT, "iptables-nft-restore").await;
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
 async fn linkerd_with_iptables_nft() {
-    check(&SIDECARS[1], "iptables-nft-restore").await;
+    check(&LINKERD, "iptables-nft-restore").await;
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
 async fn linkerd_with_iptables_legacy() {
-    check(&SIDECARS[1], "iptables-legacy-restore").await;
+    check(&LINKERD, "iptables-legacy-restore").await;
 }

@@ -117,6 +117,17 @@ impl Network {
         thread::scope(|scope| scope.spawn(enter).join().expect("it does not panic"))
     }
 
+    /// What the kernel has counted of TCP in this network.
+    pub(crate) fn tcp_counter(&self, name: &str) -> u64 {
+        let path = format!("/proc/{}/net/snmp", self.pid());
+        let counters = fs::read_to_string(path).expect("the resident is there");
+        let mut lines = counters.lines().filter(|line| line.starts_with("Tcp:"));
+        let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+        let mut pairs = names.split(' ').zip(values.split(' '));
+        let (_, value) = pairs.find(|pair| pair.0 == name).expect("such a counter");
+        value.parse().expect("a number")
+    }
+
     /// Runs a program inside, and answers what it printed.
     pub(crate) fn run(&self, command: &str) -> String {
         self.feed(command, "")
