@@ -132,15 +132,13 @@ async fn an_answer_to_a_redirected_port_is_not_redirected_itself() {
     redirect.add_port(Port::udp(53)).await.unwrap();
     // Both ends have the same port, and the answer comes by the same way.
     let client = socket(&world.target, socket_address("127.0.0.2", 53));
-    client
-        .connect(socket_address("127.0.0.1", 53))
-        .await
-        .unwrap();
-    client.send(b"question").await.unwrap();
+    let to = socket_address("127.0.0.1", 53);
+    client.send_to(b"question", to).await.unwrap();
     let datagram = redirect.receive().await.unwrap();
     datagram.flow.reply(b"answer").await.unwrap();
     let mut buffer = [0; 16];
-    assert_eq!(client.recv(&mut buffer).await.unwrap(), b"answer".len());
+    let (length, from) = client.recv_from(&mut buffer).await.unwrap();
+    assert_eq!((&buffer[..length], from), (&b"answer"[..], to));
 }
 
 #[tokio::test]
