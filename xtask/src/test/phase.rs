@@ -149,11 +149,15 @@ fn run_unit_tests(root: &Path) -> Result<Outcome> {
     ]);
     let mut outcome = count(Runner::Cargo, "cargo test", command)?;
     // What needs root is ignored above, so that `cargo test` works for everyone.
-    let executables = build_tests(root, "lab")?;
-    let as_root = run_as_root(&executables, &root.join("crates/lab"), |command| {
-        command.arg("--ignored");
-    })?;
-    outcome.add(Runner::Cargo.judge("tests that need root", &as_root));
+    for package in ["agent", "lab"] {
+        let executables = build_tests(root, package)?;
+        let folder = root.join("crates").join(package);
+        let as_root = run_as_root(&executables, &folder, |command| {
+            command.arg("--ignored");
+        })?;
+        let name = format!("tests of {package} that need root");
+        outcome.add(Runner::Cargo.judge(&name, &as_root));
+    }
     Ok(outcome)
 }
 

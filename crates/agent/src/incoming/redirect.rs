@@ -27,6 +27,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::net::SocketType;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
@@ -43,6 +44,9 @@ use crate::{Error, Result};
 
 /// Connections and datagrams that wait to be taken. The kernel keeps many more.
 const WAITING: usize = 256;
+
+/// Between two looks at what is still arriving.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
 /// The transport of a [`Port`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,8 +104,8 @@ pub enum Evidence {
 
 /// The redirected ports of one target. Dropping it removes all rules.
 ///
-/// Connections that the kernel has already accepted for us are reset when it is dropped. To lose none, remove the ports
-/// first, and go on accepting for a moment.
+/// Connections that have arrived and were not accepted are reset when it is dropped. [`Redirect::drain`] first, to lose
+/// none.
 #[derive(Debug)]
 pub struct Redirect {
     inside: Arc<Inside>,
@@ -114,6 +118,7 @@ struct Inside {
     agent: Agent,
     rules: Mutex<Rules>,
     seen: Arc<Seen>,
+    connections: mpsc::WeakSender<Arrived>,
     datagrams: mpsc::Sender<Datagram>,
 }
 
@@ -140,6 +145,7 @@ impl Redirect {
                 agent: agent.clone(),
                 rules: Mutex::new(rules),
                 seen,
+                connections: to_connections.downgrade(),
                 datagrams: to_datagrams,
             }),
             connections: AsyncMutex::new(connections),
@@ -165,6 +171,18 @@ impl Redirect {
     /// Adds and removes ports in one step, or changes nothing. What is there is not added again.
     pub async fn change(&self, add: &[Port], remove: &[Port]) -> Result<()> {
         self.inside.change(add, remove).await
+    }
+
+    /// Removes all ports, and waits until every connection that began before has been accepted, while somebody else goes on
+    /// to accept. A client that does not finish to connect is waited for as long as the kernel waits for it, a minute or so:
+    /// the caller may be less patient.
+    pub async fn drain(&self) -> Result<()> {
+        let ports = self.ports();
+        self.change(&[], &ports).await?;
+        while self.inside.are_arriving(&ports).await? {
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+        Ok(())
     }
 
     /// The next connection to a redirected TCP port.
@@ -253,6 +271,21 @@ impl Inside {
         let remove: Vec<Port> = remove.collect();
         // Goes on to its end also when nobody waits for it any more, so that what the kernel has is what we know.
         blocking(move || inside.commit(new, &remove)).await
+    }
+
+    async fn are_arriving(&self, ports: &[Port]) -> Result<bool> {
+        let is_tcp = |port: &&Port| port.protocol == Protocol::Tcp;
+        let ports: Vec<u16> = ports
+            .iter()
+            .filter(is_tcp)
+            .map(|port| port.number)
+            .collect();
+        let look = move || connections::are_arriving(&ports);
+        let in_kernel = self.agent.sockets().run(look).await?;
+        // Asked after the kernel was, because this is where a connection goes next.
+        let connections = self.connections.upgrade();
+        let is_empty = connections.is_none_or(|sender| sender.capacity() == WAITING);
+        Ok(in_kernel || !is_empty)
     }
 
     fn commit(&self, new: Vec<(Port, Option<Pair>)>, remove: &[Port]) -> Result<()> {

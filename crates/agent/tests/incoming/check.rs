@@ -5,7 +5,7 @@ use std::thread;
 use agent::Error;
 use agent::incoming::redirect::{Evidence, Port};
 
-use crate::programs::{Application, Client};
+use crate::programs::{Application, Client, soon};
 use crate::world::{TARGET_IPV4, World, enter, socket_address, world};
 
 const PORTS: [Port; 2] = [
@@ -36,7 +36,7 @@ async fn without_a_way_from_outside_loopback_is_what_is_proven() {
 
     // The first real client is more than that, and no probe is taken for one.
     let client = Client::connect(&world.client, socket_address(TARGET_IPV4, 80)).await;
-    let arrived = redirect.accept().await.unwrap();
+    let arrived = soon(redirect.accept()).await.unwrap();
     assert_eq!(arrived.peer, client.own_address());
     assert_eq!(redirect.evidence(Port::tcp(80)), Evidence::Outside);
     assert_eq!(redirect.evidence(Port::udp(80)), Evidence::Loopback);

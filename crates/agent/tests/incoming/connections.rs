@@ -5,7 +5,9 @@ use std::sync::Arc;
 use agent::Error;
 use agent::incoming::redirect::{Evidence, Port};
 
-use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, echo, who_answers};
+use crate::programs::{
+    AGENT, APPLICATION, Application, Client, answer_all, echo, soon, who_answers,
+};
 use crate::world::{
     BEYOND_IPV4, FROM_INSIDE, FROM_OUTSIDE, TARGET_IPV4, TARGET_IPV6, socket_address, world,
 };
@@ -25,7 +27,7 @@ async fn a_redirected_port_reaches_the_agent_with_the_real_addresses() {
     for (network, address) in inside.into_iter().chain(outside) {
         let to = socket_address(address, 80);
         let mut client = Client::connect(network, to).await;
-        let arrived = redirect.accept().await.unwrap();
+        let arrived = soon(redirect.accept()).await.unwrap();
         assert_eq!(arrived.peer, client.own_address());
         assert_eq!(arrived.original_destination, to);
         tokio::spawn(echo(arrived.stream, AGENT));
@@ -94,6 +96,24 @@ async fn a_network_without_ipv6_is_enough() {
     let to = socket_address(TARGET_IPV4, 80);
     assert_eq!(who_answers(&world.client, to).await, AGENT);
     redirect.check(Port::tcp(80)).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_flood_of_connections_is_survived() {
+    let Some(world) = world() else { return };
+    let _application = Application::start(&world.target, 80);
+    // As in a flood, the kernel remembers nothing of a connection before its third packet.
+    world.target.inside(|| {
+        std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap();
+    });
+    let redirect = Arc::new(world.redirect().await);
+    answer_all(&redirect);
+    redirect.add_port(Port::tcp(80)).await.unwrap();
+    for address in FROM_OUTSIDE {
+        let to = socket_address(address, 80);
+        assert_eq!(who_answers(&world.client, to).await, AGENT);
+    }
 }
 
 #[tokio::test]
@@ -224,7 +244,7 @@ async fn flushing_resets_the_connections_that_were_there_before() {
 
     redirect.add_port(Port::tcp(80)).await.unwrap();
     let mut stolen = Client::connect(&world.client, socket_address(TARGET_IPV4, 80)).await;
-    let arrived = redirect.accept().await.unwrap();
+    let arrived = soon(redirect.accept()).await.unwrap();
     let original = redirect.connect_to_original(arrived.original_destination);
     let mut original = Client {
         stream: original.await.unwrap(),

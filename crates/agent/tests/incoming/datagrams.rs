@@ -6,6 +6,7 @@ use std::sync::Arc;
 use agent::incoming::redirect::{Port, Redirect};
 use tokio::net::UdpSocket;
 
+use crate::programs::soon;
 use crate::world::{FROM_INSIDE, FROM_OUTSIDE, Network, TARGET_IPV4, socket_address, world};
 
 /// More than one packet can carry.
@@ -60,7 +61,9 @@ fn start_application(network: &Network, port: u16) {
 async fn exchange(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
     client.send(payload).await.expect("it is sent");
     let mut buffer = vec![0; 65_535];
-    let length = client.recv(&mut buffer).await.expect("it is answered");
+    let length = soon(client.recv(&mut buffer))
+        .await
+        .expect("it is answered");
     buffer.truncate(length);
     buffer
 }
@@ -79,7 +82,7 @@ async fn a_redirected_port_reaches_the_agent_and_answers_come_from_where_they_sh
         let client = client(network, to).await;
         for payload in [&b"question"[..], b"", &[7; LARGE]] {
             let answered = async {
-                let datagram = redirect.receive().await.unwrap();
+                let datagram = soon(redirect.receive()).await.unwrap();
                 assert_eq!(datagram.payload, payload);
                 assert_eq!(datagram.flow.peer, client.local_addr().unwrap());
                 assert_eq!(datagram.flow.original_destination, to);
@@ -94,10 +97,10 @@ async fn a_redirected_port_reaches_the_agent_and_answers_come_from_where_they_sh
         }
         // A large answer is cut into packets and comes whole.
         client.send(b"more").await.unwrap();
-        let flow = redirect.receive().await.unwrap().flow;
+        let flow = soon(redirect.receive()).await.unwrap().flow;
         flow.reply(&[9; LARGE]).await.unwrap();
         let mut buffer = vec![0; 65_535];
-        assert_eq!(client.recv(&mut buffer).await.unwrap(), LARGE);
+        assert_eq!(soon(client.recv(&mut buffer)).await.unwrap(), LARGE);
     }
 }
 
@@ -114,12 +117,12 @@ async fn a_removed_port_is_the_applications_again_and_late_answers_still_come() 
         redirect.add_port(Port::udp(53)).await.unwrap();
         // Datagrams have no connection: also those of a peer that the application knows are ours.
         early.send(b"2").await.unwrap();
-        let flow = redirect.receive().await.unwrap().flow;
+        let flow = soon(redirect.receive()).await.unwrap().flow;
         redirect.remove_port(Port::udp(53)).await.unwrap();
         assert_eq!(exchange(&early, b"3").await, b"application:3");
         flow.reply(b"late").await.unwrap();
         let mut buffer = [0; 16];
-        let length = early.recv(&mut buffer).await.unwrap();
+        let length = soon(early.recv(&mut buffer)).await.unwrap();
         assert_eq!(&buffer[..length], b"late");
     }
 }
@@ -134,10 +137,10 @@ async fn an_answer_to_a_redirected_port_is_not_redirected_itself() {
     let client = socket(&world.target, socket_address("127.0.0.2", 53));
     let to = socket_address("127.0.0.1", 53);
     client.send_to(b"question", to).await.unwrap();
-    let datagram = redirect.receive().await.unwrap();
+    let datagram = soon(redirect.receive()).await.unwrap();
     datagram.flow.reply(b"answer").await.unwrap();
     let mut buffer = [0; 16];
-    let (length, from) = client.recv_from(&mut buffer).await.unwrap();
+    let (length, from) = soon(client.recv_from(&mut buffer)).await.unwrap();
     assert_eq!((&buffer[..length], from), (&b"answer"[..], to));
 }
 

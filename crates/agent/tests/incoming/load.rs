@@ -53,6 +53,37 @@ async fn no_connection_fails_while_ports_come_and_go() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "needs root"]
+async fn no_connection_fails_while_agents_come_and_go() {
+    let Some(world) = world() else { return };
+    agent::raise_descriptor_limit().unwrap();
+    let _application = Application::start(&world.target, 80);
+    let to = socket_address(TARGET_IPV4, 80);
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..CLIENTS {
+        let sockets = world.client.inside(|| {
+            let sockets = (0..CONNECTIONS_OF_EACH).map(|_| socket(to));
+            sockets.collect::<Vec<_>>()
+        });
+        clients.spawn(connect_all(sockets, to));
+    }
+    let (mut agents, mut by_agent) = (0, 0);
+    while !clients.is_empty() {
+        let redirect = Arc::new(world.redirect().await);
+        let answering = answer_all(&redirect);
+        redirect.add_port(Port::tcp(80)).await.unwrap();
+        redirect.drain().await.unwrap();
+        answering.abort();
+        agents += 1;
+        while let Some(ended) = clients.try_join_next() {
+            by_agent += ended.expect("no connection failed").0;
+        }
+    }
+    eprintln!("{agents} agents, {by_agent} connections to them");
+    assert!(by_agent > 0 && agents > 1);
+}
+
 /// How many connections were the agent's, and how many the application's.
 async fn connect_all(sockets: Vec<TcpSocket>, to: SocketAddr) -> (usize, usize) {
     let (mut agent, mut application) = (0, 0);

@@ -6,7 +6,6 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stderr,
-    clippy::print_stdout,
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
-use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, who_answers};
+use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, soon, who_answers};
 use crate::world::{TARGET_IPV4, World, enter, socket_address, world};
 
 /// Every byte on the wire is this far from its meaning. A sidecar encrypts; for a test, this is encryption enough.
@@ -155,10 +155,14 @@ async fn translate(
 async fn who_answers_encrypted(world: &World, to: SocketAddr) -> String {
     let mut client = Client::connect(&world.client, to).await;
     let mut name = vec![0; APPLICATION.len()];
-    client.stream.read_exact(&mut name).await.expect("a name");
+    soon(client.stream.read_exact(&mut name))
+        .await
+        .expect("a name");
     client.stream.write_all(b"hello").await.expect("it works");
     let mut back = [0; 5];
-    client.stream.read_exact(&mut back).await.expect("it works");
+    soon(client.stream.read_exact(&mut back))
+        .await
+        .expect("it works");
     assert_eq!(&back, b"hello");
     name.iter().map(|byte| char::from(byte ^ KEY)).collect()
 }
@@ -184,7 +188,7 @@ async fn check(sidecar: &'static Sidecar, restore: &str) {
 
     // The agent gets what the application would have got: plain text, from the sidecar.
     let (name, arrived) = tokio::join!(who_answers_encrypted(&world, to), async {
-        let arrived = redirect.accept().await.unwrap();
+        let arrived = soon(redirect.accept()).await.unwrap();
         let peer = arrived.peer;
         // Passed on: the mesh's rules leave the agent's own connection alone.
         let original = redirect.connect_to_original(arrived.original_destination);
@@ -216,7 +220,7 @@ async fn check(sidecar: &'static Sidecar, restore: &str) {
 
     // The old connection goes on through the sidecar to the application.
     let mut name = vec![0; APPLICATION.len()];
-    before.stream.read_exact(&mut name).await.unwrap();
+    soon(before.stream.read_exact(&mut name)).await.unwrap();
     before.echo().await;
     redirect.change(&[], &ports).await.unwrap();
     assert_eq!(who_answers_encrypted(&world, to).await, APPLICATION);

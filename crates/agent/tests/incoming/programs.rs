@@ -3,14 +3,22 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use agent::incoming::redirect::Redirect;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::world::Network;
+
+/// Waits for what comes at once when all is well. A test that waits for what never comes fails, and does not hang.
+pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
+    let patience = Duration::from_secs(30);
+    timeout(patience, what).await.expect("it comes")
+}
 
 /// As long as a name is.
 pub(crate) const APPLICATION: &str = "application";
@@ -85,7 +93,7 @@ impl Client {
 
     /// Connects with a socket that was made before.
     pub(crate) async fn connect_with(socket: TcpSocket, to: SocketAddr) -> Self {
-        let connected = socket.connect(to).await;
+        let connected = soon(socket.connect(to)).await;
         let stream = connected.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
         Self { stream }
     }
@@ -97,7 +105,7 @@ impl Client {
     /// Who accepted the connection.
     pub(crate) async fn who(&mut self) -> String {
         let mut name = vec![0; APPLICATION.len()];
-        let read = self.stream.read_exact(&mut name).await;
+        let read = soon(self.stream.read_exact(&mut name)).await;
         read.expect("it says its name");
         String::from_utf8(name).expect("text")
     }
@@ -106,7 +114,7 @@ impl Client {
     pub(crate) async fn try_echo(&mut self) -> std::io::Result<()> {
         self.stream.write_all(b"hello").await?;
         let mut back = [0; 5];
-        self.stream.read_exact(&mut back).await?;
+        soon(self.stream.read_exact(&mut back)).await?;
         assert_eq!(&back, b"hello");
         Ok(())
     }

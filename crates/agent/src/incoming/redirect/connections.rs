@@ -25,6 +25,8 @@ const OPEN_STATES: u32 = !(1 << TIME_WAIT | 1 << CLOSE | 1 << LISTEN);
 
 /// The length of what names a socket: ports, addresses, interface, cookie.
 const IDENTITY: usize = 48;
+/// Where the number of the file is by which a program has the socket.
+const INODE: usize = 68;
 /// Where the attributes begin in the description of a socket.
 const DESCRIPTION: usize = 72;
 
@@ -36,6 +38,8 @@ struct Socket {
     local: SocketAddr,
     peer: SocketAddr,
     mark: u32,
+    /// Whether a program has it.
+    is_held: bool,
 }
 
 /// Resets the connections to a port of the target, but not those that the agent has accepted or made itself. Answers how
@@ -58,6 +62,16 @@ pub(super) fn reset(port: u16) -> Result<usize> {
         }
     }
     Ok(count)
+}
+
+/// Whether the kernel still has connections to one of these ports that nobody has accepted on our listeners: half open ones,
+/// and those that wait. Must run inside the target's network.
+pub(super) fn are_arriving(ports: &[u16]) -> Result<bool> {
+    let sockets = list(&mut open()?, OPEN_STATES).map_err(unknown)?;
+    Ok(sockets.iter().any(|socket| {
+        let is_ours = socket.mark == PASSING && ports.contains(&socket.local.port());
+        is_ours && !socket.is_held
+    }))
 }
 
 /// The ports at which somebody listens. Must run inside the target's network.
@@ -127,6 +141,7 @@ fn parse(item: &[u8]) -> Option<Socket> {
         local: end(0, 4)?,
         peer: end(2, 20)?,
         mark: mark.unwrap_or_default(),
+        is_held: item.get(INODE..DESCRIPTION)? != [0; 4],
     })
 }
 
@@ -166,6 +181,7 @@ mod tests {
             local: local.parse().unwrap(),
             peer: peer.parse().unwrap(),
             mark,
+            is_held: true,
         }
     }
 
