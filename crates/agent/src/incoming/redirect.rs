@@ -280,12 +280,14 @@ impl Inside {
             .filter(is_tcp)
             .map(|port| port.number)
             .collect();
-        let look = move || connections::are_arriving(&ports);
-        let in_kernel = self.agent.sockets().run(look).await?;
-        // Asked after the kernel was, because this is where a connection goes next.
-        let connections = self.connections.upgrade();
-        let is_empty = connections.is_none_or(|sender| sender.capacity() == WAITING);
-        Ok(in_kernel || !is_empty)
+        let (seen, connections) = (Arc::clone(&self.seen), self.connections.clone());
+        let look = move || {
+            let _now = seen.between_steps();
+            let waiting = connections.upgrade();
+            let are_waiting = waiting.is_some_and(|sender| sender.capacity() < WAITING);
+            Ok(are_waiting || connections::are_arriving(&ports)?)
+        };
+        self.agent.sockets().run(look).await
     }
 
     fn commit(&self, new: Vec<(Port, Option<Pair>)>, remove: &[Port]) -> Result<()> {

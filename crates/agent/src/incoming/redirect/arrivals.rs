@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::nftables::Retired;
@@ -64,7 +67,10 @@ impl Flow {
 
 /// What is known about probes and about the traffic so far.
 #[derive(Debug, Default)]
-pub(super) struct Seen(Mutex<State>);
+pub(super) struct Seen {
+    state: Mutex<State>,
+    step: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -76,7 +82,12 @@ struct State {
 impl Seen {
     fn state(&self) -> MutexGuard<'_, State> {
         // Every change is whole at any time.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// While this is held, no connection is on its way from the kernel to who takes it.
+    pub(super) fn between_steps(&self) -> MutexGuard<'_, ()> {
+        self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers when the probe from this port has arrived.
@@ -134,39 +145,57 @@ pub(super) async fn accept(
     connections: mpsc::Sender<Arrived>,
 ) {
     loop {
+        let accepting = poll_fn(|context| accept_one(context, &listener, &seen, &connections));
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = accepting => accepted,
             () = connections.closed() => return,
         };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                wait_for_room(&error).await;
-                continue;
+        match accepted {
+            Ok(None) => {}
+            Ok(Some(arrived)) => {
+                if connections.send(arrived).await.is_err() {
+                    return;
+                }
             }
-        };
-        let Ok(original_destination) = stream.local_addr() else {
-            // It has ended already.
-            continue;
-        };
-        let ip = original_destination.ip();
-        if ip == LISTEN_IPV4 || ip == LISTEN_IPV6 {
-            // Somebody has made our address his own and connected to it. Passing it on would lead here again.
-            continue;
-        }
-        let port = Port::tcp(original_destination.port());
-        if !seen.is_traffic(port, peer, original_destination) {
-            continue;
-        }
-        let arrived = Arrived {
-            stream,
-            peer,
-            original_destination,
-        };
-        if connections.send(arrived).await.is_err() {
-            return;
+            Err(error) => wait_for_room(&error).await,
         }
     }
+}
+
+/// Moves a connection from the kernel to who takes it, in one step for who looks at both. Answers the one for which there
+/// is no room yet.
+fn accept_one(
+    context: &mut Context<'_>,
+    listener: &TcpListener,
+    seen: &Seen,
+    connections: &mpsc::Sender<Arrived>,
+) -> Poll<io::Result<Option<Arrived>>> {
+    let _step = seen.between_steps();
+    let accepted = ready!(listener.poll_accept(context));
+    Poll::Ready(accepted.map(|(stream, peer)| {
+        let arrived = judge(seen, stream, peer)?;
+        match connections.try_send(arrived) {
+            Err(TrySendError::Full(arrived)) => Some(arrived),
+            Ok(()) | Err(TrySendError::Closed(_)) => None,
+        }
+    }))
+}
+
+/// None: it has ended already, or is nobody's.
+fn judge(seen: &Seen, stream: TcpStream, peer: SocketAddr) -> Option<Arrived> {
+    let original_destination = stream.local_addr().ok()?;
+    let ip = original_destination.ip();
+    if ip == LISTEN_IPV4 || ip == LISTEN_IPV6 {
+        // Somebody has made our address his own and connected to it. Passing it on would lead here again.
+        return None;
+    }
+    let port = Port::tcp(original_destination.port());
+    let is_traffic = seen.is_traffic(port, peer, original_destination);
+    is_traffic.then_some(Arrived {
+        stream,
+        peer,
+        original_destination,
+    })
 }
 
 /// A connection that was reset before it was accepted is no reason to wait.
