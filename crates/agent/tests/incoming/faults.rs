@@ -81,28 +81,54 @@ async fn others_cannot_flush_the_rules_away() {
     agent.wait().unwrap();
 }
 
-#[test]
-#[ignore = "needs root"]
-fn a_lacking_right_is_named() {
-    let Some(world) = world() else { return };
-    let try_it = || {
+/// Does something as an agent that has no rights but these.
+fn with_rights<T: Send>(rights: CapabilitySet, act: impl AsyncFnOnce() -> T + Send) -> T {
+    let run = || {
         let mut sets = capabilities(None).unwrap();
-        for set in [&mut sets.effective, &mut sets.permitted] {
-            set.remove(CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW);
-        }
+        sets.effective = rights;
+        sets.permitted = rights;
         set_capabilities(None, sets).unwrap();
         // Threads of the runtime and of the agent inherit what this one has.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap();
-        runtime.block_on(async {
-            let agent = Agent::for_process(world.target.pid()).unwrap();
-            Redirect::new(&agent, "nobody").await.map(drop)
-        })
+        runtime.block_on(act())
     };
-    let outcome = thread::scope(|scope| scope.spawn(try_it).join().unwrap());
+    thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
+/// To look at a target, and to enter its network.
+const TO_ENTER: CapabilitySet = CapabilitySet::SYS_PTRACE.union(CapabilitySet::SYS_ADMIN);
+
+#[test]
+#[ignore = "needs root"]
+fn a_lacking_right_is_named() {
+    let Some(world) = world() else { return };
+    let outcome = with_rights(TO_ENTER, async || {
+        let agent = Agent::for_process(world.target.pid()).unwrap();
+        Redirect::new(&agent, "nobody").await.map(drop)
+    });
     let error = outcome.expect_err("it has no right to");
     assert!(error.to_string().contains("NET_ADMIN"), "{error}");
     assert_eq!(world.tables(), "");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn one_right_over_the_network_is_enough() {
+    let Some(world) = world() else { return };
+    with_rights(TO_ENTER | CapabilitySet::NET_ADMIN, async || {
+        let redirect = world.redirect().await;
+        for port in [Port::tcp(80), Port::udp(80)] {
+            redirect.add_port(port).await.unwrap();
+            redirect.check(port).await.unwrap();
+        }
+        let to = socket_address("127.0.0.1", 80);
+        let refused = redirect.connect_to_original(to).await;
+        assert!(refused.is_err(), "there is no application");
+        redirect.open_udp_to_original(to).await.unwrap();
+        assert_eq!(redirect.flush_connections(80).await.unwrap(), 0);
+        redirect.drain().await.unwrap();
+    });
 }
