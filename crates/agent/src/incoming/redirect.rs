@@ -17,6 +17,7 @@ mod addresses;
 mod arrivals;
 mod check;
 mod connections;
+mod expressions;
 mod netlink;
 mod nftables;
 mod rules;

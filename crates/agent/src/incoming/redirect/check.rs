@@ -8,6 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use rustix::net::SocketType;
 use tokio::net::TcpSocket;
 use tokio::time::timeout;
@@ -103,9 +105,14 @@ impl Inside {
         }
         // A sidecar would take the probe for a client, and its own connection for no probe.
         let outside = !matches!(self.agent.target().network, Namespace::Shared) && mesh.is_none();
-        let others = own.iter().filter(|address| !address.is_loopback());
-        for address in others.filter(|_| outside) {
-            if self.probe(port, *address, false).await.unwrap_or(false) {
+        let others = own.into_iter().filter(|address| !address.is_loopback());
+        let others = others.filter(|_| outside);
+        let mut probes: FuturesUnordered<_> = others
+            .map(|address| self.probe(port, address, false))
+            .collect();
+        // One way is enough, and an address that nobody reaches from here takes all of our patience.
+        while let Some(arrived) = probes.next().await {
+            if arrived.unwrap_or(false) {
                 self.seen.note(port, Evidence::Outside);
                 break;
             }

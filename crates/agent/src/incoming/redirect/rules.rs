@@ -47,6 +47,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::expressions::{
+    FAMILY_IPV4, FAMILY_IPV6, TCP, UDP, data, fixed_port, give_to, has_mark, is_claimed, is_family,
+    is_local, is_protocol, jump, map_source_port, mapped_port, port_is_in, return_to_caller,
+};
 use super::netlink::{APPEND, Attributes, CREATE, CREATE_NEW, Message};
 use super::{Port, Protocol};
 
@@ -72,8 +76,6 @@ const NEW_SET: u16 = 9;
 const NEW_ELEMENT: u16 = 12;
 const DELETE_ELEMENT: u16 = 14;
 
-const FAMILY_IPV4: u8 = 2;
-const FAMILY_IPV6: u8 = 10;
 /// IPv4 and IPv6 in one table.
 const FAMILY_INET: u8 = 1;
 const TABLE_OWNED: u32 = 2;
@@ -86,19 +88,8 @@ const OUTPUT: u32 = 3;
 const AFTER_DESTINATION_NAT: i32 = -50;
 const BEFORE_CONNECTION_TRACKING: i32 = -250;
 
-const ACCEPT: i32 = 1;
-const JUMP: i32 = -3;
-const RETURN: i32 = -5;
-
 const TYPE_PORT: u32 = 13;
 const SET_IS_MAP: u32 = 8;
-
-/// The kernel's numbers of the protocols.
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-
-const REGISTER_1: u32 = 1;
-const REGISTER_2: u32 = 2;
 
 /// The ports at which this agent's listeners for TCP are bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,11 +161,11 @@ impl<'a> Transaction<'a> {
         for mark in [PASSING, REPLY] {
             self.rule(
                 "prerouting",
-                [has_mark(mark).as_slice(), &[verdict(RETURN)]],
+                [has_mark(mark).as_slice(), &[return_to_caller()]],
             );
         }
         let is_tcp = is_protocol(TCP);
-        let port_is_redirected = [load_port(DESTINATION_PORT, REGISTER_1), lookup("tcp", None)];
+        let port_is_redirected = port_is_in("tcp");
         let to_tcp = [jump("tcp")];
         self.rule("prerouting", [&is_tcp[..], &port_is_redirected, &to_tcp]);
         let (is_udp, to_udp) = (is_protocol(UDP), [jump("udp")]);
@@ -184,9 +175,9 @@ impl<'a> Transaction<'a> {
         let ipv4 = IpAddr::V4(LISTEN_IPV4);
         let ipv6 = IpAddr::V6(LISTEN_IPV6);
         for chain in ["tcp", "udp"] {
-            self.rule(chain, [&is_claimed()[..], &[verdict(RETURN)]]);
+            self.rule(chain, [&is_claimed()[..], &[return_to_caller()]]);
         }
-        let fixed = |port: u16| [immediate(REGISTER_2, &port.to_be_bytes())];
+        let fixed = |port: u16| [fixed_port(port)];
         self.give("tcp", ipv4, &fixed(listening.ipv4));
         self.give("udp", ipv4, &mapped_port("udp_ipv4"));
         if let Some(port) = listening.ipv6 {
@@ -198,11 +189,7 @@ impl<'a> Transaction<'a> {
             [
                 &has_mark(REPLY)[..],
                 &is_protocol(UDP),
-                &[
-                    load_port(SOURCE_PORT, REGISTER_1),
-                    lookup("udp_replies", Some(REGISTER_2)),
-                    store_source_port(REGISTER_2),
-                ],
+                &map_source_port("udp_replies"),
             ],
         );
     }
@@ -312,21 +299,11 @@ impl<'a> Transaction<'a> {
     /// Gives packets for this namespace to the socket at `address` and at the port that `load_port` leaves in the second
     /// register.
     fn give(&mut self, chain: &str, address: IpAddr, load_port: &[Attributes]) {
-        let (family, bytes) = match address {
-            IpAddr::V4(address) => (FAMILY_IPV4, address.octets().to_vec()),
-            IpAddr::V6(address) => (FAMILY_IPV6, address.octets().to_vec()),
+        let family = match address {
+            IpAddr::V4(_) => FAMILY_IPV4,
+            IpAddr::V6(_) => FAMILY_IPV6,
         };
-        let give = [
-            immediate(REGISTER_1, &bytes),
-            expression(
-                "tproxy",
-                &Attributes::new()
-                    .number(1, family.into())
-                    .number(2, REGISTER_1)
-                    .number(3, REGISTER_2),
-            ),
-            verdict(ACCEPT),
-        ];
+        let give = give_to(address);
         let is_family = is_family(family);
         self.rule(chain, [&is_family[..], load_port, &is_local(), &give]);
     }
@@ -392,123 +369,36 @@ fn message(kind: u16, flags: u16, attributes: Attributes) -> Message {
     }
 }
 
-fn data(value: &[u8]) -> Attributes {
-    Attributes::new().bytes(1, value)
-}
+#[cfg(test)]
+mod tests {
+    use super::super::netlink::attributes;
+    use super::*;
 
-fn expression(name: &str, attributes: &Attributes) -> Attributes {
-    Attributes::new().text(1, name).nested(2, attributes)
-}
-
-fn immediate(register: u32, value: &[u8]) -> Attributes {
-    let attributes = Attributes::new()
-        .number(1, register)
-        .nested(2, &data(value));
-    expression("immediate", &attributes)
-}
-
-fn verdict(code: i32) -> Attributes {
-    verdict_with(&Attributes::new().bytes(1, &code.to_be_bytes()))
-}
-
-fn jump(chain: &str) -> Attributes {
-    let verdict = Attributes::new().bytes(1, &JUMP.to_be_bytes());
-    verdict_with(&verdict.text(2, chain))
-}
-
-fn verdict_with(verdict: &Attributes) -> Attributes {
-    let data = Attributes::new().nested(2, verdict);
-    expression(
-        "immediate",
-        &Attributes::new().number(1, 0).nested(2, &data),
-    )
-}
-
-fn is(value: &[u8]) -> Attributes {
-    let attributes = Attributes::new()
-        .number(1, REGISTER_1)
-        .number(2, 0)
-        .nested(3, &data(value));
-    expression("cmp", &attributes)
-}
-
-fn meta(key: u32) -> Attributes {
-    let attributes = Attributes::new().number(2, key).number(1, REGISTER_1);
-    expression("meta", &attributes)
-}
-
-fn has_mark(mark: u32) -> [Attributes; 2] {
-    [meta(3), is(&mark.to_ne_bytes())]
-}
-
-fn is_family(family: u8) -> [Attributes; 2] {
-    [meta(15), is(&[family])]
-}
-
-fn is_protocol(protocol: u8) -> [Attributes; 2] {
-    [meta(16), is(&[protocol])]
-}
-
-/// The destination is an address of this namespace.
-fn is_local() -> [Attributes; 2] {
-    const ADDRESS_TYPE: u32 = 3;
-    const OF_DESTINATION: u32 = 2;
-    const LOCAL: u32 = 2;
-    let attributes = Attributes::new()
-        .number(1, REGISTER_1)
-        .number(2, ADDRESS_TYPE)
-        .number(3, OF_DESTINATION);
-    [expression("fib", &attributes), is(&LOCAL.to_ne_bytes())]
-}
-
-/// A transparent socket has the packet already: one of ours, or another proxy's.
-fn is_claimed() -> [Attributes; 2] {
-    const TRANSPARENT: u32 = 0;
-    let attributes = Attributes::new()
-        .number(1, TRANSPARENT)
-        .number(2, REGISTER_1);
-    [expression("socket", &attributes), is(&[1])]
-}
-
-/// Where the ports are in the headers of TCP and UDP alike.
-const SOURCE_PORT: u32 = 0;
-const DESTINATION_PORT: u32 = 2;
-const TRANSPORT_HEADER: u32 = 2;
-
-fn load_port(offset: u32, register: u32) -> Attributes {
-    let attributes = Attributes::new()
-        .number(1, register)
-        .number(2, TRANSPORT_HEADER)
-        .number(3, offset)
-        .number(4, 2);
-    expression("payload", &attributes)
-}
-
-fn store_source_port(register: u32) -> Attributes {
-    const INTERNET_CHECKSUM: u32 = 1;
-    const UDP_CHECKSUM: u32 = 6;
-    let attributes = Attributes::new()
-        .number(5, register)
-        .number(2, TRANSPORT_HEADER)
-        .number(3, SOURCE_PORT)
-        .number(4, 2)
-        .number(6, INTERNET_CHECKSUM)
-        .number(7, UDP_CHECKSUM);
-    expression("payload", &attributes)
-}
-
-/// Looks the first register up. Without a match the rule ends here.
-fn lookup(set: &str, into: Option<u32>) -> Attributes {
-    let mut attributes = Attributes::new().text(1, set).number(2, REGISTER_1);
-    if let Some(register) = into {
-        attributes = attributes.number(3, register);
+    #[test]
+    fn a_holders_name_is_read_back() {
+        let read = |name: &str| {
+            let bytes = table("standin-tcp-80", name).into_bytes();
+            let mut all = attributes(&bytes);
+            let (_, value) = all.find(|(kind, _)| *kind == TABLE_USER_DATA).unwrap();
+            comment(value)
+        };
+        assert_eq!(read("Ada").as_deref(), Some("Ada"));
+        assert_eq!(read("").as_deref(), Some(""));
+        // Cut where a letter ends.
+        let long = "ü".repeat(200);
+        assert_eq!(read(&long), Some("ü".repeat(COMMENT_BYTES / 2)));
+        assert_eq!(comment(&[0, 9, b'a']), None);
+        assert_eq!(comment(&[]), None);
     }
-    expression("lookup", &attributes)
-}
 
-fn mapped_port(map: &str) -> [Attributes; 2] {
-    [
-        load_port(DESTINATION_PORT, REGISTER_1),
-        lookup(map, Some(REGISTER_2)),
-    ]
+    #[test]
+    fn only_the_last_change_is_acknowledged() {
+        let mut transaction = Transaction::new("table");
+        transaction.claim(Port::tcp(80), "Ada");
+        transaction.add_tcp(80);
+        let transaction = transaction.end();
+        let asks = |message: &Message| message.flags & super::super::netlink::ACKNOWLEDGE != 0;
+        let asking: Vec<_> = transaction.messages.iter().map(asks).collect();
+        assert_eq!(asking, [false, false, true, false]);
+    }
 }
