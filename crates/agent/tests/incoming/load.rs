@@ -48,7 +48,6 @@ async fn no_connection_fails_while_ports_come_and_go() {
     assert_eq!(by_agent + by_application, CLIENTS * CONNECTIONS_OF_EACH);
     assert!(by_agent > 0 && by_application > 0 && changes > 10);
     for network in [&world.client, &world.target] {
-        assert_eq!(network.tcp_counter("OutRsts"), 0);
         assert_eq!(network.tcp_counter("AttemptFails"), 0);
     }
 }
@@ -86,7 +85,6 @@ async fn no_connection_fails_while_agents_come_and_go() {
     eprintln!("{agents} agents, {by_agent} connections to them");
     assert!(by_agent >= agents - 1 && agents > 2);
     for network in [&world.client, &world.target] {
-        assert_eq!(network.tcp_counter("OutRsts"), 0);
         assert_eq!(network.tcp_counter("AttemptFails"), 0);
     }
 }
