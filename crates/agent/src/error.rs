@@ -4,6 +4,8 @@ use protocol::failure::{Failure, Reason};
 use rustix::io::Errno;
 use tonic::Status;
 
+use crate::incoming::redirect::Port;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +33,17 @@ pub enum Error {
         #[source]
         source: Errno,
     },
+
+    #[error(
+        "{port} of the target is already redirected by {holder}: end that session, or leave the port out of this one"
+    )]
+    PortTaken { port: Port, holder: String },
+
+    #[error(
+        "nothing that is sent to {port} of the target arrives at the agent: look for rules that take it before, with `nft \
+         list ruleset` and `iptables-legacy -t mangle -S` in the target's network"
+    )]
+    NothingArrives { port: Port },
 
     #[error("the token is not this agent's: use the one it was started with")]
     WrongToken,
@@ -75,6 +88,7 @@ impl Error {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
             Self::NoTarget(_) | Self::TargetGone(_) => Reason::TargetGone,
+            Self::PortTaken { .. } | Self::NothingArrives { .. } => Reason::Agent,
             Self::Agent { source, .. } => {
                 return Failure::new(Reason::Agent, format!("{self} ({source})"));
             }

@@ -6,7 +6,8 @@
 //! - [`files`]: paths resolve inside the target's root, by threads that have the target's user, groups and capabilities;
 //! - [`outgoing`] and [`dns`]: sockets are made by a thread inside the target's network namespace, and driven by the
 //!   runtime that everything else runs on, so thousands of connections need no threads of their own;
-//! - [`env`](mod@env): as the kernel keeps it.
+//! - [`env`](mod@env): as the kernel keeps it;
+//! - [`incoming`]: what arrives at chosen ports of the target reaches the agent first. Sessions do not use it yet.
 //!
 //! Nothing is buffered without a bound. A body is only read when the other side takes what was read before, so a slow
 //! reader slows its own source down and nobody else.
@@ -19,6 +20,7 @@ mod env;
 mod error;
 mod files;
 mod identity;
+pub mod incoming;
 mod outgoing;
 mod sys;
 mod target;

@@ -15,7 +15,7 @@ use crate::process::Finished;
 use crate::{demo, environment, node, packages, privilege, process, tidy, workspace};
 
 /// Crates with tests that only root can run. Otherwise these are ignored.
-const NEED_ROOT: &[&str] = &["cli", "lab", "proxy"];
+const NEED_ROOT: &[&str] = &["agent", "cli", "lab", "proxy"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {

@@ -1,0 +1,164 @@
+//! Many connections, and changes while they come.
+
+use std::env;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use agent::incoming::redirect::{Evidence, Port};
+use tokio::net::TcpSocket;
+
+use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, socket};
+use crate::world::{FROM_OUTSIDE, TARGET_IPV4, enter, socket_address, world};
+
+const CLIENTS: usize = 8;
+const CONNECTIONS_OF_EACH: usize = 500;
+const MANY: usize = 10_000;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "needs root"]
+async fn no_connection_fails_while_ports_come_and_go() {
+    let Some(world) = world() else { return };
+    agent::raise_descriptor_limit().unwrap();
+    let _application = Application::start(&world.target, 80);
+    let redirect = Arc::new(world.redirect().await);
+    answer_all(&redirect);
+    let mut clients = tokio::task::JoinSet::new();
+    for number in 0..CLIENTS {
+        let to = socket_address(FROM_OUTSIDE[number % FROM_OUTSIDE.len()], 80);
+        let sockets = world.client.inside(|| {
+            let sockets = (0..CONNECTIONS_OF_EACH).map(|_| socket(to));
+            sockets.collect::<Vec<_>>()
+        });
+        clients.spawn(connect_all(sockets, to));
+    }
+    let (mut changes, mut by_agent, mut by_application) = (0, 0, 0);
+    while !clients.is_empty() {
+        redirect.add_port(Port::tcp(80)).await.unwrap();
+        redirect.remove_port(Port::tcp(80)).await.unwrap();
+        changes += 2;
+        while let Some(ended) = clients.try_join_next() {
+            let (agent, application) = ended.expect("no connection failed");
+            by_agent += agent;
+            by_application += application;
+        }
+    }
+    eprintln!("{changes} changes, {by_agent} connections to the agent, {by_application} others");
+    assert_eq!(by_agent + by_application, CLIENTS * CONNECTIONS_OF_EACH);
+    assert!(by_agent > 0 && by_application > 0 && changes > 10);
+    for network in [&world.client, &world.target] {
+        assert_eq!(network.tcp_counter("AttemptFails"), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "needs root"]
+async fn no_connection_fails_while_agents_come_and_go() {
+    let Some(world) = world() else { return };
+    agent::raise_descriptor_limit().unwrap();
+    let _application = Application::start(&world.target, 80);
+    let to = socket_address(TARGET_IPV4, 80);
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..CLIENTS {
+        let sockets = world.client.inside(|| {
+            let sockets = (0..CONNECTIONS_OF_EACH).map(|_| socket(to));
+            sockets.collect::<Vec<_>>()
+        });
+        clients.spawn(connect_all(sockets, to));
+    }
+    let (mut agents, mut by_agent) = (0, 0);
+    while !clients.is_empty() {
+        let redirect = Arc::new(world.redirect().await);
+        let answering = answer_all(&redirect);
+        redirect.add_port(Port::tcp(80)).await.unwrap();
+        while redirect.evidence(Port::tcp(80)) == Evidence::Nothing && !clients.is_empty() {
+            while let Some(ended) = clients.try_join_next() {
+                by_agent += ended.expect("no connection failed").0;
+            }
+            tokio::task::yield_now().await;
+        }
+        redirect.drain().await.unwrap();
+        answering.abort();
+        agents += 1;
+    }
+    eprintln!("{agents} agents, {by_agent} connections to them");
+    assert!(by_agent >= agents - 1 && agents > 2);
+    for network in [&world.client, &world.target] {
+        assert_eq!(network.tcp_counter("AttemptFails"), 0);
+    }
+}
+
+/// How many connections were the agent's, and how many the application's.
+async fn connect_all(sockets: Vec<TcpSocket>, to: SocketAddr) -> (usize, usize) {
+    let (mut agent, mut application) = (0, 0);
+    for socket in sockets {
+        let mut client = Client::connect_with(socket, to).await;
+        match client.who().await.as_str() {
+            AGENT => agent += 1,
+            APPLICATION => application += 1,
+            other => panic!("{other}"),
+        }
+        client.echo().await;
+    }
+    (agent, application)
+}
+
+/// Tells the role below in whose network to live. Without it, it does nothing.
+const CLIENTS_NETWORK: &str = "STANDIN_TEST_REDIRECT_CLIENTS";
+
+/// Many clients in a process of their own, because one process may not have enough descriptors for both ends.
+#[test]
+#[ignore = "needs root"]
+fn role_clients() {
+    let Ok(network) = env::var(CLIENTS_NETWORK) else {
+        return;
+    };
+    agent::raise_descriptor_limit().unwrap();
+    enter(network.parse().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let to = socket_address(TARGET_IPV4, 80);
+        let mut clients = Vec::new();
+        for _ in 0..MANY {
+            let mut client = Client::connect_with(socket(to), to).await;
+            assert_eq!(client.who().await, AGENT);
+            clients.push(client);
+        }
+        println!("\nconnected");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        for client in &mut clients {
+            client.echo().await;
+        }
+        println!("\nechoed");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root"]
+async fn ten_thousand_connections_at_a_time() {
+    let Some(world) = world() else { return };
+    agent::raise_descriptor_limit().unwrap();
+    let redirect = Arc::new(world.redirect().await);
+    redirect.add_port(Port::tcp(80)).await.unwrap();
+    answer_all(&redirect);
+    let mut clients = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "load::role_clients", "--ignored", "--nocapture"])
+        .env(CLIENTS_NETWORK, world.client.pid().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = clients.stdin.take().unwrap();
+    let stdout = BufReader::new(clients.stdout.take().unwrap());
+    let mut lines = stdout.lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "connected"));
+    // All of them stay when the port is no longer redirected.
+    redirect.remove_port(Port::tcp(80)).await.unwrap();
+    writeln!(stdin).unwrap();
+    assert!(lines.any(|line| line == "echoed"));
+    clients.wait().unwrap();
+}

@@ -1,0 +1,19 @@
+//! The redirection of a real target's traffic: two network namespaces with a cable between them, the target's and a
+//! client's. Needs root, and says so where it is not.
+
+#![expect(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+mod check;
+mod connections;
+mod datagrams;
+mod faults;
+mod load;
+mod mesh;
+mod programs;
+mod world;
