@@ -291,7 +291,7 @@ impl fmt::Debug for Port {
         formatter
             .debug_struct("Port")
             .field("claims", &self.claims)
-            .field("settings", &self.settings)
+            .field("pool", &self.pool)
             .finish_non_exhaustive()
     }
 }

@@ -1,5 +1,3 @@
-use std::time::Instant;
-
 use serde_json::json;
 
 use super::*;
@@ -151,16 +149,14 @@ fn the_host_is_matched_in_both_versions() {
 fn a_pattern_that_explodes_is_given_up() {
     let long = "a".repeat(40_000);
     let head = format!("GET /{long} HTTP/1.1\r\nX-Long: {long}!\r\nX-Team: blue\r\n\r\n");
-    let started = Instant::now();
     for filter in [
         header("^x-long: (?=(a+)+$)b"),
-        path("^/(?:(a|aa)+)\\1$"),
+        path("^/(?:(a|aa)+)\\1b$"),
         // The same danger in an expression that needs no looking around has a linear engine.
         header("^x-long: (a+)+$"),
     ] {
         assert_eq!(judge(&filter, &head), Judgement::NotWanted, "{filter:?}");
     }
-    println!("took {:?}", started.elapsed());
 }
 
 #[test]

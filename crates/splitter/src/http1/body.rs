@@ -193,7 +193,7 @@ mod tests {
             ("2;name=\"value\"\r\nok\r\n00\r\n\r\n", 26, "ok"),
             (
                 "A\r\n0123456789\r\n0\r\nChecksum: 1\r\nOther: 2\r\n\r\n",
-                46,
+                43,
                 "0123456789",
             ),
             ("1\r\n\r\r\n0\r\n\r\n", 11, "\r"),

@@ -12,7 +12,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::AsyncWrite;
 use tokio::time::{Instant, Sleep};
 
 use super::body::Body;
@@ -150,7 +149,10 @@ impl Connection {
                 Event::Broken => false,
             };
             if !goes_on {
-                shutdown(&mut self.client).await;
+                let flush = poll_fn(|context| self.to_client.poll_empty(&mut self.client, context));
+                if flush.await.is_ok() {
+                    shutdown(&mut self.client).await;
+                }
                 return;
             }
         }
@@ -195,7 +197,7 @@ impl Connection {
         match self.advance(context) {
             Stop::Event(event) => Step::Event(event),
             Stop::NeedsMore if self.client_has_ended => self.end_requests(context),
-            Stop::Held if self.client_has_ended => Step::Stuck,
+            Stop::Held if self.client_has_ended => self.end_held_requests(context),
             // What waits is bounded; reading on notices when the client goes.
             Stop::Held if self.input.len() >= self.way.port.settings.head_limit => Step::Stuck,
             Stop::NeedsMore | Stop::Held => self.read_client(context),
@@ -359,8 +361,19 @@ impl Connection {
         if leg.responses.is_idle() {
             return Step::Event(Event::Ended);
         }
-        if !leg.has_ended && Pin::new(&mut leg.stream).poll_shutdown(context).is_ready() {
-            leg.has_ended = true;
+        leg.end(context);
+        Step::Stuck
+    }
+
+    /// The client sends nothing more, and what it sent cannot be judged before an answer has come.
+    fn end_held_requests(&mut self, context: &mut Context<'_>) -> Step {
+        match (&mut self.leg, &self.request) {
+            (Some(leg), RequestState::AwaitsAnswer) if self.input.is_empty() => leg.end(context),
+            // The client did not wait for the answer, so it knows what it does.
+            (Some(leg), RequestState::AwaitsAnswer) if leg.route.is_original() => {
+                return Step::Event(Event::Raw);
+            }
+            _ => {}
         }
         Step::Stuck
     }
@@ -434,7 +447,7 @@ impl Connection {
     /// The other end of the leg has closed it.
     fn leg_ended(&self) -> Event {
         match &self.leg {
-            Some(leg) if leg.awaits_answer() => Event::Failed(Reason::NoAnswer),
+            Some(leg) if leg.may_fail() => Event::Failed(Reason::NoAnswer),
             Some(leg) if leg.responses.is_idle() => Event::LegClosed,
             Some(leg) if leg.responses.leaving() == Some(Leaving::UntilClose) => Event::Ended,
             _ => Event::Broken,
@@ -466,7 +479,7 @@ impl Connection {
     fn waiting(&self) -> Option<(Waiting, Duration)> {
         let settings = &self.way.port.settings;
         if let Some(leg) = &self.leg
-            && leg.awaits_answer()
+            && leg.awaits_answer
             && !leg.route.is_original()
         {
             let within = settings.answer_within?;

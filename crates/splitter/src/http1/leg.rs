@@ -1,9 +1,11 @@
 //! A connection to one of the places where a client's requests go.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Context;
 
 use bytes::BytesMut;
+use tokio::io::AsyncWrite;
 
 use super::head::{RequestKind, RequestShape};
 use super::response::Responses;
@@ -52,6 +54,8 @@ pub(crate) struct Leg {
     pub(crate) responses: Responses,
     /// What has been sent of a request, while it may have to be sent to another place.
     kept: Option<BytesMut>,
+    /// A request has been sent whose answer has not begun.
+    pub(crate) awaits_answer: bool,
     /// What kind of request was sent last.
     kind: RequestKind,
     /// The place takes nothing any more.
@@ -69,6 +73,7 @@ impl Leg {
             outbox: Outbox::default(),
             responses: Responses::default(),
             kept: None,
+            awaits_answer: false,
             kind: RequestKind::Ordinary,
             write_failed: false,
             has_ended: false,
@@ -98,6 +103,7 @@ impl Leg {
             Route::Original => is_first && self.age == Age::Used && shape.is_idempotent,
         };
         self.kept = may_need_another_place.then(BytesMut::new);
+        self.awaits_answer = true;
         self.age = Age::Used;
     }
 
@@ -115,6 +121,13 @@ impl Leg {
         }
     }
 
+    /// Tells the place that nothing more comes.
+    pub(crate) fn end(&mut self, context: &mut Context<'_>) {
+        if !self.has_ended && Pin::new(&mut self.stream).poll_shutdown(context).is_ready() {
+            self.has_ended = true;
+        }
+    }
+
     pub(crate) fn stop_writing(&mut self) {
         self.write_failed = true;
         self.outbox = Outbox::default();
@@ -123,14 +136,15 @@ impl Leg {
     /// The answer has begun: the request will not be sent elsewhere.
     pub(crate) fn was_answered(&mut self) {
         self.kept = None;
+        self.awaits_answer = false;
     }
 
-    /// Whether an answer is waited for that has not begun.
-    pub(crate) fn awaits_answer(&self) -> bool {
-        self.kept.is_some()
+    /// Whether somebody else can answer when this place does not, or wants to know that it did not.
+    pub(crate) fn may_fail(&self) -> bool {
+        self.awaits_answer && (self.kept.is_some() || !self.route.is_original())
     }
 
-    /// A leg to another place, on which the same request is on its way; unless too much of it has been sent.
+    /// The request that was not answered, unless too much of it has been sent.
     pub(crate) fn take_request(&mut self) -> Option<ResentRequest> {
         self.kept.take().map(|bytes| ResentRequest {
             bytes,

@@ -22,7 +22,12 @@ impl Connection {
         let RequestState::Judged { route, shape, .. } = &self.request else {
             return true;
         };
-        let (route, is_idempotent) = (route.clone(), shape.is_idempotent);
+        let (mut route, is_idempotent) = (route.clone(), shape.is_idempotent);
+        // A session may have failed since the request was judged.
+        if matches!(&route, Route::Claim(held) if !held.is_well(Instant::now())) {
+            route = Route::Original;
+            self.send_to_original();
+        }
         if let Some(leg) = self.take_parked(&route) {
             self.leg = Some(leg);
             return true;
@@ -36,9 +41,7 @@ impl Connection {
                 }
                 Err(reason) => self.tell_fell_back(held, reason),
             }
-            if let RequestState::Judged { route, .. } = &mut self.request {
-                *route = Route::Original;
-            }
+            self.send_to_original();
             if let Some(leg) = self.take_parked(&Route::Original) {
                 self.leg = Some(leg);
                 return true;
@@ -80,6 +83,12 @@ impl Connection {
                 true
             }
             Err(_) => false,
+        }
+    }
+
+    fn send_to_original(&mut self) {
+        if let RequestState::Judged { route, .. } = &mut self.request {
+            *route = Route::Original;
         }
     }
 
