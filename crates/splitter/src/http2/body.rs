@@ -119,7 +119,15 @@ impl Intake {
 
     /// Sends the body and what follows it.
     pub(super) async fn send(&mut self, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
-        while let Some((data, is_released)) = self.next().await? {
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = self.next() => next?,
+                reason = reset(to) => return Err(Broken::Receiver(reason)),
+            };
+            let Some((data, is_released)) = next else {
+                return send_end(&mut self.stream, to).await;
+            };
             let is_last = self.waiting.is_empty() && self.stream.is_end_stream();
             let length = data.len();
             let progress = self.progress.clone();
@@ -130,7 +138,6 @@ impl Intake {
                 return Ok(());
             }
         }
-        send_end(&mut self.stream, to).await
     }
 }
 
@@ -139,7 +146,15 @@ pub(super) async fn pass_on(
     from: &mut RecvStream,
     to: &mut SendStream<Bytes>,
 ) -> Result<(), Broken> {
-    while let Some(data) = from.data().await {
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = from.data() => next,
+            reason = reset(to) => return Err(Broken::Receiver(reason)),
+        };
+        let Some(data) = next else {
+            return send_end(from, to).await;
+        };
         let data = data.map_err(|error| Broken::Sender(reason(&error)))?;
         let is_last = from.is_end_stream();
         let flow = from.flow_control().clone();
@@ -148,7 +163,6 @@ pub(super) async fn pass_on(
             return Ok(());
         }
     }
-    send_end(from, to).await
 }
 
 /// Sends data as the receiver takes it, and lets the sender go on as far.
@@ -195,6 +209,12 @@ async fn send_end(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(
         Ok(()) => Ok(()),
         Err(_) => Err(Broken::Receiver(given_reason(to).await)),
     }
+}
+
+/// Waits until the receiver gives up.
+async fn reset(stream: &mut SendStream<Bytes>) -> Reason {
+    let reset = poll_fn(|context| stream.poll_reset(context)).await;
+    reset.unwrap_or(Reason::CANCEL)
 }
 
 /// The reason with which a stream that does not take anything any more was reset.

@@ -202,7 +202,6 @@ async fn pass_answer_on(
                 Err(Broken::Receiver(_)) => return,
             },
             result = sending.as_mut(), if sent.is_none() => sent = Some(result),
-            _ = poll_fn(|context| respond.poll_reset(context)) => return,
         }
     }
     if let Some(Err(Broken::Receiver(reason))) = sent {
