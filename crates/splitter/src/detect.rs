@@ -44,6 +44,13 @@ pub fn detect(bytes: &[u8], have_certificates: bool) -> Option<Protocol> {
     }
 }
 
+/// Whether a server's first bytes are those of HTTP/2. It may send its settings before the client has spoken, which
+/// therefore still decides.
+pub(crate) fn is_http2_settings(bytes: &[u8]) -> bool {
+    matches!(bytes, [0, high, low, 4, 0, 0, 0, 0, 0, ..]
+        if u16::from_be_bytes([*high, *low]).is_multiple_of(6))
+}
+
 /// Whether the bytes are a client's first TLS message, as far as they go.
 fn looks_like_tls(bytes: &[u8]) -> bool {
     let expected: [&dyn Fn(u8) -> bool; TLS_RECORD_LENGTH] = [

@@ -10,9 +10,9 @@ use tokio::time::Sleep;
 
 use super::Way;
 use crate::claims::HeldClaim;
-use crate::detect::{Protocol, detect};
+use crate::detect::{Protocol, detect, is_http2_settings};
 use crate::http1::leg::Leg;
-use crate::stream::{Arrival, BoxFuture, BoxStream, Outbox, Read, poll_read};
+use crate::stream::{Arrival, BoxFuture, BoxStream, Outbox, Read, Rewound, poll_read};
 
 /// What the first bytes told.
 pub(super) struct First {
@@ -41,6 +41,7 @@ pub(super) async fn first(
         opening: None,
         leg: None,
         to_client: Outbox::default(),
+        server_speaks_http2: false,
         silence: way
             .port
             .expects_clients_to_speak()
@@ -75,6 +76,9 @@ pub(super) async fn first(
                 Poll::Ready(leg) => waiting.leg = leg,
             }
         }
+        if waiting.server_speaks_http2 {
+            return Poll::Pending;
+        }
         waiting.poll_server(context).map(Some)
     })
     .await?;
@@ -92,6 +96,8 @@ struct Waiting<'a> {
     opening: Option<BoxFuture<'a, Option<Leg>>>,
     leg: Option<Leg>,
     to_client: Outbox,
+    /// The server has sent its settings, and waits for the client.
+    server_speaks_http2: bool,
     silence: Option<Pin<Box<Sleep>>>,
     patience: Option<Pin<Box<Sleep>>>,
 }
@@ -116,11 +122,22 @@ impl Waiting<'_> {
     }
 
     fn poll_server(&mut self, context: &mut Context<'_>) -> Poll<Protocol> {
-        let Some(leg) = &mut self.leg else {
+        let Some(mut leg) = self.leg.take() else {
             return Poll::Pending;
         };
-        let to_client = &mut self.to_client;
+        let mut first = BytesMut::new();
+        let read = poll_read(&mut leg.stream, context, |bytes, _| {
+            first.extend_from_slice(bytes);
+        });
+        if read.is_ready() && is_http2_settings(&first) {
+            self.server_speaks_http2 = true;
+            leg.stream = Box::new(Rewound::new(first, leg.stream));
+            self.leg = Some(leg);
+            return Poll::Pending;
+        }
+        self.to_client.push(&first);
+        self.leg = Some(leg);
         // Whether it speaks or ends, it does so before the client.
-        poll_read(&mut leg.stream, context, |bytes, _| to_client.push(bytes)).map(|_| Protocol::Raw)
+        read.map(|_| Protocol::Raw)
     }
 }

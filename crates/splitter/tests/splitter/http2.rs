@@ -198,6 +198,29 @@ async fn streams_go_both_ways_to_who_wants_them_with_their_trailers() {
     assert_eq!(stage.alice.opened.load(Ordering::SeqCst), 1);
 }
 
+/// Servers send their settings at once, so they seem to speak first.
+#[tokio::test]
+async fn a_server_that_sends_its_settings_first_is_no_stranger() {
+    let stage = stage();
+    let (client, served) = tokio::io::duplex(64 * 1024);
+    let port = stage.port.clone();
+    tokio::spawn(async move { port.serve(Box::new(served), arrival()).await });
+    while stage.application.opened.load(Ordering::SeqCst) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let (client, connection) = h2::client::handshake(client).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    for (session, who) in [("nobody", "application"), ("alice", "alice")] {
+        let (response, _) = client
+            .send_request(request("/echo", session), true)
+            .unwrap();
+        assert_eq!(name(&response.await.unwrap()), who);
+    }
+    assert_eq!(stage.application.opened.load(Ordering::SeqCst), 1);
+}
+
 #[tokio::test]
 async fn resets_keep_their_reasons() {
     let stage = stage();
@@ -232,7 +255,7 @@ async fn large_heads_and_bodies_get_through() {
         let long = http::HeaderValue::from_str(&"x".repeat(200_000)).unwrap();
         large.headers_mut().insert("x-long", long);
         let (response, mut send) = client.send_request(large, false).unwrap();
-        const LENGTH: usize = 16 * 1024 * 1024;
+        const LENGTH: usize = 4 * 1024 * 1024;
         let sending = tokio::spawn(async move {
             send_all(&mut send, vec![b'x'; LENGTH].into()).await;
             send.send_data(Bytes::new(), true).unwrap();
