@@ -108,7 +108,6 @@ fn main() {
             ratios[1] * 100.0
         );
     }
-    std::process::exit(0);
 }
 
 /// A way from a client to the application.
@@ -284,9 +283,9 @@ async fn split_to(
         takes_probes: false,
         destination: Arc::new(Tcp(session)),
     };
-    std::mem::forget(port.claims().claim(claim, OnConflict::Abort).unwrap());
+    let guard = Arc::new(port.claims().claim(claim, OnConflict::Abort).unwrap());
     listen(move |client| {
-        let port = port.clone();
+        let (port, guard) = (port.clone(), guard.clone());
         async move {
             let arrival = Arrival {
                 client: client.peer_addr().unwrap(),
@@ -294,6 +293,7 @@ async fn split_to(
                 tls: None,
             };
             port.serve(Box::new(client), arrival).await;
+            drop(guard);
         }
     })
     .await

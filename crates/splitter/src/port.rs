@@ -114,9 +114,8 @@ impl Port {
         }
         match protocol {
             Protocol::Http1 => {
-                Connection::new(way, arrival, client, bytes, leg)
-                    .serve()
-                    .await
+                let connection = Connection::new(way, arrival, client, bytes, leg);
+                connection.serve().await;
             }
             Protocol::Http2 => {
                 let client = Box::new(Rewound::new(bytes, client));

@@ -136,7 +136,9 @@ impl Chunked {
             (Self::Size { value, digits }, b';') if digits > 0 => Some(Self::Extension { value }),
             (Self::Extension { value }, b'\r') => Some(Self::SizeLineFeed { value }),
             (Self::Extension { .. }, _) => may_be_in_a_line(byte).then_some(self),
-            (Self::SizeLineFeed { value: 0 }, b'\n') => Some(Self::TrailerStart),
+            (Self::SizeLineFeed { value: 0 } | Self::TrailerLineFeed, b'\n') => {
+                Some(Self::TrailerStart)
+            }
             (Self::SizeLineFeed { value }, b'\n') => Some(Self::Data { left: value }),
             (Self::DataCarriageReturn, b'\r') => Some(Self::DataLineFeed),
             (Self::DataLineFeed, b'\n') => Some(Self::default()),
@@ -147,7 +149,6 @@ impl Chunked {
             (Self::TrailerStart | Self::Trailer, _) => {
                 may_be_in_a_line(byte).then_some(Self::Trailer)
             }
-            (Self::TrailerLineFeed, b'\n') => Some(Self::TrailerStart),
             _ => None,
         }
     }

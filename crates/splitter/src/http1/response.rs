@@ -155,7 +155,7 @@ impl Responses {
             (_, Ok(Framing::Length(0))) => self.finish(),
             (_, Ok(Framing::Length(length))) => self.state = State::Body(Body::Length(length)),
             (_, Ok(Framing::Chunked)) => {
-                self.state = State::Body(Body::Chunked(Chunked::default()))
+                self.state = State::Body(Body::Chunked(Chunked::default()));
             }
             (_, Ok(Framing::Nothing)) => self.leave(Leaving::UntilClose),
             (_, Err(_)) => self.leave(Leaving::Unknown),
@@ -229,9 +229,11 @@ fn has_word(value: &[u8], word: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What is known after the answers, however they are cut: whether all requests are answered, whether the
-    /// connection can be used again, and why answers are not told apart any more.
-    fn watch(kinds: &[RequestKind], answers: &str) -> (bool, bool, Option<Leaving>) {
+    /// Whether all requests are answered, whether the connection can be used again, and why answers are not told apart.
+    type Known = (bool, bool, Option<Leaving>);
+
+    /// What is known after the answers, however they are cut.
+    fn watch(kinds: &[RequestKind], answers: &str) -> Known {
         let seen = |piece: usize| {
             let mut responses = Responses::default();
             for kind in kinds {
@@ -259,7 +261,7 @@ mod tests {
         let done = (true, true, None);
         let waiting = (false, false, None);
         let left = |leaving| (false, false, Some(leaving));
-        let cases: &[(&[RequestKind], &str, (bool, bool, Option<Leaving>))] = &[
+        let cases: &[(&[RequestKind], &str, Known)] = &[
             (
                 &[Ordinary],
                 "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",

@@ -16,13 +16,16 @@ use crate::port::Way;
 use crate::settings::Reason;
 use crate::stream::{Arrival, BoxStream};
 
+/// A connection that is made when it is first needed.
+type Upstream = Arc<OnceCell<SendRequest<Bytes>>>;
+
 /// The connections of one client.
 pub(super) struct Upstreams {
     pub(super) way: Way,
     arrival: Arrival,
     spare: Mutex<Option<Leg>>,
     /// By the identity of a claim; the application has none.
-    open: Mutex<HashMap<Option<u64>, Arc<OnceCell<SendRequest<Bytes>>>>>,
+    open: Mutex<HashMap<Option<u64>, Upstream>>,
     application_closed: Arc<Notify>,
 }
 
@@ -58,7 +61,7 @@ impl Upstreams {
         Err(Reason::Unreachable)
     }
 
-    fn forget(&self, key: Option<u64>, cell: &Arc<OnceCell<SendRequest<Bytes>>>) {
+    fn forget(&self, key: Option<u64>, cell: &Upstream) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.get(&key).is_some_and(|known| Arc::ptr_eq(known, cell)) {
             open.remove(&key);

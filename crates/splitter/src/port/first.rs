@@ -106,7 +106,7 @@ impl Waiting<'_> {
     fn poll_client(&mut self, client: &mut BoxStream, context: &mut Context<'_>) -> Poll<Protocol> {
         loop {
             let read = poll_read(client, context, |bytes, _| {
-                self.bytes.extend_from_slice(bytes)
+                self.bytes.extend_from_slice(bytes);
             });
             match read {
                 Poll::Pending => return Poll::Pending,

@@ -1,4 +1,10 @@
 //! The splitter over streams in memory, and in front of real programs.
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on should stop"
+)]
 
 /// Whatever a client sends, the application sees it unchanged: properties and a corpus.
 mod exact;

@@ -46,7 +46,7 @@ async fn copies_are_made_beside_sessions_that_take_requests() {
 async fn a_copy_that_is_dead_or_slow_holds_nobody_up() {
     for manner in [Manner::Stuck, Manner::Refuses, Manner::Closes] {
         let stage = Stage::with(Manner::SpeaksFirst, |settings| {
-            settings.copy_limit = 256 * 1024
+            settings.copy_limit = 256 * 1024;
         });
         let (_alice, _alices) = stage.claim("alice", manner, Mode::Mirror, None);
         let client = stage.connect();
