@@ -4,15 +4,13 @@
 //! waits until all earlier ones have been answered, so answers keep their order without being kept in memory.
 
 mod judge;
+mod patience;
 mod routes;
 
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::time::{Instant, Sleep};
 
 use super::body::Body;
 use super::head::{RequestScanner, RequestShape, Scan};
@@ -23,6 +21,7 @@ use crate::relay::{relay, shutdown};
 use crate::settings::Reason;
 use crate::stream::{Arrival, BoxStream, Outbox, Read, poll_read};
 use judge::{Judging, judge};
+use patience::{Patience, Waiting};
 use routes::RequestCopies;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -42,7 +41,7 @@ pub(crate) struct Connection {
     /// Legs that were used before and may be used again.
     parked: Vec<Leg>,
     copies: RequestCopies,
-    patience: Option<(Waiting, Pin<Box<Sleep>>)>,
+    patience: Option<Patience>,
     /// Bytes that went to legs, to notice progress.
     sent: u64,
     /// A body that would decide has been waited for long enough.
@@ -89,14 +88,6 @@ enum Step {
     Moved,
     Stuck,
     Event(Event),
-}
-
-/// What is waited for, and not for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waiting {
-    Head,
-    Body,
-    Answer { sent: u64 },
 }
 
 /// Why no more of the input can be sent now.
@@ -451,49 +442,6 @@ impl Connection {
             Some(leg) if leg.responses.is_idle() => Event::LegClosed,
             Some(leg) if leg.responses.leaving() == Some(Leaving::UntilClose) => Event::Ended,
             _ => Event::Broken,
-        }
-    }
-
-    /// Looks at the clock, where something is not waited for for ever.
-    fn poll_patience(&mut self, context: &mut Context<'_>) -> Option<Waiting> {
-        let Some((waiting, patience)) = self.waiting() else {
-            self.patience = None;
-            return None;
-        };
-        if self
-            .patience
-            .as_ref()
-            .is_none_or(|(known, _)| *known != waiting)
-        {
-            let until = Instant::now() + patience;
-            self.patience = Some((waiting, Box::pin(tokio::time::sleep_until(until))));
-        }
-        let (_, sleep) = self.patience.as_mut()?;
-        if sleep.as_mut().poll(context).is_pending() {
-            return None;
-        }
-        self.patience = None;
-        Some(waiting)
-    }
-
-    fn waiting(&self) -> Option<(Waiting, Duration)> {
-        let settings = &self.way.port.settings;
-        if let Some(leg) = &self.leg
-            && leg.awaits_answer
-            && !leg.route.is_original()
-        {
-            let within = settings.answer_within?;
-            return Some((Waiting::Answer { sent: self.sent }, within));
-        }
-        if !matches!(self.request, RequestState::Head) || self.client_has_ended {
-            return None;
-        }
-        if self.scanner.is_complete() {
-            Some((Waiting::Body, settings.body_within))
-        } else if self.scanner.has_only_filler() {
-            None
-        } else {
-            Some((Waiting::Head, settings.head_within))
         }
     }
 

@@ -40,6 +40,27 @@ impl Program {
     }
 }
 
+/// The shop's inventory, which is a gRPC server in Go.
+async fn inventory(binary: &Path, name: &str) -> Program {
+    let mut child = Command::new(binary)
+        .env("GRPC_PORT", "0")
+        .env("HTTP_PORT", "0")
+        .env("POD_NAME", name)
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    lines.read_line(&mut line).await.unwrap();
+    let port = line.split("grpc=[::]:").nth(1).unwrap().split(' ').next();
+    let port: u16 = port.unwrap().parse().unwrap();
+    Program {
+        address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+        _child: child,
+    }
+}
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/splitter/programs")
 }
@@ -60,6 +81,10 @@ struct Front {
 async fn front(interpreter: &str, file: &str, argument: &str) -> Front {
     let application = Program::start(interpreter, file, &["application", argument]).await;
     let alice = Program::start(interpreter, file, &["alice", argument]).await;
+    front_of(application, alice).await
+}
+
+async fn front_of(application: Program, alice: Program) -> Front {
     let port = Arc::new(Port::new(Arc::new(application), Settings::default()));
     let filter = Filter::header("^x-for: alice$").unwrap();
     let alices = claim("alice", Mode::Steal, Some(filter), Arc::new(alice));
@@ -169,5 +194,69 @@ async fn curl_and_node_with_http2() {
             curl(&["--http2-prior-knowledge", "-H", header, &events]).await,
             said
         );
+    }
+}
+
+/// A gRPC message with one text, as field 1.
+fn message(text: &str) -> bytes::Bytes {
+    let length = u8::try_from(text.len()).unwrap();
+    let mut message = vec![0, 0, 0, 0, length + 2, 0x0a, length];
+    message.extend_from_slice(text.as_bytes());
+    message.into()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grpc_and_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let binary = folder.path().join("inventory");
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .arg(&binary)
+        .arg(".")
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shop/inventory"))
+        .status()
+        .await
+        .unwrap_or_else(|error| panic!("go is needed: {error}"));
+    assert!(built.success());
+    let application = inventory(&binary, "application").await;
+    let front = front_of(application, inventory(&binary, "alice").await).await;
+    let stream = TcpStream::connect(front.address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    for (session, who) in [
+        ("x", "application"),
+        ("alice", "alice"),
+        ("x", "application"),
+    ] {
+        let call = |method: &str| {
+            http::Request::post(format!("http://inventory/shop.v1.Inventory/{method}"))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .header("x-for", session)
+                .body(())
+                .unwrap()
+        };
+        // Each answer comes before the next question.
+        let (response, mut questions) = client.send_request(call("Scan"), false).unwrap();
+        questions.send_data(message("book"), false).unwrap();
+        let mut answers = response.await.unwrap().into_body();
+        for next in ["lamp", "mug"] {
+            let answer = answers.data().await.unwrap().unwrap();
+            assert!(String::from_utf8_lossy(&answer).contains(who), "{answer:?}");
+            questions.send_data(message(next), false).unwrap();
+        }
+        answers.data().await.unwrap().unwrap();
+        questions.send_data(bytes::Bytes::new(), true).unwrap();
+        assert!(answers.data().await.is_none());
+        let trailers = answers.trailers().await.unwrap().unwrap();
+        assert_eq!(trailers["grpc-status"], "0");
+        // One question and an error.
+        let (response, mut question) = client.send_request(call("Reserve"), false).unwrap();
+        question.send_data(message("nothing"), true).unwrap();
+        let (head, mut answer) = response.await.unwrap().into_parts();
+        assert!(answer.data().await.is_none());
+        let trailers = answer.trailers().await.unwrap().unwrap_or(head.headers);
+        assert_eq!(trailers["grpc-status"], "5");
     }
 }
