@@ -182,6 +182,11 @@ impl Port {
             .cloned()
     }
 
+    /// Where bytes go that cannot be split into requests.
+    pub(crate) fn raw_route(&self) -> Route {
+        self.owner().map_or(Route::Original, Route::Claim)
+    }
+
     /// Starts copies for the sessions that want one of everything.
     fn with_copies(&self, client: BoxStream, arrival: &Arrival) -> BoxStream {
         let claims = self.claims.snapshot();

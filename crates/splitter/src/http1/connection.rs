@@ -158,7 +158,11 @@ impl Connection {
             match (requests, self.poll_responses(context)) {
                 (_, Step::Event(event)) => return Poll::Ready(event),
                 (Step::Stuck, Step::Stuck) => match self.poll_patience(context) {
-                    Some(Waiting::Head) => return Poll::Ready(Event::Raw),
+                    Some(Waiting::Head) => {
+                        if let Stop::Event(event) = self.stop_splitting() {
+                            return Poll::Ready(event);
+                        }
+                    }
                     Some(Waiting::Answer { .. }) => {
                         return Poll::Ready(Event::Failed(Reason::TooSlow));
                     }
@@ -320,16 +324,23 @@ impl Connection {
         }
     }
 
-    /// What comes is not understood: it goes to the application as it is. What a session has got of it already cannot be
-    /// taken back.
+    /// What comes is not understood: it goes on as it is, to the application or to the session that has the whole port.
+    /// What another session has got of it already cannot be taken back.
     fn stop_splitting(&self) -> Stop {
-        match &self.leg {
-            Some(leg) if !leg.route.is_original() => match self.request {
-                RequestState::Body { .. } => Stop::Event(Event::Broken),
-                _ if leg.responses.is_idle() => Stop::Event(Event::Raw),
-                _ => Stop::Held,
-            },
-            _ => Stop::Event(Event::Raw),
+        let Some(leg) = &self.leg else {
+            return Stop::Event(Event::Raw);
+        };
+        let is_half_sent = matches!(self.request, RequestState::Body { .. });
+        if leg.responses.is_idle() || leg.route == self.way.port.raw_route() {
+            Stop::Event(Event::Raw)
+        } else if is_half_sent {
+            Stop::Event(if leg.route.is_original() {
+                Event::Raw
+            } else {
+                Event::Broken
+            })
+        } else {
+            Stop::Held
         }
     }
 
@@ -447,15 +458,19 @@ impl Connection {
 
     /// Stops splitting, and passes bytes on until both ends have said all.
     async fn pass_on(mut self) {
-        let kept = self.leg.take().filter(|leg| {
-            leg.route.is_original() || leg.responses.leaving() == Some(Leaving::Switched)
-        });
-        let mut leg = match kept {
-            Some(leg) => leg,
-            None => match self.way.open_original(&self.arrival).await {
-                Ok(leg) => leg,
-                Err(error) => return tracing::debug!(%error, "the application cannot be reached"),
-            },
+        let route = self.way.port.raw_route();
+        // A leg on which something is going on is the one that the rest belongs to.
+        let kept = self
+            .leg
+            .take()
+            .filter(|leg| leg.route == route || !leg.responses.is_idle());
+        let opened = match (kept, &route) {
+            (Some(leg), _) => Some(leg),
+            (None, Route::Claim(owner)) => self.way.open_owner(Some(owner), &self.arrival).await,
+            (None, Route::Original) => self.way.open_owner(None, &self.arrival).await,
+        };
+        let Some(mut leg) = opened else {
+            return;
         };
         leg.outbox.push(&self.input);
         drop((self.input, self.parked));

@@ -321,6 +321,33 @@ async fn whole_ports_are_taken_whatever_they_carry() {
 }
 
 #[tokio::test]
+async fn what_is_not_understood_on_a_whole_port_is_its_owners() {
+    let stage = Stage::new(Manner::Silent);
+    let (alice, _guard) = stage.claim("alice", Manner::Silent, Mode::Steal, None);
+    let bytes = "GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\nGET / HTTP/1.1\nodd";
+    let mut client = stage.connect();
+    client.write_all(bytes.as_bytes()).await.unwrap();
+    alice.wait_until_got(bytes).await;
+    assert_eq!(stage.application.opened(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_takes_long_is_not_given_up_for_a_head_that_does_not_come() {
+    let stage = Stage::with(Manner::Silent, |settings| settings.answer_within = None);
+    let (alice, _guard) = stage.session("alice", Manner::Silent);
+    let mut client = stage.connect();
+    let request = get("/", "alice");
+    client
+        .write_all((request.clone() + "GET /next HT").as_bytes())
+        .await
+        .unwrap();
+    alice.wait_until_got(&request).await;
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert_eq!(stage.application.got(), "");
+    drop(client);
+}
+
+#[tokio::test]
 async fn probes_reach_the_application_unless_they_are_asked_for() {
     let stage = Stage::new(Manner::Answers);
     let application = stage.application.clone();

@@ -4,7 +4,7 @@ use std::time::Duration;
 use splitter::{Filter, Mode, Notice, OnConflict, Reason};
 use tokio::io::AsyncWriteExt;
 
-use super::stage::{Manner, Place, Stage, To, bodies, claim, read_until};
+use super::stage::{Manner, Place, Stage, To, arrival, bodies, claim, read_until};
 
 const FOR_ALICE: &str = "POST /1 HTTP/1.1\r\nX-For: alice\r\nContent-Length: 4\r\n\r\nbody";
 const NEXT: &str = "GET /2 HTTP/1.1\r\nX-For: alice\r\n\r\n";
@@ -172,4 +172,35 @@ async fn the_oldest_of_two_that_want_a_request_gets_it() {
     assert_eq!(bodies(&stage.ask(request).await), ["alice GET /ab"]);
     drop(alices);
     assert_eq!(bodies(&stage.ask(request).await), ["bob GET /ab"]);
+}
+
+/// A thousand connections that wait must not need more than a few megabytes.
+#[tokio::test]
+async fn a_connection_that_waits_is_small() {
+    let stage = Stage::new(Manner::Answers);
+    let (client, served) = tokio::io::duplex(64);
+    let serving = stage.port.serve(Box::new(served), arrival());
+    let size = std::mem::size_of_val(&serving);
+    assert!(size < 8 * 1024, "{size} bytes");
+    drop((serving, client));
+}
+
+#[tokio::test]
+async fn ten_thousand_connections_are_served() {
+    let stage = Stage::new(Manner::Answers);
+    let (_alice, _guard) = stage.session("alice", Manner::Answers);
+    let mut clients: Vec<_> = (0..10_000).map(|_| stage.connect()).collect();
+    for (index, client) in clients.iter_mut().enumerate() {
+        let session = if index % 2 == 0 { "alice" } else { "x" };
+        let request = format!("GET /{index} HTTP/1.1\r\nX-For: {session}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+    }
+    for (index, client) in clients.iter_mut().enumerate() {
+        let who = if index % 2 == 0 {
+            "alice"
+        } else {
+            "application"
+        };
+        read_until(client, &format!("{who} GET /{index} ")).await;
+    }
 }
