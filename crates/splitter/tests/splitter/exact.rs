@@ -2,7 +2,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 use super::exact_check::check;
+use super::stage::{Manner, Stage, bodies};
 
 /// What requests are made of, whole and broken.
 const FRAGMENTS: &[&str] = &[
@@ -69,4 +72,61 @@ fn the_corpus_is_seen_as_it_is_sent() {
         seen += 1;
     }
     assert!(seen > 20, "the corpus has {seen} files");
+}
+
+/// A request for somebody, with its number in its path.
+fn numbered(number: usize, who: &str, shape: usize) -> String {
+    let head = format!("/{number} HTTP/1.1\r\nX-For: {who}\r\n");
+    match shape {
+        0 => format!("GET {head}\r\n"),
+        1 => format!("POST {head}Content-Length: 4\r\n\r\nbody"),
+        2 => format!("POST {head}Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\nT: x\r\n\r\n"),
+        _ => format!("\r\nPUT {head}Content-Length: 0\r\n\r\n"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn everybody_gets_their_own_requests_and_clients_their_answers_in_order(
+        requests in vec((select(&["application", "alice", "bob"][..]), 0_usize..4), 0..12),
+        piece in 1_usize..60,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let stage = Stage::new(Manner::Answers);
+            let (alice, _alices) = stage.session("alice", Manner::Answers);
+            let (bob, _bobs) = stage.session("bob", Manner::Answers);
+            let texts: Vec<String> = requests
+                .iter()
+                .enumerate()
+                .map(|(number, (who, shape))| numbered(number, who, *shape))
+                .collect();
+            let mut client = stage.connect();
+            for part in texts.concat().as_bytes().chunks(piece) {
+                client.write_all(part).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            client.shutdown().await.unwrap();
+            let mut answers = String::new();
+            client.read_to_string(&mut answers).await.unwrap();
+            let seen: Vec<(&str, &str)> = bodies(&answers)
+                .into_iter()
+                .map(|body| (body.split(' ').next().unwrap(), body.split(' ').nth(2).unwrap()))
+                .collect();
+            let paths: Vec<String> = (0..requests.len()).map(|number| format!("/{number}")).collect();
+            let expected: Vec<(&str, &str)> = requests.iter().map(|(who, _)| *who).zip(paths.iter().map(String::as_str)).collect();
+            assert_eq!(seen, expected);
+            for place in [&stage.application, &alice, &bob] {
+                let theirs: String = texts
+                    .iter()
+                    .zip(&requests)
+                    .filter(|(_, (who, _))| *who == place.name)
+                    .map(|(text, _)| text.as_str())
+                    .collect();
+                assert_eq!(place.got(), theirs, "{}", place.name);
+            }
+        });
+    }
 }
