@@ -1,0 +1,270 @@
+//! Who gets what of a port.
+//!
+//! Several sessions share a port when their filters differ. A request goes to the oldest claim whose filter wants it: so
+//! whoever was there first is not disturbed by a newcomer, and the same request always goes the same way. A claim on the
+//! whole port, or one with the same filter, conflicts with what is there. Copies conflict with nothing.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::Error;
+use crate::error::Held;
+use crate::filter::{Filter, Judgement, RequestView};
+use crate::probes::Probes;
+use crate::stream::Destination;
+
+/// What a session asks for.
+pub struct Claim {
+    /// Who asks, in words for the one who is refused because of it.
+    pub holder: String,
+    pub mode: Mode,
+    /// Which requests, or everything on the port.
+    pub filter: Option<Filter>,
+    /// Whether health probes are taken as well.
+    pub takes_probes: bool,
+    /// Where it goes to.
+    pub destination: Arc<dyn Destination>,
+}
+
+/// How a session wants traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Instead of the original application.
+    Steal,
+    /// As a copy.
+    Mirror,
+}
+
+/// What to do when somebody else holds what is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// Refuse, and say who holds it.
+    #[default]
+    Abort,
+    /// Take what the others leave, and all of it when they are gone.
+    Continue,
+    /// Take it from them.
+    Override,
+}
+
+/// The claims of a port.
+#[derive(Debug, Default)]
+pub struct Claims {
+    current: RwLock<Arc<Vec<Arc<HeldClaim>>>>,
+    next_identity: AtomicU64,
+}
+
+/// A claim that is held.
+pub(crate) struct HeldClaim {
+    pub(crate) identity: u64,
+    pub(crate) claim: Claim,
+    health: Health,
+    lost_to: watch::Sender<Option<String>>,
+}
+
+/// A claim is held as long as this lives.
+#[derive(Debug)]
+pub struct ClaimGuard {
+    claims: Arc<Claims>,
+    held: Arc<HeldClaim>,
+}
+
+/// The claims at one moment.
+pub(crate) type Snapshot = Arc<Vec<Arc<HeldClaim>>>;
+
+impl Claims {
+    /// Claims traffic for a session, until the guard is dropped.
+    pub fn claim(
+        self: &Arc<Self>,
+        claim: Claim,
+        on_conflict: OnConflict,
+    ) -> Result<ClaimGuard, Error> {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut claims = current.as_ref().clone();
+        match on_conflict {
+            OnConflict::Continue => {}
+            OnConflict::Abort => {
+                if let Some((holder, what)) = claims.iter().find_map(|held| conflict(held, &claim))
+                {
+                    return Err(Error::Conflict { holder, what });
+                }
+            }
+            OnConflict::Override => claims.retain(|held| {
+                let stays = conflict(held, &claim).is_none();
+                if !stays {
+                    held.lost_to.send_replace(Some(claim.holder.clone()));
+                }
+                stays
+            }),
+        }
+        let held = Arc::new(HeldClaim {
+            identity: self.next_identity.fetch_add(1, Ordering::Relaxed),
+            claim,
+            health: Health::default(),
+            lost_to: watch::Sender::new(None),
+        });
+        claims.push(held.clone());
+        *current = Arc::new(claims);
+        Ok(ClaimGuard {
+            claims: self.clone(),
+            held,
+        })
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.current
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl ClaimGuard {
+    /// Waits until somebody takes the claim away, and says who.
+    pub async fn overridden(&self) -> String {
+        let mut lost_to = self.held.lost_to.subscribe();
+        let by = lost_to.wait_for(Option::is_some).await;
+        by.ok().and_then(|by| by.clone()).unwrap_or_default()
+    }
+}
+
+impl Drop for ClaimGuard {
+    fn drop(&mut self) {
+        let claims = &self.claims.current;
+        let mut current = claims.write().unwrap_or_else(PoisonError::into_inner);
+        let mut left = current.as_ref().clone();
+        left.retain(|held| held.identity != self.held.identity);
+        *current = Arc::new(left);
+    }
+}
+
+/// Whether two claims cannot be held together, who holds the first, and what it is.
+fn conflict(held: &HeldClaim, new: &Claim) -> Option<(String, Held)> {
+    if held.claim.mode == Mode::Mirror || new.mode == Mode::Mirror {
+        return None;
+    }
+    let what = match (&held.claim.filter, &new.filter) {
+        (None, _) => Held::WholePort,
+        (Some(_), None) => Held::SomeRequests,
+        (Some(held), Some(new)) if held == new => Held::SameRequests,
+        (Some(_), Some(_)) => return None,
+    };
+    Some((held.claim.holder.clone(), what))
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone)]
+pub(crate) enum Choice {
+    Original,
+    Claim(Arc<HeldClaim>),
+    /// The body decides.
+    NeedsBody,
+}
+
+/// Chooses the oldest claim that wants the request. Without a `body`, one that would decide is asked for; `Some(None)` is
+/// a body that is not JSON, or too large to look at.
+pub(crate) fn choose(
+    claims: &Snapshot,
+    probes: &Probes,
+    request: &RequestView<'_>,
+    body: Option<Option<&serde_json::Value>>,
+    now: Instant,
+) -> Choice {
+    let mut is_probe = None;
+    for held in claims.iter() {
+        let claim = &held.claim;
+        if claim.mode == Mode::Mirror || !held.health.is_well(now) {
+            continue;
+        }
+        let judgement = judge(claim, request, body);
+        if judgement == Judgement::NotWanted {
+            continue;
+        }
+        if !claim.takes_probes && *is_probe.get_or_insert_with(|| probes.is_probe(request)) {
+            continue;
+        }
+        return match judgement {
+            Judgement::NeedsBody => Choice::NeedsBody,
+            _ => Choice::Claim(held.clone()),
+        };
+    }
+    Choice::Original
+}
+
+/// Whether a claim wants the request.
+pub(crate) fn judge(
+    claim: &Claim,
+    request: &RequestView<'_>,
+    body: Option<Option<&serde_json::Value>>,
+) -> Judgement {
+    match (&claim.filter, body) {
+        (None, _) => Judgement::Wanted,
+        (Some(filter), None) => filter.judge(request),
+        (Some(filter), Some(body)) => filter.wants(request, body).into(),
+    }
+}
+
+/// After a failure a session is left alone for a while, so that only one request pays for it.
+#[derive(Debug)]
+struct Health {
+    epoch: Instant,
+    /// In milliseconds after the epoch.
+    unwell_until: AtomicU64,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            epoch: Instant::now(),
+            unwell_until: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Health {
+    fn is_well(&self, now: Instant) -> bool {
+        let until = self.unwell_until.load(Ordering::Relaxed);
+        until == 0 || self.milliseconds(now) >= until
+    }
+
+    fn milliseconds(&self, now: Instant) -> u64 {
+        let elapsed = now.saturating_duration_since(self.epoch);
+        u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl HeldClaim {
+    /// Leaves the session alone for a while.
+    pub(crate) fn suspend(&self, now: Instant, pause: Duration) {
+        let until = self.health.milliseconds(now + pause);
+        self.health
+            .unwell_until
+            .store(until.max(1), Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_well(&self, now: Instant) -> bool {
+        self.health.is_well(now)
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Claim")
+            .field("holder", &self.holder)
+            .field("mode", &self.mode)
+            .field("filter", &self.filter)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for HeldClaim {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.claim, formatter)
+    }
+}

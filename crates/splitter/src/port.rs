@@ -1,0 +1,301 @@
+//! A port of the target: who claims it, where its application is, and what to do with a connection that arrives.
+
+mod first;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::time::{Instant, timeout};
+
+use crate::claims::{Claims, HeldClaim, Mode};
+use crate::copy::{Copied, Copy};
+use crate::detect::Protocol;
+use crate::http1::connection::Connection;
+use crate::http1::leg::{Age, Leg, Route};
+use crate::http2;
+use crate::pool::Pool;
+use crate::probes::Probes;
+use crate::relay::relay;
+use crate::settings::{Notice, Reason, Settings};
+use crate::stream::{Arrival, BoxStream, Destination, Outbox, Rewound};
+use crate::tls::Tls;
+use first::First;
+
+/// A port of the target.
+pub struct Port {
+    pub(crate) claims: Arc<Claims>,
+    pub(crate) original: Arc<dyn Destination>,
+    pub(crate) probes: Probes,
+    pub(crate) settings: Settings,
+    pub(crate) tls: Option<Tls>,
+    pool: Arc<Pool>,
+    http2: Arc<http2::Pool>,
+    /// Clients have been seen to speak before the application does.
+    clients_speak_first: AtomicBool,
+}
+
+/// How to reach the places where a connection's requests go.
+#[derive(Clone)]
+pub(crate) struct Way {
+    pub(crate) port: Arc<Port>,
+    pub(crate) original: Arc<dyn Destination>,
+    /// Where connections to the application wait for the next client, if another client can use them.
+    pub(crate) pool: Option<Arc<Pool>>,
+    pub(crate) http2: Option<Arc<http2::Pool>>,
+}
+
+impl Port {
+    /// A port whose application is reached through `original`.
+    pub fn new(original: Arc<dyn Destination>, settings: Settings) -> Self {
+        Self {
+            claims: Arc::default(),
+            original,
+            probes: Probes::default(),
+            settings,
+            tls: None,
+            pool: Arc::default(),
+            http2: Arc::default(),
+            clients_speak_first: AtomicBool::new(false),
+        }
+    }
+
+    /// Says how health probes of this port are known.
+    #[must_use]
+    pub fn with_probes(mut self, probes: Probes) -> Self {
+        self.probes = probes;
+        self
+    }
+
+    /// Looks into connections that are encrypted for the target.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Who gets what.
+    pub fn claims(&self) -> &Arc<Claims> {
+        &self.claims
+    }
+
+    /// Serves a connection until it has ended.
+    pub async fn serve(self: &Arc<Self>, client: BoxStream, arrival: Arrival) {
+        let client = self.with_copies(client, &arrival);
+        let way = Way {
+            port: self.clone(),
+            original: self.original.clone(),
+            pool: Some(self.pool.clone()),
+            http2: Some(self.http2.clone()),
+        };
+        self.serve_way(way, client, arrival).await;
+    }
+
+    async fn serve_way(self: &Arc<Self>, way: Way, mut client: BoxStream, arrival: Arrival) {
+        if !self.needs_splitting() {
+            if let Ok(mut leg) = way.open_original(&arrival).await {
+                pass_on(&mut client, &mut leg, Outbox::default(), &[]).await;
+            }
+            return;
+        }
+        let owner = self.owner();
+        let Some(first) = first::first(&way, &mut client, &arrival, owner.as_ref()).await else {
+            return;
+        };
+        let First {
+            protocol,
+            bytes,
+            leg,
+            to_client,
+        } = first;
+        if protocol != Protocol::Raw {
+            self.clients_speak_first.store(true, Ordering::Relaxed);
+        }
+        match protocol {
+            Protocol::Http1 => {
+                let connection = Connection::new(way, arrival, client, bytes, leg);
+                connection.serve().await;
+            }
+            Protocol::Http2 => {
+                let client = Box::new(Rewound::new(bytes, client));
+                http2::serve(way, client, arrival, leg).await;
+            }
+            Protocol::Tls => {
+                if let Some(tls) = &self.tls {
+                    let client = Box::new(Rewound::new(bytes, client));
+                    // What the spare leg is for is known only when the client has said more.
+                    drop(leg);
+                    Box::pin(self.serve_tls(tls, client, arrival)).await;
+                }
+            }
+            Protocol::Raw => {
+                let leg = match leg {
+                    Some(leg) => Some(leg),
+                    None => way.open_owner(owner.as_ref(), &arrival).await,
+                };
+                if let Some(mut leg) = leg {
+                    pass_on(&mut client, &mut leg, to_client, &bytes).await;
+                }
+            }
+        }
+    }
+
+    async fn serve_tls(self: &Arc<Self>, tls: &Tls, client: BoxStream, arrival: Arrival) {
+        match tls.accept(client, &arrival).await {
+            Ok((client, facts)) => {
+                let original = tls.towards(self.original.clone(), &facts);
+                let way = Way {
+                    port: self.clone(),
+                    original,
+                    // Another client may have named another server, or agreed on another protocol.
+                    pool: None,
+                    http2: None,
+                };
+                let arrival = Arrival {
+                    tls: Some(facts),
+                    ..arrival
+                };
+                self.serve_way(way, client, arrival).await;
+            }
+            Err(error) => tracing::debug!(%error, "a client's TLS failed"),
+        }
+    }
+
+    /// Whether somebody wants less than a copy of everything.
+    fn needs_splitting(&self) -> bool {
+        let claims = self.claims.snapshot();
+        claims
+            .iter()
+            .any(|held| held.claim.mode == Mode::Steal || held.claim.filter.is_some())
+    }
+
+    /// The session that gets what cannot be split into requests.
+    fn owner(&self) -> Option<Arc<HeldClaim>> {
+        let now = Instant::now();
+        let claims = self.claims.snapshot();
+        claims
+            .iter()
+            .find(|held| {
+                held.claim.mode == Mode::Steal && held.claim.filter.is_none() && held.is_well(now)
+            })
+            .cloned()
+    }
+
+    /// Where bytes go that cannot be split into requests.
+    pub(crate) fn raw_route(&self) -> Route {
+        self.owner().map_or(Route::Original, Route::Claim)
+    }
+
+    /// Starts copies for the sessions that want one of everything.
+    fn with_copies(&self, client: BoxStream, arrival: &Arrival) -> BoxStream {
+        let claims = self.claims.snapshot();
+        let copies: Vec<_> = claims
+            .iter()
+            .filter(|held| held.claim.mode == Mode::Mirror && held.claim.filter.is_none())
+            .map(|held| Copy::start(held, arrival, &self.settings))
+            .collect();
+        if copies.is_empty() {
+            client
+        } else {
+            Box::new(Copied::new(client, copies))
+        }
+    }
+
+    pub(crate) fn expects_clients_to_speak(&self) -> bool {
+        self.clients_speak_first.load(Ordering::Relaxed)
+    }
+}
+
+impl Way {
+    /// A new connection to the application.
+    pub(crate) async fn open_original(&self, arrival: &Arrival) -> io::Result<Leg> {
+        let stream = self.original.open(arrival).await?;
+        Ok(Leg::new(Route::Original, stream, Age::Fresh))
+    }
+
+    /// A connection to the application that an earlier client has left, or a new one.
+    pub(crate) async fn reuse_or_open_original(
+        &self,
+        arrival: &Arrival,
+        is_idempotent: bool,
+    ) -> io::Result<Leg> {
+        let keep = self.port.settings.keep_idle;
+        let kept = self
+            .pool
+            .as_ref()
+            .and_then(|pool| pool.take(is_idempotent, keep));
+        match kept {
+            Some(stream) => Ok(Leg::new(Route::Original, stream, Age::Used)),
+            None => self.open_original(arrival).await,
+        }
+    }
+
+    /// Keeps a connection to the application for the next client.
+    pub(crate) fn keep(&self, stream: BoxStream) {
+        let settings = &self.port.settings;
+        if let Some(pool) = &self.pool {
+            pool.put(stream, settings.keep_idle, settings.idle_limit);
+        }
+    }
+
+    /// A new connection to a session. One that cannot be had is not asked for again at once.
+    pub(crate) async fn open_claim(
+        &self,
+        held: &Arc<HeldClaim>,
+        arrival: &Arrival,
+    ) -> Result<Leg, Reason> {
+        let settings = &self.port.settings;
+        let opening = held.claim.destination.open(arrival);
+        let opened = match settings.answer_within {
+            None => Ok(opening.await),
+            Some(within) => timeout(within, opening).await,
+        };
+        let reason = match opened {
+            Ok(Ok(stream)) => {
+                return Ok(Leg::new(Route::Claim(held.clone()), stream, Age::Fresh));
+            }
+            Ok(Err(_)) => Reason::Unreachable,
+            Err(_) => Reason::TooSlow,
+        };
+        held.suspend(Instant::now(), settings.pause_after_failure);
+        Err(reason)
+    }
+
+    /// A connection to the session that owns the port, or to the application if there is none or it cannot be reached.
+    pub(crate) async fn open_owner(
+        &self,
+        owner: Option<&Arc<HeldClaim>>,
+        arrival: &Arrival,
+    ) -> Option<Leg> {
+        if let Some(held) = owner {
+            match self.open_claim(held, arrival).await {
+                Ok(leg) => return Some(leg),
+                Err(reason) => self.port.settings.notices.tell(Notice::FellBack {
+                    holder: held.claim.holder.clone(),
+                    reason,
+                }),
+            }
+        }
+        self.open_original(arrival).await.ok()
+    }
+}
+
+/// Passes a connection on as it is. `first` has been read from the client before.
+async fn pass_on(client: &mut BoxStream, leg: &mut Leg, to_client: Outbox, first: &[u8]) {
+    let mut to_server = std::mem::take(&mut leg.outbox);
+    to_server.push(first);
+    if let Err(error) = relay(client, &mut leg.stream, to_server, to_client).await {
+        tracing::debug!(%error, "a connection broke");
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Port")
+            .field("claims", &self.claims)
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,102 @@
+//! Bounds, and what is told to whoever wants to know.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bounds of what is waited for and of what is kept in memory.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// A session that has not begun to answer by then does not get the request: the original application does.
+    /// `None` waits for as long as the client does.
+    pub answer_within: Option<Duration>,
+    /// A session that failed is left alone for so long.
+    pub pause_after_failure: Duration,
+    /// Of a request that may have to be sent again, so many bytes are kept.
+    pub replay_limit: usize,
+    /// A longer head is not looked at, and its connection passed on.
+    pub head_limit: usize,
+    /// A head that is not complete by then is not waited for, and its connection passed on.
+    pub head_within: Duration,
+    /// A longer body is not looked at, and does not match.
+    pub body_limit: usize,
+    /// A body that is not complete by then is not looked at, and does not match.
+    pub body_within: Duration,
+    /// A connection to the original application is kept for so long after its client has gone.
+    pub keep_idle: Duration,
+    /// As many are kept.
+    pub idle_limit: usize,
+    /// A copy that is so many bytes behind ends.
+    pub copy_limit: usize,
+    /// On a port where clients speak first, a client that is silent for so long gets its connection all the same.
+    pub silence: Duration,
+    /// Told what a user of a session would want to know.
+    pub notices: Notices,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            answer_within: Some(Duration::from_secs(30)),
+            pause_after_failure: Duration::from_secs(5),
+            replay_limit: 64 * 1024,
+            head_limit: 64 * 1024,
+            head_within: Duration::from_secs(10),
+            body_limit: 64 * 1024,
+            body_within: Duration::from_secs(1),
+            keep_idle: Duration::from_secs(4),
+            idle_limit: 64,
+            copy_limit: 4 * 1024 * 1024,
+            silence: Duration::from_millis(50),
+            notices: Notices::default(),
+        }
+    }
+}
+
+/// What a user of a session would want to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A request that the session wanted went to the original application.
+    FellBack { holder: String, reason: Reason },
+    /// A request that the session wanted was lost: too much of it had been sent to send it again.
+    Lost { holder: String, reason: Reason },
+    /// The session's copy of a connection ended, because it was too far behind.
+    CopyDropped { holder: String },
+}
+
+/// Why a session did not get a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// It could not be reached.
+    Unreachable,
+    /// It ended the connection without an answer.
+    NoAnswer,
+    /// It did not answer in time.
+    TooSlow,
+}
+
+/// Somebody who is told.
+#[derive(Clone)]
+pub struct Notices(Arc<dyn Fn(Notice) + Send + Sync>);
+
+impl Notices {
+    pub fn new(tell: impl Fn(Notice) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    pub(crate) fn tell(&self, notice: Notice) {
+        (self.0)(notice);
+    }
+}
+
+impl Default for Notices {
+    fn default() -> Self {
+        Self::new(|notice| tracing::warn!(?notice, "incoming traffic"))
+    }
+}
+
+impl fmt::Debug for Notices {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Notices")
+    }
+}

@@ -1,0 +1,206 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use splitter::{Filter, Mode, Notice, OnConflict, Reason};
+use tokio::io::AsyncWriteExt;
+
+use super::stage::{Manner, Place, Stage, To, arrival, bodies, claim, read_until};
+
+const FOR_ALICE: &str = "POST /1 HTTP/1.1\r\nX-For: alice\r\nContent-Length: 4\r\n\r\nbody";
+const NEXT: &str = "GET /2 HTTP/1.1\r\nX-For: alice\r\n\r\n";
+
+#[tokio::test(start_paused = true)]
+async fn what_a_session_does_not_answer_the_application_does() {
+    for (manner, reason) in [
+        (Manner::Refuses, Reason::Unreachable),
+        (Manner::Closes, Reason::NoAnswer),
+        (Manner::Silent, Reason::TooSlow),
+    ] {
+        let stage = Stage::new(Manner::Answers);
+        let (alice, _guard) = stage.session("alice", manner);
+        let answers = stage.ask(&(FOR_ALICE.to_owned() + NEXT)).await;
+        assert_eq!(
+            bodies(&answers),
+            ["application POST /1 body", "application GET /2"],
+            "{manner:?}"
+        );
+        assert_eq!(stage.application.got(), FOR_ALICE.to_owned() + NEXT);
+        let holder = "alice".to_owned();
+        assert_eq!(
+            stage.notices(),
+            [Notice::FellBack { holder, reason }],
+            "{manner:?}"
+        );
+        // Only one request pays for it; after a while the session is tried again.
+        alice.set_manner(Manner::Answers);
+        assert_eq!(bodies(&stage.ask(NEXT).await), ["application GET /2"]);
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        assert_eq!(bodies(&stage.ask(NEXT).await), ["alice GET /2"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_still_comes_follows_its_request_to_the_application() {
+    let stage = Stage::new(Manner::Answers);
+    let (alice, _guard) = stage.session("alice", Manner::Silent);
+    let mut client = stage.connect();
+    let head = "POST /1 HTTP/1.1\r\nX-For: alice\r\nContent-Length: 9\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    client.write_all(b"before ").await.unwrap();
+    alice.wait_until_got(&(head.to_owned() + "before ")).await;
+    stage
+        .application
+        .wait_until_got(&(head.to_owned() + "before "))
+        .await;
+    client.write_all(b"it").await.unwrap();
+    read_until(&mut client, "application POST /1 before it").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_too_large_to_be_repeated_is_lost_and_the_next_is_not() {
+    let stage = Stage::with(Manner::Answers, |settings| settings.replay_limit = 100);
+    let (_alice, _guard) = stage.session("alice", Manner::Closes);
+    let large = "x".repeat(200);
+    let request = format!("POST / HTTP/1.1\r\nX-For: alice\r\nContent-Length: 200\r\n\r\n{large}");
+    assert_eq!(bodies(&stage.ask(&request).await), Vec::<&str>::new());
+    assert_eq!(bodies(&stage.ask(NEXT).await), ["application GET /2"]);
+    let holder = "alice".to_owned();
+    let reason = Reason::NoAnswer;
+    assert_eq!(stage.notices(), [Notice::Lost { holder, reason }]);
+}
+
+#[tokio::test]
+async fn a_whole_port_falls_back_too() {
+    let stage = Stage::new(Manner::SpeaksFirst);
+    let (_alice, _guard) = stage.claim("alice", Manner::Refuses, Mode::Steal, None);
+    let mut client = stage.connect();
+    read_until(&mut client, "220 application").await;
+}
+
+#[tokio::test]
+async fn requests_after_a_session_has_gone_are_the_applications() {
+    let stage = Stage::new(Manner::Answers);
+    let (_alice, guard) = stage.session("alice", Manner::Answers);
+    let mut client = stage.connect();
+    client.write_all(NEXT.as_bytes()).await.unwrap();
+    read_until(&mut client, "alice GET /2").await;
+    drop(guard);
+    client.write_all(NEXT.as_bytes()).await.unwrap();
+    read_until(&mut client, "application GET /2").await;
+}
+
+#[tokio::test]
+async fn claims_that_conflict_name_the_holder() {
+    let blue = || Some(Filter::header("^team: blue$").unwrap());
+    let red = || Some(Filter::header("^team: red$").unwrap());
+    // Who holds what, who asks for what, and whether that is refused.
+    let cases = [
+        (blue(), Mode::Steal, red(), Mode::Steal, None),
+        (
+            blue(),
+            Mode::Steal,
+            blue(),
+            Mode::Steal,
+            Some("the same requests"),
+        ),
+        (None, Mode::Steal, blue(), Mode::Steal, Some("all traffic")),
+        (None, Mode::Steal, None, Mode::Steal, Some("all traffic")),
+        (
+            blue(),
+            Mode::Steal,
+            None,
+            Mode::Steal,
+            Some("some requests"),
+        ),
+        (None, Mode::Mirror, None, Mode::Steal, None),
+        (blue(), Mode::Steal, blue(), Mode::Mirror, None),
+    ];
+    for (held, held_mode, wanted, wanted_mode, refused) in cases {
+        let stage = Stage::new(Manner::Answers);
+        let text = format!("{held:?} {held_mode:?}, then {wanted:?} {wanted_mode:?}");
+        let (_alice, _guard) = stage.claim("alice", Manner::Answers, held_mode, held);
+        let bob = Place::new("bob", Manner::Answers);
+        let wanted = claim("bob", wanted_mode, wanted, Arc::new(To(bob)));
+        let seen = stage.port.claims().claim(wanted, OnConflict::Abort);
+        match refused {
+            None => assert!(seen.is_ok(), "{text}"),
+            Some(what) => {
+                let message = seen.unwrap_err().to_string();
+                let expected = format!("alice already takes {what} of this port");
+                assert!(message.starts_with(&expected), "{text}: {message}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_conflict_is_overridden_or_waited_out_when_asked() {
+    let stage = Stage::new(Manner::Answers);
+    let (_alice, alices) = stage.session("alice", Manner::Answers);
+    let same = || Some(Filter::header("^x-for: alice$").unwrap());
+    let bob = Place::new("bob", Manner::Answers);
+    let carol = Place::new("carol", Manner::Answers);
+    let claims = stage.port.claims();
+    let bobs = claim("bob", Mode::Steal, same(), Arc::new(To(bob)));
+    let _bobs = claims.claim(bobs, OnConflict::Continue).unwrap();
+    assert_eq!(
+        bodies(&stage.ask(NEXT).await),
+        ["alice GET /2"],
+        "who was there first"
+    );
+    let carols = claim("carol", Mode::Steal, same(), Arc::new(To(carol)));
+    let carols = claims.claim(carols, OnConflict::Override).unwrap();
+    assert_eq!(alices.overridden().await, "carol");
+    assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
+    drop(alices);
+    assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
+    drop(carols);
+    assert_eq!(
+        bodies(&stage.ask(NEXT).await),
+        ["application GET /2"],
+        "bob was overridden too"
+    );
+}
+
+#[tokio::test]
+async fn the_oldest_of_two_that_want_a_request_gets_it() {
+    let stage = Stage::new(Manner::Answers);
+    let path = |pattern: &str| Some(Filter::path(pattern).unwrap());
+    let (_alice, alices) = stage.claim("alice", Manner::Answers, Mode::Steal, path("^/a"));
+    let (_bob, _bobs) = stage.claim("bob", Manner::Answers, Mode::Steal, path("b$"));
+    let request = "GET /ab HTTP/1.1\r\nHost: x\r\n\r\n";
+    assert_eq!(bodies(&stage.ask(request).await), ["alice GET /ab"]);
+    drop(alices);
+    assert_eq!(bodies(&stage.ask(request).await), ["bob GET /ab"]);
+}
+
+/// A thousand connections that wait must not need more than a few megabytes.
+#[tokio::test]
+async fn a_connection_that_waits_is_small() {
+    let stage = Stage::new(Manner::Answers);
+    let (client, served) = tokio::io::duplex(64);
+    let serving = stage.port.serve(Box::new(served), arrival());
+    let size = std::mem::size_of_val(&serving);
+    assert!(size < 8 * 1024, "{size} bytes");
+    drop((serving, client));
+}
+
+#[tokio::test]
+async fn ten_thousand_connections_are_served() {
+    let stage = Stage::new(Manner::Answers);
+    let (_alice, _guard) = stage.session("alice", Manner::Answers);
+    let mut clients: Vec<_> = (0..10_000).map(|_| stage.connect()).collect();
+    for (index, client) in clients.iter_mut().enumerate() {
+        let session = if index % 2 == 0 { "alice" } else { "x" };
+        let request = format!("GET /{index} HTTP/1.1\r\nX-For: {session}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+    }
+    for (index, client) in clients.iter_mut().enumerate() {
+        let who = if index % 2 == 0 {
+            "alice"
+        } else {
+            "application"
+        };
+        read_until(client, &format!("{who} GET /{index} ")).await;
+    }
+}
