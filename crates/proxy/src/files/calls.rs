@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::Incoming;
@@ -107,23 +107,19 @@ impl Calls {
             .map_err(|status: tonic::Status| failure(&status))
     }
 
-    /// A range of an open file. Shorter where the file ends.
+    /// A range of an open file, in the parts in which it came. Shorter where the file ends.
     pub(crate) async fn read(
         &self,
         handle: u64,
         offset: u64,
-        length: usize,
-    ) -> Result<Bytes, Errno> {
-        let mut bytes = BytesMut::with_capacity(length);
-        let mut body = self.read_stream(handle, offset, length as u64).await?;
+        length: u64,
+    ) -> Result<Vec<Bytes>, Errno> {
+        let mut parts = Vec::new();
+        let mut body = self.read_stream(handle, offset, length).await?;
         while let Some(part) = next_part(&mut body).await? {
-            // Most answers are one part, which is passed on as it came.
-            if bytes.is_empty() && part.len() >= length {
-                return Ok(part);
-            }
-            bytes.extend_from_slice(&part);
+            parts.push(part);
         }
-        Ok(bytes.freeze())
+        Ok(parts)
     }
 
     /// The same, part by part as it comes; see [`next_part`].

@@ -5,6 +5,14 @@ use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use link::http2::{Client, Windows};
+use protocol::control::VERSION;
+use protocol::files::{READ, ReadRange};
+use protocol::rpc::control_client::ControlClient;
+use protocol::rpc::files_client::FilesClient;
+use protocol::rpc::{HelloRequest, OpenRequest};
 use proxy::FilesThrough;
 
 use crate::world::World;
@@ -49,17 +57,71 @@ fn what_files_cost() {
         again(&file),
         again(&bare)
     );
-    drop(file);
-    world.write("large", vec![b'y'; 64 << 20]);
-    let whole = |mut file: File| {
-        let mut part = vec![0; 128 * 1024];
-        let start = Instant::now();
-        while file.read(&mut part).unwrap() > 0 {}
-        64.0 / start.elapsed().as_secs_f64()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn how_fast_a_file_is_read() {
+    for milliseconds in [0, 5] {
+        let round_trip = Duration::from_millis(milliseconds);
+        let world = World::far_away(FilesThrough::Fuse, round_trip);
+        world.write("large", vec![b'x'; SIZE]);
+        let raw = world.runtime.block_on(raw_transfer(&world, round_trip));
+        let ours = rate(|| read_all(world.open("large", libc::O_RDONLY).unwrap()));
+        let again = rate(|| read_all(world.open("large", libc::O_RDONLY).unwrap()));
+        println!("{milliseconds} ms: {ours:.0} MiB/s, raw HTTP/2 {raw:.0}, again {again:.0}");
+    }
+}
+
+const SIZE: usize = 64 << 20;
+
+fn rate(work: impl FnOnce() -> usize) -> f64 {
+    let start = Instant::now();
+    assert_eq!(work(), SIZE);
+    64.0 / start.elapsed().as_secs_f64()
+}
+
+fn read_all(mut file: File) -> usize {
+    let mut part = vec![0; 128 * 1024];
+    let mut read = 0;
+    loop {
+        match file.read(&mut part).unwrap() {
+            0 => return read,
+            count => read += count,
+        }
+    }
+}
+
+/// One stream that carries the file, with nothing done to its bytes.
+async fn raw_transfer(world: &World, round_trip: Duration) -> f64 {
+    let pipe = crate::world::agent(world.target.id(), round_trip);
+    let mut client = Client::start(pipe, Windows::default()).await.unwrap();
+    let hello = HelloRequest {
+        version: Some(VERSION),
+        ..HelloRequest::default()
     };
-    let ours = whole(world.open("large", libc::O_RDONLY).unwrap());
-    println!(
-        "read 64 MiB                     {ours:.0} MiB/s, bare {:.0}",
-        whole(bare)
-    );
+    let mut control = ControlClient::new(client.clone());
+    control.hello(hello).await.unwrap();
+    let path = world.path("large").into_os_string().into_encoded_bytes();
+    let start = Instant::now();
+    let request = OpenRequest {
+        path: path.into(),
+        ..OpenRequest::default()
+    };
+    let opened = FilesClient::new(client.clone()).open(request).await;
+    let range = ReadRange {
+        handle: opened.unwrap().into_inner().handle,
+        offset: 0,
+        length: SIZE as u64,
+    };
+    let request = http::Request::post(READ).body(Empty::<Bytes>::new());
+    let mut request = request.unwrap();
+    request.headers_mut().extend(range.to_headers());
+    let mut body = client.send(request).await.unwrap().into_body();
+    let mut read = 0;
+    while let Some(frame) = body.frame().await {
+        read += frame.unwrap().into_data().map_or(0, |data| data.len());
+    }
+    assert_eq!(read, SIZE);
+    64.0 / start.elapsed().as_secs_f64()
 }

@@ -15,7 +15,9 @@ use agent::Agent;
 use config::{EnvFile, Format, Layers, Surroundings};
 use interceptor::{Errno, Host as _, Instead, OpenOptions, RemoteFiles};
 use proxy::{FilesThrough, Session};
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::io::{
+    AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf,
+};
 use tokio::runtime::Runtime;
 
 /// Everything below is the target's. It is not on this machine: the configuration maps it to a folder.
@@ -25,8 +27,8 @@ pub(crate) struct World {
     pub(crate) session: Arc<Session>,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) folder: tempfile::TempDir,
-    target: Child,
-    _runtime: Runtime,
+    pub(crate) target: Child,
+    pub(crate) runtime: Runtime,
 }
 
 /// Bytes that came from the agent, and parts that were sent to it.
@@ -45,6 +47,15 @@ impl World {
 
     /// With more settings for files, as members of a YAML map.
     pub(crate) fn with_settings(through: FilesThrough, settings: &str) -> Self {
+        Self::build(through, settings, Duration::ZERO)
+    }
+
+    /// With an agent that is half of `round_trip` away.
+    pub(crate) fn far_away(through: FilesThrough, round_trip: Duration) -> Self {
+        Self::build(through, "", round_trip)
+    }
+
+    fn build(through: FilesThrough, settings: &str, round_trip: Duration) -> Self {
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
         // It ends when its input does, which is when this process ends, however it does.
@@ -60,6 +71,7 @@ impl World {
             folder.path(),
             settings,
             Arc::clone(&traffic),
+            round_trip,
         ));
         let session = {
             let _runtime = runtime.enter();
@@ -70,7 +82,7 @@ impl World {
             traffic,
             folder,
             target,
-            _runtime: runtime,
+            runtime,
         }
     }
 
@@ -126,10 +138,55 @@ pub(crate) fn errno(instead: Instead) -> Errno {
     }
 }
 
-async fn connect(pid: u32, folder: &Path, settings: &str, traffic: Arc<Traffic>) -> Session {
+/// A pipe to a new agent.
+pub(crate) fn agent(pid: u32, round_trip: Duration) -> DuplexStream {
     let agent = Agent::for_process(pid).unwrap();
     let (near, far) = tokio::io::duplex(1 << 20);
     tokio::spawn(async move { agent.serve_connection(far).await });
+    if round_trip.is_zero() {
+        return near;
+    }
+    let (nearer, between) = tokio::io::duplex(1 << 20);
+    let (from_us, to_us) = tokio::io::split(between);
+    let (from_agent, to_agent) = tokio::io::split(near);
+    tokio::spawn(delay(from_us, to_agent, round_trip / 2));
+    tokio::spawn(delay(from_agent, to_us, round_trip / 2));
+    nearer
+}
+
+/// A long wire: it holds as many bytes as there are.
+async fn delay(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin + Send + 'static,
+    by: Duration,
+) {
+    let (parts_to_far_end, mut parts) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some((when, part)) = parts.recv().await {
+            tokio::time::sleep_until(when).await;
+            let part: Vec<u8> = part;
+            if to.write_all(&part).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut buffer = vec![0; 256 * 1024];
+    while let Ok(count) = from.read(&mut buffer).await
+        && count > 0
+    {
+        let when = tokio::time::Instant::now() + by;
+        let _ = parts_to_far_end.send((when, buffer[..count].to_vec()));
+    }
+}
+
+async fn connect(
+    pid: u32,
+    folder: &Path,
+    settings: &str,
+    traffic: Arc<Traffic>,
+    round_trip: Duration,
+) -> Session {
+    let near = agent(pid, round_trip);
     let folder = folder.display();
     let has_mode = settings.contains("mode:");
     let mode = if has_mode { "" } else { "mode: write," };

@@ -51,7 +51,8 @@ struct First {
     since: Instant,
 }
 
-type Fetched = Option<Result<Bytes, Errno>>;
+/// In the parts in which it came: bytes are not copied on their way to the kernel.
+type Fetched = Option<Result<Vec<Bytes>, Errno>>;
 
 /// A block that was or is being read ahead.
 #[derive(Debug)]
@@ -141,8 +142,9 @@ pub(super) async fn read(
     {
         return Ok(parts);
     }
-    let bytes = calls.read(handle.remote.number, offset, length as usize);
-    Ok(vec![bytes.await?])
+    calls
+        .read(handle.remote.number, offset, length.into())
+        .await
 }
 
 impl State {
@@ -207,7 +209,7 @@ fn fetch(calls: &Calls, handle: u64, index: u64) -> Block {
     let (bytes_to_readers, bytes) = watch::channel(None);
     let asking = calls.clone();
     let task = calls.start(async move {
-        let read = asking.read(handle, index * BLOCK, BLOCK as usize).await;
+        let read = asking.read(handle, index * BLOCK, BLOCK).await;
         let _ = bytes_to_readers.send(Some(read));
     });
     Block {
@@ -233,13 +235,17 @@ async fn from_blocks(
         let Some(bytes) = fetched else {
             return Ok(None);
         };
-        let bytes = bytes?;
-        let start = index * BLOCK;
-        let place = |at: u64| usize::try_from(at.saturating_sub(start)).unwrap_or(usize::MAX);
-        let from = place(offset).min(bytes.len());
-        let to = place(end).min(bytes.len());
-        parts.push(bytes.slice(from..to));
-        if (bytes.len() as u64) < BLOCK {
+        let mut start = index * BLOCK;
+        for part in bytes? {
+            let length = part.len();
+            let place = |at: u64| usize::try_from(at.saturating_sub(start)).unwrap_or(usize::MAX);
+            let inside = place(offset).min(length)..place(end).min(length);
+            if !inside.is_empty() {
+                parts.push(part.slice(inside));
+            }
+            start += length as u64;
+        }
+        if start < (index + 1) * BLOCK {
             break;
         }
     }
