@@ -1,31 +1,33 @@
 //! Connections that leave from the target.
 //!
 //! Each is one HTTP/2 stream. Its response comes when the agent has connected, so the application learns the truth.
-//! Bytes are copied in both directions, each at the pace of its reader, and each ends by itself.
+
+mod stream;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use interceptor::{Destination, Errno, Names, Outgoing, Transport};
+use interceptor::{Connection, Destination, Errno, Names, Outgoing, Transport};
 use link::http2;
 use protocol::outgoing::{
     Connected, Datagram, DatagramDecoder, TCP, TcpConnect, UDP, UdpOpen, UdpPeer, UnixAddress,
     UnixConnect, UnixKind,
 };
 use protocol::rpc::Failure;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UdpSocket, UnixStream};
+use tokio::net::UdpSocket;
 
+use self::stream::{FromApplication, LocalStream};
 use crate::agent::{Agent, errno};
 
-/// As much is read from the application at a time.
+/// The largest datagram.
 const PART: usize = 64 * 1024;
-/// Parts that may wait for the link.
+/// Datagrams that may wait for the link.
 const PARTS: usize = 4;
 
 type Sender = http_body_util::channel::Sender<Bytes, http2::BoxError>;
@@ -42,77 +44,93 @@ pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
 }
 
 async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
-    let (path, headers) = match (outgoing.transport(), outgoing.destination()) {
-        (Transport::Udp, Destination::Internet(address)) => (
-            UDP,
-            UdpOpen {
+    let destination = outgoing.destination();
+    match (outgoing.transport(), destination) {
+        (Transport::Udp, Destination::Internet(address)) => {
+            let open = UdpOpen {
                 peer: UdpPeer::Connected(*address),
                 bind: None,
-            }
-            .to_headers(),
-        ),
-        (_, Destination::Internet(address)) => (
-            TCP,
-            TcpConnect {
+            };
+            carry_datagrams(agent, open, outgoing).await
+        }
+        (_, Destination::Internet(address)) => {
+            let connect = TcpConnect {
                 address: *address,
                 bind: None,
-            }
-            .to_headers(),
-        ),
+            };
+            carry_stream(agent, TCP, connect.to_headers(), outgoing).await
+        }
         (_, Destination::Unix(path)) => {
-            let address = UnixAddress::Path(path.as_os_str().as_bytes().to_vec());
             let connect = UnixConnect {
-                address,
+                address: UnixAddress::Path(path.as_os_str().as_bytes().to_vec()),
                 kind: UnixKind::Stream,
             };
-            (connect.path(), connect.to_headers())
+            carry_stream(agent, connect.path(), connect.to_headers(), outgoing).await
         }
-    };
-    let (sender, response) = match ask(agent, path, headers).await {
-        Ok(connected) => connected,
+    }
+}
+
+async fn carry_stream(
+    agent: &Agent,
+    path: &str,
+    headers: HeaderMap,
+    outgoing: Outgoing,
+) -> io::Result<()> {
+    let (application, body) = FromApplication::new();
+    let response = match ask(agent, path, headers, body).await {
+        Ok(response) => response,
         Err(errno) => {
             outgoing.refuse(errno);
             return Ok(());
         }
     };
+    let transport = outgoing.transport();
+    let connection = establish(outgoing, &response)?;
+    let (socket, registration) = connection.into_parts();
+    let stream = LocalStream::new(transport, socket, Some(registration))?;
+    let stream = Arc::new(stream);
+    // HTTP/2 has given the body up when the agent is lost meanwhile; the response's body then says so.
+    let _ = application.send(Arc::clone(&stream));
+    stream::to_application(stream, response.into_body()).await;
+    Ok(())
+}
+
+async fn carry_datagrams(agent: &Agent, open: UdpOpen, outgoing: Outgoing) -> io::Result<()> {
+    let (sender, body) = http2::body(PARTS);
+    let response = match ask(agent, UDP, open.to_headers(), body).await {
+        Ok(response) => response,
+        Err(errno) => {
+            outgoing.refuse(errno);
+            return Ok(());
+        }
+    };
+    // The registration is kept to the end, as for streams.
+    let (socket, _registration) = establish(outgoing, &response)?.into_parts();
+    relay_datagrams(socket, sender, response.into_body()).await
+}
+
+/// Connects the application's socket to us. All of it happens within this machine and takes no longer than handing it
+/// to another thread would.
+fn establish(outgoing: Outgoing, response: &Response<Incoming>) -> io::Result<Connection> {
     let ends = Connected::from_headers(response.headers()).ok();
     let names = Names {
         local: ends.map(|ends| ends.local),
         peer: ends.and_then(|ends| ends.peer),
     };
-    let transport = outgoing.transport();
-    let established = tokio::task::spawn_blocking(move || outgoing.establish(names)).await;
-    let connection = established
-        .map_err(io::Error::other)?
-        .map_err(io::Error::from)?;
-    // The registration is kept to the end: with it goes what the application sees as the names of both ends.
-    let (socket, _registration) = connection.into_parts();
-    let body = response.into_body();
-    match transport {
-        Transport::Tcp => {
-            let stream = std::net::TcpStream::from(socket);
-            stream.set_nonblocking(true)?;
-            let (read, write) = TcpStream::from_std(stream)?.into_split();
-            relay(read, write, sender, body).await;
-        }
-        Transport::Unix => {
-            let stream = std::os::unix::net::UnixStream::from(socket);
-            stream.set_nonblocking(true)?;
-            let (read, write) = UnixStream::from_std(stream)?.into_split();
-            relay(read, write, sender, body).await;
-        }
-        Transport::Udp => relay_datagrams(socket, sender, body).await?,
-    }
-    Ok(())
+    outgoing.establish(names).map_err(io::Error::from)
 }
 
 /// Asks the agent for a connection. The error is what its own `connect` said.
-async fn ask(
+async fn ask<B>(
     agent: &Agent,
     path: &str,
     headers: HeaderMap,
-) -> Result<(Sender, Response<Incoming>), Errno> {
-    let (sender, body) = http2::body(PARTS);
+    body: B,
+) -> Result<Response<Incoming>, Errno>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<http2::BoxError>,
+{
     let mut request = Request::post(path).body(body).map_err(|_| Errno::EIO)?;
     request.headers_mut().extend(headers);
     let response = agent.client.clone().send(request).await.map_err(|error| {
@@ -120,44 +138,9 @@ async fn ask(
         Errno::ENETUNREACH
     })?;
     if response.status().is_success() {
-        return Ok((sender, response));
+        return Ok(response);
     }
     Err(errno(Failure::from_headers(response.headers()).as_ref()))
-}
-
-/// Copies a stream in both directions until both have ended.
-async fn relay(
-    mut from_application: impl AsyncRead + Unpin,
-    mut to_application: impl AsyncWrite + Unpin,
-    mut to_target: Sender,
-    mut from_target: Incoming,
-) {
-    let there = async {
-        loop {
-            let mut part = BytesMut::with_capacity(PART);
-            match from_application.read_buf(&mut part).await {
-                Ok(0) => return,
-                Ok(_) => {
-                    if to_target.send_data(part.freeze()).await.is_err() {
-                        return;
-                    }
-                }
-                // The application is gone without closing: so shall the connection be.
-                Err(error) => return to_target.abort(error.into()),
-            }
-        }
-    };
-    let back = async {
-        while let Some(Ok(frame)) = from_target.frame().await {
-            if let Ok(bytes) = frame.into_data()
-                && to_application.write_all(&bytes).await.is_err()
-            {
-                return;
-            }
-        }
-        let _ = to_application.shutdown().await;
-    };
-    tokio::join!(there, back);
 }
 
 /// Copies datagrams in both directions until the agent's socket ends.

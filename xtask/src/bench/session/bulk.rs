@@ -40,9 +40,10 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut bare = site.bare_worker()?;
     for transport in [Transport::Tcp, Transport::Tls] {
-        let mut inside = site.session_worker(transport)?;
         for link in LINKS {
             site.set_round_trip(link)?;
+            // TCP remembers how long a round trip once was, so each link has a session of its own.
+            let mut inside = site.session_worker(transport)?;
             for way in [Way::Send, Way::Receive] {
                 let workers = (&mut bare, &mut inside);
                 rows.extend(one_stream(workers, transport, link, way, extent)?);

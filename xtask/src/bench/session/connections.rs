@@ -10,10 +10,11 @@ use super::{Extent, LINKS, Row, median, micro};
 const ADDED: f64 = 500.0;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
-    let (mut bare, mut inside) = (site.bare_worker()?, site.session_worker(Transport::Tcp)?);
+    let mut bare = site.bare_worker()?;
     let mut rows = Vec::new();
     for link in LINKS {
         site.set_round_trip(link)?;
+        let mut inside = site.session_worker(Transport::Tcp)?;
         let count = if link == 0 { 200 } else { 10 };
         let order =
             |address: String| json!({"do": "connect_and_echo", "address": address, "count": count});

@@ -1,7 +1,7 @@
 //! The programs of the bench: built as users have them, started, told what to do, and ended.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -70,6 +70,11 @@ impl Programs {
     }
 }
 
+/// What the programs of the last run said.
+pub(super) fn log_path() -> Result<PathBuf> {
+    Ok(workspace::target()?.join("bench-session.log"))
+}
+
 /// A program that runs until this is dropped.
 #[derive(Debug)]
 pub(super) struct Program {
@@ -84,15 +89,27 @@ impl Program {
         let mut program = Self::spawn(command)?;
         let line = program.line()?;
         if line.is_empty() {
-            bail!("`{shown}` ended before it was ready; what it said is above");
+            let log = log_path()?;
+            bail!(
+                "`{shown}` ended before it was ready; what it said is in {}",
+                log.display()
+            );
         }
         Ok((program, line))
+    }
+
+    /// Where all of them say what they have to say.
+    fn log() -> Result<File> {
+        let path = log_path()?;
+        let log = File::options().create(true).append(true).open(&path);
+        log.with_context(|| format!("opening {}", path.display()))
     }
 
     fn spawn(mut command: Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(Self::log()?)
             .spawn()
             .with_context(|| format!("starting `{}`", process::shown(&command)))?;
         let output = child.stdout.take().context("a program has no output")?;
@@ -155,7 +172,13 @@ impl Worker {
         match serde_json::from_str(&line) {
             Ok(Answer::Done(numbers)) => Ok(numbers),
             Ok(Answer::Failed(why)) => bail!("{order}: {why}"),
-            Err(error) => bail!("{order}: the worker answered {line:?}: {error}"),
+            Err(error) => {
+                let log = log_path()?;
+                bail!(
+                    "{order}: the worker answered {line:?}: {error}; what was said is in {}",
+                    log.display()
+                )
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use lab::wire::{Conditions, Wire};
 
-use super::programs::{Program, Programs, Worker};
+use super::programs::{Program, Programs, Worker, log_path};
 
 pub(super) const TARGET: &str = "10.201.0.2";
 const CLIENT: &str = "10.201.0.1";
@@ -93,6 +93,8 @@ pub(super) struct Site {
 impl Site {
     pub(super) fn build(programs: Programs) -> Result<Self> {
         let folder = Folder::new()?;
+        // What was said in the run before is of no use any more.
+        File::create(log_path()?)?;
         let config = folder.0.join("standin.yaml");
         // The worker's own servers on this machine are not the target's.
         fs::write(
