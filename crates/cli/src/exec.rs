@@ -44,7 +44,11 @@ pub(crate) struct ExecArguments {
 pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
     let started = Instant::now();
     let settings = settings::load(arguments)?;
-    let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(link::worker_threads())
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
     let agent = match Agent::given(&arguments.agent)? {
         Some(agent) => agent,
         None => start_agent(&settings)?,

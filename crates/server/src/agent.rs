@@ -41,7 +41,11 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     let token = env::var(TOKEN)
         .with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
     let agent = Agent::for_process_with_token(arguments.process, token.clone())?;
-    let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(link::worker_threads())
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
     let (ended, end) = oneshot::channel();
     if arguments.end_with_input {
         thread::spawn(move || {
