@@ -5,6 +5,7 @@
 mod lab;
 mod repository;
 mod row;
+mod session;
 mod wire;
 
 use std::fs;
@@ -27,7 +28,7 @@ pub(crate) struct Bench {
     prepare: fn() -> Result<()>,
     /// Namespaces and devices are made for it.
     needs_root: bool,
-    measure: fn() -> Result<Vec<Row>>,
+    measure: fn(&Extent) -> Result<Vec<Row>>,
 }
 
 const BENCHES: &[Bench] = &[
@@ -36,21 +37,28 @@ const BENCHES: &[Bench] = &[
         description: "clusters: start, idle cost, loading an image, end",
         prepare: || crate::lab::prepare(&Paths::from_environment(), 3, 1),
         needs_root: true,
-        measure: lab::measure,
+        measure: |_| lab::measure(),
     },
     Bench {
         name: "wire",
         description: "the wire of network faults: throughput and timing",
         prepare: || Ok(()),
         needs_root: true,
-        measure: wire::measure,
+        measure: |_| wire::measure(),
+    },
+    Bench {
+        name: "session",
+        description: "sessions: starting, files, connections, faults, memory, over links of 0, 5 and 40 ms",
+        prepare: session::prepare,
+        needs_root: true,
+        measure: session::measure,
     },
     Bench {
         name: "repository",
         description: "the checks that run before every commit",
         prepare: || Ok(()),
         needs_root: false,
-        measure: repository::measure,
+        measure: |_| repository::measure(),
     },
 ];
 
@@ -61,6 +69,26 @@ pub(crate) struct BenchArguments {
     /// Also write the rows to this file, as a JSON array
     #[arg(long, value_name = "FILE", requires = "name")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    extent: Extent,
+}
+
+/// How much is measured.
+#[derive(Debug, Args)]
+pub(crate) struct Extent {
+    /// Measure less often and less long, where a bench can: for a first look
+    #[arg(long, requires = "name")]
+    quick: bool,
+    /// Only these groups of measures, where a bench has groups
+    #[arg(long, requires = "name", value_name = "GROUP", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+impl Extent {
+    /// How many rounds to measure, of as many that make a good median.
+    fn rounds(&self, usual: usize) -> usize {
+        if self.quick { 1 } else { usual }
+    }
 }
 
 pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
@@ -76,7 +104,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
     {
         return Ok(ended);
     }
-    let rows = (bench.measure)().with_context(|| format!("measuring {name}"))?;
+    let rows = (bench.measure)(&arguments.extent).with_context(|| format!("measuring {name}"))?;
     print!("{}", row::render(&rows));
     if let Some(file) = &arguments.json {
         fs::write(file, row::json(&rows)?)

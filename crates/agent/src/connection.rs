@@ -22,16 +22,18 @@ use tonic::codegen::Service;
 
 use crate::agent::Agent;
 use crate::files::{self, Handles};
-use crate::outgoing;
+use crate::outgoing::{self, SpareSockets};
 use crate::{Error, Result};
 
-/// How much one stream may have on the way. Bounds the memory that one slow reader costs.
-const STREAM_WINDOW: u32 = 256 * 1024;
-/// Streams at the same time: as many as fit into the largest window that HTTP/2 has, so that the connection's window can
-/// cover them all and no number of stalled streams stops the others.
-pub(crate) const STREAMS: u32 = CONNECTION_WINDOW / STREAM_WINDOW;
+/// How much one stream may have on the way: what a fast line carries in 40 ms. It is what one slow reader costs.
+const STREAM_WINDOW: u32 = 4 * 1024 * 1024;
+/// Streams at the same time.
+pub(crate) const STREAMS: u32 = 8192;
+/// The largest that HTTP/2 has, so that it takes hundreds of stalled readers, each with a full window, to stop the others.
 const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
-const FRAME: u32 = 256 * 1024;
+/// What a stream may have waiting for the link.
+const SEND_BUFFER: usize = 512 * 1024;
+const FRAME: u32 = 128 * 1024;
 /// A client may give up on many calls at once.
 const RESETS: usize = 1024;
 /// How long a stream waits for Hello.
@@ -42,6 +44,7 @@ const HELLO: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     pub(crate) agent: Agent,
     pub(crate) handles: Handles,
+    pub(crate) spare_sockets: SpareSockets,
     /// From Hello to everything that waits for it.
     greeting: watch::Sender<Greeting>,
 }
@@ -60,6 +63,7 @@ impl Connection {
         Self {
             agent,
             handles: Handles::default(),
+            spare_sockets: SpareSockets::default(),
             greeting: watch::Sender::new(Greeting::Awaited),
         }
     }
@@ -77,6 +81,9 @@ impl Connection {
 
     /// Lets a call through when Hello was accepted and the target is there. Waits for a Hello that is on its way.
     pub(crate) async fn admit(&self) -> Result<()> {
+        if *self.greeting.borrow() == Greeting::Accepted {
+            return self.agent.target().require();
+        }
         let mut greeting = self.greeting.subscribe();
         let answered = greeting.wait_for(|greeting| *greeting != Greeting::Awaited);
         match tokio::time::timeout(HELLO, answered).await {
@@ -101,7 +108,7 @@ where
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(STREAMS)
         .max_frame_size(FRAME)
-        .max_send_buf_size(STREAM_WINDOW as usize)
+        .max_send_buf_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(RESETS)
         .serve_connection(TokioIo::new(io), service)
         .await?;

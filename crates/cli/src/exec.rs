@@ -48,7 +48,11 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     }
     progress.step("reading the configuration");
     let settings = settings::load(arguments, progress)?.settings;
-    let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(link::worker_threads())
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
     let (agent, target) = choose_agent(arguments, &settings, verbosity, progress)?;
     let session = runtime.block_on(start(&agent, &settings, arguments, progress))?;
     progress.step("reading the environment");

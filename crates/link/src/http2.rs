@@ -1,8 +1,8 @@
 //! HTTP/2 over a link. Short operations are gRPC calls; bulk bytes are the raw bodies of requests and responses.
 //!
 //! The windows are chosen on purpose. Each stream may be ahead of its reader by one *stream window*; the *connection
-//! window* covers as many streams as there may be. So a reader that stalls holds up its own stream and never another's,
-//! and memory is bounded by their product. HTTP/2's own keep-alive is off: the link notices a peer that is gone, and
+//! window* covers as many of them as HTTP/2 allows, which is hundreds with full windows. So a reader that stalls holds up its
+//! own stream and never another's, and costs a bounded amount of memory. HTTP/2's own keep-alive is off: the link notices a peer that is gone, and
 //! survives it.
 //!
 //! A [`Client`] is a tower service, which is what a generated gRPC client wants; [`serve`] takes a tower service, which
@@ -35,6 +35,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Resets that a peer may cause before it is taken for an attacker. Peers are known here, and a program that closes a
 /// thousand connections at once is not unusual.
 const RESETS: usize = 64 * 1024;
+/// What a stream may have waiting for the link at its sender.
+const SEND_BUFFER: usize = 512 * 1024;
 const LARGEST_WINDOW: u32 = i32::MAX as u32;
 
 /// How far senders may be ahead of readers.
@@ -51,9 +53,10 @@ pub struct Windows {
 impl Default for Windows {
     fn default() -> Self {
         Self {
-            stream: 256 * 1024,
+            // What a fast line carries in 40 ms.
+            stream: 4 * 1024 * 1024,
             streams: 4096,
-            frame: 64 * 1024,
+            frame: 128 * 1024,
         }
     }
 }
@@ -80,7 +83,7 @@ impl Client {
             .initial_connection_window_size(windows.connection())
             .max_frame_size(windows.frame)
             .initial_max_send_streams(windows.streams as usize)
-            .max_send_buf_size(windows.stream as usize)
+            .max_send_buf_size(SEND_BUFFER)
             .max_concurrent_reset_streams(RESETS)
             .max_pending_accept_reset_streams(RESETS)
             .max_local_error_reset_streams(None);
@@ -156,7 +159,7 @@ where
         .initial_connection_window_size(windows.connection())
         .max_frame_size(windows.frame)
         .max_concurrent_streams(windows.streams)
-        .max_send_buf_size(windows.stream as usize)
+        .max_send_buf_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(None);
     let service = TowerToHyperService::new(service);

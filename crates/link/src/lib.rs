@@ -45,7 +45,7 @@ pub use error::{Abort, LinkError, Malformed};
 pub use greeting::{LinkId, MAX_TOKEN, Token, VERSION};
 pub use link::{Link, Meter, Statistics, Status};
 pub use server::{Accepted, Admit, LinkServer, SharedToken};
-pub use settings::{Buffers, KeepAlive, Redial, ServerSettings, Settings};
+pub use settings::{Buffers, KeepAlive, Redial, ServerSettings, Settings, worker_threads};
 
 #[cfg(test)]
 mod tests;

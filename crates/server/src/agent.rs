@@ -56,7 +56,11 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     // Before the runtime: it may only be done while there is one thread.
     enter_user_namespace_of(arguments.process)?;
     let agent = Agent::for_process_with_token(arguments.process, token.clone())?;
-    let runtime = tokio::runtime::Runtime::new().context("the runtime does not start")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(link::worker_threads())
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
     let (ended, end) = oneshot::channel();
     if arguments.end_with_input {
         thread::spawn(move || {

@@ -59,6 +59,14 @@ impl Row {
         self.goal(goal, met)
     }
 
+    pub(crate) fn at_most_more_than_baseline(self, added: f64) -> Self {
+        let met = self
+            .baseline
+            .is_some_and(|baseline| self.value <= baseline + added);
+        let goal = self.with_unit(format!("baseline + {added}"));
+        self.goal(goal, met)
+    }
+
     pub(crate) fn near(self, target: f64, tolerance: f64) -> Self {
         let met = (self.value - target).abs() <= tolerance;
         let goal = self.with_unit(format!("{target} +- {tolerance}"));
@@ -160,6 +168,9 @@ mod tests {
                 .baseline(0.02)
                 .ratio_at_most(1.5),
             Row::new("left over", 0.0, "").at_most(0.0),
+            Row::new("stat", 231.0, "µs")
+                .baseline(120.0)
+                .at_most_more_than_baseline(100.0),
             Row::new("memory", 512.0, "MiB"),
         ]
     }
@@ -175,6 +186,7 @@ throughput                                      850 Mbit/s  1700 Mbit/s  0.500  
 round trip                                         40.3 ms      40.0 ms   1.01  40 +- 1 ms      yes
 open                                              0.031 ms     0.020 ms   1.56  ratio <= 1.5    NO
 left over                                                0                      <= 0            yes
+stat                                                231 µs       120 µs   1.93  baseline + 100 µs  NO
 memory                                             512 MiB
 "
         );
@@ -197,7 +209,7 @@ memory                                             512 MiB
 ]
 "#
         );
-        let memory: serde_json::Value = serde_json::from_str(&json(&rows()[5..]).unwrap()).unwrap();
+        let memory: serde_json::Value = serde_json::from_str(&json(&rows()[6..]).unwrap()).unwrap();
         for key in ["baseline", "ratio", "goal", "met"] {
             assert!(
                 memory[0].get(key).is_some_and(serde_json::Value::is_null),

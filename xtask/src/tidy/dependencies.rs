@@ -55,6 +55,7 @@ const MAP: &[Place] = &[
     place("fleet",         Group::ControlPath, &[]),
     place("cli",           Group::Programs,    &["proxy"]),
     place("server",        Group::Programs,    &["agent", "operator", "usage", "fleet"]),
+    place("workload",      Group::Proof,       &[]),
     place("lab",           Group::Proof,       &[]),
     place("e2e",           Group::Proof,       &[]),
     place("xtask",         Group::Proof,       &[]),

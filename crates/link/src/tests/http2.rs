@@ -45,13 +45,12 @@ impl Service<Request<Incoming>> for Echo {
 }
 
 async fn client_of_echo(client: Link, server: Link) -> Client {
-    tokio::spawn(http2::serve(
-        server,
-        Windows::default(),
-        Echo,
-        std::future::pending(),
-    ));
-    Client::start(client, Windows::default()).await.unwrap()
+    client_with(Windows::default(), client, server).await
+}
+
+async fn client_with(windows: Windows, client: Link, server: Link) -> Client {
+    tokio::spawn(http2::serve(server, windows, Echo, std::future::pending()));
+    Client::start(client, windows).await.unwrap()
 }
 
 /// Sends bytes in parts, and collects what comes back.
@@ -94,7 +93,12 @@ async fn requests_survive_cuts_and_are_not_mixed_up() {
 #[tokio::test(start_paused = true)]
 async fn streams_that_stall_do_not_stop_others() {
     let (_network, client, server) = Network::connected(Buffers::default(), 100_000).await;
-    let client = client_of_echo(client, server).await;
+    // Small ones, so that all that stall have used theirs up.
+    let windows = Windows {
+        stream: 200_000,
+        ..Windows::default()
+    };
+    let client = client_with(windows, client, server).await;
     for number in 0..100 {
         tokio::spawn(echo(client.clone(), "/stall", stream(number, 300_000)));
     }

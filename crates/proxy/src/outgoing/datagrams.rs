@@ -15,12 +15,18 @@ use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use interceptor::{Connection, Errno, Names, Outgoing, Registration};
+use link::http2::{self, Sender};
 use protocol::outgoing::{Connected, Datagram, DatagramDecoder, UDP, UdpOpen, UdpPeer};
 use tokio::net::UdpSocket;
 use tokio::time::{sleep, timeout};
 
-use super::{PART, Sender, ask};
+use super::{ask, establish};
 use crate::agent::Agent;
+
+/// The largest datagram.
+const PART: usize = 64 * 1024;
+/// Datagrams that may wait for the link.
+const PARTS: usize = 4;
 
 /// How often a socket is looked at, whether the application still has it.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
@@ -62,19 +68,15 @@ fn open(peer: SocketAddr) -> HeaderMap {
 
 /// First the agent's socket, then the application's: it is told the truth of the target's.
 async fn lead(agent: &Agent, outgoing: Outgoing, peer: SocketAddr) -> io::Result<()> {
-    let (sender, response) = match ask(agent, UDP, open(peer)).await {
-        Ok(opened) => opened,
+    let (sender, body) = http2::body(PARTS);
+    let response = match ask(agent, UDP, open(peer), body).await {
+        Ok(response) => response,
         Err(errno) => {
             outgoing.refuse(errno);
             return Ok(());
         }
     };
-    let ends = Connected::from_headers(response.headers()).ok();
-    let names = Names {
-        local: ends.map(|ends| ends.local),
-        peer: ends.and_then(|ends| ends.peer),
-    };
-    let (socket, registration) = establish(outgoing, names).await?.into_parts();
+    let (socket, registration) = establish(outgoing, &response)?.into_parts();
     let socket = asynchronous(socket)?;
     relay(&socket, &registration, sender, response.into_body()).await;
     Ok(())
@@ -88,20 +90,15 @@ async fn follow(agent: &Agent, connection: Connection, peer: SocketAddr) -> io::
     if !registration.is_open() {
         return Ok(());
     }
-    let opened = ask(agent, UDP, open(peer)).await;
-    let (sender, response) = opened.map_err(io::Error::from)?;
+    let (sender, body) = http2::body(PARTS);
+    let response = ask(agent, UDP, open(peer), body)
+        .await
+        .map_err(io::Error::from)?;
     if let Ok(ends) = Connected::from_headers(response.headers()) {
         registration.set_local(ends.local);
     }
     relay(&socket, &registration, sender, response.into_body()).await;
     Ok(())
-}
-
-async fn establish(outgoing: Outgoing, names: Names) -> io::Result<Connection> {
-    let established = tokio::task::spawn_blocking(move || outgoing.establish(names)).await;
-    established
-        .map_err(io::Error::other)?
-        .map_err(io::Error::from)
 }
 
 fn asynchronous(socket: OwnedFd) -> io::Result<UdpSocket> {

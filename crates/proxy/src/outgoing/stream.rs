@@ -1,0 +1,244 @@
+//! A byte stream between the application and the target, both ways, each at the pace of its reader and with its own end.
+//!
+//! HTTP/2 takes the application's bytes from the socket when it can send them, and only then, so that there is no queue
+//! between the two and no task that fills it. A socket without traffic has no buffer at all.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt as _;
+use interceptor::{Registration, Transport};
+use link::http2::BoxError;
+use protocol::rpc::Failure;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::oneshot;
+
+const FIRST_PIECE: usize = 16 * 1024;
+const LARGEST_PIECE: usize = 128 * 1024;
+
+/// Our end of the application's connection.
+#[derive(Debug)]
+pub(super) struct LocalStream {
+    socket: Socket,
+    /// Kept to the end: with it goes what the application sees as the names of both ends.
+    _registration: Option<Registration>,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl LocalStream {
+    pub(super) fn new(
+        transport: Transport,
+        socket: OwnedFd,
+        registration: Option<Registration>,
+    ) -> io::Result<Self> {
+        let socket = if transport == Transport::Unix {
+            let stream = std::os::unix::net::UnixStream::from(socket);
+            stream.set_nonblocking(true)?;
+            Socket::Unix(UnixStream::from_std(stream)?)
+        } else {
+            let stream = std::net::TcpStream::from(socket);
+            stream.set_nonblocking(true)?;
+            // What arrives here was sent; waiting for more would only delay it.
+            stream.set_nodelay(true)?;
+            Socket::Tcp(TcpStream::from_std(stream)?)
+        };
+        Ok(Self {
+            socket,
+            _registration: registration,
+        })
+    }
+
+    fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &self.socket {
+            Socket::Tcp(stream) => stream.poll_read_ready(context),
+            Socket::Unix(stream) => stream.poll_read_ready(context),
+        }
+    }
+
+    fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
+        match &self.socket {
+            Socket::Tcp(stream) => stream.try_read_buf(buffer),
+            Socket::Unix(stream) => stream.try_read_buf(buffer),
+        }
+    }
+
+    async fn write_all(&self, mut bytes: Bytes) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = match &self.socket {
+                Socket::Tcp(stream) => stream.try_write(&bytes),
+                Socket::Unix(stream) => stream.try_write(&bytes),
+            };
+            match written {
+                Ok(count) => bytes.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => match &self.socket {
+                    Socket::Tcp(stream) => stream.writable().await?,
+                    Socket::Unix(stream) => stream.writable().await?,
+                },
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the direction to the application.
+    fn finish(&self) {
+        self.shut_down(Shutdown::Write);
+    }
+
+    /// Makes the coming close a reset instead of an end.
+    fn abort(&self) {
+        if let Socket::Tcp(stream) = &self.socket {
+            let _ = stream.set_zero_linger();
+        }
+        self.shut_down(Shutdown::Read);
+    }
+
+    fn shut_down(&self, how: Shutdown) {
+        let how = match how {
+            Shutdown::Read => nix::sys::socket::Shutdown::Read,
+            Shutdown::Write => nix::sys::socket::Shutdown::Write,
+            Shutdown::Both => nix::sys::socket::Shutdown::Both,
+        };
+        let socket = match &self.socket {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        };
+        // An application that is gone needs no end.
+        let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), how);
+    }
+}
+
+/// Brings the target's bytes to the application, until they end.
+pub(super) async fn to_application<B>(stream: Arc<LocalStream>, mut from_target: B)
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    loop {
+        match from_target.frame().await {
+            None => return stream.finish(),
+            Some(Err(_)) => return stream.abort(),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(bytes) => {
+                    // The application does not want any more; dropping the body tells the agent.
+                    if stream.write_all(bytes).await.is_err() {
+                        return;
+                    }
+                }
+                // The connection has failed at the target, and so it fails here.
+                Err(trailers) => {
+                    let headers = trailers.into_trailers().unwrap_or_default();
+                    if Failure::from_headers(&headers).is_some() {
+                        return stream.abort();
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// The application's bytes as a body. It waits for the connection, which is asked for with it.
+#[derive(Debug)]
+pub(super) struct FromApplication {
+    state: State,
+    /// How much is read at once: grows while the application fills it.
+    piece: usize,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Until the connection is there, or refused.
+    Awaited(oneshot::Receiver<Arc<LocalStream>>),
+    /// Until the application ends its direction, or fails.
+    Open(Arc<LocalStream>),
+    Ended,
+}
+
+impl FromApplication {
+    /// The body, and where to put the stream that it reads.
+    pub(super) fn new() -> (oneshot::Sender<Arc<LocalStream>>, Self) {
+        let (stream, awaited) = oneshot::channel();
+        let body = Self {
+            state: State::Awaited(awaited),
+            piece: FIRST_PIECE,
+        };
+        (stream, body)
+    }
+}
+
+impl Body for FromApplication {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        loop {
+            match &mut this.state {
+                State::Ended => return Poll::Ready(None),
+                State::Awaited(awaited) => {
+                    this.state = match ready!(Pin::new(awaited).poll(context)) {
+                        Ok(stream) => State::Open(stream),
+                        Err(_) => State::Ended,
+                    };
+                }
+                State::Open(stream) => {
+                    let read = ready!(poll_read(stream, &mut this.piece, context));
+                    return Poll::Ready(match read {
+                        Ok(bytes) if bytes.is_empty() => {
+                            this.state = State::Ended;
+                            None
+                        }
+                        Ok(bytes) => Some(Ok(Frame::data(bytes))),
+                        // The application is gone without closing: so shall the connection be.
+                        Err(error) => {
+                            this.state = State::Ended;
+                            Some(Err(error.into()))
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn poll_read(
+    stream: &LocalStream,
+    piece: &mut usize,
+    context: &mut Context<'_>,
+) -> Poll<io::Result<Bytes>> {
+    loop {
+        ready!(stream.poll_read_ready(context))?;
+        // Only now that there is something to read is there a buffer.
+        let mut buffer = BytesMut::with_capacity(*piece);
+        match stream.try_read(&mut buffer) {
+            Ok(count) => {
+                if count == *piece {
+                    *piece = (*piece * 2).min(LARGEST_PIECE);
+                } else if count < *piece / 4 {
+                    *piece = (*piece / 2).max(FIRST_PIECE);
+                }
+                return Poll::Ready(Ok(buffer.freeze()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Poll::Ready(Err(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

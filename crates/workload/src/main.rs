@@ -1,0 +1,46 @@
+//! What the benches measure, as a program of its own that is built as users' programs are: optimised.
+//!
+//! - `target` is the process that is stood in for: files in a tree of its own, and servers beside them.
+//! - `worker` does what it is told on standard input, and says how long it took. It runs bare and in a session.
+//! - `relay` is a plain relay, with or without TLS: what a chain of hops costs without us. It can also cut what it
+//!   carries every now and then.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program: stdout carries results, stderr carries talk"
+)]
+
+mod http2;
+mod relay;
+mod target;
+mod worker;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[derive(Debug, Parser)]
+#[command(name = "workload")]
+enum Role {
+    /// Serve files and connections, in a mount namespace of its own
+    Target(target::TargetArguments),
+    /// Do what standard input says
+    Worker,
+    /// Carry connections to another place
+    Relay(relay::RelayArguments),
+}
+
+fn main() -> ExitCode {
+    let result = match Role::parse() {
+        Role::Target(arguments) => target::run(&arguments),
+        Role::Worker => worker::run(),
+        Role::Relay(arguments) => relay::run(arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("workload: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! A plain relay: each connection is carried by one connection, byte for byte.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use link::Dial as _;
+use link::tls::rustls::pki_types::{PrivateKeyDer, ServerName};
+use link::tls::{Fingerprint, TlsDialer, Trust};
+use link::{Pipe, TcpDialer};
+use tokio::io::copy_bidirectional_with_sizes;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// What is read at once.
+const BUFFER: usize = 256 * 1024;
+
+#[derive(Debug, Args)]
+pub(crate) struct RelayArguments {
+    #[arg(long)]
+    listen: SocketAddr,
+    #[arg(long)]
+    to: SocketAddr,
+    /// Accept TLS; the certificate's SHA-256 is printed
+    #[arg(long)]
+    tls: bool,
+    /// Speak TLS to the other side, which has this certificate
+    #[arg(long)]
+    certificate: Option<Fingerprint>,
+    /// Cut all connections every so many milliseconds
+    #[arg(long)]
+    cut_every: Option<u64>,
+}
+
+pub(crate) fn run(arguments: RelayArguments) -> Result<()> {
+    tokio::runtime::Runtime::new()?.block_on(serve(arguments))
+}
+
+async fn serve(arguments: RelayArguments) -> Result<()> {
+    let listener = TcpListener::bind(arguments.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", arguments.listen))?;
+    let tls = arguments.tls.then(certificate).transpose()?;
+    match &tls {
+        None => println!("listening"),
+        Some((_, certificate)) => println!("listening with certificate {certificate}"),
+    }
+    let tcp = TcpDialer::new(arguments.to);
+    let tls_dialer = arguments.certificate.map(|certificate| {
+        let name = ServerName::try_from("relay")?;
+        anyhow::Ok(TlsDialer::new(
+            tcp.clone(),
+            name,
+            Trust::Pinned(certificate),
+        )?)
+    });
+    let tls_dialer = tls_dialer.transpose()?;
+    let cuts = cuts(arguments.cut_every);
+    loop {
+        let (near, _) = listener.accept().await?;
+        near.set_nodelay(true)?;
+        let (tcp, tls_dialer, cut) = (tcp.clone(), tls_dialer.clone(), cuts.subscribe());
+        let acceptor = tls.as_ref().map(|(acceptor, _)| acceptor.clone());
+        tokio::spawn(async move {
+            match (acceptor, tls_dialer) {
+                (Some(acceptor), _) => {
+                    let near = acceptor.accept(near).await?;
+                    carry(near, tcp.dial().await?, cut).await
+                }
+                (None, Some(dialer)) => carry(near, dialer.dial().await?, cut).await,
+                (None, None) => carry_or_reset(near, tcp.dial().await?, cut).await,
+            }
+        });
+    }
+}
+
+async fn carry(
+    mut near: impl Pipe,
+    mut far: impl Pipe,
+    mut cut: watch::Receiver<()>,
+) -> io::Result<()> {
+    let carried = copy_bidirectional_with_sizes(&mut near, &mut far, BUFFER, BUFFER);
+    until_cut(carried, &mut cut).await.map(drop)
+}
+
+/// A cut is a reset: an end would let both sides say good-bye.
+async fn carry_or_reset(
+    mut near: TcpStream,
+    mut far: TcpStream,
+    mut cut: watch::Receiver<()>,
+) -> io::Result<()> {
+    let carried = copy_bidirectional_with_sizes(&mut near, &mut far, BUFFER, BUFFER);
+    if until_cut(carried, &mut cut).await?.is_none() {
+        near.set_zero_linger()?;
+        far.set_zero_linger()?;
+    }
+    Ok(())
+}
+
+async fn until_cut<T>(
+    work: impl Future<Output = io::Result<T>>,
+    cut: &mut watch::Receiver<()>,
+) -> io::Result<Option<T>> {
+    tokio::select! {
+        done = work => done.map(Some),
+        Ok(()) = cut.changed() => Ok(None),
+    }
+}
+
+/// From the clock to every connection.
+fn cuts(every: Option<u64>) -> watch::Sender<()> {
+    let cuts = watch::Sender::new(());
+    if let Some(every) = every {
+        let cuts = cuts.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(every)).await;
+                cuts.send_replace(());
+            }
+        });
+    }
+    cuts
+}
+
+fn certificate() -> Result<(link::tls::TlsAcceptor, Fingerprint)> {
+    let made = rcgen::generate_simple_self_signed(["relay".to_owned()])?;
+    let certificate = made.cert.der().clone();
+    let fingerprint = Fingerprint::of(&certificate);
+    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+    Ok((link::tls::acceptor(vec![certificate], key)?, fingerprint))
+}

@@ -1,0 +1,122 @@
+//! Connections, as a program uses them.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+
+use super::{Numbers, time_each};
+
+const BLOCK: usize = 256 * 1024;
+
+pub(super) fn connect_and_echo(address: SocketAddr, count: usize) -> Result<Numbers> {
+    let seconds = time_each(count, |_| echo(&mut TcpStream::connect(address)?))?;
+    Ok(Numbers::from([("seconds", seconds)]))
+}
+
+pub(super) fn round_trip(address: SocketAddr, count: usize) -> Result<Numbers> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    let seconds = time_each(count, |_| echo(&mut stream))?;
+    Ok(Numbers::from([("seconds", seconds)]))
+}
+
+pub(super) fn echo(stream: &mut TcpStream) -> Result<()> {
+    stream.write_all(&[7])?;
+    let mut byte = [0];
+    stream.read_exact(&mut byte)?;
+    ensure!(byte == [7], "another byte came back");
+    Ok(())
+}
+
+/// What a stream moved, and in which time.
+type Moved = (u64, Duration);
+
+pub(super) fn send(address: SocketAddr, time: Duration, streams: usize) -> Result<Numbers> {
+    at_once(
+        streams,
+        move |mut stream| {
+            let block = vec![7; BLOCK];
+            let start = Instant::now();
+            let mut sent = 0;
+            while start.elapsed() < time {
+                stream.write_all(&block)?;
+                sent += BLOCK as u64;
+            }
+            stream.shutdown(Shutdown::Write)?;
+            let mut answer = [0; 8];
+            stream.read_exact(&mut answer)?;
+            let arrived = u64::from_be_bytes(answer);
+            ensure!(arrived == sent, "{arrived} of {sent} bytes arrived");
+            Ok((sent, start.elapsed()))
+        },
+        address,
+    )
+}
+
+pub(super) fn receive(address: SocketAddr, time: Duration, streams: usize) -> Result<Numbers> {
+    at_once(
+        streams,
+        move |mut stream| {
+            let mut block = vec![0; BLOCK];
+            let start = Instant::now();
+            let milliseconds = u64::try_from(time.as_millis())?;
+            stream.write_all(&milliseconds.to_be_bytes())?;
+            let mut received = 0;
+            loop {
+                match stream.read(&mut block)? {
+                    0 => return Ok((received, start.elapsed())),
+                    count => received += count as u64,
+                }
+            }
+        },
+        address,
+    )
+}
+
+/// Does the same on as many connections, which are all there before it begins. Answers in bytes per second.
+fn at_once(
+    streams: usize,
+    work: impl Fn(TcpStream) -> Result<Moved> + Send + Sync + Copy + 'static,
+    address: SocketAddr,
+) -> Result<Numbers> {
+    let connected: Vec<TcpStream> = (0..streams)
+        .map(|_| TcpStream::connect(address))
+        .collect::<Result<_, _>>()?;
+    let start = Instant::now();
+    let threads: Vec<_> = connected
+        .into_iter()
+        .map(|stream| thread::spawn(move || work(stream)))
+        .collect();
+    let mut each = Vec::new();
+    let mut total = 0;
+    for thread in threads {
+        let (bytes, time) = thread.join().map_err(|_| anyhow!("a thread is gone"))??;
+        total += bytes;
+        each.push(bytes as f64 / time.as_secs_f64());
+    }
+    let all = total as f64 / start.elapsed().as_secs_f64();
+    Ok(Numbers::from([("all", vec![all]), ("each", each)]))
+}
+
+pub(super) fn http2(address: SocketAddr, length: usize) -> Result<Numbers> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    let seconds = runtime.block_on(crate::http2::fetch(address, length))?;
+    Ok(Numbers::from([("seconds", vec![seconds])]))
+}
+
+pub(super) fn hold(
+    address: SocketAddr,
+    count: usize,
+    held: &mut Vec<TcpStream>,
+) -> Result<Numbers> {
+    for number in 0..count {
+        let mut stream = TcpStream::connect(address)
+            .with_context(|| format!("connection {number} of {count}"))?;
+        echo(&mut stream)?;
+        held.push(stream);
+    }
+    Ok(Numbers::new())
+}

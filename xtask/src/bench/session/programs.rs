@@ -1,0 +1,224 @@
+//! The programs of the bench: built as users have them, started, told what to do, and ended.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{process, workspace};
+
+/// The size that a page of memory is counted in.
+const KIBIBYTE: f64 = 1024.0;
+
+#[derive(Debug)]
+pub(super) struct Programs {
+    pub(super) standin: PathBuf,
+    pub(super) standind: PathBuf,
+    pub(super) workload: PathBuf,
+    /// A static program that says one word. Not there without Go.
+    pub(super) hello: Option<PathBuf>,
+}
+
+impl Programs {
+    /// Builds everything, as the caller and never as root.
+    pub(super) fn build() -> Result<()> {
+        let root = workspace::root()?;
+        let packages = [
+            "--package",
+            "cli",
+            "--package",
+            "server",
+            "--package",
+            "workload",
+        ];
+        process::run(
+            workspace::cargo(&root)
+                .args(["build", "--release", "--locked"])
+                .args(packages),
+        )?;
+        if process::find_program("go").is_none() {
+            eprintln!("Go is not installed: the start of a static Go program is not measured");
+            return Ok(());
+        }
+        process::run(
+            Command::new("go")
+                .args(["build", "-o"])
+                .arg(Self::folder()?.join("hello-go"))
+                .arg(root.join("xtask/src/bench/session/hello.go"))
+                .env("CGO_ENABLED", "0"),
+        )
+    }
+
+    /// What [`Programs::build`] has built.
+    pub(super) fn find() -> Result<Self> {
+        let folder = Self::folder()?;
+        Ok(Self {
+            standin: folder.join("standin"),
+            standind: folder.join("standind"),
+            workload: folder.join("workload"),
+            hello: Some(folder.join("hello-go")).filter(|path| path.is_file()),
+        })
+    }
+
+    fn folder() -> Result<PathBuf> {
+        Ok(workspace::target()?.join("release"))
+    }
+}
+
+/// What the programs of the last run said.
+pub(super) fn log_path() -> Result<PathBuf> {
+    Ok(workspace::target()?.join("bench-session.log"))
+}
+
+/// A program that runs until this is dropped.
+#[derive(Debug)]
+pub(super) struct Program {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Starts a program, and waits for its first line.
+    pub(super) fn start(command: Command) -> Result<(Self, String)> {
+        let shown = process::shown(&command);
+        let mut program = Self::spawn(command)?;
+        let line = program.line()?;
+        if line.is_empty() {
+            let log = log_path()?;
+            bail!(
+                "`{shown}` ended before it was ready; what it said is in {}",
+                log.display()
+            );
+        }
+        Ok((program, line))
+    }
+
+    /// Where all of them say what they have to say.
+    fn log() -> Result<File> {
+        let path = log_path()?;
+        let log = File::options().create(true).append(true).open(&path);
+        log.with_context(|| format!("opening {}", path.display()))
+    }
+
+    fn spawn(mut command: Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Self::log()?)
+            .spawn()
+            .with_context(|| format!("starting `{}`", process::shown(&command)))?;
+        let output = child.stdout.take().context("a program has no output")?;
+        Ok(Self {
+            child,
+            output: BufReader::new(output),
+        })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // The end of its input ends each of them; one that hangs is killed.
+        drop(self.child.stdin.take());
+        for _ in 0..100 {
+            if let Ok(Some(_)) = self.child.try_wait() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Numbers by name.
+pub(super) type Numbers = HashMap<String, Vec<f64>>;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Done(Numbers),
+    Failed(String),
+}
+
+/// A worker that does one thing after the other.
+#[derive(Debug)]
+pub(super) struct Worker(Program);
+
+impl Worker {
+    pub(super) fn start(command: Command) -> Result<Self> {
+        Program::spawn(command).map(Self)
+    }
+
+    /// Has something done, and answers all numbers.
+    pub(super) fn ask(&mut self, order: &Value) -> Result<Numbers> {
+        let input = self.0.child.stdin.as_mut().context("no input")?;
+        writeln!(input, "{order}").context("the worker is gone")?;
+        let line = self.0.line()?;
+        match serde_json::from_str(&line) {
+            Ok(Answer::Done(numbers)) => Ok(numbers),
+            Ok(Answer::Failed(why)) => bail!("{order}: {why}"),
+            Err(error) => {
+                let log = log_path()?;
+                bail!(
+                    "{order}: the worker answered {line:?}: {error}; what was said is in {}",
+                    log.display()
+                )
+            }
+        }
+    }
+
+    /// Has something done, and answers the numbers of one name.
+    pub(super) fn measure(&mut self, order: &Value, name: &str) -> Result<Vec<f64>> {
+        let mut numbers = self.ask(order)?;
+        numbers
+            .remove(name)
+            .with_context(|| format!("{order}: there is no {name} in the answer"))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+}
+
+/// The memory of a process and of those below it that run the same program, in MiB, each page shared fairly among those
+/// that use it.
+pub(super) fn memory(pid: u32) -> Result<f64> {
+    let program = fs::read_link(format!("/proc/{pid}/exe"))?;
+    let mut total = own_memory(pid)?;
+    let mut below = String::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        below += &fs::read_to_string(thread?.path().join("children"))?;
+    }
+    let below = below.split_whitespace();
+    for child in below.filter_map(|child| child.parse().ok()) {
+        if fs::read_link(format!("/proc/{child}/exe")).is_ok_and(|other| other == program) {
+            total += own_memory(child)?;
+        }
+    }
+    Ok(total)
+}
+
+fn own_memory(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    let kibibytes: f64 = number
+        .context("the kernel does not tell the memory")?
+        .parse()?;
+    Ok(kibibytes / KIBIBYTE)
+}
