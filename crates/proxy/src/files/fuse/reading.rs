@@ -24,8 +24,10 @@ const BLOCK: u64 = 256 * 1024;
 const AHEAD: u64 = 16;
 /// The most blocks ahead of all readers.
 const ALL_AHEAD: usize = 128;
-/// Requests of the kernel may overtake each other by this much, and still be in order.
-const SLACK: u64 = 512 * 1024;
+/// Blocks that are kept behind a reader: the kernel has two requests of 1 MiB on their way, which may overtake each other.
+const BEHIND: u64 = 4;
+/// So far from where it is expected may a read be, and still be in order.
+const SLACK: u64 = 2 * 1024 * 1024;
 
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -163,8 +165,7 @@ impl State {
     /// Keeps blocks on their way, the more the longer somebody reads in order.
     fn read_ahead(&mut self, calls: &Calls, handle: &Arc<Handle>, offset: u64, size: u64) {
         let current = offset / BLOCK;
-        // The one before is kept for a request that was overtaken.
-        let kept = current.saturating_sub(1);
+        let kept = current.saturating_sub(BEHIND);
         self.blocks
             .retain(|index, block| *index >= kept && !block.is_stale());
         if self.streak < 2 {
