@@ -46,8 +46,12 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     if let Some(log) = log::start(verbosity, arguments.log_file.clone())? {
         progress.note(&format!("the log is {}", log.display()));
     }
+    proxy::check()?;
     progress.step("reading the configuration");
     let settings = settings::load(arguments, progress)?.settings;
+    let (program, rest) = arguments.command.split_first().context("name a program")?;
+    // Before there are threads and much memory, because both make a fork slow.
+    let prepared = Launch::new(program).arguments(rest).prepare()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(link::worker_threads())
         .enable_all()
@@ -58,12 +62,10 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     progress.step("reading the environment");
     let variables = runtime.block_on(session.environment(environment::own()))?;
     let variables = environment::that_fit(variables, |text| progress.say(text));
-    let (program, rest) = arguments.command.split_first().context("name a program")?;
-    let launch = Launch::new(program).arguments(rest).environment(variables);
     // From here on the terminal is the program's.
     progress.finish(&target);
     let signals = Caught::start()?;
-    let mut supervised = launch.start(Arc::new(session))?;
+    let mut supervised = prepared.start(variables, Arc::new(session))?;
     let signaller = supervised
         .signaller()
         .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;

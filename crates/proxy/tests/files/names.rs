@@ -169,7 +169,9 @@ fn modes_and_lists_decide_where_a_path_leads() {
     check("", hosts, Intent::Write, remote(hosts));
     check("mode: read", hosts, Intent::Read, remote(hosts));
     check("mode: read", hosts, Intent::Write, PathChoice::Local);
-    check("mode: local", hosts, Intent::Read, PathChoice::Local);
+    check("mode: local", "/etc/x", Intent::Read, PathChoice::Local);
+    // Names are the target's in every mode.
+    check("mode: local", hosts, Intent::Read, remote(hosts));
     let overrides = "mode: localwithoverrides";
     check(overrides, hosts, Intent::Look, remote(hosts));
     check(overrides, "/srv/x", Intent::Look, PathChoice::Local);
