@@ -119,7 +119,7 @@ fn tell(progress: &Progress) -> Tell {
     let progress = progress.clone();
     Arc::new(move |event| match event {
         // A program that does a thing a thousand times is spoken of once.
-        Event::Program(_) => progress.say(&event.to_string()),
+        Event::Program(_) | Event::File(..) => progress.say(&event.to_string()),
         _ => progress.report(&event.to_string()),
     })
 }

@@ -5,6 +5,7 @@ mod cut;
 mod keeper;
 mod reach;
 
+use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use protocol::rpc::dns_client::DnsClient;
 use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
 
+use crate::event::Tell;
 use crate::outgoing::Routes;
 
 pub(crate) use connection::Connection;
@@ -22,11 +24,19 @@ pub(crate) use keeper::{Greeted, Keeper, greet, refused};
 pub use reach::{Reach, Reached};
 
 /// The connection to the agent, shared by everything in a session. The agent behind it may be replaced.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Agent {
     pub(crate) client: Connection,
     pub(crate) runtime: Handle,
     pub(crate) routes: Arc<Routes>,
+    pub(crate) tell: Tell,
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("Agent");
+        debug.field("client", &self.client).finish_non_exhaustive()
+    }
 }
 
 impl Agent {

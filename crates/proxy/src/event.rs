@@ -3,9 +3,10 @@
 use std::error::Error;
 use std::fmt;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use interceptor::Notice;
+use interceptor::{Errno, Notice};
 
 /// Says something to the user. It is called on any thread, and must not wait.
 pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
@@ -26,6 +27,20 @@ pub enum Event {
     TargetBack,
     /// About a program of the session.
     Program(Notice),
+    /// A file of the target could not be what the program wanted it to be.
+    File(PathBuf, FileProblem),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileProblem {
+    /// Without FUSE, a file with content cannot be changed.
+    NotEmpty,
+    /// Without FUSE, files come whole into memory, and this one is too large for that.
+    TooLarge,
+    /// A pipe, socket or device.
+    Special,
+    /// What the program wrote is lost.
+    NotWritten(Errno),
 }
 
 impl fmt::Display for Event {
@@ -54,6 +69,28 @@ impl fmt::Display for Event {
             ),
             Self::TargetBack => formatter.write_str("the target is back"),
             Self::Program(notice) => write_notice(formatter, notice),
+            Self::File(path, problem) => write!(formatter, "{} {problem}", path.display()),
+        }
+    }
+}
+
+impl fmt::Display for FileProblem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotEmpty => formatter.write_str(
+                "has content at the target, and without FUSE only new and emptied files can be written; \
+                 `standin diagnose` says what FUSE needs",
+            ),
+            Self::TooLarge => formatter.write_str(
+                "is too large: without FUSE, files come whole into memory; `standin diagnose` says what FUSE needs",
+            ),
+            Self::Special => formatter.write_str(
+                "is a pipe, a socket or a device of the target, which cannot be opened from here",
+            ),
+            Self::NotWritten(errno) => write!(
+                formatter,
+                "was not written: what the program wrote did not reach the target ({errno})"
+            ),
         }
     }
 }
@@ -73,6 +110,16 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
         Notice::WatchRefused { path } => write!(
             formatter,
             "{} is the target's and cannot be watched for changes: let the program poll instead",
+            path.display()
+        ),
+        Notice::NoPrivileges { path } => write!(
+            formatter,
+            "{} runs without the privileges that it has otherwise: only root can give them in a session",
+            path.display()
+        ),
+        Notice::ProgramNotHere { path } => write!(
+            formatter,
+            "{} is a program of the target: programs are started from this machine, which does not have it",
             path.display()
         ),
         other => write!(formatter, "{other:?}"),

@@ -34,6 +34,7 @@ use self::memory::Memory;
 use self::served::Served;
 use crate::agent::Agent;
 use crate::error::Error;
+use crate::event::FileProblem;
 
 pub(crate) use self::served::is_served;
 
@@ -144,7 +145,7 @@ impl TargetFiles {
         let mode = opened.metadata.as_ref().map_or(0, |metadata| metadata.mode);
         if !matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
             self.calls.close(opened.handle);
-            tracing::warn!(path = %path.display(), "a pipe, socket or device of the target cannot be opened from here");
+            self.calls.say(path, FileProblem::Special);
             return Err(Errno::EOPNOTSUPP);
         }
         match &self.through {

@@ -15,7 +15,7 @@ mod sys;
 
 pub use agent::{Reach, Reached};
 pub use error::Error;
-pub use event::{Event, Tell};
+pub use event::{Event, FileProblem, Tell};
 pub use files::FilesThrough;
 /// Why a program could not be started.
 pub use interceptor::Error as LaunchError;

@@ -119,6 +119,7 @@ impl Session {
             client: connection,
             runtime: Handle::current(),
             routes: Arc::default(),
+            tell: tell.clone(),
         };
         let dns = Dns::new(
             agent.clone(),

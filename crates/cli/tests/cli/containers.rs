@@ -6,10 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::world::{Ended, Running, Standin, Target, agent_program};
-
-/// A user without any rights.
-const NOBODY: u32 = 65534;
+use crate::world::{Ended, NOBODY, Running, Standin, Target, agent_program};
 
 /// Podman with a storage of its own, and in it one container. All of it is gone with the test.
 struct Podman {

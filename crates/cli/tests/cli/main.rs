@@ -8,6 +8,7 @@
 //! - `faults`: sessions that cannot be
 //! - `life`: sessions that lose their agent or their target
 //! - `containers`: containers of podman as targets
+//! - `unprivileged`: a user without any rights
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -23,4 +24,5 @@ mod life;
 mod settings;
 mod talk;
 mod terminal;
+mod unprivileged;
 mod world;

@@ -15,6 +15,9 @@ use nix::unistd::Pid;
 /// Nothing here takes as long; whatever does is broken.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A user without any rights.
+pub(crate) const NOBODY: u32 = 65534;
+
 /// The agent's program. It is in another package, so it is built once unless somebody has built it already.
 pub(crate) fn agent_program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();

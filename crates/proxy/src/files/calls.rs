@@ -1,6 +1,7 @@
 //! Questions about files, as the agent takes them. Everything that fails, fails with the errno that the application sees.
 
 use std::future::Future;
+use std::path::Path;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
@@ -14,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use crate::agent::{Agent, Connection, errno, instead};
+use crate::event::{Event, FileProblem};
 
 pub(crate) type Client = FilesClient<Connection>;
 
@@ -44,6 +46,11 @@ impl Calls {
             agent,
             handles_to_close,
         }
+    }
+
+    /// Tells the user why a file is not what the program wanted it to be.
+    pub(crate) fn say(&self, path: &Path, problem: FileProblem) {
+        (self.agent.tell)(&Event::File(path.to_path_buf(), problem));
     }
 
     /// Does something without waiting for it.

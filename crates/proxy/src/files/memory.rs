@@ -24,6 +24,7 @@ use self::folders::Folders;
 use self::writing::Writing;
 use super::calls::{Calls, next_part};
 use super::errno_of;
+use crate::event::FileProblem;
 
 /// The largest file that is brought into memory.
 pub(crate) const LARGEST_FILE: u64 = 64 << 20;
@@ -70,22 +71,19 @@ impl Memory {
     fn writable(&self, path: &Path, handle: u64, flags: i32, size: u64) -> Result<OwnedFd, Errno> {
         if size > 0 {
             self.calls.close(handle);
-            tracing::warn!(
-                path = %path.display(),
-                "without FUSE, only a file that is new or emptied can be written"
-            );
+            self.calls.say(path, FileProblem::NotEmpty);
             return Err(Errno::EOPNOTSUPP);
         }
         self.writing.open(path, handle, flags)
     }
 
     fn filled(&self, path: &Path, opened: &rpc::OpenResponse, size: u64) -> Result<File, Errno> {
-        let too_large = |size: u64| {
-            tracing::warn!(path = %path.display(), size, "the file is too large to be brought here");
+        let too_large = || {
+            self.calls.say(path, FileProblem::TooLarge);
             Errno::EFBIG
         };
         if size > LARGEST_FILE {
-            return Err(too_large(size));
+            return Err(too_large());
         }
         let mut file = in_memory()?;
         let failed = |error: std::io::Error| errno_of(&error);
@@ -103,7 +101,7 @@ impl Memory {
             })?;
         }
         match file.stream_position().map_err(failed)? {
-            length if length > LARGEST_FILE => Err(too_large(length)),
+            length if length > LARGEST_FILE => Err(too_large()),
             _ => Ok(file),
         }
     }

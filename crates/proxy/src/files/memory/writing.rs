@@ -24,6 +24,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::{in_memory, reopen};
+use crate::event::FileProblem;
 use crate::files::calls::Calls;
 use crate::files::errno_of;
 use crate::sys::lease::has_writers;
@@ -231,7 +232,7 @@ impl Spooled {
 
     fn write_back(&mut self, calls: &Calls) {
         if let Err(errno) = calls.wait(self.bring(calls)) {
-            tracing::error!(path = %self.path.display(), %errno, "what was written did not reach the target");
+            calls.say(&self.path, FileProblem::NotWritten(errno));
         }
     }
 
