@@ -4,20 +4,28 @@ mod tls;
 
 use std::io::Read as _;
 use std::net::SocketAddr;
+use std::time::Duration;
 use std::{env, thread};
 
 use ::agent::{Agent, enter_user_namespace_of, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use clap::Args;
+use link::tls::TlsAcceptor;
 use link::{Accepted, LinkServer, Pipe, ServerSettings, SharedToken, Token};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
 const TOKEN: &str = "STANDIN_AGENT_TOKEN";
+
+/// Before the next connection is accepted, when one could not be.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a client may take to speak TLS.
+const TLS_PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArguments {
@@ -101,26 +109,40 @@ async fn serve(arguments: &AgentArguments, agent: &Agent, token: &str) -> Result
         SharedToken(Token::new(token.as_bytes())?),
     );
     loop {
-        let (pipe, from) = listener
-            .accept()
-            .await
-            .context("cannot accept connections")?;
-        link::set_tcp_options(&pipe)?;
+        let (pipe, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            // No descriptor is left, or the client is gone already. Both pass, and sessions go on meanwhile.
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
         let (server, agent) = (server.clone(), agent.clone());
         let acceptor = tls.as_ref().map(|(acceptor, _)| acceptor.clone());
         tokio::spawn(async move {
-            let result = match acceptor {
-                None => serve_pipe(&server, &agent, pipe).await,
-                Some(acceptor) => match acceptor.accept(pipe).await {
-                    Ok(pipe) => serve_pipe(&server, &agent, pipe).await,
-                    Err(error) => Err(error.into()),
-                },
-            };
-            if let Err(error) = result {
+            if let Err(error) = serve_connection(&server, &agent, acceptor, pipe).await {
                 tracing::warn!(error = format!("{error:#}"), %from, "a connection ended");
             }
         });
     }
+}
+
+async fn serve_connection(
+    server: &LinkServer<SharedToken>,
+    agent: &Agent,
+    acceptor: Option<TlsAcceptor>,
+    connection: TcpStream,
+) -> Result<()> {
+    link::set_tcp_options(&connection)?;
+    let Some(acceptor) = acceptor else {
+        return serve_pipe(server, agent, connection).await;
+    };
+    let pipe = timeout(TLS_PATIENCE, acceptor.accept(connection))
+        .await
+        .context("the client is silent")?
+        .context("no TLS")?;
+    serve_pipe(server, agent, pipe).await
 }
 
 async fn serve_pipe(

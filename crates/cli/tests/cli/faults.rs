@@ -107,10 +107,12 @@ fn a_session_inside_of_a_session_is_refused() {
 pub(crate) struct GivenAgent {
     process: Child,
     pub(crate) address: String,
+    log: tempfile::NamedTempFile,
 }
 
 impl GivenAgent {
     pub(crate) fn start(target: &Target, listen: &str) -> Self {
+        let log = tempfile::NamedTempFile::new().unwrap();
         let mut process = Command::new(agent_program())
             .args([
                 "agent",
@@ -121,7 +123,7 @@ impl GivenAgent {
             .env("STANDIN_AGENT_TOKEN", "secret-of-the-test")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log.reopen().unwrap())
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -133,7 +135,20 @@ impl GivenAgent {
             .strip_prefix("listening on ")
             .unwrap()
             .to_owned();
-        GivenAgent { process, address }
+        GivenAgent {
+            process,
+            address,
+            log,
+        }
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Everything that it has written to its log.
+    pub(crate) fn said(&self) -> String {
+        fs::read_to_string(self.log.path()).unwrap()
     }
 
     pub(crate) fn end(&mut self) {

@@ -1,14 +1,15 @@
 //! Sessions that lose their agent or their target.
 
 use std::fs;
+use std::net::TcpStream;
 use std::os::unix::fs::symlink;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::faults::GivenAgent;
-use crate::world::{Running, Standin, Target, agent_program, lives};
+use crate::world::{Running, Standin, Target, agent_program, lives, until};
 
 /// Says each time that a file of the target can or cannot be read, until a file of this machine is there.
 const READ_ON: &str = "while ! test -e done; do if cat /etc/hostname >/dev/null 2>&1; then echo readable >&2; else echo \
@@ -86,4 +87,30 @@ fn a_given_agent_that_is_restarted_is_greeted_again() {
     standin.write("done", "");
     session.wait().expect(3);
     drop(agent);
+}
+
+#[test]
+fn an_agent_without_descriptors_goes_on_when_it_has_some_again() {
+    let target = Target::new();
+    let agent = GivenAgent::start(&target, "127.0.0.1:0");
+    let process = agent.process().to_string();
+    let limit = |count: &str| {
+        let mut command = Command::new("prlimit");
+        command.args(["--pid", &process, &format!("--nofile={count}:")]);
+        assert!(command.status().unwrap().success());
+    };
+    // The kernel accepts for it, and it cannot take them.
+    limit("3");
+    let silent: Vec<TcpStream> = (0..4)
+        .map(|_| TcpStream::connect(&agent.address).unwrap())
+        .collect();
+    let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret-of-the-test");
+    let mut command = standin.command(["exec", "--agent", &agent.address, "--", "true"]);
+    let mut waiting = command.stderr(Stdio::null()).spawn().unwrap();
+    until("the agent says that it cannot accept", || {
+        agent.said().contains("could not be accepted")
+    });
+    limit("256");
+    assert!(waiting.wait().unwrap().success());
+    drop(silent);
 }
