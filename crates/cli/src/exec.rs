@@ -59,8 +59,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .context("the runtime does not start")?;
     let (agent, target) = choose_agent(arguments, &settings, verbosity, progress)?;
     let session = runtime.block_on(start(&agent, &settings, arguments, progress))?;
-    progress.step("reading the environment");
-    let variables = runtime.block_on(session.environment(environment::own()))?;
+    let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
     progress.finish(&target);
@@ -103,6 +102,7 @@ async fn start(
     let env_file = settings::env_file(settings)?;
     let surroundings = settings::surroundings(&arguments.command);
     let reached = agent.connect().await?;
+    progress.step("reading the environment");
     let session = Session::start(
         reached,
         agent.clone(),

@@ -37,6 +37,8 @@ pub struct Session {
     agent: Agent,
     files: TargetFiles,
     dns: Arc<Dns>,
+    /// The target's environment, as it was when the session began.
+    variables: Variables,
     rules: Rules,
     hello: HelloResponse,
     tell: Tell,
@@ -126,12 +128,14 @@ impl Session {
             DnsRules::new(&settings.feature.network.dns),
             rules.outgoing.names(),
         );
-        dns.start().await;
+        // Together, so that they cost one round trip.
+        let (variables, ()) = tokio::join!(variables_of(&agent), dns.start());
         let through = FilesThrough::default();
         Ok(Session {
             files: TargetFiles::new(agent.clone(), rules.files.clone(), through)?,
             agent,
             dns,
+            variables: variables?,
             rules,
             hello,
             tell,
@@ -146,21 +150,26 @@ impl Session {
     }
 
     /// The environment of a process that stands in for the target.
-    pub async fn environment(&self, local: Variables) -> Result<Vec<(OsString, OsString)>, Error> {
-        let answer = EnvClient::new(self.agent.client.clone())
-            .max_decoding_message_size(MESSAGE_BYTES)
-            .list(ListEnvRequest {})
-            .await
-            .map_err(|status| refused(&status))?;
-        let target = answer.into_inner().variables.into_iter();
-        let target = target
-            .map(|variable| (variable.name.to_vec(), variable.value.to_vec()))
-            .collect();
-        let environment = self.rules.env.apply(target, local).into_iter();
-        Ok(environment
+    pub fn environment(&self, local: Variables) -> Vec<(OsString, OsString)> {
+        let environment = self.rules.env.apply(self.variables.clone(), local);
+        environment
+            .into_iter()
             .map(|(name, value)| (OsString::from_vec(name), OsString::from_vec(value)))
-            .collect())
+            .collect()
     }
+}
+
+/// The target's own environment.
+async fn variables_of(agent: &Agent) -> Result<Variables, Error> {
+    let answer = EnvClient::new(agent.client.clone())
+        .max_decoding_message_size(MESSAGE_BYTES)
+        .list(ListEnvRequest {})
+        .await
+        .map_err(|status| refused(&status))?;
+    let variables = answer.into_inner().variables.into_iter();
+    Ok(variables
+        .map(|variable| (variable.name.to_vec(), variable.value.to_vec()))
+        .collect())
 }
 
 impl Session {
