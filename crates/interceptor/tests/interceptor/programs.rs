@@ -1,11 +1,21 @@
 //! The programs beside these tests, compiled.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{LazyLock, Mutex};
 
-static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().unwrap());
 static COMPILED: Mutex<Vec<(String, Option<PathBuf>)>> = Mutex::new(Vec::new());
+
+/// Where compiled programs are kept from one run to the next: beside everything else that was built, or for a user who
+/// may not write there, in the folder for temporary files.
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+    let beside = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    if std::fs::create_dir_all(&beside).is_ok() && tempfile::tempfile_in(&beside).is_ok() {
+        return beside;
+    }
+    std::env::temp_dir()
+});
 
 /// The source of a test program.
 pub(crate) fn source(name: &str) -> PathBuf {
@@ -14,24 +24,40 @@ pub(crate) fn source(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Compiles a program, once for each way. `None`, said aloud, if the compiler is not on this machine.
-fn compile(key: &str, command: impl FnOnce(&Path) -> Command) -> Option<PathBuf> {
+/// Compiles a program, once for each way and content. `None`, said aloud, if the compiler is not on this machine.
+fn compile(source: &Path, way: &str, command: impl FnOnce(&Path) -> Command) -> Option<PathBuf> {
+    let mut hasher = DefaultHasher::new();
+    std::fs::read(source).unwrap().hash(&mut hasher);
+    let name = source.file_stem().unwrap().to_str().unwrap();
+    let key = format!("{name}-{way}-{:016x}", hasher.finish());
     let mut compiled = COMPILED.lock().unwrap();
-    if let Some((_, path)) = compiled.iter().find(|(known, _)| known == key) {
+    if let Some((_, path)) = compiled.iter().find(|(known, _)| *known == key) {
         return path.clone();
     }
-    let path = FOLDER.path().join(key);
-    let mut command = command(&path);
-    let result = match command.output() {
-        Ok(output) if output.status.success() => Some(path),
-        Ok(output) => panic!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => {
-            println!("skipped: {}: {error}", command.get_program().display());
-            None
-        }
+    let path = FOLDER.join(&key);
+    let result = if path.exists() {
+        Some(path)
+    } else {
+        let unfinished = FOLDER.join(format!("{key}.{}", std::process::id()));
+        run(command(&unfinished)).then(|| {
+            std::fs::rename(&unfinished, &path).unwrap();
+            path
+        })
     };
-    compiled.push((key.to_owned(), result.clone()));
+    compiled.push((key, result.clone()));
     result
+}
+
+/// False, said aloud, if the compiler is not on this machine.
+fn run(mut compiler: Command) -> bool {
+    match compiler.output() {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => panic!("{compiler:?}: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            println!("skipped: {}: {error}", compiler.get_program().display());
+            false
+        }
+    }
 }
 
 /// A C program for the usual library, dynamically linked.
@@ -40,22 +66,24 @@ pub(crate) fn c(name: &str) -> Option<PathBuf> {
 }
 
 pub(crate) fn c_with(name: &str, compiler: &str, options: &[&str]) -> Option<PathBuf> {
-    let key = format!("{name}-{compiler}{}", options.concat());
-    compile(&key, |path| {
+    let source = source(&format!("{name}.c"));
+    let way = format!("{compiler}{}", options.concat());
+    compile(&source, &way, |path| {
         let mut command = Command::new(compiler);
         command.args(["-O1", "-pthread", "-o"]).arg(path);
-        command.arg(source(&format!("{name}.c"))).args(options);
+        command.arg(&source).args(options);
         command
     })
 }
 
 /// A Go program without any C library.
 pub(crate) fn go(name: &str) -> Option<PathBuf> {
-    compile(&format!("{name}-go"), |path| {
+    let source = source(&format!("{name}.go"));
+    compile(&source, "go", |path| {
         let mut command = Command::new("go");
         command.env("CGO_ENABLED", "0").env("GO111MODULE", "off");
         command.args(["build", "-o"]).arg(path);
-        command.arg(source(&format!("{name}.go")));
+        command.arg(&source);
         command
     })
 }

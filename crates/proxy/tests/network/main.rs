@@ -4,7 +4,7 @@
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
-    clippy::print_stderr,
+    clippy::print_stdout,
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
@@ -15,6 +15,7 @@ mod world;
 mod nameserver;
 
 /// Programs in several languages, compiled once; a language that is not there is said and skipped.
+#[path = "../../../interceptor/tests/interceptor/programs.rs"]
 mod programs;
 
 /// Names, resolved by programs in many languages.
