@@ -180,12 +180,12 @@ mod tests {
         assert_eq!(
             render(&rows()),
             "\
-measure                                              value     baseline  ratio  goal            met
-two clusters, nothing running to names resolve      14.2 s                      <= 30 s         yes
-throughput                                      850 Mbit/s  1700 Mbit/s  0.500  >= 1000 Mbit/s  NO
-round trip                                         40.3 ms      40.0 ms   1.01  40 +- 1 ms      yes
-open                                              0.031 ms     0.020 ms   1.56  ratio <= 1.5    NO
-left over                                                0                      <= 0            yes
+measure                                              value     baseline  ratio  goal               met
+two clusters, nothing running to names resolve      14.2 s                      <= 30 s            yes
+throughput                                      850 Mbit/s  1700 Mbit/s  0.500  >= 1000 Mbit/s     NO
+round trip                                         40.3 ms      40.0 ms   1.01  40 +- 1 ms         yes
+open                                              0.031 ms     0.020 ms   1.56  ratio <= 1.5       NO
+left over                                                0                      <= 0               yes
 stat                                                231 µs       120 µs   1.93  baseline + 100 µs  NO
 memory                                             512 MiB
 "

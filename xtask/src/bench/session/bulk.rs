@@ -117,6 +117,6 @@ fn many_streams(
         )
         .baseline(mebi(median(chain)))
         .ratio_at_least(0.6),
-        Row::new(format!("{name}: slowest / fastest"), median(fairness), "").at_least(1.0 / 3.0),
+        Row::new(format!("{name}: slowest / fastest"), median(fairness), "").at_least(0.333),
     ])
 }
