@@ -1,6 +1,7 @@
 #!/bin/sh
 # Becomes the target of a test: run in new mount, network, uts and pid namespaces, it makes a root, a network, a hostname
-# and a user that only the target has. Says "ready" as that user, and ends when its standard input does.
+# and a user that only the target has. Says "ready" as that user, and ends when its standard input does. Nothing is
+# executed in its place after that: while it is, a process has no environment.
 set -eu
 
 mount --make-rprivate /
@@ -42,4 +43,4 @@ exec chroot "$root" setpriv --reuid 1234 --regid 1235 --groups 1235,2000 \
     env -i GREETING=hello EMPTY= 'LINES=one
 two' "BYTES=$(printf '\377\376')" LARGE_1="$large" LARGE_2="$large" LARGE_3="$large" LARGE_4="$large" LARGE_5="$large" \
     LARGE_6="$large" LARGE_7="$large" LARGE_8="$large" LARGE_9="$large" PATH=/usr/bin \
-    sh -c 'cd /srv/data; echo ready; exec cat'
+    sh -c 'cd /srv/data; echo ready; cat; exit'

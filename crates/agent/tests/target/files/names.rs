@@ -1,0 +1,231 @@
+//! Names: directories, links, and what makes, moves and removes them.
+
+use super::*;
+
+#[tokio::test]
+async fn directories_are_listed_whole() {
+    let Some((target, client)) = in_data().await else {
+        return;
+    };
+    let names = || (0..3000).map(|number| format!("file-with-a-rather-long-name-{number:05}"));
+    for name in names() {
+        fs::write(target.path("/srv/data").join(name), "x").unwrap();
+    }
+    let strange = std::ffi::OsString::from_vec(b"\xff\xfe\n ".to_vec());
+    fs::write(target.path("/srv/data").join(strange), "").unwrap();
+    let mut entries = list(&client, Place::path("/srv/data")).await.unwrap();
+    entries.sort_by(|left, right| left.name.cmp(&right.name));
+    assert_eq!(entries.len(), 3001);
+    for (entry, name) in entries.iter().zip(names()) {
+        assert_eq!(entry.name, name.as_bytes());
+        assert_eq!(entry.metadata.as_ref().unwrap().size, 1);
+        assert_eq!(entry.kind, 0o100_000);
+    }
+    assert_eq!(entries[3000].name, &b"\xff\xfe\n "[..]);
+    let opened = client
+        .open(OpenRequest {
+            path: Bytes::from_static(b"/srv/data/\xff\xfe\n "),
+            ..OpenRequest::default()
+        })
+        .await;
+    assert!(opened.unwrap().handle > 0);
+
+    let opened = client
+        .open(OpenRequest {
+            directory: true,
+            ..open("/srv")
+        })
+        .await
+        .unwrap();
+    for _ in 0..2 {
+        let entries = list(&client, Place::handle(opened.handle)).await.unwrap();
+        assert_eq!(entries.len(), 6);
+    }
+    assert!(list(&client, Place::path("/run")).await.unwrap().is_empty());
+    assert_eq!(
+        errno(list(&client, Place::path("/etc/greeting")).await),
+        libc::ENOTDIR
+    );
+    assert_eq!(
+        errno(list(&client, Place::path("/srv/locked")).await),
+        libc::EACCES
+    );
+    assert_eq!(
+        errno(list(&client, Place::path("/missing")).await),
+        libc::ENOENT
+    );
+}
+
+#[tokio::test]
+async fn links_are_read_and_rights_are_asked() {
+    let Some((_target, client)) = in_data().await else {
+        return;
+    };
+    let read_link = async |path: &str| {
+        let place = Some(Place::path(path.to_owned()));
+        let answer = client.files().read_link(ReadLinkRequest { place }).await;
+        answer.map(|answer| answer.into_inner().target)
+    };
+    assert_eq!(read_link("/srv/absolute").await.unwrap(), "/etc/greeting");
+    assert_eq!(read_link("/srv/dangling").await.unwrap(), "nowhere");
+    assert_eq!(errno(read_link("/etc/greeting").await), libc::EINVAL);
+    assert_eq!(errno(read_link("/missing").await), libc::ENOENT);
+
+    let check = async |path: &str, rights: &str, expected: i32| {
+        let request = AccessRequest {
+            place: Some(Place::path(path.to_owned())),
+            read: rights.contains('r'),
+            write: rights.contains('w'),
+            execute: rights.contains('x'),
+        };
+        let answer = client.files().access(request).await;
+        match expected {
+            0 => drop(answer.unwrap()),
+            number => assert_eq!(errno(answer), number, "{path} {rights}"),
+        }
+    };
+    check("/etc/greeting", "", 0).await;
+    check("/etc/greeting", "r", 0).await;
+    check("/etc/greeting", "rw", libc::EACCES).await;
+    check("/etc/greeting", "x", libc::EACCES).await;
+    check("/etc/shadow", "r", libc::EACCES).await;
+    check("/etc/group-only", "r", 0).await;
+    check("/srv/data", "rwx", 0).await;
+    check("/missing", "", libc::ENOENT).await;
+}
+
+#[tokio::test]
+async fn names_are_made_moved_and_removed() {
+    let Some((target, client)) = in_data().await else {
+        return;
+    };
+    let mut files = client.files();
+    let exists = |path: &str| fs::symlink_metadata(target.path(path)).is_ok();
+    let path = |path: &str| Bytes::from(path.to_owned());
+
+    let make = |name: &str| MakeDirectoryRequest {
+        path: path(name),
+        mode: 0o750,
+    };
+    files
+        .make_directory(make("/srv/data/folder/"))
+        .await
+        .unwrap();
+    let folder = fs::metadata(target.path("/srv/data/folder")).unwrap();
+    assert_eq!((folder.mode() & 0o7777, folder.uid()), (0o750, 1234));
+    assert_eq!(
+        errno(files.make_directory(make("/srv/data/folder")).await),
+        libc::EEXIST
+    );
+    assert_eq!(errno(files.make_directory(make("/")).await), libc::EEXIST);
+    assert_eq!(
+        errno(files.make_directory(make("/etc/folder")).await),
+        libc::EACCES
+    );
+
+    client.open(create("/srv/data/folder/file")).await.unwrap();
+    let remove = |name: &str| RemoveDirectoryRequest { path: path(name) };
+    assert_eq!(
+        errno(files.remove_directory(remove("/srv/data/folder")).await),
+        libc::ENOTEMPTY
+    );
+    assert_eq!(
+        errno(
+            files
+                .remove_directory(remove("/srv/data/folder/file"))
+                .await
+        ),
+        libc::ENOTDIR
+    );
+    let unlink = |name: &str| UnlinkRequest { path: path(name) };
+    assert_eq!(
+        errno(files.unlink(unlink("/srv/data/folder")).await),
+        libc::EISDIR
+    );
+    assert_eq!(
+        errno(files.unlink(unlink("/etc/greeting")).await),
+        libc::EACCES
+    );
+
+    let rename = |from: &str, to: &str| RenameRequest {
+        from: path(from),
+        to: path(to),
+        ..RenameRequest::default()
+    };
+    files
+        .rename(rename("/srv/data/folder/file", "/srv/data/moved"))
+        .await
+        .unwrap();
+    assert!(exists("/srv/data/moved") && !exists("/srv/data/folder/file"));
+    client.open(create("/srv/data/other")).await.unwrap();
+    let keep = RenameRequest {
+        no_replace: true,
+        ..rename("/srv/data/moved", "/srv/data/other")
+    };
+    assert_eq!(errno(files.rename(keep).await), libc::EEXIST);
+    let swap = RenameRequest {
+        exchange: true,
+        ..rename("/srv/data/moved", "/srv/data/folder")
+    };
+    files.rename(swap).await.unwrap();
+    assert!(target.path("/srv/data/moved").is_dir());
+    files
+        .remove_directory(remove("/srv/data/moved"))
+        .await
+        .unwrap();
+    assert_eq!(
+        errno(files.rename(rename("/srv/data/other", "/proc/x")).await),
+        libc::EXDEV
+    );
+
+    let link = |from: Place, to: &str| LinkRequest {
+        from: Some(from),
+        to: path(to),
+    };
+    files
+        .link(link(
+            Place::path_no_follow("/srv/data/other"),
+            "/srv/data/linked",
+        ))
+        .await
+        .unwrap();
+    assert_eq!(
+        fs::metadata(target.path("/srv/data/other"))
+            .unwrap()
+            .nlink(),
+        2
+    );
+    let symbolic = SymbolicLinkRequest {
+        target: path("/etc/greeting"),
+        path: path("/srv/data/symbolic"),
+    };
+    files.symbolic_link(symbolic).await.unwrap();
+    assert_eq!(
+        fs::read_link(target.path("/srv/data/symbolic"))
+            .unwrap()
+            .to_str(),
+        Some("/etc/greeting")
+    );
+    files
+        .link(link(
+            Place::path_no_follow("/srv/data/symbolic"),
+            "/srv/data/same-link",
+        ))
+        .await
+        .unwrap();
+    assert!(target.path("/srv/data/same-link").is_symlink());
+    for name in ["other", "linked", "symbolic", "same-link"] {
+        files
+            .unlink(unlink(&format!("/srv/data/{name}")))
+            .await
+            .unwrap();
+    }
+    assert_eq!(
+        errno(files.unlink(unlink("/srv/data/other")).await),
+        libc::ENOENT
+    );
+    assert_eq!(
+        list(&client, Place::path("/srv/data")).await.unwrap().len(),
+        1
+    );
+}
