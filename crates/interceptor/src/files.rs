@@ -45,8 +45,9 @@ pub(crate) struct Files {
     machine: OnceLock<Option<Directory>>,
 }
 
-/// A file system and a file's number in it.
-type Identity = (u32, u32, u64);
+/// A file system, a file's number in it, and when the file was born, because numbers are used again: a folder that stood
+/// for a directory of the target may be gone, and a directory of this machine have its number.
+type Identity = (u32, u32, u64, (i64, u32));
 
 #[derive(Debug, Default)]
 struct Opened {
@@ -106,6 +107,7 @@ fn identity(description: &libc::statx) -> Identity {
         description.stx_dev_major,
         description.stx_dev_minor,
         description.stx_ino,
+        (description.stx_btime.tv_sec, description.stx_btime.tv_nsec),
     )
 }
 
@@ -199,4 +201,20 @@ fn write_structure<T: crate::sys::memory::Plain>(
 ) -> Result<i64, Errno> {
     notification.memory()?.write(address, bytes_of(value))?;
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_got_the_number_of_another_is_not_taken_for_it() {
+        let files = Files::default();
+        let opened = std::fs::File::open("/").unwrap();
+        files.remember(&opened, Path::new("/remote"));
+        let mut description = describe_as_known(opened.as_fd()).unwrap();
+        assert_eq!(files.path_of(&description), Some("/remote".into()));
+        description.stx_btime.tv_nsec ^= 1;
+        assert_eq!(files.path_of(&description), None);
+    }
 }

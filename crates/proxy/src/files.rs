@@ -21,6 +21,7 @@ mod served;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use config::FileRules;
 use interceptor::{Answer, Errno, OpenOptions};
@@ -119,6 +120,7 @@ impl TargetFiles {
             Err(asked) => Some(asked),
         };
         let request = convert::open(path, options, FIRST_BYTES);
+        let asked_to_open = Instant::now();
         let opened = self
             .calls
             .ask(|mut files| async move { files.open(request).await });
@@ -132,7 +134,7 @@ impl TargetFiles {
             let answer = cache::Answer::Metadata(metadata);
             self.cache.put(path, question, answer, asked);
         }
-        self.descriptor(path, opened?, flags, !may_write)
+        self.descriptor(path, opened?, flags, !may_write, asked_to_open)
     }
 
     fn descriptor(
@@ -141,6 +143,7 @@ impl TargetFiles {
         opened: rpc::OpenResponse,
         flags: i32,
         read_only: bool,
+        asked: Instant,
     ) -> Result<OwnedFd, Errno> {
         let mode = opened.metadata.as_ref().map_or(0, |metadata| metadata.mode);
         if !matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
@@ -149,7 +152,7 @@ impl TargetFiles {
             return Err(Errno::EOPNOTSUPP);
         }
         match &self.through {
-            Through::Fuse(fuse) => fuse.open(opened, flags, read_only),
+            Through::Fuse(fuse) => fuse.open(opened, flags, read_only, asked),
             Through::Memory(memory) => memory.open(path, &opened, flags),
         }
     }

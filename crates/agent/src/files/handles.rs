@@ -27,11 +27,23 @@ impl AsFd for OpenFile {
 #[derive(Debug, Default)]
 pub(crate) struct Handles(Mutex<Table>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
     /// Never used again, so a late request cannot meet another file. 0 is none.
     last: u64,
     open: HashMap<u64, Arc<OpenFile>>,
+}
+
+/// The first number is a random one: a client whose connection was replaced still has handles of the one before, and
+/// they must not meet the files of this one.
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            // Far from the largest number, so that counting never ends.
+            last: rand::random::<u64>() >> 1,
+            open: HashMap::new(),
+        }
+    }
 }
 
 impl Handles {
@@ -63,5 +75,28 @@ impl Handles {
     fn table(&self) -> MutexGuard<'_, Table> {
         // Nothing panics while it is locked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(handles: &Handles) -> u64 {
+        let file = OpenFile {
+            descriptor: std::fs::File::open("/dev/null").unwrap().into(),
+            append: false,
+        };
+        handles.insert(file).unwrap()
+    }
+
+    #[test]
+    fn a_handle_of_one_connection_is_none_of_another() {
+        let (before, now) = (Handles::default(), Handles::default());
+        let old = open(&before);
+        let new = open(&now);
+        assert!(now.get(new).is_ok());
+        assert!(now.get(old).is_err());
+        assert!(now.remove(&[old]).is_empty());
     }
 }

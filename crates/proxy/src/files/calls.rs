@@ -186,7 +186,7 @@ pub(crate) async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Errn
             Err(frame) => {
                 let trailers = frame.into_trailers().unwrap_or_else(|_| HeaderMap::new());
                 if let Some(failure) = Failure::from_headers(&trailers) {
-                    return Err(errno(Some(&failure)));
+                    return Err(of_file(errno(Some(&failure))));
                 }
             }
         }
@@ -198,17 +198,38 @@ fn check(response: Response<Incoming>) -> Result<Response<Incoming>, Errno> {
     if response.status().is_success() {
         return Ok(response);
     }
-    Err(errno(Failure::from_headers(response.headers()).as_ref()))
+    let failure = Failure::from_headers(response.headers());
+    Err(of_file(errno(failure.as_ref())))
 }
 
 fn failure(status: &tonic::Status) -> Errno {
     match instead(status) {
-        interceptor::Instead::Fail(errno) => errno,
+        interceptor::Instead::Fail(errno) => of_file(errno),
         interceptor::Instead::Local => Errno::EIO,
+    }
+}
+
+/// The application's descriptors are good. What the agent does not know any more was open at the agent before it.
+fn of_file(errno: Errno) -> Errno {
+    match errno {
+        Errno::EBADF => Errno::ESTALE,
+        other => other,
     }
 }
 
 fn lost(error: &link::LinkError) -> Errno {
     tracing::warn!(%error, "the agent cannot be reached");
     Errno::EIO
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_the_agent_does_not_know_any_more_is_stale() {
+        let status = |number| Failure::from_errno(number, "").to_status();
+        assert_eq!(failure(&status(libc::EBADF)), Errno::ESTALE);
+        assert_eq!(failure(&status(libc::ENOSPC)), Errno::ENOSPC);
+    }
 }

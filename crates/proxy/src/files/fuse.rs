@@ -26,6 +26,7 @@ mod wire;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use interceptor::Errno;
 use protocol::rpc;
@@ -114,12 +115,13 @@ impl Fuse {
         self.device
     }
 
-    /// A descriptor of what the agent opened with these flags.
+    /// A descriptor of what the agent opened with these flags, when it was asked to at `asked`.
     pub(crate) fn open(
         &self,
         opened: rpc::OpenResponse,
         flags: i32,
         read_only: bool,
+        asked: Instant,
     ) -> Result<OwnedFd, Errno> {
         let handle = Handle::new(
             self.shared.calls.clone(),
@@ -132,7 +134,7 @@ impl Fuse {
         let handle = Arc::new(handle);
         let metadata = opened.metadata.ok_or(Errno::EIO)?;
         let identity = inodes::identity(&metadata);
-        let (node, is_known) = self.shared.nodes.enter(identity, &metadata, &handle);
+        let (node, is_known) = self.shared.nodes.enter(identity, &metadata, &handle, asked);
         if is_known {
             self.shared.channel.forget_metadata(node);
         }

@@ -25,6 +25,8 @@ pub(super) struct Remote {
     pub(super) flags: i32,
     /// The rules allow to read the file and no more, whatever the target would.
     pub(super) read_only: bool,
+    /// There was something to read when it was opened, whatever its size says.
+    pub(super) has_content: bool,
     calls: Calls,
 }
 
@@ -48,6 +50,7 @@ impl Handle {
                 number,
                 flags,
                 read_only,
+                has_content: !first_bytes.is_empty(),
                 calls,
             }),
             reading: Reading::new(first_bytes, whole),

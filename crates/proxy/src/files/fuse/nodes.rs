@@ -82,12 +82,13 @@ pub(super) struct Known {
 
 impl Nodes {
     /// The node of a file that was opened at the target, and whether the kernel may know older metadata of it. It
-    /// stays until [`entered`](Self::entered).
+    /// stays until [`entered`](Self::entered). `asked` is when the target was asked to open it.
     pub(super) fn enter(
         &self,
         identity: Identity,
         metadata: &Metadata,
         handle: &Arc<Handle>,
+        asked: Instant,
     ) -> (u64, bool) {
         let mut table = self.table();
         let key = (identity, metadata.birth_time);
@@ -108,7 +109,12 @@ impl Nodes {
             pending: Vec::new(),
             open: Vec::new(),
         });
-        node.become_known(metadata, Instant::now(), handles);
+        if node.is_news(asked) {
+            node.become_known(metadata, asked, handles);
+        } else {
+            // Something was written meanwhile, and what came along may be from before.
+            handle.reading.forget();
+        }
         node.pins += 1;
         node.pending.push(Arc::clone(handle));
         (number, node.lookups > 0)
@@ -202,8 +208,7 @@ impl Nodes {
         let mut table = self.table();
         let Table { nodes, handles, .. } = &mut *table;
         if let Some(node) = nodes.get_mut(&number)
-            && node.seen < Some(asked)
-            && node.changed < Some(asked)
+            && node.is_news(asked)
         {
             node.become_known(metadata, asked, handles);
         }
@@ -216,9 +221,7 @@ impl Nodes {
         let node = nodes.get_mut(&number)?;
         node.seen = None;
         node.changed = Some(Instant::now());
-        for handle in node.open.iter().filter_map(|open| handles.get(open)) {
-            handle.reading.forget();
-        }
+        node.forget_read(handles);
         Some(node.identity.0)
     }
 
@@ -259,6 +262,19 @@ impl Table {
 }
 
 impl Node {
+    /// Whether an answer tells more than is known: it was asked for after the last one, and after the last change.
+    fn is_news(&self, asked: Instant) -> bool {
+        self.seen < Some(asked) && self.changed < Some(asked)
+    }
+
+    /// What was read ahead, or came with an open, is not good any more.
+    fn forget_read(&self, handles: &HashMap<u64, Arc<Handle>>) {
+        let open = self.open.iter().filter_map(|open| handles.get(open));
+        for handle in open.chain(&self.pending) {
+            handle.reading.forget();
+        }
+    }
+
     /// What was read ahead of another content must never reach the kernel after the metadata of this one: it would be
     /// cached as if it were new.
     fn become_known(
@@ -268,9 +284,7 @@ impl Node {
         handles: &HashMap<u64, Arc<Handle>>,
     ) {
         if Version::of(metadata) != Version::of(&self.metadata) {
-            for handle in self.open.iter().filter_map(|open| handles.get(open)) {
-                handle.reading.forget();
-            }
+            self.forget_read(handles);
         }
         self.metadata = *metadata;
         self.seen = Some(at);
@@ -283,5 +297,71 @@ impl Node {
                 .seen
                 .map_or(Duration::ZERO, |seen| FRESH.saturating_sub(seen.elapsed())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use link::http2::{Client, Windows};
+
+    use super::*;
+    use crate::agent::{Agent, Connection};
+    use crate::files::calls::Calls;
+
+    const FILE: Identity = (8, 1, 5);
+
+    /// To an agent that never answers.
+    async fn calls() -> Calls {
+        let (near, _far) = tokio::io::duplex(1024);
+        let client = Client::start(near, Windows::default()).await.unwrap();
+        Calls::new(Agent {
+            client: Connection::new(client),
+            runtime: tokio::runtime::Handle::current(),
+            routes: Arc::default(),
+            tell: Arc::new(|_| {}),
+        })
+    }
+
+    fn handle(calls: &Calls) -> Arc<Handle> {
+        let content = Bytes::from_static(b"old");
+        let handle = Handle::new(calls.clone(), 1, libc::O_RDWR, false, content, true);
+        Arc::new(handle)
+    }
+
+    fn metadata() -> Metadata {
+        Metadata {
+            size: 3,
+            ..Metadata::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_asked_before_a_change_is_not_believed_after_it() {
+        let (nodes, calls) = (Nodes::default(), calls().await);
+        let writer = handle(&calls);
+        let (node, _) = nodes.enter(FILE, &metadata(), &writer, Instant::now());
+        nodes.open(node, libc::O_RDWR).unwrap();
+        assert!(!nodes.known(node).unwrap().valid.is_zero());
+
+        let asked = Instant::now();
+        nodes.changed(node);
+        let reader = handle(&calls);
+        nodes.enter(FILE, &metadata(), &reader, asked);
+        assert!(nodes.known(node).unwrap().valid.is_zero());
+        assert_eq!(reader.reading.at_hand(0, 3), None);
+    }
+
+    #[tokio::test]
+    async fn a_change_concerns_what_is_about_to_be_open() {
+        let (nodes, calls) = (Nodes::default(), calls().await);
+        let reader = handle(&calls);
+        let (node, _) = nodes.enter(FILE, &metadata(), &reader, Instant::now());
+        assert_eq!(
+            reader.reading.at_hand(0, 3),
+            Some(Bytes::from_static(b"old"))
+        );
+        nodes.changed(node);
+        assert_eq!(reader.reading.at_hand(0, 3), None);
     }
 }

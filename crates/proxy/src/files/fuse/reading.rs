@@ -5,14 +5,16 @@
 //! is read ahead is bounded for one reader and for all of them together.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use bytes::Bytes;
 use interceptor::Errno;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::handle::Handle;
 use super::nodes::FRESH;
@@ -54,13 +56,15 @@ struct First {
 }
 
 /// In the parts in which it came: bytes are not copied on their way to the kernel.
-type Fetched = Option<Result<Vec<Bytes>, Errno>>;
+type Parts = Result<Vec<Bytes>, Errno>;
+
+/// What was read, and when it came.
+type Fetched = Option<(Parts, Instant)>;
 
 /// A block that was or is being read ahead.
 #[derive(Debug)]
 struct Block {
     bytes: watch::Receiver<Fetched>,
-    since: Instant,
     task: AbortHandle,
 }
 
@@ -107,11 +111,6 @@ impl Reading {
         let bytes = first.bytes.slice(start.min(length)..end.min(length));
         state.note(offset, size);
         Some(bytes)
-    }
-
-    pub(super) fn has_first_bytes(&self) -> bool {
-        let first = &self.state().first;
-        first.as_ref().is_some_and(|first| !first.bytes.is_empty())
     }
 
     /// What was read so far is not good any more.
@@ -200,24 +199,33 @@ impl State {
 }
 
 impl Block {
+    fn new(
+        read: impl Future<Output = Parts> + Send + 'static,
+        start: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>) -> AbortHandle,
+    ) -> Self {
+        BLOCKS.fetch_add(1, Ordering::Relaxed);
+        let (bytes_to_readers, bytes) = watch::channel(None);
+        let task = start(Box::pin(async move {
+            let parts = read.await;
+            let _ = bytes_to_readers.send(Some((parts, Instant::now())));
+        }));
+        Self { bytes, task }
+    }
+
+    /// Counted from when it came: over a slow link all blocks take long, and whoever dropped them then would read them
+    /// for ever.
     fn is_stale(&self) -> bool {
-        self.since.elapsed() > FRESH && self.bytes.borrow().is_some()
+        let fetched = self.bytes.borrow();
+        fetched
+            .as_ref()
+            .is_some_and(|(_, came)| came.elapsed() > FRESH)
     }
 }
 
 fn fetch(calls: &Calls, handle: u64, index: u64) -> Block {
-    BLOCKS.fetch_add(1, Ordering::Relaxed);
-    let (bytes_to_readers, bytes) = watch::channel(None);
     let asking = calls.clone();
-    let task = calls.start(async move {
-        let read = asking.read(handle, index * BLOCK, BLOCK).await;
-        let _ = bytes_to_readers.send(Some(read));
-    });
-    Block {
-        bytes,
-        since: Instant::now(),
-        task,
-    }
+    let read = async move { asking.read(handle, index * BLOCK, BLOCK).await };
+    Block::new(read, |task| calls.start(task))
 }
 
 /// The range out of blocks; `None` if one of them was given up.
@@ -233,7 +241,7 @@ async fn from_blocks(
             Ok(fetched) => fetched.clone(),
             Err(_) => None,
         };
-        let Some(bytes) = fetched else {
+        let Some((bytes, _)) = fetched else {
             return Ok(None);
         };
         let mut start = index * BLOCK;
@@ -251,4 +259,26 @@ async fn from_blocks(
         }
     }
     Ok(Some(parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_block_that_took_long_is_good_when_it_comes_and_not_for_ever() {
+        let read = async {
+            sleep(FRESH * 3).await;
+            Ok(vec![Bytes::from_static(b"x")])
+        };
+        let block = Block::new(read, |task| tokio::spawn(task).abort_handle());
+        assert!(!block.is_stale());
+        let mut bytes = block.bytes.clone();
+        bytes.wait_for(Option::is_some).await.unwrap();
+        assert!(!block.is_stale());
+        advance(FRESH * 2).await;
+        assert!(block.is_stale());
+    }
 }

@@ -113,8 +113,8 @@ fn look_up(shared: &Shared, parent: u64, name: &[u8]) -> Answer {
 fn open(shared: &Shared, node: u64, flags: i32, directory: bool) -> Answer {
     let opening = shared.nodes.open(node, flags)?;
     let known = shared.nodes.known(node);
-    let is_made_up = known
-        .is_some_and(|known| known.metadata.size == 0 && opening.handle.reading.has_first_bytes());
+    let is_made_up =
+        known.is_some_and(|known| known.metadata.size == 0 && opening.handle.remote.has_content);
     let mut answer = 0;
     // The kernel believes that a file ends where its size says, and that an append begins there. Where the target
     // knows better, each call goes there.

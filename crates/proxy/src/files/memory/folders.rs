@@ -110,12 +110,21 @@ fn remove(folder: &Path) {
 fn fill(folder: &Path, entries: &[Entry]) -> io::Result<()> {
     fs::create_dir(folder)?;
     for entry in entries {
+        // A name that leads elsewhere would be made elsewhere on this machine.
+        if matches!(&*entry.name, b"" | b"." | b"..") || entry.name.contains(&b'/') {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let place = folder.join(OsStr::from_bytes(&entry.name));
-        match entry.kind & libc::S_IFMT {
+        let made = match entry.kind & libc::S_IFMT {
             libc::S_IFDIR => fs::create_dir(&place),
             libc::S_IFLNK => symlink("target", &place),
-            _ => File::create(&place).map(drop),
-        }?;
+            _ => File::create_new(&place).map(drop),
+        };
+        match made {
+            // A directory that changes while it is listed may say a name twice.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made?,
+        }
     }
     Ok(())
 }
@@ -200,6 +209,23 @@ mod tests {
         assert_eq!(fs::read_dir(&place).unwrap().count(), 0);
         drop(folders);
         assert!(!place.exists());
+    }
+
+    #[test]
+    fn no_name_leads_out_of_the_folder() {
+        let outside = tempfile::tempdir().unwrap();
+        let absolute = outside.path().join("made").into_os_string();
+        let names = [absolute.as_bytes(), b"../made", b"..", b".", b"", b"a/b"];
+        for name in names {
+            let folders = Folders::default();
+            let opened = folders.open(&[entry(name, libc::S_IFREG)]);
+            assert!(opened.is_err(), "{}", name.escape_ascii());
+            assert!(fs::read_dir(place(&folders)).unwrap().next().is_none());
+        }
+        assert!(fs::read_dir(outside.path()).unwrap().next().is_none());
+        // The same name twice is no harm.
+        let twice = [entry(b"a", libc::S_IFREG), entry(b"a", libc::S_IFREG)];
+        assert!(Folders::default().open(&twice).is_ok());
     }
 
     #[test]
