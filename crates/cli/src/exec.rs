@@ -64,7 +64,8 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     // From here on the terminal is the program's.
     progress.finish(&target);
     let signals = Caught::start()?;
-    let mut supervised = prepared.start(variables, Arc::new(session))?;
+    let session = Arc::new(session);
+    let mut supervised = prepared.start(variables, Arc::<Session>::clone(&session))?;
     let signaller = supervised
         .signaller()
         .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
@@ -72,6 +73,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     let status = supervised.wait().context("the program was lost")?;
     tracing::info!(%status, "the program has ended");
     drop(supervised);
+    session.end();
     runtime.block_on(agent.end());
     runtime.shutdown_background();
     Ok(ending::end_as(status))

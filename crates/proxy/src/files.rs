@@ -166,7 +166,7 @@ impl TargetFiles {
     }
 
     /// What was written and closed is at the target.
-    fn settle(&self) {
+    pub(crate) fn settle(&self) {
         if let Through::Memory(memory) = &self.through {
             memory.settle();
         }

@@ -149,6 +149,15 @@ impl Session {
         Ok(self)
     }
 
+    /// Brings what is still to be written to the target, when the program has ended. Afterwards nobody looks after the
+    /// agent any more, which may end.
+    pub fn end(&self) {
+        self.files.settle();
+        if let Some(keeper) = &self.keeper {
+            keeper.abort();
+        }
+    }
+
     /// The environment of a process that stands in for the target.
     pub fn environment(&self, local: Variables) -> Vec<(OsString, OsString)> {
         let environment = self.rules.env.apply(self.variables.clone(), local);

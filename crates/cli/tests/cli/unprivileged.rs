@@ -13,7 +13,7 @@ const TARGET: &str = "mount -t tmpfs tmpfs /srv; echo words > /srv/file; hostnam
 
 /// Does what needs a real descriptor. The last is possible only through FUSE.
 const PROGRAM: &str = "\
-import errno, mmap, os, socket
+import errno, mmap, os, socket, threading
 file = open('/srv/file', 'rb')
 print(socket.gethostname(), file.read(), os.fstat(file.fileno()).st_size, os.listdir('/srv'))
 print(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)[:])
@@ -22,9 +22,15 @@ with open('/srv/new', 'w') as new:
 print(os.stat('/srv/new').st_size, open('/srv/new').read())
 try:
     open('/srv/file', 'r+').close()
-    print('changed in place')
+    print('changed in place', flush=True)
 except OSError as error:
-    print(errno.errorcode[error.errno])
+    print(errno.errorcode[error.errno], flush=True)
+# What is written last must not be lost, whatever else the program still waits for.
+waiting = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+waiting.bind(('127.0.0.1', 0))
+threading.Thread(target=lambda: waiting.recvfrom(1), daemon=True).start()
+open('/srv/last', 'wb').write(b'x' * 30_000_000)
+os._exit(0)
 ";
 
 /// Runs the program in a session, all of it as a user without rights, and answers what it said.
@@ -41,7 +47,8 @@ fn stand_in(device: &Path) -> Ended {
     let script = "set -e; cd \"$1\"; mkfifo hold; \
          unshare --user --map-root-user --mount --net --uts --pid --fork --kill-child sh target.sh < hold > pid & \
          exec 3> hold; until test -s pid; do sleep 0.02; done; \
-         ./standin exec --quiet --fs-mode write -t process/$(head -n 1 pid) -- python3 program.py";
+         ./standin exec --quiet --fs-mode write -t process/$(head -n 1 pid) -- python3 program.py; \
+         stat --format %s /proc/$(head -n 1 pid)/root/srv/last";
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "sh", "-c"])
@@ -60,7 +67,7 @@ fn stand_in(device: &Path) -> Ended {
 fn check(ended: &Ended, last: &str) {
     let expected = "of-the-target b'words\\n' 6 ['file']\nb'words\\n'\n7 written\n";
     let said = &ended.expect(0).stdout;
-    assert_eq!(*said, format!("{expected}{last}\n"), "{ended:?}");
+    assert_eq!(*said, format!("{expected}{last}\n30000000\n"), "{ended:?}");
 }
 
 #[test]

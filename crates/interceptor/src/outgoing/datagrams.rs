@@ -86,8 +86,8 @@ struct Message {
 
 impl Message {
     fn room(&self) -> usize {
-        let total: usize = self.vectors.iter().map(|(_, length)| *length).sum();
-        total.min(LARGEST)
+        let lengths = self.vectors.iter().map(|(_, length)| *length);
+        lengths.fold(0, usize::saturating_add).min(LARGEST)
     }
 
     fn from_header(from: &Notification, address: u64) -> Result<Self, Errno> {
@@ -247,7 +247,7 @@ fn send(
 ) -> Result<usize, Errno> {
     let mut data = Vec::with_capacity(message.room());
     for (address, length) in &message.vectors {
-        if data.len() + length > LARGEST {
+        if data.len().saturating_add(*length) > LARGEST {
             return Err(Errno::EMSGSIZE);
         }
         data.extend(from.read_bytes(*address, *length)?);
