@@ -91,13 +91,28 @@ fn execute(supervisor: &Supervisor, thread: libc::pid_t, program: &Program) -> D
         None => return Decision::Pass,
     };
     let path = crate::files::normalized(&path);
-    let remote = supervisor.host.choose_path(&path, Intent::Read) != PathChoice::Local;
-    if remote && program.here && !(virtually.is_none() && here(&path)) {
-        supervisor.host.notice(&Notice::ProgramNotHere { path });
+    let answer = virtually.is_some().then_some(Errno::ENOENT);
+    let missing_here = program.here && (virtually.is_some() || !here(&path));
+    match supervisor.host.choose_path(&path, Intent::Read) {
+        PathChoice::Remote(remote) if missing_here => {
+            Decision::later(move |supervisor, notification| {
+                say_where_it_is(supervisor, path, &remote);
+                match answer {
+                    Some(errno) => notification.fail(errno),
+                    None => notification.pass(),
+                }
+            })
+        }
+        _ => answer.map_or(Decision::Pass, |errno| Decision::Answer(Err(errno))),
     }
-    match virtually {
-        Some(_) => Decision::Answer(Err(Errno::ENOENT)),
-        None => Decision::Pass,
+}
+
+/// Says that a program that is not on this machine is at the target. Only if it is: whoever looks a program up in
+/// `PATH` tries to execute it in every folder there.
+fn say_where_it_is(supervisor: &Supervisor, path: PathBuf, remote: &Path) {
+    let found = supervisor.host.files().metadata(remote, true);
+    if found.is_ok_and(|metadata| metadata.mode & libc::S_IFMT == libc::S_IFREG) {
+        supervisor.host.notice(&Notice::ProgramNotHere { path });
     }
 }
 

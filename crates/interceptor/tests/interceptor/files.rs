@@ -197,7 +197,8 @@ fn programs_are_started_from_this_machine() {
     let target = Target::new();
     target.write("tool", "#!/bin/sh\necho remote\n");
     let script = "chmod 755 /remote-files/tool; /remote-files/tool; echo $?
-        cd /remote-files; ./tool; echo $?; true; cat ./tool | tail -1";
+        cd /remote-files; ./tool; echo $?; true; cat ./tool | tail -1
+        ./neither; /remote-files/nor; env PATH=/remote-files/bin:$PATH true";
     let output = run(&target, script).output();
     let lines: Vec<&str> = output.lines().collect();
     assert_eq!(
