@@ -164,6 +164,12 @@ fn podman() -> Check {
     let podman = Podman::find();
     match version_of(&mut podman.command()) {
         Some(version) => Check::ok(name, version),
+        None if starts(&mut podman.command()) => Check::not(
+            State::Limited,
+            name,
+            "it is there and fails, so there are no targets container/<name>",
+            "`podman --version` says why",
+        ),
         None => Check::not(
             State::Limited,
             name,
@@ -199,6 +205,16 @@ fn version_of(command: &mut Command) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().next()?.to_owned();
     output.status.success().then_some(line)
+}
+
+/// Whether a program can be started at all, however it ends.
+fn starts(command: &mut Command) -> bool {
+    let quiet = command.arg("--version").stdin(Stdio::null());
+    quiet
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
 }
 
 fn is_root() -> bool {

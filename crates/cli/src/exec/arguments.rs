@@ -70,7 +70,7 @@ pub(crate) struct SettingFlags {
     )]
     env_exclude: Vec<String>,
     /// Set a variable. Everyone on this machine can read a command line: secrets belong in a file, see --env-file
-    #[arg(long, value_name = "NAME=VALUE")]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = with_value)]
     override_env: Vec<String>,
     /// Take variables away, by patterns with * and ?
     #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
@@ -111,6 +111,13 @@ pub(crate) struct SettingFlags {
     /// Programs that run as if there were no session, by file name
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
     skip_processes: Vec<String>,
+}
+
+fn with_value(text: &str) -> Result<String, &'static str> {
+    match text.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
+        _ => Err("write NAME=VALUE; `NAME=` sets it to nothing, and --unset-env takes it away"),
+    }
 }
 
 impl ExecArguments {

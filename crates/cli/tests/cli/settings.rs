@@ -143,6 +143,16 @@ fn a_file_is_verified_and_the_one_of_the_folder_without_a_name() {
 }
 
 #[test]
+fn a_variable_without_a_value_is_told_how_to_have_one() {
+    for text in ["SHOP", "=x"] {
+        Standin::new()
+            .run(["exec", "--print-config", "--override-env", text])
+            .expect(2)
+            .says(&["write NAME=VALUE", "--unset-env"]);
+    }
+}
+
+#[test]
 fn settings_reach_the_program() {
     let target = Target::with(&[
         ("SHOP".as_ref(), "target".as_ref()),
