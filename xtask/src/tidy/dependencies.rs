@@ -262,6 +262,7 @@ mod tests {
             ("fleet", &["link"]),
             ("cli", &["proxy", "config", "cluster"]),
             ("server", &["agent", "operator", "usage", "fleet", "tunnel"]),
+            ("workload", &["link"]),
             ("lab", &["nix"]),
             ("e2e", &["lab", "agent", "cli"]),
             ("xtask", &["lab", "e2e"]),
