@@ -3,6 +3,8 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -36,10 +38,23 @@ pub(crate) struct RelayArguments {
 }
 
 pub(crate) fn run(arguments: RelayArguments) -> Result<()> {
-    tokio::runtime::Runtime::new()?.block_on(serve(arguments))
+    let runtime = tokio::runtime::Runtime::new()?;
+    let cut = Arc::new(AtomicU64::new(0));
+    let result = runtime.block_on(async {
+        // Until whoever started us closes our standard input.
+        let ended = tokio::task::spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink()));
+        tokio::select! {
+            result = serve(arguments, &cut) => result,
+            _ = ended => Ok(()),
+        }
+    });
+    println!("{} cut", cut.load(Ordering::Relaxed));
+    // Whatever still reads standard input is not waited for.
+    runtime.shutdown_background();
+    result
 }
 
-async fn serve(arguments: RelayArguments) -> Result<()> {
+async fn serve(arguments: RelayArguments, count: &Arc<AtomicU64>) -> Result<()> {
     let listener = TcpListener::bind(arguments.listen)
         .await
         .with_context(|| format!("cannot listen on {}", arguments.listen))?;
@@ -63,6 +78,7 @@ async fn serve(arguments: RelayArguments) -> Result<()> {
         let (near, _) = listener.accept().await?;
         near.set_nodelay(true)?;
         let (tcp, tls_dialer, cut) = (tcp.clone(), tls_dialer.clone(), cuts.subscribe());
+        let count = Arc::clone(count);
         let acceptor = tls.as_ref().map(|(acceptor, _)| acceptor.clone());
         tokio::spawn(async move {
             match (acceptor, tls_dialer) {
@@ -71,7 +87,7 @@ async fn serve(arguments: RelayArguments) -> Result<()> {
                     carry(near, tcp.dial().await?, cut).await
                 }
                 (None, Some(dialer)) => carry(near, dialer.dial().await?, cut).await,
-                (None, None) => carry_or_reset(near, tcp.dial().await?, cut).await,
+                (None, None) => carry_or_reset(near, tcp.dial().await?, cut, &count).await,
             }
         });
     }
@@ -91,9 +107,11 @@ async fn carry_or_reset(
     mut near: TcpStream,
     mut far: TcpStream,
     mut cut: watch::Receiver<()>,
+    count: &AtomicU64,
 ) -> io::Result<()> {
     let carried = copy_bidirectional_with_sizes(&mut near, &mut far, BUFFER, BUFFER);
     if until_cut(carried, &mut cut).await?.is_none() {
+        count.fetch_add(1, Ordering::Relaxed);
         near.set_zero_linger()?;
         far.set_zero_linger()?;
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::site::{Server, Site, Transport};
@@ -24,7 +24,7 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
 
 fn cut(site: &mut Site, extent: &Extent, link: u64, number: usize) -> Result<Vec<Row>> {
     let time = if extent.quick { 10 } else { 60 };
-    let (_relay, mut inside) = site.cut_session_worker(CUT_EVERY)?;
+    let (relay, mut inside) = site.cut_session_worker(CUT_EVERY)?;
     let mut numbers = inside.ask(&json!({
         "do": "requests",
         "address": Server::Tally.address(),
@@ -36,7 +36,16 @@ fn cut(site: &mut Site, extent: &Extent, link: u64, number: usize) -> Result<Vec
     let mut number = |name: &str| median(numbers.remove(name).unwrap_or_default());
     let name = format!("cut every 2 s for {time} s, {CONNECTIONS} connections, {link} ms");
     let longest = number("longest") * 1e3;
+    drop(inside);
+    let said = relay.end()?;
+    let cuts = said
+        .split_whitespace()
+        .next()
+        .and_then(|count| count.parse().ok());
+    let cuts: f64 = cuts.context("the relay did not say how often it cut")?;
     Ok(vec![
+        // One after each pause, but for the first of them: there is no session yet.
+        Row::new(format!("{name}: cuts"), cuts, "").at_least((time / 2 - 2) as f64),
         Row::new(format!("{name}: answered"), number("answered"), "").at_least(1.0),
         Row::new(format!("{name}: failed"), number("failed"), "").at_most(0.0),
         Row::new(format!("{name}: duplicated"), number("duplicated"), "").at_most(0.0),

@@ -123,6 +123,12 @@ impl Program {
         self.child.id()
     }
 
+    /// Ends the program, and answers the last thing that it says.
+    pub(super) fn end(mut self) -> Result<String> {
+        drop(self.child.stdin.take());
+        self.line()
+    }
+
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
