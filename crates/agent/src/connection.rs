@@ -22,7 +22,7 @@ use tonic::codegen::Service;
 
 use crate::agent::Agent;
 use crate::files::{self, Handles};
-use crate::outgoing::{self, SpareSockets};
+use crate::outgoing;
 use crate::{Error, Result};
 
 /// How much one stream may have on the way: what a fast line carries in 40 ms. It is what one slow reader costs.
@@ -44,7 +44,6 @@ const HELLO: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     pub(crate) agent: Agent,
     pub(crate) handles: Handles,
-    pub(crate) spare_sockets: SpareSockets,
     /// From Hello to everything that waits for it.
     greeting: watch::Sender<Greeting>,
 }
@@ -63,7 +62,6 @@ impl Connection {
         Self {
             agent,
             handles: Handles::default(),
-            spare_sockets: SpareSockets::default(),
             greeting: watch::Sender::new(Greeting::Awaited),
         }
     }

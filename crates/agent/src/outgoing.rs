@@ -23,11 +23,9 @@ use crate::{Error, Result};
 
 mod datagrams;
 mod relay;
-mod spare;
 mod unix_socket;
 
 pub(crate) use datagrams::receive_one;
-pub(crate) use spare::SpareSockets;
 
 /// A TCP connection. The response's headers are sent when it is up.
 pub(crate) async fn tcp(
@@ -35,13 +33,7 @@ pub(crate) async fn tcp(
     request: Request<Incoming>,
 ) -> Result<Response<Body>> {
     let connect = TcpConnect::from_headers(request.headers())?;
-    let stream = match connect.bind {
-        None => {
-            let socket = spare::take(connection, family(connect.address.ip())).await?;
-            connect_socket(socket, connect.address).await?
-        }
-        bind => connect_tcp(&connection.agent, connect.address, bind).await?,
-    };
+    let stream = connect_tcp(&connection.agent, connect.address, connect.bind).await?;
     let ends = Connected {
         local: stream
             .local_addr()
@@ -120,10 +112,6 @@ pub(crate) async fn connect_tcp(
 ) -> Result<TcpStream> {
     let family = family(address.ip());
     let socket = make_socket(agent, family, SocketType::STREAM, bind_to).await?;
-    connect_socket(socket, address).await
-}
-
-async fn connect_socket(socket: OwnedFd, address: SocketAddr) -> Result<TcpStream> {
     let socket = TcpSocket::from_std_stream(socket.into());
     let stream = socket.connect(address).await;
     let stream = stream.map_err(Error::io("connect to this address"))?;

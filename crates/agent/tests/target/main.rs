@@ -16,5 +16,6 @@ mod env;
 mod faults;
 mod files;
 mod nameserver;
+mod namespaces;
 mod outgoing;
 mod world;

@@ -1,10 +1,9 @@
 //! The target of a test, and what runs inside its network.
 
-use std::io::{BufRead as _, BufReader};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::{fs, thread};
 
 use agent::Agent;
@@ -13,6 +12,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::client::Client;
+use crate::namespaces;
 
 /// Ends with the test, and with it everything that was made for it: its files, network and name live in its namespaces.
 pub(crate) struct Target {
@@ -27,31 +27,7 @@ pub(crate) fn target() -> Option<Target> {
         eprintln!("skipped: making namespaces needs root");
         return None;
     }
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/target/target.sh");
-    let mut namespaces = Command::new("unshare")
-        .args([
-            "--net",
-            "--mount",
-            "--uts",
-            "--pid",
-            "--fork",
-            "--kill-child",
-        ])
-        .args(["sh", script])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("unshare can be started");
-    let mut word = String::new();
-    let stdout = namespaces.stdout.as_mut().expect("it is piped");
-    BufReader::new(stdout)
-        .read_line(&mut word)
-        .expect("the target speaks");
-    assert_eq!(word, "ready\n");
-    let children = format!("/proc/{0}/task/{0}/children", namespaces.id());
-    let children = fs::read_to_string(children).expect("it has a child");
-    let pid = children.split_whitespace().next().expect("a child");
-    let pid: u32 = pid.parse().expect("a number");
+    let (namespaces, pid) = namespaces::start();
     let number = Pid::from_raw(pid.try_into().expect("a small number")).expect("not 0");
     Some(Target {
         process: pidfd_open(number, PidfdFlags::empty()).expect("it is there"),

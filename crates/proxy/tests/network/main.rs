@@ -8,6 +8,10 @@
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
+/// The target's process.
+#[path = "../../../agent/tests/target/namespaces.rs"]
+mod namespaces;
+
 /// The target, its network, and a session with it.
 mod world;
 

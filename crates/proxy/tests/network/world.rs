@@ -1,12 +1,11 @@
 //! The target of a test, what runs inside its network, and a session with it.
 
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader};
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
@@ -16,6 +15,8 @@ use config::{EnvFile, Format, Layers, Surroundings};
 use nix::sched::{CloneFlags, setns};
 use proxy::{Launch, Session};
 use tokio::runtime::Runtime;
+
+use crate::namespaces;
 
 /// A process with its own root, network and name. Ends with the test, and with it everything that was made for it.
 pub(crate) struct World {
@@ -28,40 +29,14 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        let script = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/../agent/tests/target/target.sh"
-        );
-        let mut namespaces = Command::new("unshare")
-            .args([
-                "--net",
-                "--mount",
-                "--uts",
-                "--pid",
-                "--fork",
-                "--kill-child",
-            ])
-            .args(["sh", script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare can be started");
-        let mut word = String::new();
-        let stdout = namespaces.stdout.as_mut().expect("it is piped");
-        BufReader::new(stdout)
-            .read_line(&mut word)
-            .expect("the target speaks");
-        assert_eq!(word, "ready\n");
-        let children = format!("/proc/{0}/task/{0}/children", namespaces.id());
-        let children = fs::read_to_string(children).expect("it has a child");
-        let pid = children.split_whitespace().next().expect("a child");
+        let (namespaces, pid) = namespaces::start();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .expect("there are threads");
         Self {
-            pid: pid.parse().expect("a number"),
+            pid,
             namespaces,
             runtime,
             folder: tempfile::tempdir().expect("there is room"),

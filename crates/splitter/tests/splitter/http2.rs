@@ -99,6 +99,8 @@ struct Http2Stage {
     port: Arc<Port>,
     application: Arc<Http2Place>,
     alice: Arc<Http2Place>,
+    /// Connections of clients that are over.
+    ended: Arc<AtomicUsize>,
     _guard: ClaimGuard,
 }
 
@@ -117,6 +119,7 @@ fn stage_with(filter: Filter, settings: Settings) -> Http2Stage {
         port,
         application,
         alice,
+        ended: Arc::default(),
         _guard: guard,
     }
 }
@@ -129,8 +132,11 @@ fn stage() -> Http2Stage {
 impl Http2Stage {
     async fn connect(&self) -> SendRequest<Bytes> {
         let (client, served) = tokio::io::duplex(64 * 1024);
-        let port = self.port.clone();
-        tokio::spawn(async move { port.serve(Box::new(served), arrival()).await });
+        let (port, ended) = (self.port.clone(), Arc::clone(&self.ended));
+        tokio::spawn(async move {
+            port.serve(Box::new(served), arrival()).await;
+            ended.fetch_add(1, Ordering::SeqCst);
+        });
         let (send, connection) = h2::client::handshake(client).await.unwrap();
         tokio::spawn(connection);
         send.ready().await.unwrap()
@@ -347,12 +353,14 @@ async fn what_a_session_does_not_answer_the_application_does() {
 #[tokio::test]
 async fn the_next_client_gets_the_last_ones_connection() {
     let stage = stage();
-    for _ in 0..3 {
+    for client_number in 1..=3 {
         let mut client = stage.connect().await;
         let (response, _) = client.send_request(request("/echo", "x"), true).unwrap();
         read(response.await.unwrap().into_body()).await;
         drop(client);
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        while stage.ended.load(Ordering::SeqCst) < client_number {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
     assert_eq!(stage.application.opened.load(Ordering::SeqCst), 1);
 }
