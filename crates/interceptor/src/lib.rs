@@ -45,6 +45,7 @@ mod files;
 mod filter;
 mod host;
 mod hostname;
+mod incoming;
 mod launch;
 pub mod measure;
 mod metadata;
@@ -63,8 +64,10 @@ pub use crate::diagnose::{Diagnosis, check, diagnose};
 pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
-    Answer, DestinationChoice, Host, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles,
+    Answer, DestinationChoice, Host, Instead, Intent, ListenerChoice, Notice, OpenOptions,
+    PathChoice, RemoteFiles,
 };
+pub use crate::incoming::{Delivery, Listener, Listening};
 pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
 pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};
