@@ -11,6 +11,7 @@ mod event;
 mod files;
 mod outgoing;
 mod session;
+mod stream;
 mod sys;
 
 pub use agent::{Reach, Reached};
