@@ -28,7 +28,7 @@ const LARGEST_PIECE: usize = 128 * 1024;
 pub(crate) struct LocalStream {
     socket: Socket,
     /// With it goes what the application sees as the names of both ends.
-    _kept: Kept,
+    kept: Kept,
 }
 
 /// Something that has to be there as long as a stream.
@@ -59,8 +59,16 @@ impl LocalStream {
         };
         Ok(Self {
             socket,
-            _kept: Box::new(kept),
+            kept: Box::new(kept),
         })
+    }
+
+    /// The socket itself, and what has to be there as long.
+    pub(crate) fn into_tcp(self) -> io::Result<(TcpStream, Kept)> {
+        match self.socket {
+            Socket::Tcp(stream) => Ok((stream, self.kept)),
+            Socket::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
     /// Waits until a connection that was begun is there.

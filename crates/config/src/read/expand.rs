@@ -15,12 +15,11 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
             let mode = if remote { "read" } else { "local" };
             same(&["mode"], Value::Text(mode.to_owned()))
         }
-        (Expand::Files, value @ Value::Text(_)) => same(&["mode"], value),
         (Expand::Incoming, Value::Boolean(enabled)) => {
             let mode = if enabled { "mirror" } else { "off" };
             same(&["mode"], Value::Text(mode.to_owned()))
         }
-        (Expand::Incoming, value @ Value::Text(_)) => same(&["mode"], value),
+        (Expand::Files | Expand::Incoming, value @ Value::Text(_)) => same(&["mode"], value),
         (Expand::Incoming, Value::Map(mut entries)) => {
             for (key, _) in &mut entries {
                 if key.text == "https_delivery" {
@@ -53,12 +52,13 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
             }
             None => Value::Text(text),
         },
-        (Expand::Pairs, Value::Text(text)) => Value::List(separated(&text, span)),
         // One pair, as a list.
         (Expand::Pairs, value @ Value::List(_)) if has_numbers(&value) => {
             Value::List(vec![Node { value, span }])
         }
-        (Expand::Separated, Value::Text(text)) => Value::List(separated(&text, span)),
+        (Expand::Separated | Expand::Pairs, Value::Text(text)) => {
+            Value::List(separated(&text, span))
+        }
         (_, value) => value,
     };
     Node { value, span }
