@@ -175,7 +175,7 @@ mod tests {
             seconds: 60,
             filter: "are POST".to_owned(),
         };
-        check(None, false, false, &[silent.clone()]);
+        check(None, false, false, std::slice::from_ref(&silent));
         check(Some("are POST"), false, false, &[silent]);
         check(Some("are POST"), true, false, &[unmatched]);
         check(None, true, true, &[]);
