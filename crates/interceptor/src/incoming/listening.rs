@@ -84,10 +84,12 @@ pub(super) fn decide_listen(
     }
     Ok(Decision::later(move |supervisor, call| {
         // First, so that there is a queue before there is traffic.
-        match socket::listen(theirs.as_fd(), call.int(1)) {
-            Ok(()) => subscribe(supervisor, Transport::Tcp, theirs, call),
-            Err(errno) => call.fail(errno),
+        if let Err(errno) = socket::listen(theirs.as_fd(), call.int(1)) {
+            return call.fail(errno);
         }
+        // Its port may be known, or another, only now.
+        supervisor.connections.add_own_listener(&theirs);
+        subscribe(supervisor, Transport::Tcp, theirs, call);
     }))
 }
 
