@@ -87,6 +87,13 @@ pub enum Notice {
     /// A program that would run as somebody else (set-user-ID) does not: who may not supervise such programs gives up
     /// gaining privileges.
     NoPrivileges { path: PathBuf },
+    /// The application listens where this machine's port or address cannot be had. It sees the address that it asked for;
+    /// on this machine it is reached at another.
+    PortMoved {
+        transport: Transport,
+        asked: SocketAddr,
+        used: SocketAddr,
+    },
     /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
     ProgramNotHere { path: PathBuf },
 }
