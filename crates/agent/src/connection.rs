@@ -13,8 +13,12 @@ use protocol::rpc::control_server::ControlServer;
 use protocol::rpc::dns_server::DnsServer;
 use protocol::rpc::env_server::EnvServer;
 use protocol::rpc::files_server::FilesServer;
+use protocol::rpc::incoming_server::IncomingServer;
 use protocol::rpc::outgoing_server::OutgoingServer;
-use protocol::{MESSAGE_BYTES, files as file_streams, outgoing as outgoing_streams};
+use protocol::{
+    MESSAGE_BYTES, files as file_streams, incoming as incoming_streams,
+    outgoing as outgoing_streams,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tonic::body::Body;
@@ -22,6 +26,7 @@ use tonic::codegen::Service;
 
 use crate::agent::Agent;
 use crate::files::{self, Handles};
+use crate::incoming::{self, Subscriptions};
 use crate::outgoing;
 use crate::{Error, Result};
 
@@ -44,6 +49,7 @@ const HELLO: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     pub(crate) agent: Agent,
     pub(crate) handles: Handles,
+    pub(crate) subscriptions: Arc<Subscriptions>,
     /// From Hello to everything that waits for it.
     greeting: watch::Sender<Greeting>,
 }
@@ -62,6 +68,7 @@ impl Connection {
         Self {
             agent,
             handles: Handles::default(),
+            subscriptions: Arc::default(),
             greeting: watch::Sender::new(Greeting::Awaited),
         }
     }
@@ -135,6 +142,7 @@ async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Respo
         "standin.session.v1.Files" => serve!(FilesServer),
         "standin.session.v1.Dns" => serve!(DnsServer),
         "standin.session.v1.Outgoing" => serve!(OutgoingServer),
+        "standin.session.v1.Incoming" => serve!(IncomingServer),
         _ => stream(&connection, request).await,
     }
 }
@@ -150,6 +158,7 @@ async fn stream(connection: &Arc<Connection>, request: Request<Incoming>) -> Res
             outgoing_streams::UDP => outgoing::udp(connection, request).await,
             outgoing_streams::UNIX => outgoing::unix(connection, request).await,
             outgoing_streams::UNIX_DATAGRAM => outgoing::unix_datagram(connection, request).await,
+            incoming_streams::ACCEPT => incoming::accept(connection, request).await,
             _ => Ok(unknown()),
         }
     };

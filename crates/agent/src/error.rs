@@ -45,6 +45,16 @@ pub enum Error {
     )]
     NothingArrives { port: Port },
 
+    /// A filter that cannot be, or somebody else who has the port.
+    #[error(transparent)]
+    Claim(#[from] splitter::Error),
+
+    #[error("there is no subscription {0}: subscribe, and use the number that the first event has")]
+    NoSubscription(u64),
+
+    #[error("the subscription has ended")]
+    SubscriptionEnded,
+
     #[error("the token is not this agent's: use the one it was started with")]
     WrongToken,
 
@@ -88,7 +98,12 @@ impl Error {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
             Self::NoTarget(_) | Self::TargetGone(_) => Reason::TargetGone,
-            Self::PortTaken { .. } | Self::NothingArrives { .. } => Reason::Agent,
+            Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
+                return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
+            }
+            Self::NothingArrives { .. } => Reason::Agent,
+            Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
+            Self::NoSubscription(_) | Self::SubscriptionEnded => Reason::BadRequest,
             Self::Agent { source, .. } => {
                 return Failure::new(Reason::Agent, format!("{self} ({source})"));
             }
@@ -109,6 +124,18 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         error.to_failure().to_status()
     }
+}
+
+/// An error and what caused it, as one text: the client gets no more than that.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }
 
 /// The error number in an error of the standard library. One without a number did not come from the system.

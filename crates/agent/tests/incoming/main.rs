@@ -1,5 +1,5 @@
-//! The redirection of a real target's traffic: two network namespaces with a cable between them, the target's and a
-//! client's. Needs root, and says so where it is not.
+//! A real target's traffic, redirected to the agent and given to sessions: two network namespaces with a cable between them,
+//! the target's and a client's. Needs root, and says so where it is not.
 
 #![expect(
     clippy::expect_used,
@@ -16,4 +16,7 @@ mod faults;
 mod load;
 mod mesh;
 mod programs;
+mod session;
+mod steal;
+mod web;
 mod world;

@@ -1,0 +1,346 @@
+//! The redirected ports of the target, each with those who want its traffic.
+//!
+//! There is no redirection as long as nobody wants anything, and none after the last has gone.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use protocol::rpc::{Missed, MissedReason, SubscribeEvent, subscribe_event};
+use splitter::{Arrival, Claim, ClaimGuard, Notice, Notices, Reason, Settings};
+use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::original::Original;
+use super::redirect::{Arrived, Evidence, Mesh, Port, Protocol, Redirect};
+use super::subscription::{Queue, event};
+use super::wanted::Wanted;
+use crate::agent::Agent;
+use crate::{Error, Result};
+
+/// A client that has begun to connect is waited for so long, before the redirection ends.
+const DRAINED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What an agent redirects.
+#[derive(Debug, Default)]
+pub(crate) struct Ports {
+    state: AsyncMutex<State>,
+    open: Arc<OpenPorts>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    running: Option<Running>,
+    /// How many want each port.
+    users: HashMap<Port, usize>,
+}
+
+/// A redirection, and the tasks that take what arrives.
+#[derive(Debug)]
+struct Running {
+    redirect: Arc<Redirect>,
+    accepting: JoinHandle<()>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// What arrives finds its port here.
+#[derive(Debug, Default)]
+struct OpenPorts(RwLock<HashMap<Port, Arc<OpenPort>>>);
+
+impl OpenPorts {
+    fn get(&self, port: Port) -> Option<Arc<OpenPort>> {
+        let ports = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        ports.get(&port).cloned()
+    }
+
+    fn insert(&self, port: Port, open: Arc<OpenPort>) {
+        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        ports.insert(port, open);
+    }
+
+    fn remove(&self, port: Port) {
+        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        ports.remove(&port);
+    }
+}
+
+/// A redirected port.
+#[derive(Debug)]
+struct OpenPort {
+    splitter: Arc<splitter::Port>,
+    listeners: Arc<Listeners>,
+    /// Whether traffic has arrived that is not the target's own.
+    traffic: watch::Sender<bool>,
+    mesh: Mutex<Option<Mesh>>,
+}
+
+/// Who is told what happens to the requests of a port.
+#[derive(Debug, Default)]
+struct Listeners(Mutex<Vec<Listener>>);
+
+#[derive(Debug)]
+struct Listener {
+    holder: String,
+    events_to_session: mpsc::Sender<SubscribeEvent>,
+}
+
+impl Listeners {
+    fn all(&self) -> MutexGuard<'_, Vec<Listener>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, notice: &Notice) {
+        let missed = |reason: Reason, lost| {
+            let reason = match reason {
+                Reason::Unreachable => MissedReason::Unreachable,
+                Reason::NoAnswer => MissedReason::NoAnswer,
+                Reason::TooSlow => MissedReason::TooSlow,
+            };
+            subscribe_event::Event::Missed(Missed {
+                reason: reason.into(),
+                lost,
+            })
+        };
+        let (holder, told) = match notice {
+            Notice::FellBack { holder, reason } => (holder, missed(*reason, false)),
+            Notice::Lost { holder, reason } => (holder, missed(*reason, true)),
+            Notice::CopyDropped { holder } => (holder, subscribe_event::Event::CopyDropped(true)),
+        };
+        tracing::info!(?notice, "incoming traffic");
+        for listener in self.all().iter() {
+            if listener.holder == *holder {
+                // A session that takes no events has not taken earlier ones like it.
+                let _ = listener.events_to_session.try_send(event(told.clone()));
+            }
+        }
+    }
+}
+
+/// What a session has of a port.
+#[derive(Debug)]
+pub(super) struct Held {
+    port: Port,
+    open: Arc<OpenPort>,
+    claim: ClaimGuard,
+    events_to_session: mpsc::Sender<SubscribeEvent>,
+    pub(super) evidence: Evidence,
+    pub(super) mesh: Option<Mesh>,
+    pub(super) flushed: u32,
+}
+
+impl Held {
+    /// Waits until somebody takes it away, and says who.
+    pub(super) async fn overridden(&self) -> String {
+        self.claim.overridden().await
+    }
+
+    /// Whether traffic has arrived.
+    pub(super) fn traffic(&self) -> watch::Receiver<bool> {
+        self.open.traffic.subscribe()
+    }
+}
+
+impl Ports {
+    /// Claims what a session wants, and redirects the port if nobody has it yet.
+    pub(super) async fn claim(
+        &self,
+        agent: &Agent,
+        wanted: &Wanted,
+        session: Arc<Queue>,
+        events_to_session: mpsc::Sender<SubscribeEvent>,
+    ) -> Result<Held> {
+        let port = wanted.port;
+        let mut state = self.state.lock().await;
+        let redirect = self.use_port(&mut state, agent, wanted).await?;
+        let claimed = async {
+            let open = self.open.get(port).ok_or(Error::SubscriptionEnded)?;
+            let claim = open.claim(wanted, session)?;
+            let mut held = Held {
+                port,
+                claim,
+                events_to_session: events_to_session.clone(),
+                evidence: redirect.evidence(port),
+                mesh: open.mesh(),
+                flushed: 0,
+                open,
+            };
+            if wanted.flush_connections && port.protocol == Protocol::Tcp {
+                let flushed = redirect.flush_connections(port.number).await?;
+                held.flushed = u32::try_from(flushed).unwrap_or(u32::MAX);
+            }
+            held.open.listeners.all().push(Listener {
+                holder: wanted.holder.clone(),
+                events_to_session,
+            });
+            Ok(held)
+        };
+        let claimed = claimed.await;
+        if claimed.is_err() {
+            self.leave_port(&mut state, port).await;
+        }
+        claimed
+    }
+
+    /// Gives back what a session had.
+    pub(super) async fn release(&self, held: Held) {
+        let Held {
+            port,
+            open,
+            claim,
+            events_to_session,
+            ..
+        } = held;
+        drop(claim);
+        open.listeners
+            .all()
+            .retain(|listener| !listener.events_to_session.same_channel(&events_to_session));
+        let mut state = self.state.lock().await;
+        self.leave_port(&mut state, port).await;
+    }
+
+    async fn use_port(
+        &self,
+        state: &mut State,
+        agent: &Agent,
+        wanted: &Wanted,
+    ) -> Result<Arc<Redirect>> {
+        let port = wanted.port;
+        let redirect = match &state.running {
+            Some(running) => Arc::clone(&running.redirect),
+            None => {
+                let redirect = Arc::new(Redirect::new(agent, &wanted.holder).await?);
+                let accept = accept_all(agent.clone(), Arc::clone(&redirect), Arc::clone(&self.open));
+                state.running = Some(Running {
+                    redirect: Arc::clone(&redirect),
+                    accepting: tokio::spawn(accept),
+                });
+                redirect
+            }
+        };
+        *state.users.entry(port).or_default() += 1;
+        if self.open.get(port).is_some() {
+            return Ok(redirect);
+        }
+        let open = Arc::new(OpenPort::new(agent));
+        self.open.insert(port, Arc::clone(&open));
+        let checked = async {
+            redirect.add_port(port).await?;
+            redirect.check(port).await
+        };
+        match checked.await {
+            Ok(checked) => {
+                tracing::info!("{checked}");
+                open.set_mesh(checked.mesh);
+                Ok(redirect)
+            }
+            Err(error) => {
+                self.leave_port(state, port).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the redirection of a port when nobody wants it any more.
+    async fn leave_port(&self, state: &mut State, port: Port) {
+        let users = state.users.entry(port).or_default();
+        *users = users.saturating_sub(1);
+        if *users > 0 {
+            return;
+        }
+        state.users.remove(&port);
+        self.open.remove(port);
+        let Some(running) = &state.running else {
+            return;
+        };
+        if let Err(error) = running.redirect.remove_port(port).await {
+            tracing::warn!(%error, %port, "a redirection could not be removed");
+        }
+        if !state.users.is_empty() {
+            return;
+        }
+        // What has begun to connect gets its connection. Whoever wants a port meanwhile waits.
+        let _ = timeout(DRAINED_WITHIN, running.redirect.drain()).await;
+        state.running = None;
+    }
+}
+
+impl OpenPort {
+    fn new(agent: &Agent) -> Self {
+        let listeners = Arc::<Listeners>::default();
+        let told = Arc::clone(&listeners);
+        let settings = Settings {
+            notices: Notices::new(move |notice| told.tell(&notice)),
+            ..Settings::default()
+        };
+        let original = Arc::new(Original(agent.clone()));
+        Self {
+            splitter: Arc::new(splitter::Port::new(original, settings)),
+            listeners,
+            traffic: watch::Sender::new(false),
+            mesh: Mutex::default(),
+        }
+    }
+
+    fn claim(&self, wanted: &Wanted, session: Arc<Queue>) -> Result<ClaimGuard> {
+        let claim = Claim {
+            holder: wanted.holder.clone(),
+            mode: wanted.mode,
+            filter: wanted.filter.clone(),
+            takes_probes: wanted.takes_probes,
+            destination: session,
+        };
+        let claims = self.splitter.claims();
+        claims.claim(claim, wanted.on_conflict).map_err(Error::Claim)
+    }
+
+    fn mesh(&self) -> Option<Mesh> {
+        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_mesh(&self, mesh: Option<Mesh>) {
+        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner) = mesh;
+    }
+
+    /// Notes that something has arrived. Behind a sidecar everything seems to come from inside.
+    fn note_traffic(&self, arrival: &Arrival) {
+        if *self.traffic.borrow() {
+            return;
+        }
+        let (client, server) = (arrival.client.ip(), arrival.server.ip());
+        let is_own = client.is_loopback() || client == server;
+        if !is_own || self.mesh().is_some() {
+            self.traffic.send_replace(true);
+        }
+    }
+}
+
+/// Takes connections as long as there is a redirection.
+async fn accept_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>) {
+    // What had begun to connect when its port was given up.
+    let unwanted = Arc::new(OpenPort::new(&agent));
+    while let Ok(arrived) = redirect.accept().await {
+        let port = Port::tcp(arrived.original_destination.port());
+        let open = ports.get(port).unwrap_or_else(|| Arc::clone(&unwanted));
+        tokio::spawn(serve(open, arrived));
+    }
+}
+
+async fn serve(open: Arc<OpenPort>, arrived: Arrived) {
+    let arrival = Arrival {
+        client: arrived.peer,
+        server: arrived.original_destination,
+        tls: None,
+    };
+    open.note_traffic(&arrival);
+    // What is passed on was sent by somebody who decided when.
+    let _ = arrived.stream.set_nodelay(true);
+    let splitter = Arc::clone(&open.splitter);
+    drop(open);
+    splitter.serve(Box::new(arrived.stream), arrival).await;
+}
