@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::connection::Connection;
+use crate::connection::{Access, Connection};
 use crate::dns::Silent;
 use crate::incoming::Ports;
 use crate::target::Target;
@@ -101,7 +101,8 @@ impl Agent {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        connection::serve(Arc::new(Connection::new(self.clone())), io).await
+        let connection = Connection::new(self.clone(), Access::Session);
+        connection::serve(Arc::new(connection), io).await
     }
 
     /// The process for which this agent acts.

@@ -4,7 +4,7 @@ use protocol::failure::{Failure, Reason};
 use rustix::io::Errno;
 use tonic::Status;
 
-use crate::incoming::redirect::Port;
+use crate::incoming::redirect::{MeetingPoint, Port};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -37,7 +37,12 @@ pub enum Error {
     #[error(
         "{port} of the target is already redirected by {holder}: end that session, or leave the port out of this one"
     )]
-    PortTaken { port: Port, holder: String },
+    PortTaken {
+        port: Port,
+        holder: String,
+        /// Where the holder can be asked to share it.
+        meeting_point: Option<MeetingPoint>,
+    },
 
     #[error(
         "nothing that is sent to {port} of the target arrives at the agent: look for rules that take it before, with `nft \
@@ -51,6 +56,13 @@ pub enum Error {
 
     #[error("there is no subscription {0}: subscribe, and use the number that the first event has")]
     NoSubscription(u64),
+
+    /// What another agent answered, which has the port.
+    #[error("{}", .0.detail)]
+    Peer(Failure),
+
+    #[error("the agent that has the port cannot be reached")]
+    PeerGone,
 
     #[error("the subscription has ended")]
     SubscriptionEnded,
@@ -101,7 +113,8 @@ impl Error {
             Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
                 return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
             }
-            Self::NothingArrives { .. } => Reason::Agent,
+            Self::Peer(failure) => return failure.clone(),
+            Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
             Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
             Self::NoSubscription(_) | Self::SubscriptionEnded => Reason::BadRequest,
             Self::Agent { source, .. } => {

@@ -3,16 +3,21 @@
 //! ```text
 //!   redirect      what arrives at a port reaches us instead of the application
 //!   ports         one splitter for each such port: each request to the session that wants it, the rest to the application
-//!   subscription  a session, as a place where connections go: a queue of its `incoming/accept` requests
+//!   queue         a session, as a place where connections go: its `incoming/accept` requests
 //!   stream        a connection, as such a request: one body each way
+//!   keeper        a subscription from its beginning to its end, here or, through `peers`, at another agent
 //! ```
 //!
 //! A session that is gone, or too slow, loses nothing for the clients: what it has not begun to answer goes to the
 //! application.
 
 mod filter;
+mod keeper;
+mod lent;
 mod original;
+mod peers;
 mod ports;
+mod queue;
 pub mod redirect;
 mod stream;
 mod subscription;
@@ -45,7 +50,7 @@ impl Incoming for Connection {
     async fn subscribe(&self, request: Call<SubscribeRequest>) -> Result<Answer<Events>, Status> {
         self.admit().await?;
         let wanted = Wanted::validate(request.into_inner())?;
-        let events = subscription::subscribe(&self.agent, &self.subscriptions, wanted).await?;
+        let events = keeper::subscribe(&self.agent, &self.subscriptions, wanted).await?;
         Ok(Answer::new(Events(events)))
     }
 }
@@ -63,7 +68,7 @@ pub(crate) async fn accept(
 
 /// What happens to a subscription, until the caller ends the call: dropping this ends the subscription.
 #[derive(Debug)]
-pub(crate) struct Events(mpsc::Receiver<SubscribeEvent>);
+pub(crate) struct Events(mpsc::Receiver<Result<SubscribeEvent, Status>>);
 
 impl Stream for Events {
     type Item = Result<SubscribeEvent, Status>;
@@ -72,6 +77,6 @@ impl Stream for Events {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(context).map(|event| event.map(Ok))
+        self.0.poll_recv(context)
     }
 }

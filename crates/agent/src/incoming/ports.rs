@@ -6,15 +6,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use protocol::rpc::{Missed, MissedReason, SubscribeEvent, subscribe_event};
+use protocol::rpc::{Missed, MissedReason, subscribe_event};
 use splitter::{Arrival, Claim, ClaimGuard, Notice, Notices, Reason, Settings};
-use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::keeper::{Events, tell};
 use super::original::Original;
-use super::redirect::{Arrived, Evidence, Mesh, Port, Protocol, Redirect};
-use super::subscription::{Queue, event};
+use super::redirect::{
+    Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect,
+};
+use super::peers;
+use super::queue::Queue;
 use super::wanted::Wanted;
 use crate::agent::Agent;
 use crate::{Error, Result};
@@ -40,12 +44,33 @@ struct State {
 #[derive(Debug)]
 struct Running {
     redirect: Arc<Redirect>,
-    accepting: JoinHandle<()>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Running {
+    async fn start(agent: &Agent, holder: &str, ports: &Arc<OpenPorts>) -> Result<Self> {
+        let point = MeetingPoint::new();
+        // Before anybody can read where it is.
+        let listener = peers::listen(agent, &point).await?;
+        let holder = Holder {
+            name: holder.to_owned(),
+            meeting_point: Some(point),
+        };
+        let redirect = Arc::new(Redirect::for_holder(agent, holder).await?);
+        let accepting = accept_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
+        let meeting = peers::serve_all(agent.clone(), listener, point);
+        Ok(Self {
+            redirect,
+            tasks: [tokio::spawn(accepting), tokio::spawn(meeting)],
+        })
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.accepting.abort();
+        for task in &self.tasks {
+            task.abort();
+        }
     }
 }
 
@@ -87,7 +112,7 @@ struct Listeners(Mutex<Vec<Listener>>);
 #[derive(Debug)]
 struct Listener {
     holder: String,
-    events_to_session: mpsc::Sender<SubscribeEvent>,
+    events_to_session: Events,
 }
 
 impl Listeners {
@@ -115,8 +140,7 @@ impl Listeners {
         tracing::info!(?notice, "incoming traffic");
         for listener in self.all().iter() {
             if listener.holder == *holder {
-                // A session that takes no events has not taken earlier ones like it.
-                let _ = listener.events_to_session.try_send(event(told.clone()));
+                tell(&listener.events_to_session, told.clone());
             }
         }
     }
@@ -128,7 +152,7 @@ pub(super) struct Held {
     port: Port,
     open: Arc<OpenPort>,
     claim: ClaimGuard,
-    events_to_session: mpsc::Sender<SubscribeEvent>,
+    events_to_session: Events,
     pub(super) evidence: Evidence,
     pub(super) mesh: Option<Mesh>,
     pub(super) flushed: u32,
@@ -153,7 +177,7 @@ impl Ports {
         agent: &Agent,
         wanted: &Wanted,
         session: Arc<Queue>,
-        events_to_session: mpsc::Sender<SubscribeEvent>,
+        events_to_session: Events,
     ) -> Result<Held> {
         let port = wanted.port;
         let mut state = self.state.lock().await;
@@ -211,18 +235,11 @@ impl Ports {
         wanted: &Wanted,
     ) -> Result<Arc<Redirect>> {
         let port = wanted.port;
-        let redirect = match &state.running {
-            Some(running) => Arc::clone(&running.redirect),
-            None => {
-                let redirect = Arc::new(Redirect::new(agent, &wanted.holder).await?);
-                let accept = accept_all(agent.clone(), Arc::clone(&redirect), Arc::clone(&self.open));
-                state.running = Some(Running {
-                    redirect: Arc::clone(&redirect),
-                    accepting: tokio::spawn(accept),
-                });
-                redirect
-            }
+        let running = match &mut state.running {
+            Some(running) => running,
+            none => none.insert(Running::start(agent, &wanted.holder, &self.open).await?),
         };
+        let redirect = Arc::clone(&running.redirect);
         *state.users.entry(port).or_default() += 1;
         if self.open.get(port).is_some() {
             return Ok(redirect);

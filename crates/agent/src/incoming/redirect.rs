@@ -18,6 +18,7 @@ mod arrivals;
 mod check;
 mod connections;
 mod expressions;
+mod holder;
 mod netlink;
 mod nftables;
 mod rules;
@@ -38,6 +39,8 @@ use tokio::task;
 use self::arrivals::Seen;
 pub use self::arrivals::{Arrived, Datagram, Flow};
 pub use self::check::{Checked, Mesh};
+pub(crate) use self::holder::Holder;
+pub use self::holder::MeetingPoint;
 use self::nftables::{Held, Rules};
 use self::sockets::Pair;
 use crate::agent::Agent;
@@ -126,7 +129,19 @@ struct Inside {
 impl Redirect {
     /// Prepares redirecting, and redirects nothing yet. `holder` is what another agent is told that wants one of our ports.
     pub async fn new(agent: &Agent, holder: &str) -> Result<Self> {
-        let holder = holder.to_owned();
+        let name = holder.to_owned();
+        Self::for_holder(
+            agent,
+            Holder {
+                name,
+                meeting_point: None,
+            },
+        )
+        .await
+    }
+
+    /// The same, for a holder who can be asked to share his ports.
+    pub(crate) async fn for_holder(agent: &Agent, holder: Holder) -> Result<Self> {
         let prepare = move || Ok((Rules::open(holder)?, sockets::listeners()?));
         let (mut rules, listeners) = agent.sockets().run(prepare).await?;
         let listening = listeners.listening;

@@ -10,6 +10,7 @@
 )]
 
 mod check;
+mod conflicts;
 mod connections;
 mod datagrams;
 mod faults;
@@ -17,6 +18,7 @@ mod load;
 mod mesh;
 mod programs;
 mod session;
+mod sharing;
 mod steal;
 mod web;
 mod world;

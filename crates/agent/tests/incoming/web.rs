@@ -1,6 +1,7 @@
 //! Applications and clients that speak HTTP. An answer says who gave it, and what was asked.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::programs::{Client, soon};
+use crate::programs::{soon, socket};
 use crate::world::Network;
 
 /// Answers all requests of a connection.
@@ -60,12 +61,25 @@ impl Drop for Site {
 
 /// Asks on a connection of its own, with these header lines, and answers the body.
 pub(crate) async fn ask(network: &Network, to: SocketAddr, path: &str, headers: &str) -> String {
-    let mut client = Client::connect(network, to).await;
-    let request = format!("GET {path} HTTP/1.1\r\nhost: shop\r\nconnection: close\r\n{headers}\r\n");
-    client.stream.write_all(request.as_bytes()).await.expect("it is taken");
+    let answer = try_ask(network, to, path, headers).await;
+    answer.unwrap_or_else(|error| panic!("no answer: {error}"))
+}
+
+/// The same, where no answer may come.
+pub(crate) async fn try_ask(
+    network: &Network,
+    to: SocketAddr,
+    path: &str,
+    headers: &str,
+) -> io::Result<String> {
+    let socket = network.inside(|| socket(to));
+    let mut stream = soon(socket.connect(to)).await?;
+    let head = format!("GET {path} HTTP/1.1\r\nhost: shop\r\nconnection: close\r\n");
+    stream.write_all(format!("{head}{headers}\r\n").as_bytes()).await?;
     let mut answer = String::new();
-    let read = soon(client.stream.read_to_string(&mut answer)).await;
-    read.expect("an answer");
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("an answer: {answer:?}"));
-    body.to_owned()
+    soon(stream.read_to_string(&mut answer)).await?;
+    match answer.split_once("\r\n\r\n") {
+        Some((_, body)) => Ok(body.to_owned()),
+        None => Err(io::Error::other(format!("an answer was cut short: {answer:?}"))),
+    }
 }
