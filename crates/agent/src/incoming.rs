@@ -3,6 +3,7 @@
 //! ```text
 //!   redirect      what arrives at a port reaches us instead of the application
 //!   ports         one splitter for each such port: each request to the session that wants it, the rest to the application
+//!   datagrams     the same for UDP, where there is nothing to split
 //!   queue         a session, as a place where connections go: its `incoming/accept` requests
 //!   stream        a connection, as such a request: one body each way
 //!   keeper        a subscription from its beginning to its end, here or, through `peers`, at another agent
@@ -11,6 +12,8 @@
 //! A session that is gone, or too slow, loses nothing for the clients: what it has not begun to answer goes to the
 //! application.
 
+mod datagrams;
+mod fate;
 mod filter;
 mod keeper;
 mod lent;

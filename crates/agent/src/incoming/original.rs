@@ -4,6 +4,7 @@ use std::io;
 
 use splitter::{Arrival, BoxFuture, BoxStream, Destination};
 
+use super::fate::{Fate, FatefulSocket, Side};
 use super::redirect;
 use crate::agent::Agent;
 
@@ -15,7 +16,9 @@ impl Destination for Original {
     fn open<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async move {
             let stream = redirect::connect_to_original(&self.0, arrival.server).await;
-            Ok(Box::new(stream.map_err(io::Error::other)?) as BoxStream)
+            let stream = stream.map_err(io::Error::other)?;
+            let socket = FatefulSocket::new(stream, Side::Server, Fate::current());
+            Ok(Box::new(socket) as BoxStream)
         })
     }
 }

@@ -3,6 +3,7 @@
 //! There is no redirection as long as nobody wants anything, and none after the last has gone.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::datagrams::{UdpClaim, UdpPort};
+use super::fate::{Fate, FatefulSocket, Side};
 use super::keeper::{Events, tell};
 use super::original::Original;
 use super::redirect::{
@@ -44,7 +47,7 @@ struct State {
 #[derive(Debug)]
 struct Running {
     redirect: Arc<Redirect>,
-    tasks: [JoinHandle<()>; 2],
+    tasks: [JoinHandle<()>; 3],
 }
 
 impl Running {
@@ -58,10 +61,15 @@ impl Running {
         };
         let redirect = Arc::new(Redirect::for_holder(agent, holder).await?);
         let accepting = accept_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
+        let receiving = receive_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
         let meeting = peers::serve_all(agent.clone(), listener, point);
         Ok(Self {
             redirect,
-            tasks: [tokio::spawn(accepting), tokio::spawn(meeting)],
+            tasks: [
+                tokio::spawn(accepting),
+                tokio::spawn(receiving),
+                tokio::spawn(meeting),
+            ],
         })
     }
 }
@@ -98,11 +106,24 @@ impl OpenPorts {
 /// A redirected port.
 #[derive(Debug)]
 struct OpenPort {
-    splitter: Arc<splitter::Port>,
+    kind: Kind,
     listeners: Arc<Listeners>,
     /// Whether traffic has arrived that is not the target's own.
     traffic: watch::Sender<bool>,
     mesh: Mutex<Option<Mesh>>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Tcp(Arc<splitter::Port>),
+    Udp(Arc<UdpPort>),
+}
+
+/// A session gets what it wants as long as this lives.
+#[derive(Debug)]
+enum AnyClaim {
+    Tcp(ClaimGuard),
+    Udp(UdpClaim),
 }
 
 /// Who is told what happens to the requests of a port.
@@ -151,7 +172,7 @@ impl Listeners {
 pub(super) struct Held {
     port: Port,
     open: Arc<OpenPort>,
-    claim: ClaimGuard,
+    claim: AnyClaim,
     events_to_session: Events,
     pub(super) evidence: Evidence,
     pub(super) mesh: Option<Mesh>,
@@ -161,7 +182,10 @@ pub(super) struct Held {
 impl Held {
     /// Waits until somebody takes it away, and says who.
     pub(super) async fn overridden(&self) -> String {
-        self.claim.overridden().await
+        match &self.claim {
+            AnyClaim::Tcp(guard) => guard.overridden().await,
+            AnyClaim::Udp(claim) => claim.guard.overridden().await,
+        }
     }
 
     /// Whether traffic has arrived.
@@ -244,7 +268,7 @@ impl Ports {
         if self.open.get(port).is_some() {
             return Ok(redirect);
         }
-        let open = Arc::new(OpenPort::new(agent));
+        let open = Arc::new(OpenPort::new(agent, port.protocol));
         self.open.insert(port, Arc::clone(&open));
         let checked = async {
             redirect.add_port(port).await?;
@@ -288,23 +312,33 @@ impl Ports {
 }
 
 impl OpenPort {
-    fn new(agent: &Agent) -> Self {
+    fn new(agent: &Agent, protocol: Protocol) -> Self {
         let listeners = Arc::<Listeners>::default();
-        let told = Arc::clone(&listeners);
-        let settings = Settings {
-            notices: Notices::new(move |notice| told.tell(&notice)),
-            ..Settings::default()
+        let kind = match protocol {
+            Protocol::Udp => Kind::Udp(Arc::new(UdpPort::new(agent))),
+            Protocol::Tcp => {
+                let told = Arc::clone(&listeners);
+                let settings = Settings {
+                    notices: Notices::new(move |notice| told.tell(&notice)),
+                    ..Settings::default()
+                };
+                let original = Arc::new(Original(agent.clone()));
+                Kind::Tcp(Arc::new(splitter::Port::new(original, settings)))
+            }
         };
-        let original = Arc::new(Original(agent.clone()));
         Self {
-            splitter: Arc::new(splitter::Port::new(original, settings)),
+            kind,
             listeners,
             traffic: watch::Sender::new(false),
             mesh: Mutex::default(),
         }
     }
 
-    fn claim(&self, wanted: &Wanted, session: Arc<Queue>) -> Result<ClaimGuard> {
+    fn claim(&self, wanted: &Wanted, session: Arc<Queue>) -> Result<AnyClaim> {
+        let splitter = match &self.kind {
+            Kind::Udp(port) => return port.claim(wanted, session).map(AnyClaim::Udp),
+            Kind::Tcp(splitter) => splitter,
+        };
         let claim = Claim {
             holder: wanted.holder.clone(),
             mode: wanted.mode,
@@ -312,8 +346,8 @@ impl OpenPort {
             takes_probes: wanted.takes_probes,
             destination: session,
         };
-        let claims = self.splitter.claims();
-        claims.claim(claim, wanted.on_conflict).map_err(Error::Claim)
+        let guard = splitter.claims().claim(claim, wanted.on_conflict);
+        Ok(AnyClaim::Tcp(guard.map_err(Error::Claim)?))
     }
 
     fn mesh(&self) -> Option<Mesh> {
@@ -325,12 +359,11 @@ impl OpenPort {
     }
 
     /// Notes that something has arrived. Behind a sidecar everything seems to come from inside.
-    fn note_traffic(&self, arrival: &Arrival) {
+    fn note_traffic(&self, client: SocketAddr, server: SocketAddr) {
         if *self.traffic.borrow() {
             return;
         }
-        let (client, server) = (arrival.client.ip(), arrival.server.ip());
-        let is_own = client.is_loopback() || client == server;
+        let is_own = client.ip().is_loopback() || client.ip() == server.ip();
         if !is_own || self.mesh().is_some() {
             self.traffic.send_replace(true);
         }
@@ -340,24 +373,42 @@ impl OpenPort {
 /// Takes connections as long as there is a redirection.
 async fn accept_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>) {
     // What had begun to connect when its port was given up.
-    let unwanted = Arc::new(OpenPort::new(&agent));
+    let unwanted = Arc::new(OpenPort::new(&agent, Protocol::Tcp));
     while let Ok(arrived) = redirect.accept().await {
         let port = Port::tcp(arrived.original_destination.port());
-        let open = ports.get(port).unwrap_or_else(|| Arc::clone(&unwanted));
-        tokio::spawn(serve(open, arrived));
+        let open = ports.get(port);
+        let open = open.as_ref().unwrap_or(&unwanted);
+        open.note_traffic(arrived.peer, arrived.original_destination);
+        if let Kind::Tcp(splitter) = &open.kind {
+            tokio::spawn(serve(Arc::clone(splitter), arrived));
+        }
     }
 }
 
-async fn serve(open: Arc<OpenPort>, arrived: Arrived) {
+async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived) {
     let arrival = Arrival {
         client: arrived.peer,
         server: arrived.original_destination,
         tls: None,
     };
-    open.note_traffic(&arrival);
     // What is passed on was sent by somebody who decided when.
     let _ = arrived.stream.set_nodelay(true);
-    let splitter = Arc::clone(&open.splitter);
-    drop(open);
-    splitter.serve(Box::new(arrived.stream), arrival).await;
+    let fate = Arc::<Fate>::default();
+    let client = FatefulSocket::new(arrived.stream, Side::Client, Some(Arc::clone(&fate)));
+    let serving = splitter.serve(Box::new(client), arrival);
+    fate.shared_by(serving).await;
+}
+
+/// Takes datagrams as long as there is a redirection.
+async fn receive_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>) {
+    let unwanted = Arc::new(OpenPort::new(&agent, Protocol::Udp));
+    while let Ok(datagram) = redirect.receive().await {
+        let flow = &datagram.flow;
+        let open = ports.get(Port::udp(flow.original_destination.port()));
+        let open = open.as_ref().unwrap_or(&unwanted);
+        open.note_traffic(flow.peer, flow.original_destination);
+        if let Kind::Udp(port) = &open.kind {
+            port.take(datagram);
+        }
+    }
 }

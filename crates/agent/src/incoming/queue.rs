@@ -10,7 +10,7 @@ use http::Response;
 use hyper::body::Incoming;
 use protocol::incoming::{Arrived, ArrivedTls};
 use splitter::{Arrival, BoxFuture, BoxStream, Destination};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
 use tonic::body::Body;
 
@@ -28,6 +28,7 @@ pub(super) struct Queue {
     waiting: Mutex<VecDeque<Waiting>>,
     /// At least as many as wait: some may have been given up.
     available: Semaphore,
+    has_ended: watch::Sender<bool>,
 }
 
 struct Waiting {
@@ -40,6 +41,7 @@ impl Default for Queue {
         Self {
             waiting: Mutex::default(),
             available: Semaphore::new(0),
+            has_ended: watch::Sender::new(false),
         }
     }
 }
@@ -81,6 +83,14 @@ impl Queue {
         let mut waiting = self.waiting();
         self.available.close();
         waiting.clear();
+        self.has_ended.send_replace(true);
+    }
+
+    /// Waits until no connection comes any more.
+    pub(super) async fn ended(&self) {
+        let mut has_ended = self.has_ended.subscribe();
+        // It lives as long as this does.
+        let _ = has_ended.wait_for(|ended| *ended).await;
     }
 
     async fn offer(&self, arrival: &Arrival) -> io::Result<SessionStream> {

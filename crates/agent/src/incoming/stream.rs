@@ -3,6 +3,7 @@
 //! The splitter writes, and HTTP/2 takes when it can send: between them is one piece, and no task. While there is nothing
 //! to send there is no buffer.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +15,8 @@ use hyper::body::Incoming;
 use protocol::incoming::TAKEN;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::Status;
+
+use super::fate::Fate;
 
 /// The most that is taken from a writer before HTTP/2 has sent it.
 const PIECE: usize = 128 * 1024;
@@ -33,8 +36,12 @@ impl SessionStream {
                 body: from_session,
                 piece: Bytes::new(),
                 state: State::Offered,
+                fate: Fate::current(),
             },
-            to_session: Writer(Arc::clone(&slot)),
+            to_session: Writer {
+                slot: Arc::clone(&slot),
+                fate: Fate::current(),
+            },
         };
         (stream, Written(slot))
     }
@@ -50,6 +57,7 @@ pub(super) struct FromSession {
     body: Incoming,
     piece: Bytes,
     state: State,
+    fate: Option<Arc<Fate>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +70,17 @@ enum State {
 }
 
 impl FromSession {
+    /// Whether the application has taken the connection.
+    pub(super) fn is_taken(&self) -> bool {
+        self.state != State::Offered
+    }
+
     /// The next bytes. Empty: there are no more.
-    pub(super) fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<io::Result<&mut Bytes>> {
+    pub(super) async fn next(&mut self) -> io::Result<Bytes> {
+        poll_fn(|context| self.poll_bytes(context).map_ok(std::mem::take)).await
+    }
+
+    fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<io::Result<&mut Bytes>> {
         while self.piece.is_empty() && self.state != State::Ended {
             let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
             let Some(frame) = frame else {
@@ -73,8 +90,13 @@ impl FromSession {
                 }
                 break;
             };
-            // The session has reset the stream or is gone.
-            let frame = frame.map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))?;
+            let Ok(frame) = frame else {
+                // The session has reset the stream or is gone.
+                if let Some(fate) = &self.fate {
+                    fate.break_server();
+                }
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            };
             let Ok(bytes) = frame.into_data() else {
                 continue;
             };
@@ -91,7 +113,10 @@ impl FromSession {
 }
 
 /// Writes what the session gets.
-pub(super) struct Writer(Arc<Slot>);
+pub(super) struct Writer {
+    slot: Arc<Slot>,
+    fate: Option<Arc<Fate>>,
+}
 
 /// What was written, as a body.
 pub(super) struct Written(Arc<Slot>);
@@ -149,7 +174,7 @@ fn wait(waker: &mut Option<Waker>, context: &Context<'_>) {
 impl Writer {
     /// Takes bytes as far as there is room.
     fn poll_write(&mut self, context: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let mut content = self.0.content();
+        let mut content = self.slot.content();
         if content.is_unread || content.end != End::NotYet {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -163,8 +188,22 @@ impl Writer {
         Poll::Ready(Ok(count))
     }
 
+    /// Takes all of it or nothing.
+    pub(super) fn try_write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut content = self.slot.content();
+        if content.is_unread || content.end != End::NotYet {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if content.bytes.len() + bytes.len() > PIECE {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        content.bytes.extend_from_slice(bytes);
+        content.wake_reader();
+        Ok(())
+    }
+
     fn end(&mut self, end: End) {
-        let mut content = self.0.content();
+        let mut content = self.slot.content();
         if content.end == End::NotYet {
             content.end = end;
             content.wake_reader();
@@ -175,7 +214,11 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         // As when a socket is closed.
-        self.end(End::Ended);
+        let is_broken = self.fate.as_ref().is_some_and(|fate| fate.client_broke());
+        self.end(match is_broken {
+            true => End::Broken,
+            false => End::Ended,
+        });
     }
 }
 
