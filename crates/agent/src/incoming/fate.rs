@@ -59,7 +59,10 @@ pub(super) struct FatefulSocket {
     stream: TcpStream,
     side: Side,
     fate: Option<Arc<Fate>>,
+    /// Nothing more is said on it, as the other side wanted it.
     is_shut: bool,
+    /// The kernel tells an error once, and whoever reads again would take it for an end.
+    broke: Option<io::ErrorKind>,
 }
 
 impl FatefulSocket {
@@ -69,28 +72,33 @@ impl FatefulSocket {
             side,
             fate,
             is_shut: false,
+            broke: None,
         }
     }
 
-    fn note<T>(&self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if let (Poll::Ready(Err(_)), Some(fate)) = (&outcome, &self.fate) {
-            match self.side {
-                Side::Client => fate.client_broke.store(true, Ordering::Relaxed),
-                Side::Server => fate.break_server(),
+    fn note<T>(&mut self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(error)) = &outcome {
+            self.broke = Some(error.kind());
+            match (self.side, &self.fate) {
+                (Side::Client, Some(fate)) => fate.client_broke.store(true, Ordering::Relaxed),
+                (Side::Server, Some(fate)) => fate.break_server(),
+                (_, None) => {}
             }
         }
         outcome
+    }
+
+    fn other_broke(&self) -> bool {
+        self.fate.as_ref().is_some_and(|fate| match self.side {
+            Side::Client => fate.server_broke.load(Ordering::Relaxed),
+            Side::Server => fate.client_broke(),
+        })
     }
 }
 
 impl Drop for FatefulSocket {
     fn drop(&mut self) {
-        let Some(fate) = &self.fate else { return };
-        let other_broke = match self.side {
-            Side::Client => fate.server_broke.load(Ordering::Relaxed),
-            Side::Server => fate.client_broke(),
-        };
-        if other_broke && !self.is_shut {
+        if self.other_broke() && !self.is_shut {
             let _ = sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
         }
     }
@@ -102,6 +110,9 @@ impl AsyncRead for FatefulSocket {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Some(kind) = self.broke {
+            return Poll::Ready(Err(kind.into()));
+        }
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         self.note(read)
     }
@@ -129,6 +140,10 @@ impl AsyncWrite for FatefulSocket {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.other_broke() {
+            // Closing it will say so.
+            return Poll::Ready(Ok(()));
+        }
         self.is_shut = true;
         Pin::new(&mut self.stream).poll_shutdown(context)
     }

@@ -98,9 +98,9 @@ impl OpenPorts {
         ports.insert(port, open);
     }
 
-    fn remove(&self, port: Port) {
+    fn remove(&self, port: Port) -> Option<Arc<OpenPort>> {
         let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        ports.remove(&port);
+        ports.remove(&port)
     }
 }
 
@@ -297,12 +297,15 @@ impl Ports {
             return;
         }
         state.users.remove(&port);
-        self.open.remove(port);
+        let open = self.open.remove(port);
         let Some(running) = &state.running else {
             return;
         };
         if let Err(error) = running.redirect.remove_port(port).await {
             tracing::warn!(%error, %port, "a redirection could not be removed");
+        }
+        if let Some(Kind::Udp(port)) = open.as_deref().map(|open| &open.kind) {
+            port.change();
         }
         if !state.users.is_empty() {
             return;

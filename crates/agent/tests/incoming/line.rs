@@ -169,24 +169,28 @@ async fn while_the_session_is_out_of_reach_requests_are_the_applications() {
     let Some(world) = world() else { return };
     let _site = Site::start(&world.target, 80, "original");
     let to = socket_address(TARGET_IPV4, 80);
-    // Here, and through another agent.
-    let other = Session::of(&world.agent()).await;
+    // Here, and through another agent, which redirects the port.
+    let own = Session::of(&world.agent()).await;
+    let mut redirecting = None;
     for name in ["ada", "grace"] {
         let (session, mut line) = connect(&world.agent()).await;
-        let wanted = with_header(80, name, "x-user: ada");
+        let wanted = with_header(80, name, &format!("x-user: {name}"));
         let subscription = session.subscribe(wanted).await.unwrap();
         let _serving = subscription.serve(move |_, stream| serve(stream, name));
-        let answers = async || ask(&world.client, to, "/", "x-user: ada\r\n").await;
-        let own = format!("{name} / 0");
-        assert_eq!(answers().await, own);
+        let header = format!("x-user: {name}\r\n");
+        let answers = async || ask(&world.client, to, "/", &header).await;
+        let expected = format!("{name} / 0");
+        assert_eq!(answers().await, expected);
         line.cut().await;
         assert_eq!(answers().await, "original / 0");
         line.mend().await;
         // It is left alone for a moment after a failure.
-        soon(async { while answers().await != own {} }).await;
-        if name == "ada" {
-            let first = other.subscribe(with_header(80, "Edsger", "x-user: edsger"));
-            std::mem::forget(first.await.unwrap());
+        soon(async { while answers().await != expected {} }).await;
+        if redirecting.is_none() {
+            drop(subscription);
+            world.nothing_is_left().await;
+            let first = own.subscribe(with_header(80, "Edsger", "x-user: edsger"));
+            redirecting = Some(first.await.unwrap());
         }
     }
 }
