@@ -6,7 +6,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,12 +14,19 @@ use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+/// So long neither side says anything when nothing is under way.
+const REST: Duration = Duration::from_millis(200);
+
 /// What became of the two sides of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Fate {
     client_broke: AtomicBool,
     /// The last word that the client got was not the server's.
     server_broke: AtomicBool,
+    /// The client waits for an answer, as far as can be told.
+    client_spoke_last: AtomicBool,
+    /// How often either side has said something.
+    words: AtomicU64,
 }
 
 tokio::task_local! {
@@ -39,6 +46,24 @@ impl Fate {
 
     pub(super) fn client_broke(&self) -> bool {
         self.client_broke.load(Ordering::Relaxed)
+    }
+
+    /// Waits until nothing seems to be under way: the server has spoken last, and then nobody for a while.
+    pub(super) async fn rests(&self) {
+        loop {
+            let before = self.words.load(Ordering::Relaxed);
+            tokio::time::sleep(REST).await;
+            let is_silent = before == self.words.load(Ordering::Relaxed);
+            if is_silent && !self.client_spoke_last.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+
+    fn note_word(&self, of: Side) {
+        self.words.fetch_add(1, Ordering::Relaxed);
+        let is_client = of == Side::Client;
+        self.client_spoke_last.store(is_client, Ordering::Relaxed);
     }
 
     pub(super) fn break_server(&self) {
@@ -114,6 +139,10 @@ impl AsyncRead for FatefulSocket {
             return Poll::Ready(Err(kind.into()));
         }
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        // What the client reads and writes is all that is said, whoever the server is.
+        if let (Side::Client, true, Some(fate)) = (self.side, read.is_ready(), &self.fate) {
+            fate.note_word(Side::Client);
+        }
         self.note(read)
     }
 }
@@ -126,7 +155,10 @@ impl AsyncWrite for FatefulSocket {
     ) -> Poll<io::Result<usize>> {
         match (self.side, &self.fate) {
             // Somebody else has answered.
-            (Side::Client, Some(fate)) => fate.server_broke.store(false, Ordering::Relaxed),
+            (Side::Client, Some(fate)) => {
+                fate.server_broke.store(false, Ordering::Relaxed);
+                fate.note_word(Side::Server);
+            }
             // A connection to the application may have another client than before.
             (Side::Server, _) => self.fate = Fate::current(),
             (Side::Client, None) => {}

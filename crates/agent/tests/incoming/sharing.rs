@@ -8,10 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::{env, fs};
 
 use agent::Agent;
+use protocol::rpc::subscribe_event::Event;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-use crate::programs::soon;
+use crate::programs::{Client, soon};
 use crate::session::{Session, whole_port, with_header};
 use crate::web::{Site, ask, serve, try_ask};
 use crate::world::{TARGET_IPV4, World, socket_address, world};
@@ -174,6 +175,50 @@ async fn when_the_agent_that_redirects_is_killed_under_load_another_takes_over()
 
 #[tokio::test]
 #[ignore = "needs root"]
+async fn an_agent_that_ends_hands_over_and_breaks_nothing_that_is_under_way() {
+    let Some(world) = world() else { return };
+    let _site = Site::start(&world.target, 80, "original");
+    let to = socket_address(TARGET_IPV4, 80);
+    let first = world.agent();
+    let ada = Session::of(&first).await;
+    let adas = ada.subscribe(with_header(80, "Ada", "x-user: ada"));
+    let mut adas = adas.await.unwrap();
+    let grace = Session::of(&world.agent()).await;
+    let graces = grace.subscribe(with_header(80, "Grace", "x-user: grace"));
+    let graces = graces.await.unwrap();
+
+    // Grace thinks about a request, and somebody else's connection is idle.
+    let mut idle = Client::connect(&world.client, to).await;
+    let request = b"GET /idle HTTP/1.1\r\nhost: shop\r\n\r\n";
+    idle.stream.write_all(request).await.unwrap();
+    let mut answer = [0; 1024];
+    let length = soon(idle.stream.read(&mut answer)).await.unwrap();
+    assert!(answer[..length].ends_with(b"original /idle 0"));
+    let asking = ask(&world.client, to, "/slow", GRACE);
+    let thinking = async {
+        let taken = graces.accept().await.unwrap();
+        let ending = tokio::spawn(async move { first.end().await });
+        assert_eq!(adas.event().await, Some(Event::TrafficSeen(true)));
+        assert_eq!(adas.event().await, None);
+        // The idle connection ends, and the agent waits for the other.
+        assert_eq!(soon(idle.stream.read(&mut answer)).await.unwrap(), 0);
+        assert!(!ending.is_finished());
+        serve(taken.into_stream().await, "grace").await;
+        soon(ending).await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(asking, thinking);
+    assert_eq!(answer, "grace /slow 0");
+    let _serving = graces.serve(|_, stream| serve(stream, "grace"));
+    let taken_over = async {
+        while ask(&world.client, to, "/", GRACE).await != "grace / 0" {}
+    };
+    soon(taken_over).await;
+    drop(graces);
+    world.nothing_is_left().await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
 async fn who_does_not_know_the_secret_gets_nothing() {
     let Some(world) = world() else { return };
     let ada = Session::of(&world.agent()).await;
@@ -182,18 +227,14 @@ async fn who_does_not_know_the_secret_gets_nothing() {
     let name = sockets.split('@').find(|name| name.starts_with("standin-"));
     let name = name.unwrap().split_whitespace().next().unwrap();
     let address = std_unix::SocketAddr::from_abstract_name(name).unwrap();
-    let mut stream = world.target.inside(|| {
+    let stream = world.target.inside(|| {
         let stream = std_unix::UnixStream::connect_addr(&address).unwrap();
         stream.set_nonblocking(true).unwrap();
         stream
     });
     // As many bytes as a secret has, then what would follow.
     let said = [&[7; 16][..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"].concat();
-    let mut stream = UnixStream::from_std(std::mem::replace(
-        &mut stream,
-        std_unix::UnixStream::pair().unwrap().0,
-    ))
-    .unwrap();
+    let mut stream = UnixStream::from_std(stream).unwrap();
     stream.write_all(&said).await.unwrap();
     let mut answer = Vec::new();
     // Closed, or reset because something was not read.
