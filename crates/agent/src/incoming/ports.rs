@@ -18,11 +18,9 @@ use super::datagrams::{UdpClaim, UdpPort};
 use super::fate::{Fate, FatefulSocket, Side};
 use super::keeper::{Events, tell};
 use super::original::Original;
-use super::redirect::{
-    Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect,
-};
 use super::peers;
 use super::queue::Queue;
+use super::redirect::{Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect};
 use super::wanted::Wanted;
 use crate::agent::Agent;
 use crate::{Error, Result};
@@ -448,11 +446,7 @@ async fn accept_all(
     }
 }
 
-async fn serve(
-    splitter: Arc<splitter::Port>,
-    arrived: Arrived,
-    mut ending: watch::Receiver<bool>,
-) {
+async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, mut ending: watch::Receiver<bool>) {
     let arrival = Arrival {
         client: arrived.peer,
         server: arrived.original_destination,

@@ -114,9 +114,7 @@ async fn a_flow_ends_with_its_subscription_and_the_next_datagram_is_the_applicat
     let (first, _) = tokio::join!(exchange(&client, b"one"), taking);
     assert_eq!(first, b"session:one");
     drop(subscription);
-    let back = async {
-        while exchange(&client, b"two").await != b"application:two" {}
-    };
+    let back = async { while exchange(&client, b"two").await != b"application:two" {} };
     soon(back).await;
     drop(copying);
     world.nothing_is_left().await;
@@ -149,7 +147,11 @@ async fn a_copy_of_datagrams() {
     let (first, taken) = tokio::join!(exchange(&client, b"one"), subscription.accept());
     assert_eq!(first, b"application:one");
     let mut taken = taken.unwrap();
-    taken.to_client.send(Bytes::from_static(&[TAKEN])).await.unwrap();
+    taken
+        .to_client
+        .send(Bytes::from_static(&[TAKEN]))
+        .await
+        .unwrap();
     let mut decoder = DatagramDecoder::default();
     let copied = soon(next(&mut taken.from_client, &mut decoder)).await;
     assert_eq!(copied.as_deref(), Some(&b"one"[..]));

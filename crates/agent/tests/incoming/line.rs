@@ -36,7 +36,9 @@ async fn connect(agent: &Agent) -> (Session, Line) {
         token: token(),
         ..Settings::default()
     };
-    let link = Link::connect(TcpDialer::new(address), settings).await.unwrap();
+    let link = Link::connect(TcpDialer::new(address), settings)
+        .await
+        .unwrap();
     let session = Session::over(link).await;
     let line = Line {
         is_up,
@@ -102,12 +104,16 @@ impl Line {
     /// Cuts it, and waits until the agent knows.
     async fn cut(&mut self) {
         self.is_up.send_replace(false);
-        soon(self.connected.wait_for(|connected| !connected)).await.unwrap();
+        soon(self.connected.wait_for(|connected| !connected))
+            .await
+            .unwrap();
     }
 
     async fn mend(&mut self) {
         self.is_up.send_replace(true);
-        soon(self.connected.wait_for(|connected| *connected)).await.unwrap();
+        soon(self.connected.wait_for(|connected| *connected))
+            .await
+            .unwrap();
     }
 }
 
@@ -122,7 +128,11 @@ async fn a_connection_survives_a_line_that_is_cut_in_the_middle_of_it() {
     let connecting = Client::connect(&world.client, socket_address(TARGET_IPV4, 80));
     let (client, taken) = tokio::join!(connecting, subscription.accept());
     let mut taken = taken.unwrap();
-    taken.to_client.send(Bytes::from_static(&[TAKEN])).await.unwrap();
+    taken
+        .to_client
+        .send(Bytes::from_static(&[TAKEN]))
+        .await
+        .unwrap();
     let (mut reading, mut writing) = client.stream.into_split();
     // Both ways at the same time.
     let client_writes = tokio::spawn(async move {

@@ -67,7 +67,11 @@ async fn what_is_not_taken_or_not_answered_goes_to_the_application_and_is_told()
     let mut subscription = session.subscribe(wanted.clone()).await.unwrap();
     let hang = async {
         let taken = subscription.accept().await.unwrap();
-        taken.to_client.send(Bytes::from_static(&[TAKEN])).await.unwrap();
+        taken
+            .to_client
+            .send(Bytes::from_static(&[TAKEN]))
+            .await
+            .unwrap();
         taken
     };
     let (answer, _hanging) = tokio::join!(ask(&world.client, to, "/", ADA), hang);
@@ -111,21 +115,32 @@ async fn a_reset_is_a_reset_on_the_other_side() {
     let subscription = session.subscribe(whole_port(80, "Ada")).await.unwrap();
     let to = socket_address(TARGET_IPV4, 80);
     // By the application of the session.
-    let (mut client, taken) = tokio::join!(Client::connect(&world.client, to), subscription.accept());
+    let (mut client, taken) =
+        tokio::join!(Client::connect(&world.client, to), subscription.accept());
     let taken = taken.unwrap();
     let (taken, to_client) = (taken.from_client, taken.to_client);
-    to_client.send(Bytes::from_static(&[TAKEN, b'a'])).await.unwrap();
+    to_client
+        .send(Bytes::from_static(&[TAKEN, b'a']))
+        .await
+        .unwrap();
     let mut first = [0];
     soon(client.stream.read_exact(&mut first)).await.unwrap();
     to_client.send(Bytes::new()).await.unwrap();
     let ended = soon(client.stream.read(&mut first)).await;
-    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(
+        ended.unwrap_err().kind(),
+        std::io::ErrorKind::ConnectionReset
+    );
     drop(taken);
 
     // By the client.
     let (client, taken) = tokio::join!(Client::connect(&world.client, to), subscription.accept());
     let mut taken = taken.unwrap();
-    taken.to_client.send(Bytes::from_static(&[TAKEN])).await.unwrap();
+    taken
+        .to_client
+        .send(Bytes::from_static(&[TAKEN]))
+        .await
+        .unwrap();
     sockopt::set_socket_linger(&client.stream, Some(Duration::ZERO)).unwrap();
     drop(client);
     let ended = soon(taken.from_client.frame()).await;
@@ -134,7 +149,11 @@ async fn a_reset_is_a_reset_on_the_other_side() {
     // An end is an end.
     let (client, taken) = tokio::join!(Client::connect(&world.client, to), subscription.accept());
     let mut taken = taken.unwrap();
-    taken.to_client.send(Bytes::from_static(&[TAKEN])).await.unwrap();
+    taken
+        .to_client
+        .send(Bytes::from_static(&[TAKEN]))
+        .await
+        .unwrap();
     drop(client);
     // Whatever comes is an end.
     while let Some(frame) = soon(taken.from_client.frame()).await {
@@ -161,7 +180,10 @@ async fn health_probes_stay_the_applications_unless_they_are_wanted() {
         assert_eq!(by_agent, format!("{probed} / 0"));
         let by_path = ask(&world.client, to, "/healthy?now", "").await;
         assert_eq!(by_path, format!("{probed} /healthy 0"));
-        assert_eq!(ask(&world.client, to, "/healthy", "").await, "ada /healthy 0");
+        assert_eq!(
+            ask(&world.client, to, "/healthy", "").await,
+            "ada /healthy 0"
+        );
     }
 }
 

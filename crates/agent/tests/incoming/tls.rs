@@ -33,9 +33,13 @@ async fn serve(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, name: &
             let mut body = request.into_body();
             // Each message is answered when it comes.
             let answers = async_stream(async move |to_client| {
-                let _ = to_client.send(Ok(Frame::data(format!("{name} {path}").into()))).await;
+                let _ = to_client
+                    .send(Ok(Frame::data(format!("{name} {path}").into())))
+                    .await;
                 while let Some(Ok(frame)) = body.frame().await {
-                    let Ok(data) = frame.into_data() else { continue };
+                    let Ok(data) = frame.into_data() else {
+                        continue;
+                    };
                     let _ = to_client.send(Ok(Frame::data(data))).await;
                 }
                 let mut trailers = HeaderMap::new();
@@ -150,7 +154,10 @@ impl Certificate {
             .with_no_client_auth()
             .with_single_cert(vec![self.der()], key)
             .unwrap();
-        server.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        server.alpn_protocols = protocols
+            .iter()
+            .map(|name| name.as_bytes().to_vec())
+            .collect();
         Arc::new(server)
     }
 
@@ -175,7 +182,10 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
     let Some(world) = world() else { return };
     let certificate = Certificate::new();
     let folder = tempfile::tempdir().unwrap();
-    let (pem, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let (pem, key) = (
+        folder.path().join("cert.pem"),
+        folder.path().join("key.pem"),
+    );
     std::fs::write(&pem, &certificate.pem).unwrap();
     std::fs::write(&key, &certificate.key).unwrap();
     let listener = listen(&world.target, 443);
@@ -201,7 +211,10 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
     };
     // One agent redirects, the other has the files.
     let first = Session::of(&world.agent()).await;
-    let _first = first.subscribe(with_header(443, "Grace", "x-user: grace")).await.unwrap();
+    let _first = first
+        .subscribe(with_header(443, "Grace", "x-user: grace"))
+        .await
+        .unwrap();
     let session = Session::of(&world.agent()).await;
     let subscription = session.subscribe(wanted.clone()).await.unwrap();
     let _serving = subscription.serve(|arrived, stream| async move {
@@ -215,7 +228,9 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
     for (header, answer) in [("ada", "ada /call"), ("edsger", "original /call")] {
         let client = Client::connect(&world.client, socket_address(TARGET_IPV4, 443)).await;
         let name = ServerName::try_from("shop.example").unwrap();
-        let stream = soon(certificate.client().connect(name, client.stream)).await.unwrap();
+        let stream = soon(certificate.client().connect(name, client.stream))
+            .await
+            .unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
         assert_eq!(call(stream, header).await, answer);
     }
