@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use protocol::control::VERSION;
-use protocol::failure::Failure;
+use protocol::failure::{Failure, Reason};
 use protocol::incoming::Accept;
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::incoming_client::IncomingClient;
@@ -150,13 +150,14 @@ async fn reach(agent: &Agent, point: &MeetingPoint) -> Result<UnixStream> {
     let name = point.socket_name();
     let make = move || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .and_then(|socket: OwnedFd| {
+        let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).and_then(
+            |socket: OwnedFd| {
                 let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
                 // A Unix socket is connected at once or not at all.
                 connect(&socket, &address)?;
                 Ok(socket)
-            });
+            },
+        );
         connected.map_err(|_| Error::PeerGone)
     };
     let socket = agent.sockets().run(make).await?;
@@ -184,7 +185,12 @@ async fn start(stream: UnixStream) -> Result<Sender> {
 
 /// Why another agent did not do it: it said so, or it is gone.
 fn refused(status: Status) -> Error {
-    Failure::from_status(&status).map_or(Error::PeerGone, Error::Peer)
+    match Failure::from_status(&status) {
+        // It is about to be.
+        Some(failure) if failure.reason() == Reason::TargetGone => Error::PeerGone,
+        Some(failure) => Error::Peer(failure),
+        None => Error::PeerGone,
+    }
 }
 
 impl Peer {
