@@ -28,6 +28,7 @@
 //! - Where the port that is asked for is taken on this machine, `/proc` and programs outside see another one.
 
 mod accepting;
+mod copies;
 mod deliveries;
 mod listening;
 mod places;
@@ -40,6 +41,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use self::accepting::Turns;
+use self::copies::Copies;
+pub(crate) use self::copies::Held;
 pub use self::deliveries::Registration as DeliveryRegistration;
 
 use self::deliveries::Deliveries;
@@ -230,6 +233,7 @@ pub(crate) struct Incoming {
     listeners: Mutex<HashMap<u64, Arc<Socket>>>,
     deliveries: Arc<Deliveries>,
     places: Places,
+    copies: Copies,
 }
 
 impl Incoming {
@@ -239,6 +243,11 @@ impl Incoming {
 
     pub(crate) fn any_datagrams(&self) -> bool {
         self.any_datagrams.load(Ordering::Relaxed)
+    }
+
+    /// What is known of our copies of sockets on which calls wait.
+    pub(crate) fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     fn add(&self, socket: &Arc<Socket>) {
