@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Incoming, Socket, encode_shown};
+use super::{Incoming, Socket, encode_shown, family_of};
 use crate::Errno;
 use crate::notification::Notification;
 use crate::outgoing::{Transport, internet, write_address};
@@ -152,8 +152,7 @@ fn give(
 
 /// The address of a connection's client as the application sees it.
 fn shown(incoming: &Incoming, accepted: &Accepted) -> Vec<u8> {
-    let family = accepted.from.first_chunk::<2>().copied();
-    let domain = family.map_or(0, |family| i32::from(u16::from_ne_bytes(family)));
+    let domain = family_of(&accepted.from);
     let cookie = || socket::cookie(accepted.socket.as_fd()).ok();
     internet(&accepted.from)
         .and_then(|address: SocketAddr| {

@@ -28,7 +28,10 @@ pub(super) fn decide_bind(supervisor: &Supervisor, from: &Notification) -> Resul
     }
     Ok(Decision::later(move |supervisor, call| {
         match bind(supervisor, transport, &theirs, &bytes) {
-            Ok(()) if transport == Transport::Udp => subscribe(supervisor, transport, theirs, call),
+            Ok(()) if transport == Transport::Udp => {
+                supervisor.connections.add_own_datagrams(&theirs);
+                subscribe(supervisor, transport, theirs, call);
+            }
             result => {
                 // First our copy goes, as the caller may close its own at once.
                 drop(theirs);
