@@ -136,6 +136,10 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
             "{} is a program of the target: programs are started from this machine, which does not have it",
             path.display()
         ),
+        Notice::PortMoved { asked, used, .. } => write!(
+            formatter,
+            "{asked} cannot be had on this machine: the program sees it as its own, and is reached from here at {used}"
+        ),
         other => write!(formatter, "{other:?}"),
     }
 }
