@@ -130,12 +130,17 @@ impl Listener {
     #[must_use]
     pub fn is_there(&self) -> bool {
         let socket = &self.socket;
-        match socket.transport {
+        let is_there = match socket.transport {
             Transport::Udp => {
                 crate::outgoing::is_datagram_port_open(socket.reached.port(), socket.since)
             }
             _ => self.connections.has_own(socket.transport, socket.reached),
+        };
+        if !is_there {
+            // As the kernel ends what waits in its own queue.
+            socket.turns.clear();
         }
+        is_there
     }
 
     /// Begins a connection to the application (TCP), or opens a socket that exchanges datagrams with it (UDP). To the

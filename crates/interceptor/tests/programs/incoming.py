@@ -265,6 +265,8 @@ def descriptors():
     poll.register(s, select.POLLIN)
     for _ in range(3):
         print(poll.poll(10000) != [], attempt(s.accept))
+    # The length of its queue.
+    print(struct.unpack("I", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28])[0])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     print(poll.poll(10000) != [])
     serve(*s.accept())

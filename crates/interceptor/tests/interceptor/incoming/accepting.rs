@@ -106,7 +106,7 @@ fn without_a_free_descriptor_the_connection_waits() {
     let client = server.connect(CLIENT);
     assert_eq!(client.ask("hello"), "HELLO");
     server.end(&format!(
-        "waiting\n{}True\n{NAMES}EAGAIN\n",
+        "waiting\n{}1\nTrue\n{NAMES}EAGAIN\n",
         "True EMFILE\n".repeat(3)
     ));
     drop(first);
