@@ -53,6 +53,12 @@ def blocking():
         serve(*s.accept())
 
 
+def bound():
+    s = listener((ARGUMENTS[0], 0))
+    print(s.getsockname()[0] == ARGUMENTS[0])
+    serve(*s.accept())
+
+
 def nonblocking():
     s = listener()
     s.setblocking(False)
