@@ -198,9 +198,13 @@ def threads():
     s = listener()
     lock, seen, done = threading.Lock(), [], threading.Event()
 
-    def work():
+    def work(asks):
         while True:
-            connection, address = s.accept()
+            if asks:
+                connection, address = s.accept()
+            else:
+                connection = socket.socket(fileno=LIBC.accept(s.fileno(), None, None))
+                address = connection.getpeername()
             right = connection.getpeername() == address
             answer(connection)
             with lock:
@@ -208,8 +212,9 @@ def threads():
                 if len(seen) == count:
                     done.set()
 
-    for _ in range(16):
-        threading.Thread(target=work, daemon=True).start()
+    for index in range(16):
+        asks = ARGUMENTS[1] == "all" or index % 2 == 0
+        threading.Thread(target=work, args=[asks], daemon=True).start()
     done.wait()
     print(len(set(seen)), all(right for _, right in seen))
     sys.stdout.flush()
