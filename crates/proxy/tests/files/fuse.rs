@@ -8,13 +8,16 @@ use std::fs::{File, Permissions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
 use interceptor::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proxy::FilesThrough;
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -445,10 +448,6 @@ fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
         .stdout(appended)
         .spawn();
     readers.push(writer.unwrap());
-    let waits = |pid: u32| {
-        let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
-        wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
-    };
     wait_until("they wait", || {
         readers.iter().all(|reader| waits(reader.id()))
     });
@@ -465,4 +464,48 @@ fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
         stalled.swap(false, Ordering::SeqCst),
         "it was stalled until here"
     );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_signal_that_kills_nobody_interrupts_nothing() {
+    let world = world();
+    let script = "$SIG{USR1} = sub {}; defined syswrite(STDOUT, \"once\\n\") or exit 3";
+    let open = |name: &str| {
+        let flags = libc::O_WRONLY | libc::O_CREAT;
+        world.open_with_mode(name, flags, 0o600).unwrap()
+    };
+    let start = |file: File| {
+        let mut command = Command::new("perl");
+        command.args(["-e", script]).stdout(file).spawn().unwrap()
+    };
+    let signal = |process: &Child, signal: Signal| {
+        kill(Pid::from_raw(process.id().cast_signed()), signal).unwrap();
+    };
+    let stall = |stalled| world.traffic.stalled.store(stalled, Ordering::SeqCst);
+    let waits = |process: &Child| {
+        let wait = std::fs::read_to_string(format!("/proc/{}/wchan", process.id()));
+        wait.is_ok_and(|wait| wait.contains("request_wait"))
+    };
+    let files = (open("survivor"), open("killed"));
+    stall(true);
+    let (mut survivor, mut killed) = (start(files.0), start(files.1));
+    wait_until("both write", || waits(&survivor) && waits(&killed));
+    signal(&survivor, Signal::SIGUSR1);
+    // Whoever is killed later, and after such a signal too, ends before.
+    signal(&killed, Signal::SIGUSR1);
+    signal(&killed, Signal::SIGTERM);
+    let end = killed.wait().unwrap().signal();
+    let still_writes = survivor.try_wait().unwrap().is_none();
+    stall(false);
+    assert_eq!(end, Some(libc::SIGTERM));
+    assert!(still_writes, "{:?}", survivor.wait());
+    assert!(survivor.wait().unwrap().success());
+    assert_eq!(world.read("survivor"), "once\n");
+}
+
+/// Whether a process waits for a file.
+fn waits(process: u32) -> bool {
+    let wait = std::fs::read_to_string(format!("/proc/{process}/wchan"));
+    wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
 }
