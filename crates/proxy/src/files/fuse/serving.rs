@@ -206,7 +206,7 @@ fn describe(shared: &Arc<Shared>, reply: Reply, node: u64, handle: Option<u64>) 
     }
     let known = shared.nodes.known(node);
     let handle = handle.map_or_else(
-        || shared.nodes.any_handle(node),
+        || shared.nodes.any_handle(node, false),
         |handle| shared.nodes.handle(handle),
     );
     match (known, handle) {
