@@ -5,6 +5,7 @@ mod arguments;
 mod ending;
 mod environment;
 mod log;
+mod notices;
 pub(crate) mod podman;
 mod progress;
 pub(crate) mod settings;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use config::Settings;
-use proxy::{Event, Launch, Session, Tell};
+use proxy::{Launch, Session, Tell};
 
 pub(crate) use agent::program as agent_program;
 pub(crate) use arguments::ExecArguments;
@@ -24,6 +25,7 @@ pub(crate) use progress::colors;
 
 use agent::Agent;
 use log::Verbosity;
+use notices::Kind;
 use progress::Progress;
 use signals::Caught;
 use target::LocalTarget;
@@ -74,6 +76,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     tracing::info!(%status, "the program has ended");
     drop(supervised);
     session.end();
+    progress.say_what_was_left_out();
     runtime.block_on(agent.end());
     runtime.shutdown_background();
     Ok(ending::end_as(status))
@@ -119,9 +122,8 @@ async fn start(
 /// Shows the user what happens to the session.
 fn tell(progress: &Progress) -> Tell {
     let progress = progress.clone();
-    Arc::new(move |event| match event {
-        // A program that does a thing a thousand times is spoken of once.
-        Event::Program(_) | Event::File(..) => progress.say(&event.to_string()),
-        _ => progress.report(&event.to_string()),
+    Arc::new(move |event| match Kind::of(event) {
+        Some(kind) => progress.say_some(kind, &event.to_string()),
+        None => progress.report(&event.to_string()),
     })
 }
