@@ -76,6 +76,8 @@ pub enum Notice {
     /// A program that would run as somebody else (set-user-ID) does not: who may not supervise such programs gives up
     /// gaining privileges.
     NoPrivileges { path: PathBuf },
+    /// A Unix socket was bound to a remote path. It is made on this machine, where nobody at the target reaches it.
+    SocketHere { path: PathBuf },
     /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
     ProgramNotHere { path: PathBuf },
 }

@@ -7,7 +7,7 @@
 //!
 //! | call | caught |
 //! |---|---|
-//! | `connect`, `getpeername`, `getsockname`, `listen` | always |
+//! | `connect`, `getpeername`, `getsockname`, `bind`, `listen` | always |
 //! | `getsockopt` | for `SO_ERROR` |
 //! | `sendto`, `recvfrom` | with an address |
 //! | `socket` | for internet datagrams |
@@ -27,6 +27,7 @@ mod calls;
 mod datagrams;
 mod own;
 mod relay;
+mod unix;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -51,15 +52,17 @@ use crate::workers::lock;
 pub enum Transport {
     Tcp,
     Udp,
-    /// A stream or a sequence of packets to a path.
+    /// A stream to a path.
     Unix,
+    /// A sequence of packets (`SOCK_SEQPACKET`) to a path.
+    UnixPackets,
 }
 
 /// Where a connection goes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Destination {
     Internet(SocketAddr),
-    /// The path as the application gave it.
+    /// An absolute path: a relative one starts in the application's working directory.
     Unix(PathBuf),
 }
 
@@ -286,7 +289,8 @@ fn transport_of(socket: &OwnedFd) -> Option<Transport> {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM) if protocol == libc::IPPROTO_UDP => {
             Some(Transport::Udp)
         }
-        (libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_SEQPACKET) => Some(Transport::Unix),
+        (libc::AF_UNIX, libc::SOCK_STREAM) => Some(Transport::Unix),
+        (libc::AF_UNIX, libc::SOCK_SEQPACKET) => Some(Transport::UnixPackets),
         _ => None,
     }
 }

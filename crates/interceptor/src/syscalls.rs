@@ -81,6 +81,7 @@ pub(crate) enum Call {
     // Outgoing connections.
     Socket,
     Connect,
+    Bind,
     Listen,
     GetPeerName,
     GetSocketName,
@@ -113,6 +114,7 @@ impl Call {
             Self::Chroot | Self::PivotRoot | Self::SetNamespace => Group::Root,
             Self::Socket
             | Self::Connect
+            | Self::Bind
             | Self::Listen
             | Self::GetPeerName
             | Self::GetSocketName
@@ -197,6 +199,7 @@ const COMMON: &[(libc::c_long, Call)] = &[
     (libc::SYS_recvmsg,           Call::ReceiveMessage),
     (libc::SYS_recvmmsg,          Call::ReceiveMessages),
     (libc::SYS_socket,            Call::Socket),
+    (libc::SYS_bind,              Call::Bind),
     (libc::SYS_listen,            Call::Listen),
     (libc::SYS_openat2,           Call::OpenAt2),
     (libc::SYS_execve,            Call::Execve),

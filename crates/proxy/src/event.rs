@@ -117,6 +117,11 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
             "{} runs without the privileges that it has otherwise: only root can give them in a session",
             path.display()
         ),
+        Notice::SocketHere { path } => write!(
+            formatter,
+            "the socket {} is made on this machine: nobody at the target reaches it",
+            path.display()
+        ),
         Notice::ProgramNotHere { path } => write!(
             formatter,
             "{} is a program of the target: programs are started from this machine, which does not have it",

@@ -3,6 +3,7 @@
 //! Each is one HTTP/2 stream. Its response comes when the agent has connected, so the application learns the truth.
 
 mod datagrams;
+mod packets;
 mod routes;
 mod stream;
 
@@ -51,10 +52,17 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
             (TCP, connect.to_headers())
         }
         Destination::Unix(path) => {
+            let is_stream = outgoing.transport() != Transport::UnixPackets;
             let connect = UnixConnect {
                 address: UnixAddress::Path(path.as_os_str().as_bytes().to_vec()),
-                kind: UnixKind::Stream,
+                kind: match is_stream {
+                    true => UnixKind::Stream,
+                    false => UnixKind::SequencedPacket,
+                },
             };
+            if !is_stream {
+                return packets::carry(agent, outgoing, connect).await;
+            }
             (connect.path(), connect.to_headers())
         }
     };
