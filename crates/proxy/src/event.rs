@@ -27,6 +27,8 @@ pub enum Event {
     TargetBack,
     /// About a program of the session.
     Program(Notice),
+    /// So many connections through the target are open, and no more can be made.
+    TooManyConnections(usize),
     /// A file of the target could not be what the program wanted it to be.
     File(PathBuf, FileProblem),
 }
@@ -69,6 +71,11 @@ impl fmt::Display for Event {
             ),
             Self::TargetBack => formatter.write_str("the target is back"),
             Self::Program(notice) => write_notice(formatter, notice),
+            Self::TooManyConnections(most) => write!(
+                formatter,
+                "{most} connections through the target are open, and no more can be made at the same time: the next \
+                 ones fail as if there were no free ports"
+            ),
             Self::File(path, problem) => write!(formatter, "{} {problem}", path.display()),
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Each is one HTTP/2 stream. Its response comes when the agent has connected, so the application learns the truth.
 
+mod budget;
 mod datagrams;
 mod packets;
 mod routes;
@@ -21,7 +22,9 @@ use protocol::rpc::Failure;
 
 use self::stream::{FromApplication, LocalStream};
 use crate::agent::{Agent, errno};
+use crate::event::Event;
 
+pub(crate) use budget::Budget;
 pub(crate) use datagrams::until_closed;
 pub(crate) use routes::Routes;
 
@@ -29,13 +32,19 @@ pub(crate) use routes::Routes;
 pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
     let agent = agent.clone();
     let runtime = agent.runtime.clone();
+    let Some(permit) = agent.connections.take() else {
+        (agent.tell)(&Event::TooManyConnections(agent.connections.most));
+        // As if there were no more ports, which is what a program meets otherwise.
+        return outgoing.refuse(Errno::EADDRNOTAVAIL);
+    };
     if let (Transport::Udp, Destination::Internet(peer)) =
         (outgoing.transport(), outgoing.destination())
     {
         let peer = *peer;
-        return datagrams::connect(agent, outgoing, peer);
+        return datagrams::connect(agent, outgoing, peer, permit);
     }
     runtime.spawn(async move {
+        let _permit = permit;
         if let Err(error) = carry(&agent, outgoing).await {
             tracing::debug!(%error, "a connection ended");
         }

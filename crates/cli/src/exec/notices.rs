@@ -14,6 +14,7 @@ const MOST: usize = 8;
 pub(super) enum Kind {
     Program(Discriminant<Notice>),
     File(Discriminant<FileProblem>),
+    Connections,
 }
 
 impl Kind {
@@ -22,6 +23,7 @@ impl Kind {
         match event {
             Event::Program(notice) => Some(Self::Program(discriminant(notice))),
             Event::File(_, problem) => Some(Self::File(discriminant(problem))),
+            Event::TooManyConnections(_) => Some(Self::Connections),
             _ => None,
         }
     }

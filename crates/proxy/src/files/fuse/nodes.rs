@@ -312,6 +312,7 @@ mod tests {
     use super::*;
     use crate::agent::{Agent, Connection};
     use crate::files::calls::Calls;
+    use crate::outgoing::Budget;
 
     const FILE: Identity = (8, 1, 5);
 
@@ -323,6 +324,7 @@ mod tests {
             client: Connection::new(client),
             runtime: tokio::runtime::Handle::current(),
             routes: Arc::default(),
+            connections: Budget::default(),
             tell: Arc::new(|_| {}),
         })
     }
