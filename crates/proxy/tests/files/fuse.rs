@@ -8,7 +8,7 @@ use std::fs::{File, Permissions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -251,6 +251,36 @@ fn properties_are_changed_through_a_descriptor() {
     let gone = rustix::fs::fgetxattr(&file, "user.color", &mut value);
     assert_eq!(gone, Err(rustix::io::Errno::NODATA));
     assert!(rustix::fs::fstatvfs(&file).unwrap().f_blocks > 0);
+}
+
+/// Whether writing takes the set-user-id bit away is decided by the rights of the target, not of the process here.
+#[test]
+#[ignore = "needs root"]
+fn set_user_id_goes_as_the_target_would_lose_it() {
+    const SOMEBODY: u32 = 4242;
+    for (target, writer, expected) in [
+        (0, 0, 0o4755),
+        (0, SOMEBODY, 0o4755),
+        (SOMEBODY, 0, 0o755),
+        (SOMEBODY, SOMEBODY, 0o755),
+    ] {
+        let world = World::of_user(FilesThrough::Fuse, target);
+        world.write("f", "0123456789");
+        std::os::unix::fs::chown(world.path("f"), Some(target), None).unwrap();
+        std::fs::set_permissions(world.path("f"), Permissions::from_mode(0o4755)).unwrap();
+        let file = world.open("f", libc::O_RDWR).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o4755);
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo more"]);
+        let status = command
+            .uid(writer)
+            .stdout(file.try_clone().unwrap())
+            .status();
+        assert!(status.unwrap().success());
+        let there = std::fs::metadata(world.path("f")).unwrap().mode() & 0o7777;
+        let here = file.metadata().unwrap().mode() & 0o7777;
+        assert_eq!((there, here), (expected, expected), "{target}, {writer}");
+    }
 }
 
 #[test]
