@@ -79,10 +79,7 @@ pub(crate) struct Events(mpsc::Receiver<Result<SubscribeEvent, Status>>);
 impl Stream for Events {
     type Item = Result<SubscribeEvent, Status>;
 
-    fn poll_next(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Self::Item>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(context)
     }
 }

@@ -94,6 +94,8 @@ pub enum Notice {
         asked: SocketAddr,
         used: SocketAddr,
     },
+    /// A Unix socket was bound to a remote path. It is made on this machine, where nobody at the target reaches it.
+    SocketHere { path: PathBuf },
     /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
     ProgramNotHere { path: PathBuf },
 }

@@ -48,7 +48,8 @@ pub(crate) struct AgentArguments {
 
 pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     // What others log may contain what the target and its clients say.
-    let ours = ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, arguments.log));
+    let ours =
+        ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, arguments.log));
     let others = arguments.log.min(LevelFilter::WARN);
     tracing_subscriber::registry()
         .with(

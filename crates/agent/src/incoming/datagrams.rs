@@ -118,7 +118,10 @@ impl UdpPort {
         let Datagram { payload, flow } = datagram;
         let ends = (flow.peer, flow.original_destination);
         let mut flows = self.flows();
-        let payload = match flows.get(&ends).map(|known| known.try_send(payload.clone())) {
+        let payload = match flows
+            .get(&ends)
+            .map(|known| known.try_send(payload.clone()))
+        {
             // As a socket does whose buffer is full.
             Some(Ok(()) | Err(TrySendError::Full(_))) => return,
             Some(Err(TrySendError::Closed(payload))) => payload,
@@ -194,12 +197,7 @@ impl Arriving {
 }
 
 /// Gives a flow to a session until one of them has been silent. Says whether the session has taken it.
-async fn steal(
-    owner: &Session,
-    arrival: &Arrival,
-    flow: &Flow,
-    datagrams: &mut Arriving,
-) -> bool {
+async fn steal(owner: &Session, arrival: &Arrival, flow: &Flow, datagrams: &mut Arriving) -> bool {
     let Ok(stream) = owner.queue.open(arrival).await else {
         return false;
     };

@@ -150,13 +150,14 @@ async fn reach(agent: &Agent, point: &MeetingPoint) -> Result<UnixStream> {
     let name = point.socket_name();
     let make = move || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .and_then(|socket: OwnedFd| {
+        let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).and_then(
+            |socket: OwnedFd| {
                 let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
                 // A Unix socket is connected at once or not at all.
                 connect(&socket, &address)?;
                 Ok(socket)
-            });
+            },
+        );
         connected.map_err(|_| Error::PeerGone)
     };
     let socket = agent.sockets().run(make).await?;

@@ -18,11 +18,9 @@ use super::datagrams::{UdpClaim, UdpPort};
 use super::fate::{Fate, FatefulSocket, Side};
 use super::keeper::{Events, tell};
 use super::original::Original;
-use super::redirect::{
-    Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect,
-};
 use super::peers;
 use super::queue::Queue;
+use super::redirect::{Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect};
 use super::wanted::Wanted;
 use crate::agent::Agent;
 use crate::{Error, Result};

@@ -154,16 +154,16 @@ async fn when_the_agent_that_redirects_is_killed_under_load_another_takes_over()
         }
     };
     let kill = async {
-        tokio::task::spawn_blocking(move || first.kill()).await.unwrap();
+        tokio::task::spawn_blocking(move || first.kill())
+            .await
+            .unwrap();
     };
     tokio::join!(load, kill);
     // What was under way is lost with the agent; nothing else is.
     let lost = answers.iter().filter(|answer| answer.is_err()).count();
     assert!(lost <= 1, "{answers:?}");
     for (header, expected) in [(GRACE, "grace / 0"), (EDSGER, "edsger / 0")] {
-        let taken_over = async {
-            while ask(&world.client, to, "/", header).await != expected {}
-        };
+        let taken_over = async { while ask(&world.client, to, "/", header).await != expected {} };
         soon(taken_over).await;
     }
     assert_eq!(ask(&world.client, to, "/", ADA).await, "original / 0");

@@ -184,19 +184,13 @@ impl Resolver<'_> {
 
     /// Where a relative path starts, and whether the kernel is wrong about it.
     fn start(&self, directory: RawFd) -> Option<(PathBuf, bool)> {
-        let link = if directory == libc::AT_FDCWD {
-            if let Some(path) = self.supervisor.processes.directory_of(self.thread) {
-                return Some((path, true));
-            }
-            format!("/proc/{}/cwd", self.thread)
-        } else {
-            if let Some((path, _)) = opened_path(self.supervisor, self.thread, directory) {
-                return Some((path, true));
-            }
-            format!("/proc/{}/fd/{directory}", self.thread)
-        };
-        let path = std::fs::read_link(link).ok()?;
-        path.is_absolute().then_some((path, false))
+        if directory == libc::AT_FDCWD {
+            return working_directory(self.supervisor, self.thread);
+        }
+        if let Some((path, _)) = opened_path(self.supervisor, self.thread, directory) {
+            return Some((path, true));
+        }
+        linked(&format!("/proc/{}/fd/{directory}", self.thread))
     }
 
     fn resolve(&self, whole: &Path, follow: bool, detached: bool) -> Option<Resolved> {
@@ -429,6 +423,22 @@ enum Link {
 struct Special {
     link: ProcessLink,
     content: PathBuf,
+}
+
+/// The directory in which a thread is, and whether the kernel is wrong about it.
+pub(crate) fn working_directory(
+    supervisor: &Supervisor,
+    thread: libc::pid_t,
+) -> Option<(PathBuf, bool)> {
+    match supervisor.processes.directory_of(thread) {
+        Some(path) => Some((path, true)),
+        None => linked(&format!("/proc/{thread}/cwd")),
+    }
+}
+
+fn linked(link: &str) -> Option<(PathBuf, bool)> {
+    let path = std::fs::read_link(link).ok()?;
+    path.is_absolute().then_some((path, false))
 }
 
 /// The path under which a descriptor of the application was opened, if it is of a remote file.

@@ -125,6 +125,24 @@ impl RemoteFiles for TargetFiles {
         }
     }
 
+    fn canonical(&self, path: &Path) -> Answer<PathBuf> {
+        if self.served.find(path).is_some() {
+            return Ok(path.to_path_buf());
+        }
+        let ask = || {
+            let request = rpc::ResolvePathRequest { path: bytes(path) };
+            let answer = self
+                .calls
+                .ask(|mut files| async move { files.resolve_path(request).await })?;
+            let path = OsString::from_vec(answer.path.to_vec());
+            Ok(cache::Answer::Link(PathBuf::from(path)))
+        };
+        match self.remembered(path, Question::Canonical, ask)? {
+            cache::Answer::Link(path) => Ok(path),
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
     fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()> {
         if let Some(served) = self.served.find(path) {
             return served.access(mode);
