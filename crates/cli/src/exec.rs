@@ -4,6 +4,7 @@ mod agent;
 mod arguments;
 mod ending;
 mod environment;
+mod holder;
 mod log;
 pub(crate) mod podman;
 mod progress;
@@ -109,6 +110,7 @@ async fn start(
         reached,
         agent.clone(),
         tell(progress),
+        holder::name(&arguments.command),
         settings,
         &env_file,
         &surroundings,
@@ -122,6 +124,7 @@ fn tell(progress: &Progress) -> Tell {
     Arc::new(move |event| match event {
         // A program that does a thing a thousand times is spoken of once.
         Event::Program(_) | Event::File(..) => progress.say(&event.to_string()),
+        Event::Incoming(incoming) if !incoming.is_warning() => progress.note(&event.to_string()),
         _ => progress.report(&event.to_string()),
     })
 }
