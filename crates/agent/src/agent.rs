@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::connection::{Access, Connection};
 use crate::dns::Silent;
-use crate::incoming::Ports;
+use crate::incoming::{Ports, Reachable};
 use crate::target::Target;
 use crate::workers::{Pool, Workers};
 use crate::{Result, connection};
@@ -101,7 +101,15 @@ impl Agent {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let connection = Connection::new(self.clone(), Access::Session);
+        self.serve_connection_while(io, Reachable::always()).await
+    }
+
+    /// The same, for a client that may be out of reach for a while: then it is not given what somebody else can answer.
+    pub async fn serve_connection_while<IO>(&self, io: IO, reachable: Reachable) -> Result<()>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let connection = Connection::new(self.clone(), Access::Session, reachable);
         connection::serve(Arc::new(connection), io).await
     }
 

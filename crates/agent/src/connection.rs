@@ -26,7 +26,7 @@ use tonic::codegen::Service;
 
 use crate::agent::Agent;
 use crate::files::{self, Handles};
-use crate::incoming::{self, Subscriptions};
+use crate::incoming::{self, Reachable, Subscriptions};
 use crate::outgoing;
 use crate::{Error, Result};
 
@@ -49,6 +49,7 @@ const HELLO: Duration = Duration::from_secs(10);
 pub(crate) struct Connection {
     pub(crate) agent: Agent,
     pub(crate) access: Access,
+    pub(crate) reachable: Reachable,
     pub(crate) handles: Handles,
     pub(crate) subscriptions: Arc<Subscriptions>,
     /// From Hello to everything that waits for it.
@@ -74,10 +75,11 @@ pub(crate) enum Greeting {
 }
 
 impl Connection {
-    pub(crate) fn new(agent: Agent, access: Access) -> Self {
+    pub(crate) fn new(agent: Agent, access: Access, reachable: Reachable) -> Self {
         Self {
             agent,
             access,
+            reachable,
             handles: Handles::default(),
             subscriptions: Arc::default(),
             greeting: watch::Sender::new(Greeting::Awaited),

@@ -54,6 +54,9 @@ pub enum Error {
     #[error(transparent)]
     Claim(#[from] splitter::Error),
 
+    #[error("the target's certificate cannot be used: {0}")]
+    Certificate(&'static str),
+
     #[error("there is no subscription {0}: subscribe, and use the number that the first event has")]
     NoSubscription(u64),
 
@@ -116,7 +119,9 @@ impl Error {
             Self::Peer(failure) => return failure.clone(),
             Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
             Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
-            Self::NoSubscription(_) | Self::SubscriptionEnded => Reason::BadRequest,
+            Self::NoSubscription(_) | Self::SubscriptionEnded | Self::Certificate(_) => {
+                Reason::BadRequest
+            }
             Self::Agent { source, .. } => {
                 return Failure::new(Reason::Agent, format!("{self} ({source})"));
             }

@@ -12,6 +12,7 @@
 //! A session that is gone, or too slow, loses nothing for the clients: what it has not begun to answer goes to the
 //! application.
 
+mod certificates;
 mod datagrams;
 mod fate;
 mod filter;
@@ -21,6 +22,7 @@ mod original;
 mod peers;
 mod ports;
 mod queue;
+mod reachable;
 pub mod redirect;
 mod stream;
 mod subscription;
@@ -41,6 +43,7 @@ use tonic::body::Body;
 use tonic::{Request as Call, Response as Answer, Status};
 
 pub(crate) use self::ports::Ports;
+pub use self::reachable::Reachable;
 pub(crate) use self::subscription::Subscriptions;
 use self::wanted::Wanted;
 use crate::connection::Connection;
@@ -53,7 +56,7 @@ impl Incoming for Connection {
     async fn subscribe(&self, request: Call<SubscribeRequest>) -> Result<Answer<Events>, Status> {
         self.admit().await?;
         let wanted = Wanted::validate(request.into_inner())?;
-        let events = keeper::subscribe(&self.agent, &self.subscriptions, wanted).await?;
+        let events = keeper::subscribe(self, wanted).await?;
         Ok(Answer::new(Events(events)))
     }
 }

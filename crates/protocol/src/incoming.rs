@@ -1,10 +1,12 @@
 //! Incoming: what arrives at the target, as raw streams.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use http::HeaderMap;
 
 use crate::Result;
+use crate::rpc::TargetTls;
 use crate::stream::{get_bytes, require, set, set_bytes};
 
 pub const ACCEPT: &str = "/standin.session.v1/incoming/accept";
@@ -91,6 +93,17 @@ impl Arrived {
     }
 }
 
+/// Keys are never shown.
+impl fmt::Debug for TargetTls {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("TargetTls")
+            .field("certificate_path", &self.certificate_path)
+            .field("key_path", &self.key_path)
+            .finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,5 +131,16 @@ mod tests {
             server_name: Some("shop.example".to_owned()),
             application_protocol: Some(b"h2".to_vec()),
         }));
+    }
+
+    #[test]
+    fn a_key_is_never_shown() {
+        let tls = TargetTls {
+            key_path: "/tls/key.pem".into(),
+            key: "secret".into(),
+            ..TargetTls::default()
+        };
+        let shown = format!("{tls:?}");
+        assert!(shown.contains("/tls/key.pem") && !shown.contains("secret"), "{shown}");
     }
 }

@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use std::{env, thread};
 
-use ::agent::{Agent, enter_user_namespace_of, raise_descriptor_limit};
+use ::agent::{Agent, Reachable, enter_user_namespace_of, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use clap::Args;
 use link::tls::TlsAcceptor;
-use link::{Accepted, LinkServer, Pipe, ServerSettings, SharedToken, Token};
+use link::{Accepted, Link, LinkServer, Pipe, ServerSettings, SharedToken, Status, Token};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -48,7 +48,7 @@ pub(crate) struct AgentArguments {
 
 pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     // What others log may contain what the target and its clients say.
-    let ours = ["agent", "link", "protocol", "standind"].map(|name| (name, arguments.log));
+    let ours = ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, arguments.log));
     let others = arguments.log.min(LevelFilter::WARN);
     tracing_subscriber::registry()
         .with(
@@ -151,10 +151,28 @@ async fn serve_pipe(
     pipe: impl Pipe,
 ) -> Result<()> {
     match server.accept(pipe).await.context("refused")? {
-        Accepted::New(link) => agent.serve_connection(link).await.context("the session"),
+        Accepted::New(link) => {
+            let reachable = watch_link(&link);
+            let served = agent.serve_connection_while(link, reachable).await;
+            served.context("the session")
+        }
         _ => {
             tracing::debug!("a session continues");
             Ok(())
         }
     }
+}
+
+/// Whether there is a connection under the link at the moment.
+fn watch_link(link: &Link) -> Reachable {
+    let (is_connected, reachable) = watch::channel(true);
+    let mut status = link.status();
+    tokio::spawn(async move {
+        // Until the link is gone, and everything that could ask with it.
+        while status.changed().await.is_ok() {
+            let connected = matches!(*status.borrow_and_update(), Status::Connected);
+            is_connected.send_replace(connected);
+        }
+    });
+    Reachable::new(reachable)
 }

@@ -4,7 +4,7 @@ mod first;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::{Instant, timeout};
@@ -27,9 +27,9 @@ use first::First;
 pub struct Port {
     pub(crate) claims: Arc<Claims>,
     pub(crate) original: Arc<dyn Destination>,
-    pub(crate) probes: Probes,
+    probes: RwLock<Arc<Probes>>,
     pub(crate) settings: Settings,
-    pub(crate) tls: Option<Tls>,
+    tls: RwLock<Option<Tls>>,
     pool: Arc<Pool>,
     http2: Arc<http2::Pool>,
     /// Whether the application takes WebSockets over HTTP/2.
@@ -54,9 +54,9 @@ impl Port {
         Self {
             claims: Arc::default(),
             original,
-            probes: Probes::default(),
+            probes: RwLock::default(),
             settings,
-            tls: None,
+            tls: RwLock::default(),
             pool: Arc::default(),
             http2: Arc::default(),
             extended_connect: Knowledge::default(),
@@ -66,16 +66,41 @@ impl Port {
 
     /// Says how health probes of this port are known.
     #[must_use]
-    pub fn with_probes(mut self, probes: Probes) -> Self {
-        self.probes = probes;
+    pub fn with_probes(self, probes: Probes) -> Self {
+        self.add_probe_paths(probes.paths);
         self
+    }
+
+    /// Names more paths of health probes, for the requests that come from now on.
+    pub fn add_probe_paths(&self, paths: Vec<String>) {
+        let mut probes = self.probes.write().unwrap_or_else(PoisonError::into_inner);
+        for path in paths {
+            if !probes.paths.contains(&path) {
+                Arc::make_mut(&mut probes).paths.push(path);
+            }
+        }
+    }
+
+    pub(crate) fn probes(&self) -> Arc<Probes> {
+        let probes = self.probes.read().unwrap_or_else(PoisonError::into_inner);
+        probes.clone()
     }
 
     /// Looks into connections that are encrypted for the target.
     #[must_use]
-    pub fn with_tls(mut self, tls: Tls) -> Self {
-        self.tls = Some(tls);
+    pub fn with_tls(self, tls: Tls) -> Self {
+        self.set_tls(tls);
         self
+    }
+
+    /// Looks from now on into connections that are encrypted for the target.
+    pub fn set_tls(&self, tls: Tls) {
+        *self.tls.write().unwrap_or_else(PoisonError::into_inner) = Some(tls);
+    }
+
+    pub(crate) fn tls(&self) -> Option<Tls> {
+        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
+        tls.clone()
     }
 
     /// Who gets what.
@@ -127,11 +152,11 @@ impl Port {
                 http2::serve(way, client, arrival, leg).await;
             }
             Protocol::Tls => {
-                if let Some(tls) = &self.tls {
+                if let Some(tls) = self.tls() {
                     let client = Box::new(Rewound::new(bytes, client));
                     // What the spare leg is for is known only when the client has said more.
                     drop(leg);
-                    Box::pin(self.serve_tls(tls, client, arrival)).await;
+                    Box::pin(self.serve_tls(&tls, client, arrival)).await;
                 }
             }
             Protocol::Raw => {

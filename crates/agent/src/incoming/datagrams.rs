@@ -91,6 +91,7 @@ impl UdpPort {
             mode: wanted.mode,
             filter: None,
             takes_probes: true,
+            answer_within: wanted.answer_within,
             destination: Arc::clone(&queue) as _,
         };
         let guard = self.claims.claim(claim, wanted.on_conflict);

@@ -12,13 +12,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 
+use super::certificates;
 use super::peers::{self, Joined};
 use super::ports::Held;
 use super::queue::Queue;
+use super::reachable::Reachable;
 use super::redirect::{Evidence, MeetingPoint};
 use super::subscription::{Place, Subscription, Subscriptions};
 use super::wanted::Wanted;
 use crate::agent::Agent;
+use crate::connection::Connection;
 use crate::{Error, Result};
 
 /// Events that wait for a session to take them. One that finds no room is not told.
@@ -32,15 +35,15 @@ pub(super) type Events = mpsc::Sender<Result<SubscribeEvent, Status>>;
 
 /// Subscribes, and answers the events: the first says that it is so. It ends when nobody takes events any more.
 pub(super) async fn subscribe(
-    agent: &Agent,
-    subscriptions: &Arc<Subscriptions>,
+    connection: &Connection,
     wanted: Wanted,
 ) -> Result<mpsc::Receiver<Result<SubscribeEvent, Status>>> {
     let (events, events_to_session) = mpsc::channel(EVENTS);
     let (outcome, began) = oneshot::channel();
     let keeper = Keeper {
-        agent: agent.clone(),
-        subscriptions: Arc::clone(subscriptions),
+        agent: connection.agent.clone(),
+        reachable: connection.reachable.clone(),
+        subscriptions: Arc::clone(&connection.subscriptions),
         subscription: None,
         wanted,
         events,
@@ -54,6 +57,7 @@ pub(super) async fn subscribe(
 
 struct Keeper {
     agent: Agent,
+    reachable: Reachable,
     subscriptions: Arc<Subscriptions>,
     /// There from the first success on.
     subscription: Option<Arc<Subscription>>,
@@ -73,18 +77,31 @@ enum Ending {
 
 impl Keeper {
     async fn run(mut self) {
+        let read = match &mut self.wanted.request.tls {
+            Some(tls) => certificates::read(&self.agent, tls).await,
+            None => Ok(()),
+        };
+        let result = match read {
+            Ok(()) => self.hold().await,
+            Err(error) => Err(error),
+        };
+        self.end(result);
+    }
+
+    /// Holds the subscription until it is over, wherever the port is redirected.
+    async fn hold(&mut self) -> Result<()> {
         let mut unreached_since = None;
-        let result = loop {
+        loop {
             let (holder, point) = match self.hold_here().await {
                 Err(Error::PortTaken {
                     holder,
                     meeting_point: Some(point),
                     ..
                 }) => (holder, point),
-                result => break result,
+                result => return result,
             };
             match self.hold_there(&point).await {
-                Ok(Ending::Over) => break Ok(()),
+                Ok(Ending::Over) => return Ok(()),
                 Ok(Ending::HolderGone) => {
                     unreached_since = None;
                     self.prepare_to_take_over(&holder);
@@ -92,7 +109,7 @@ impl Keeper {
                 Err(Error::PeerGone) => {
                     let since = *unreached_since.get_or_insert_with(Instant::now);
                     if since.elapsed() > REACHED_WITHIN {
-                        break Err(Error::PortTaken {
+                        return Err(Error::PortTaken {
                             port: self.wanted.port,
                             holder,
                             meeting_point: None,
@@ -100,13 +117,12 @@ impl Keeper {
                     }
                     tokio::select! {
                         () = sleep(BETWEEN_ATTEMPTS) => {}
-                        () = self.events.closed() => break Ok(()),
+                        () = self.events.closed() => return Ok(()),
                     }
                 }
-                Err(error) => break Err(error),
+                Err(error) => return Err(error),
             }
-        };
-        self.end(result);
+        }
     }
 
     fn end(self, result: Result<()>) {
@@ -143,7 +159,7 @@ impl Keeper {
             self.set_place(place);
             return !self.events.is_closed();
         };
-        let subscription = self.subscriptions.add(place);
+        let subscription = self.subscriptions.add(place, self.reachable.clone());
         subscribed.subscription = subscription.number;
         self.subscription = Some(subscription);
         self.tell(subscribe_event::Event::Subscribed(subscribed));
@@ -155,7 +171,7 @@ impl Keeper {
     }
 
     async fn hold_here(&mut self) -> Result<()> {
-        let queue = Arc::new(Queue::default());
+        let queue = Arc::new(Queue::new(self.reachable.clone()));
         let ports = Arc::clone(self.agent.ports());
         let session = Arc::clone(&queue);
         let held = ports.claim(&self.agent, &self.wanted, session, self.events.clone());

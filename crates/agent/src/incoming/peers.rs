@@ -34,6 +34,7 @@ use tonic::codegen::Service;
 use tonic::{Status, Streaming};
 
 use super::lent::Lent;
+use super::reachable::Reachable;
 use super::redirect::MeetingPoint;
 use crate::agent::Agent;
 use crate::connection::{
@@ -78,7 +79,7 @@ pub(super) async fn serve_all(agent: Agent, listener: UnixListener, point: Meeti
             if !is_peer {
                 return tracing::warn!("somebody who is no agent came to the meeting point");
             }
-            let connection = Arc::new(Connection::new(agent, Access::Peer));
+            let connection = Arc::new(Connection::new(agent, Access::Peer, Reachable::always()));
             if let Err(error) = connection::serve(connection, stream).await {
                 tracing::debug!(%error, "another agent has gone");
             }

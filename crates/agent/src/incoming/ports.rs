@@ -13,6 +13,7 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::certificates;
 use super::datagrams::{UdpClaim, UdpPort};
 use super::fate::{Fate, FatefulSocket, Side};
 use super::keeper::{Events, tell};
@@ -208,6 +209,7 @@ impl Ports {
         let redirect = self.use_port(&mut state, agent, wanted).await?;
         let claimed = async {
             let open = self.open.get(port).ok_or(Error::SubscriptionEnded)?;
+            open.look_into(agent, wanted).await?;
             let claim = open.claim(wanted, session)?;
             let mut held = Held {
                 port,
@@ -334,6 +336,19 @@ impl OpenPort {
         }
     }
 
+    /// Learns to know what a session knows of the application: its certificate, its health probes.
+    async fn look_into(&self, agent: &Agent, wanted: &Wanted) -> Result<()> {
+        let Kind::Tcp(splitter) = &self.kind else {
+            return Ok(());
+        };
+        if let Some(content) = &wanted.request.tls {
+            let tls = certificates::tls(agent, wanted.port.number, content).await?;
+            splitter.set_tls(tls);
+        }
+        splitter.add_probe_paths(wanted.probe_paths.clone());
+        Ok(())
+    }
+
     fn claim(&self, wanted: &Wanted, session: Arc<Queue>) -> Result<AnyClaim> {
         let splitter = match &self.kind {
             Kind::Udp(port) => return port.claim(wanted, session).map(AnyClaim::Udp),
@@ -344,6 +359,7 @@ impl OpenPort {
             mode: wanted.mode,
             filter: wanted.filter.clone(),
             takes_probes: wanted.takes_probes,
+            answer_within: wanted.answer_within,
             destination: session,
         };
         let guard = splitter.claims().claim(claim, wanted.on_conflict);

@@ -11,9 +11,10 @@ use hyper::body::Incoming;
 use protocol::incoming::{Arrived, ArrivedTls};
 use splitter::{Arrival, BoxFuture, BoxStream, Destination};
 use tokio::sync::{Semaphore, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tonic::body::Body;
 
+use super::reachable::Reachable;
 use super::stream::SessionStream;
 use crate::connection::succeeded;
 use crate::{Error, Result};
@@ -29,6 +30,7 @@ pub(super) struct Queue {
     /// At least as many as wait: some may have been given up.
     available: Semaphore,
     has_ended: watch::Sender<bool>,
+    reachable: Reachable,
 }
 
 struct Waiting {
@@ -36,9 +38,10 @@ struct Waiting {
     answer: oneshot::Sender<Response<Body>>,
 }
 
-impl Default for Queue {
-    fn default() -> Self {
+impl Queue {
+    pub(super) fn new(reachable: Reachable) -> Self {
         Self {
+            reachable,
             waiting: Mutex::default(),
             available: Semaphore::new(0),
             has_ended: watch::Sender::new(false),
@@ -100,7 +103,7 @@ impl Queue {
             let Some(waiting) = self.waiting().pop_front() else {
                 continue;
             };
-            let (stream, body) = SessionStream::new(waiting.from_session);
+            let (stream, body) = SessionStream::new(waiting.from_session, &self.reachable);
             let response = succeeded(arrived(arrival).to_headers(), Body::new(body));
             // Otherwise the session has given it up.
             if waiting.answer.send(response).is_ok() {
@@ -111,8 +114,15 @@ impl Queue {
 
     /// Gives the session a connection.
     pub(super) async fn open(&self, arrival: &Arrival) -> io::Result<SessionStream> {
-        let offered = timeout(ASKS_WITHIN, self.offer(arrival)).await;
-        offered.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        if !self.reachable.is_so() {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        tokio::select! {
+            biased;
+            offered = self.offer(arrival) => offered,
+            () = self.reachable.clone().lost() => Err(io::ErrorKind::NotConnected.into()),
+            () = sleep(ASKS_WITHIN) => Err(io::ErrorKind::TimedOut.into()),
+        }
     }
 }
 

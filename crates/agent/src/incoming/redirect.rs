@@ -26,7 +26,7 @@ mod sockets;
 mod sys;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -245,6 +245,11 @@ impl Redirect {
     pub async fn mesh(&self) -> Result<Option<Mesh>> {
         self.inside.find_mesh().await
     }
+}
+
+/// The addresses of the target's network.
+pub(super) async fn own_addresses(agent: &Agent) -> Result<Vec<IpAddr>> {
+    agent.sockets().run(addresses::own).await
 }
 
 /// Connects to the original application, past whatever redirection there is. It sees the pod's own address.

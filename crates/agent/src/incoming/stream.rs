@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::Status;
 
 use super::fate::Fate;
+use super::reachable::Reachable;
 
 /// The most that is taken from a writer before HTTP/2 has sent it.
 const PIECE: usize = 128 * 1024;
@@ -29,13 +30,14 @@ pub(super) struct SessionStream {
 
 impl SessionStream {
     /// A stream that reads this body, and the body that has what is written.
-    pub(super) fn new(from_session: Incoming) -> (Self, Written) {
+    pub(super) fn new(from_session: Incoming, reachable: &Reachable) -> (Self, Written) {
         let slot = Arc::new(Slot::default());
         let stream = Self {
             from_session: FromSession {
                 body: from_session,
                 piece: Bytes::new(),
                 state: State::Offered,
+                lost: Some(Box::pin(reachable.clone().lost())),
                 fate: Fate::current(),
             },
             to_session: Writer {
@@ -57,6 +59,8 @@ pub(super) struct FromSession {
     body: Incoming,
     piece: Bytes,
     state: State,
+    /// Until the application has taken the connection, it is offered only to who can be reached.
+    lost: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     fate: Option<Arc<Fate>>,
 }
 
@@ -82,6 +86,12 @@ impl FromSession {
 
     fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<io::Result<&mut Bytes>> {
         while self.piece.is_empty() && self.state != State::Ended {
+            if let Some(lost) = &mut self.lost
+                && lost.as_mut().poll(context).is_ready()
+            {
+                self.lost = None;
+                return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
+            }
             let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
             let Some(frame) = frame else {
                 let was = std::mem::replace(&mut self.state, State::Ended);
@@ -106,6 +116,7 @@ impl FromSession {
                     return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
                 }
                 self.state = State::Taken;
+                self.lost = None;
             }
         }
         Poll::Ready(Ok(&mut self.piece))

@@ -12,6 +12,7 @@ use tonic::body::Body;
 use super::lent::Lender;
 use super::peers::Peer;
 use super::queue::Queue;
+use super::reachable::Reachable;
 use crate::{Error, Result};
 
 /// The subscriptions of one client.
@@ -26,11 +27,12 @@ impl Subscriptions {
         self.open().get(&number).cloned()
     }
 
-    pub(super) fn add(&self, place: Place) -> Arc<Subscription> {
+    pub(super) fn add(&self, place: Place, reachable: Reachable) -> Arc<Subscription> {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let subscription = Arc::new(Subscription {
             number,
             place: watch::Sender::new(place),
+            reachable,
         });
         self.open().insert(number, Arc::clone(&subscription));
         subscription
@@ -51,6 +53,7 @@ impl Subscriptions {
 pub(super) struct Subscription {
     pub(super) number: u64,
     place: watch::Sender<Place>,
+    reachable: Reachable,
 }
 
 /// Where connections come from.
@@ -79,12 +82,18 @@ impl Subscription {
             let place = places.borrow_and_update().clone();
             match place {
                 Place::Here(queue) => return queue.wait(from_session.take()?).await,
-                Place::There(peer) => {
-                    // Nothing of the body has been read when it fails, so it can be given to the next.
-                    if let Ok(response) = peer.accept(from_session.lend()).await {
-                        return Ok(response);
+                // Nothing of the body has been read when this fails, so it can be given to the next.
+                Place::There(peer) => tokio::select! {
+                    response = peer.accept(from_session.lend()) => {
+                        if response.is_ok() {
+                            return response;
+                        }
                     }
-                }
+                    () = self.reachable.clone().lost() => {
+                        self.reachable.clone().found().await;
+                        continue;
+                    }
+                },
                 Place::Nowhere => {}
                 Place::Ended => return Err(Error::SubscriptionEnded),
             }

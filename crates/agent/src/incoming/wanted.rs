@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use protocol::rpc::{
-    IncomingMode, IncomingTransport, OnConflict as RequestedOnConflict, SubscribeRequest, TargetTls,
+    IncomingMode, IncomingTransport, OnConflict as RequestedOnConflict, SubscribeRequest,
 };
 use splitter::{Filter, Mode, OnConflict};
 
@@ -15,7 +15,6 @@ use crate::{Error, Result};
 const SOMEBODY: &str = "another session";
 
 /// What a session asks for.
-#[derive(Debug, Clone)]
 pub(super) struct Wanted {
     pub(super) port: Port,
     pub(super) mode: Mode,
@@ -25,7 +24,6 @@ pub(super) struct Wanted {
     pub(super) flush_connections: bool,
     pub(super) answer_within: Option<Duration>,
     pub(super) holder: String,
-    pub(super) tls: Option<TargetTls>,
     pub(super) probe_paths: Vec<String>,
     /// As it came, for whoever else can do it.
     pub(super) request: SubscribeRequest,
@@ -62,7 +60,6 @@ impl Wanted {
                 "" => SOMEBODY.to_owned(),
                 holder => holder.to_owned(),
             },
-            tls: request.tls.clone(),
             probe_paths: request.probe_paths.clone(),
             request,
         })

@@ -27,8 +27,11 @@ impl Door for Listener {
     }
 
     fn deliver(&self, client: SocketAddr, server: SocketAddr) -> Result<Delivered, Errno> {
-        let Delivery { socket } = Listener::deliver(self, client, server)?;
-        let kept = Box::new(());
+        let Delivery {
+            socket,
+            registration,
+        } = Listener::deliver(self, client, server)?;
+        let kept = Box::new(registration);
         Ok(Delivered { socket, kept })
     }
 }

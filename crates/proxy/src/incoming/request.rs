@@ -45,6 +45,7 @@ impl Wishes {
             tls: tls.map(|(certificate, key)| rpc::TargetTls {
                 certificate_path: certificate.clone().into(),
                 key_path: key.clone().into(),
+                ..rpc::TargetTls::default()
             }),
         }
     }
@@ -145,6 +146,7 @@ mod tests {
             tls: Some(rpc::TargetTls {
                 certificate_path: "/tls.crt".into(),
                 key_path: "/tls.key".into(),
+                ..rpc::TargetTls::default()
             }),
             probe_paths: Vec::new(),
         };

@@ -106,7 +106,7 @@ async fn choose_route(
     let choose_with = |body: Option<Option<&serde_json::Value>>| {
         let request = RequestView::http2(parts);
         (
-            choose(&claims, &port.probes, &request, body, Instant::now()),
+            choose(&claims, &port.probes(), &request, body, Instant::now()),
             mirrors(&claims, &request, body),
         )
     };

@@ -37,7 +37,7 @@ pub(super) async fn first(
 ) -> Option<First> {
     let settings = &way.port.settings;
     let mut waiting = Waiting {
-        have_certificates: way.port.tls.is_some() && arrival.tls.is_none(),
+        have_certificates: arrival.tls.is_none() && way.port.tls().is_some(),
         bytes: BytesMut::new(),
         opening: None,
         leg: None,

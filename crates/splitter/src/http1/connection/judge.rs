@@ -43,7 +43,7 @@ pub(super) fn judge(
         let request = RequestView::http1(head);
         let claims = way.port.claims.snapshot();
         let now = Instant::now();
-        let choice = choose(&claims, &way.port.probes, &request, None, now);
+        let choice = choose(&claims, &way.port.probes(), &request, None, now);
         let known = mirrors(&claims, &request, None);
         if let (Some(mirrors), Some(route)) = (known, route(choice)) {
             return Judging::Done {
@@ -66,7 +66,7 @@ pub(super) fn judge(
             Peeked::Json(body) => Some(body),
             Peeked::Incomplete | Peeked::Unknown => None,
         };
-        let choice = choose(&claims, &way.port.probes, &request, Some(body), now);
+        let choice = choose(&claims, &way.port.probes(), &request, Some(body), now);
         Judging::Done {
             route: route(choice).unwrap_or(Route::Original),
             mirrors: mirrors(&claims, &request, Some(body)).unwrap_or_default(),
