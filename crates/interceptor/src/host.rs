@@ -5,7 +5,7 @@
 //! long as they like: a slow operation of one thread of the application never delays another's.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::Errno;
@@ -197,6 +197,12 @@ pub trait RemoteFiles: Send + Sync {
 
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
         let _ = (from, to, follow);
+        unsupported()
+    }
+
+    /// Gives a name to a file that is open and may have none. `file` is what [`open`](Self::open) gave.
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+        let _ = (file, to);
         unsupported()
     }
 
