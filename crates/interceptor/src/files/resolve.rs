@@ -33,6 +33,8 @@ pub(super) enum Place {
         /// Its name at the target.
         target: PathBuf,
     },
+    /// Open, by the descriptor of a process, and perhaps without a name.
+    Open(libc::pid_t, RawFd),
     /// The path is a descriptor's or working directory's link in `/proc`, and its content is for us to tell.
     Link(PathBuf),
     Refused(Errno),
@@ -77,6 +79,15 @@ pub(super) fn places(
         enters: request.operation == Operation::Chdir,
         effort,
     };
+    if let (Operation::HardLink, Some(second)) = (request.operation, &request.second)
+        && let Some((process, number)) = resolver.descriptor(&request.path)
+        && opened_path(supervisor, process, number).is_some()
+    {
+        return Some(match resolver.place(second)?.0 {
+            second @ Place::Remote { .. } => vec![Place::Open(process, number), second],
+            _ => vec![Place::Refused(Errno::EXDEV)],
+        });
+    }
     let first = resolver.place(&request.path)?;
     let Some(second) = &request.second else {
         let is_link_read = matches!(request.operation, Operation::ReadLink { .. });
@@ -142,6 +153,25 @@ impl Resolver<'_> {
             self.choose(&resolved.seen, resolved.detached),
             resolved.seen,
         ))
+    }
+
+    /// The descriptor that a path stands for: it is empty, or a link in `/proc` that is followed.
+    fn descriptor(&self, argument: &PathArgument) -> Option<(libc::pid_t, RawFd)> {
+        if argument.path.is_empty() {
+            return argument.empty.then_some((self.thread, argument.directory));
+        }
+        let path = normalized(Path::new(OsStr::from_bytes(&argument.path)));
+        if !argument.follow || !path.is_absolute() || !names_descriptor(&path) {
+            return None;
+        }
+        let own = ["/proc/self/fd", "/proc/thread-self/fd", "/dev/fd"];
+        if let Some(number) = own.iter().find_map(|own| path.strip_prefix(own).ok()) {
+            return Some((self.thread, number.to_str()?.parse().ok()?));
+        }
+        match process_link(&path)? {
+            (process, ProcessLink::Descriptor(number)) => Some((process, number)),
+            (_, ProcessLink::Directory) => None,
+        }
     }
 
     fn choose(&self, seen: &Path, detached: bool) -> Place {

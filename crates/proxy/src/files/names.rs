@@ -2,13 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use interceptor::{Answer, Errno, FileSystem, Metadata, OpenOptions, RemoteFiles, SetTime, Times};
-use protocol::rpc;
+use protocol::rpc::{self, Place};
 
 use super::cache::{self, Question};
 use super::calls::Client;
@@ -228,6 +228,18 @@ impl RemoteFiles for TargetFiles {
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
         let request = rpc::LinkRequest {
             from: Some(place(from, follow)),
+            to: bytes(to),
+        };
+        self.change(to, |mut files| async move { files.link(request).await })
+    }
+
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+        let handle = match &self.through {
+            Through::Fuse(fuse) => fuse.handle_of(file)?,
+            Through::Memory(memory) => memory.handle_of(file)?,
+        };
+        let request = rpc::LinkRequest {
+            from: Some(Place::handle(handle)),
             to: bytes(to),
         };
         self.change(to, |mut files| async move { files.link(request).await })

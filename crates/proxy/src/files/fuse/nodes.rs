@@ -202,6 +202,16 @@ impl Nodes {
         best.cloned().ok_or(Errno::ESTALE)
     }
 
+    /// What the agent calls the file that was opened last, of those with this identity.
+    pub(super) fn find_handle(&self, is_it: impl Fn(Identity) -> bool) -> Option<u64> {
+        let table = self.table();
+        let nodes = table.nodes.values().filter(|node| is_it(node.identity.0));
+        let open = nodes.flat_map(|node| &node.open);
+        let open = open.filter_map(|open| table.handles.get(open));
+        open.max_by_key(|handle| handle.remote.opened)
+            .map(|handle| handle.remote.number)
+    }
+
     /// What is known without asking.
     pub(super) fn known(&self, number: u64) -> Option<Known> {
         self.table().nodes.get(&number).map(Node::known)
