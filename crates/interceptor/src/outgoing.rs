@@ -187,6 +187,11 @@ impl Connections {
         self.own.add_listener(theirs);
     }
 
+    /// The application has a datagram socket.
+    pub(crate) fn add_own_datagrams(&self, theirs: &OwnedFd) {
+        self.own.add_datagrams(theirs);
+    }
+
     /// Whether a socket of the application takes what is sent to an address of this machine.
     pub(crate) fn has_own(&self, transport: Transport, address: SocketAddr) -> bool {
         self.own.has(transport, address)

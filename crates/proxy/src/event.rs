@@ -127,6 +127,12 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
             "{} is the target's and cannot be watched for changes: let the program poll instead",
             path.display()
         ),
+        Notice::PortMoved { asked, used, .. } => write!(
+            formatter,
+            "port {} cannot be had on this machine: the program is reached here at port {}, and sees the one that it asked for",
+            asked.port(),
+            used.port()
+        ),
         Notice::NoPrivileges { path } => write!(
             formatter,
             "{} runs without the privileges that it has otherwise: only root can give them in a session",
@@ -141,6 +147,10 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
             formatter,
             "{} is a program of the target: programs are started from this machine, which does not have it",
             path.display()
+        ),
+        Notice::PortMoved { asked, used, .. } => write!(
+            formatter,
+            "{asked} cannot be had on this machine: the program sees it as its own, and is reached from here at {used}"
         ),
         other => write!(formatter, "{other:?}"),
     }

@@ -26,6 +26,8 @@ const TOKEN: &str = "STANDIN_AGENT_TOKEN";
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a client may take to speak TLS.
 const TLS_PATIENCE: Duration = Duration::from_secs(10);
+/// How long connections may take that others have through us. Whoever started us waits for our end.
+const ENDS_WITHIN: Duration = Duration::from_millis(1500);
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArguments {
@@ -86,7 +88,10 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     runtime.block_on(async {
         tokio::select! {
             result = serve(arguments, &agent, &token) => result,
-            _ = end => Ok(()),
+            _ = end => {
+                let _ = timeout(ENDS_WITHIN, agent.end()).await;
+                Ok(())
+            }
         }
     })
 }

@@ -13,8 +13,8 @@ use bytes::{Bytes, BytesMut};
 use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
 use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, OnConflict};
 use tokio::net::UdpSocket;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::queue::Queue;
@@ -27,6 +27,8 @@ use crate::{Error, Result};
 
 /// A flow ends when it has been silent for so long.
 const IDLE: Duration = Duration::from_secs(60);
+/// An answer may come so long after its flow goes another way.
+const LATE: Duration = Duration::from_secs(2);
 /// Datagrams of a flow that wait to be taken.
 const WAITING: usize = 128;
 /// More flows than this are nobody's clients.
@@ -40,6 +42,8 @@ pub(super) struct UdpPort {
     claims: Arc<Claims>,
     sessions: Mutex<Vec<Session>>,
     flows: Mutex<HashMap<Ends, mpsc::Sender<Bytes>>>,
+    /// Somebody has come who may want flows that go to the application, or the port is given up.
+    changed: watch::Sender<()>,
 }
 
 /// Who sends, and where to.
@@ -74,6 +78,7 @@ impl UdpPort {
             claims: Arc::default(),
             sessions: Mutex::default(),
             flows: Mutex::default(),
+            changed: watch::Sender::new(()),
         }
     }
 
@@ -106,11 +111,17 @@ impl UdpPort {
             taken_within: wanted.answer_within.unwrap_or(TAKEN_WITHIN),
         });
         drop(sessions);
+        self.change();
         Ok(UdpClaim {
             guard,
             port: Arc::clone(self),
             queue,
         })
+    }
+
+    /// Lets flows that go to the application begin anew, with who is there now.
+    pub(super) fn change(&self) {
+        self.changed.send_replace(());
     }
 
     /// Gives a datagram to its flow, and begins one if there is none.
@@ -142,6 +153,7 @@ impl UdpPort {
             server: flow.original_destination,
             tls: None,
         };
+        let mut changed = self.changed.subscribe();
         let sessions = self.sessions().clone();
         let is_copy = |session: &&Session| session.mode == Mode::Mirror;
         let copies = sessions.iter().filter(is_copy);
@@ -157,7 +169,7 @@ impl UdpPort {
             None => false,
         };
         if !is_served {
-            let passed = pass_on(&self.agent, &flow, &mut datagrams).await;
+            let passed = pass_on(&self.agent, &flow, &mut datagrams, &mut changed).await;
             if let Err(error) = passed {
                 tracing::debug!(%error, "a flow of datagrams ended");
             }
@@ -259,23 +271,39 @@ async fn answer(
     Ok(!bytes.is_empty())
 }
 
-/// Passes a flow on to the application until both have been silent.
-async fn pass_on(agent: &Agent, flow: &Flow, datagrams: &mut Arriving) -> Result<()> {
+/// Passes a flow on to the application until both have been silent, or somebody else may want it. Late answers still come.
+async fn pass_on(
+    agent: &Agent,
+    flow: &Flow,
+    datagrams: &mut Arriving,
+    changed: &mut watch::Receiver<()>,
+) -> Result<()> {
     let socket = redirect::open_udp_to_original(agent, flow.original_destination).await?;
     for payload in datagrams.first.take().unwrap_or_default() {
         forward(&socket, &payload).await;
     }
+    let mut until = Instant::now() + IDLE;
+    let mut is_leaving = false;
     loop {
         tokio::select! {
-            datagram = datagrams.next() => match datagram {
+            datagram = datagrams.next(), if !is_leaving => match datagram {
                 Some(payload) => forward(&socket, &payload).await,
-                None => return Ok(()),
+                // All that had come before has been passed on.
+                None => {
+                    is_leaving = true;
+                    until = Instant::now() + LATE;
+                }
             },
             // An error is what the application's host answered: that nobody listens. The client may try again.
             received = receive_one(&socket) => if let Ok(payload) = received {
                 flow.reply(&payload).await?;
             },
-            () = tokio::time::sleep(IDLE) => return Ok(()),
+            // What comes from now on begins another flow.
+            _ = changed.changed(), if !is_leaving => datagrams.datagrams.close(),
+            () = sleep_until(until) => return Ok(()),
+        }
+        if !is_leaving {
+            until = Instant::now() + IDLE;
         }
     }
 }

@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use protocol::control::VERSION;
-use protocol::failure::Failure;
+use protocol::failure::{Failure, Reason};
 use protocol::incoming::Accept;
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::incoming_client::IncomingClient;
@@ -185,7 +185,12 @@ async fn start(stream: UnixStream) -> Result<Sender> {
 
 /// Why another agent did not do it: it said so, or it is gone.
 fn refused(status: Status) -> Error {
-    Failure::from_status(&status).map_or(Error::PeerGone, Error::Peer)
+    match Failure::from_status(&status) {
+        // It is about to be.
+        Some(failure) if failure.reason() == Reason::TargetGone => Error::PeerGone,
+        Some(failure) => Error::Peer(failure),
+        None => Error::PeerGone,
+    }
 }
 
 impl Peer {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Incoming, Socket, encode_shown};
+use super::{Incoming, Socket, encode_shown, family_of};
 use crate::Errno;
 use crate::notification::Notification;
 use crate::outgoing::{Transport, internet, write_address};
@@ -152,8 +152,7 @@ fn give(
 
 /// The address of a connection's client as the application sees it.
 fn shown(incoming: &Incoming, accepted: &Accepted) -> Vec<u8> {
-    let family = accepted.from.first_chunk::<2>().copied();
-    let domain = family.map_or(0, |family| i32::from(u16::from_ne_bytes(family)));
+    let domain = family_of(&accepted.from);
     let cookie = || socket::cookie(accepted.socket.as_fd()).ok();
     internet(&accepted.from)
         .and_then(|address: SocketAddr| {
@@ -186,20 +185,23 @@ fn wait(
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
     let caller = process::open_thread_or_process(call.thread()).ok();
     let mut vigil = Vigil::new();
-    let mut copy = Some(theirs);
+    // Dropped in the opposite order: who waits for the turn, or for us to let go, must not find our copy.
     let mut turn = None;
+    let mut held = None;
+    let mut copy = Some(theirs);
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let pause = vigil.pause().min(left.unwrap_or(Duration::MAX));
         if turn.is_none() {
             turn = listener.turns.take(&mut copy, pause);
+            held = turn.as_ref().map(|_| incoming.copies.hold(&call));
         }
         if turn.is_some() {
             match watch(&mut copy, listener, &call, caller.as_ref(), pause)
                 .and_then(|theirs| take(incoming, listener, theirs, manner))
             {
                 Ok(accepted) => {
-                    drop((turn, copy));
+                    drop((copy, held, turn));
                     return give(incoming, listener, accepted, call, manner);
                 }
                 Err(Errno::EAGAIN) => {}
@@ -214,7 +216,7 @@ fn wait(
         }
         if has_signal(call.thread()) {
             // Let others go on first: the caller may be back soon.
-            drop(turn);
+            drop((copy, held, turn));
             return match deadline {
                 Some(_) => call.fail(Errno::EINTR),
                 None => call.restart(),

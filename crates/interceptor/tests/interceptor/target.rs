@@ -199,8 +199,9 @@ impl Host for Target {
         if address.port() == REFUSED_PORT {
             return listening.refuse(Errno::EADDRINUSE);
         }
-        let listener = listening.accept();
+        // The program goes on when it is accepted, and may listen again before we are here.
         let mut listeners = self.listeners.lock().unwrap();
+        let listener = listening.accept();
         listeners.push((transport, address, listener));
     }
 

@@ -204,7 +204,7 @@ fn who_is_killed_takes_no_connection_and_no_port_along() {
     };
     server.wait_for("killed");
     assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("killed\n{NAMES}True\n"));
+    server.end(&format!("killed\n{NAMES}True\nTrue\n"));
 }
 
 fn check_signals(signals_wait: bool, manner: &str, expected: &str) {
