@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::certificates;
+use super::connections::OpenConnections;
 use super::datagrams::{UdpClaim, UdpPort};
 use super::fate::{Fate, FatefulSocket, Side};
 use super::keeper::{Events, tell};
@@ -36,8 +37,9 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 pub(crate) struct Ports {
     state: AsyncMutex<State>,
     open: Arc<OpenPorts>,
+    connections: Arc<OpenConnections>,
     /// The agent is about to end.
-    ending: Arc<watch::Sender<bool>>,
+    ending: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +61,7 @@ impl Running {
         agent: &Agent,
         holder: &str,
         ports: &Arc<OpenPorts>,
-        ending: &Arc<watch::Sender<bool>>,
+        connections: &Arc<OpenConnections>,
     ) -> Result<Self> {
         let point = MeetingPoint::new();
         // Before anybody can read where it is.
@@ -73,7 +75,7 @@ impl Running {
             agent.clone(),
             Arc::clone(&redirect),
             Arc::clone(ports),
-            Arc::clone(ending),
+            Arc::clone(connections),
         );
         let receiving = receive_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
         let meeting = peers::serve_all(agent.clone(), listener, point);
@@ -226,7 +228,7 @@ impl Ports {
         let claimed = async {
             let open = self.open.get(port).ok_or(Error::SubscriptionEnded)?;
             open.look_into(agent, wanted).await?;
-            let claim = open.claim(wanted, session)?;
+            let claim = open.claim(wanted, session, events_to_session.clone())?;
             let mut held = Held {
                 port,
                 claim,
@@ -284,8 +286,7 @@ impl Ports {
         while self.state.lock().await.running.is_some() {
             tokio::time::sleep(BETWEEN_LOOKS).await;
         }
-        // Each connection listens for the end.
-        self.ending.closed().await;
+        self.connections.end().await;
     }
 
     async fn use_port(
@@ -298,7 +299,7 @@ impl Ports {
         let running = match &mut state.running {
             Some(running) => running,
             none => {
-                let started = Running::start(agent, &wanted.holder, &self.open, &self.ending);
+                let started = Running::start(agent, &wanted.holder, &self.open, &self.connections);
                 none.insert(started.await?)
             }
         };
@@ -389,9 +390,17 @@ impl OpenPort {
         Ok(())
     }
 
-    fn claim(&self, wanted: &Wanted, session: Arc<Queue>) -> Result<AnyClaim> {
+    fn claim(
+        &self,
+        wanted: &Wanted,
+        session: Arc<Queue>,
+        events_to_session: Events,
+    ) -> Result<AnyClaim> {
         let splitter = match &self.kind {
-            Kind::Udp(port) => return port.claim(wanted, session).map(AnyClaim::Udp),
+            Kind::Udp(port) => {
+                let claim = port.claim(wanted, session, events_to_session);
+                return claim.map(AnyClaim::Udp);
+            }
             Kind::Tcp(splitter) => splitter,
         };
         let claim = Claim {
@@ -431,7 +440,7 @@ async fn accept_all(
     agent: Agent,
     redirect: Arc<Redirect>,
     ports: Arc<OpenPorts>,
-    ending: Arc<watch::Sender<bool>>,
+    connections: Arc<OpenConnections>,
 ) {
     // What had begun to connect when its port was given up.
     let unwanted = Arc::new(OpenPort::new(&agent, Protocol::Tcp));
@@ -441,12 +450,16 @@ async fn accept_all(
         let open = open.as_ref().unwrap_or(&unwanted);
         open.note_traffic(arrived.peer, arrived.original_destination);
         if let Kind::Tcp(splitter) = &open.kind {
-            tokio::spawn(serve(Arc::clone(splitter), arrived, ending.subscribe()));
+            tokio::spawn(serve(
+                Arc::clone(splitter),
+                arrived,
+                Arc::clone(&connections),
+            ));
         }
     }
 }
 
-async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, mut ending: watch::Receiver<bool>) {
+async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, connections: Arc<OpenConnections>) {
     let arrival = Arrival {
         client: arrived.peer,
         server: arrived.original_destination,
@@ -457,14 +470,7 @@ async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, mut ending: watc
     let fate = Arc::<Fate>::default();
     let client = FatefulSocket::new(arrived.stream, Side::Client, Some(Arc::clone(&fate)));
     let serving = splitter.serve(Box::new(client), arrival);
-    let at_rest = async {
-        let _ = ending.wait_for(|ending| *ending).await;
-        fate.rests().await;
-    };
-    tokio::select! {
-        () = Arc::clone(&fate).shared_by(serving) => {}
-        () = at_rest => {}
-    }
+    connections.serve(fate, serving).await;
 }
 
 /// Takes datagrams as long as there is a redirection.
