@@ -447,6 +447,32 @@ def udp_dual():
         s.sendto(data.upper(), client)
 
 
+def udp_version4():
+    """A client without a name here is answered all the same."""
+    s = datagram(("127.0.0.1", int(ARGUMENTS[0])))
+    data, client = s.recvfrom(100)
+    print(data, client[0].startswith("127."))
+    s.sendto(data.upper(), client)
+
+
+def udp_shared_port():
+    """Several sockets for one port: whichever gets it answers."""
+    sockets = []
+    for _ in range(4):
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        s.bind(("127.0.0.1", int(ARGUMENTS[0])))
+        sockets.append(s)
+    seen, used = [], set()
+    while len(seen) < 40:
+        for s in select.select(sockets, [], [])[0]:
+            data, client = s.recvfrom(100)
+            seen.append((client[0], data == client[0].encode()))
+            used.add(s.fileno())
+            s.sendto(data.upper(), client)
+    print(len(set(seen)), all(right for _, right in seen), len(used) > 1)
+
+
 def udp_many():
     """In one call."""
     s = datagram(("127.0.0.1", int(ARGUMENTS[0])))
