@@ -127,12 +127,6 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
             "{} is the target's and cannot be watched for changes: let the program poll instead",
             path.display()
         ),
-        Notice::PortMoved { asked, used, .. } => write!(
-            formatter,
-            "port {} cannot be had on this machine: the program is reached here at port {}, and sees the one that it asked for",
-            asked.port(),
-            used.port()
-        ),
         Notice::NoPrivileges { path } => write!(
             formatter,
             "{} runs without the privileges that it has otherwise: only root can give them in a session",
