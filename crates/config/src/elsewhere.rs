@@ -11,7 +11,6 @@ pub(crate) struct Elsewhere {
 
 const CLUSTER: &str = "sessions in a cluster come in a later version";
 const OPERATOR: &str = "sessions through an operator come in a later version";
-const INCOMING: &str = "incoming traffic comes in a later version";
 const MAGIC: &str = "magic comes in a later version";
 const MACOS: &str = "it is for macOS, and Standin runs on Linux";
 const NO_SUCH_PART: &str = "Standin has no such part";
@@ -33,7 +32,6 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("feature.env.load_from_process",       "the process has the target's variables from its first instruction"),
     known("feature.fs.readonly_file_buffer",     "the kernel reads ahead and caches"),
     known("feature.magic",                       MAGIC),
-    known("feature.network.incoming",            INCOMING),
     known("feature.network.ipv6",                "IPv6 is always on"),
     known("feature.preview",                     OPERATOR),
     known("feature.redis",                       OPERATOR),

@@ -23,14 +23,14 @@
 //!   processes share one (`CLONE_FS`). A child inherits it, unless its parent is killed before the child's first call
 //!   about a file.
 //! - A descriptor of a remote file that is opened with `O_PATH` is one for reading: symbolic links cannot be opened so, and
-//!   files without a right to read neither. A file made with `O_TMPFILE` cannot be given a name.
+//!   files without a right to read neither.
 //! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused there.
 //! - Unix sockets that the program itself makes are made on this machine, whatever their path.
 //! - Who may not install filters freely gives up gaining privileges: set-user-ID programs run as the caller.
-//! - Limits of datagram sockets are told in the `outgoing` module.
+//! - Limits of datagram sockets are told in the `outgoing` module, those of sockets that listen in `incoming`.
 //!
-//! [`Launch`] starts a program, [`Supervised`] is one that runs. The noun modules are `files`, `outgoing` and
-//! `hostname`; the environment is an argument of [`Launch`].
+//! [`Launch`] starts a program, [`Supervised`] is one that runs. The noun modules are `files`, `outgoing`,
+//! `incoming` and `hostname`; the environment is an argument of [`Launch`].
 
 #[cfg(not(all(
     target_os = "linux",
@@ -53,6 +53,7 @@ mod notification;
 mod outgoing;
 mod process;
 mod restarts;
+mod socket_table;
 mod supervisor;
 mod sys;
 mod syscalls;
@@ -67,7 +68,7 @@ pub use crate::host::{
     Answer, DestinationChoice, Host, Instead, Intent, ListenerChoice, Notice, OpenOptions,
     PathChoice, RemoteFiles,
 };
-pub use crate::incoming::{Delivery, Listener, Listening};
+pub use crate::incoming::{Delivery, DeliveryRegistration, Listener, Listening};
 pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
 pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};

@@ -144,6 +144,14 @@ impl Notification {
         }
     }
 
+    /// Whether the caller still waits, for somebody else to ask.
+    pub(crate) fn waiting(&self) -> Waiting {
+        Waiting {
+            listener: Arc::clone(&self.listener),
+            id: self.received.id,
+        }
+    }
+
     /// Lets the kernel do the call.
     pub(crate) fn pass(mut self) {
         self.answer(Outcome::Pass);
@@ -185,6 +193,29 @@ impl Notification {
         }
     }
 
+    /// Answers with a descriptor, in the caller's lowest free number. Gives the notification back with the error if that
+    /// cannot be.
+    pub(crate) fn offer(
+        mut self,
+        descriptor: &OwnedFd,
+        close_on_exec: bool,
+    ) -> Result<(), (Self, Errno)> {
+        let result = seccomp::send_descriptor(
+            self.listener.as_fd(),
+            self.received.id,
+            descriptor.as_raw_fd(),
+            seccomp::Place::Lowest,
+            close_on_exec,
+        );
+        match result {
+            Ok(()) => {
+                self.answered = true;
+                Ok(())
+            }
+            Err(errno) => Err((self, errno)),
+        }
+    }
+
     /// Answers with a descriptor at this number. Gives the notification back if that cannot be.
     pub(crate) fn give_at(
         mut self,
@@ -204,6 +235,19 @@ impl Notification {
         }
         self.answered = true;
         Ok(())
+    }
+}
+
+/// A call that waits, or no longer does.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    listener: Arc<OwnedFd>,
+    id: u64,
+}
+
+impl Waiting {
+    pub(crate) fn is_valid(&self) -> bool {
+        seccomp::is_valid(self.listener.as_fd(), self.id)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The calls about connections: which are ours, and their answers.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::address::{Parsed, encode_internet, encode_unix, parse};
 use super::attempt::{Attempt, Caller, Purpose};
 use super::relay::domain_of;
-use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of};
+use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of, unix};
 use crate::Errno;
 use crate::host::DestinationChoice;
 use crate::notification::Notification;
@@ -22,13 +23,18 @@ pub(crate) fn decide(
     notification: &Notification,
 ) -> Result<Decision, Errno> {
     let any = supervisor.connections.any.load(Ordering::Relaxed);
-    let any_datagrams = supervisor.connections.any_datagrams.load(Ordering::Relaxed);
+    let any_datagrams = supervisor.connections.any_datagrams.load(Ordering::Relaxed)
+        || supervisor.incoming.any_datagrams();
+    let any_incoming = supervisor.incoming.any();
     match call {
         Call::Connect => decide_connect(supervisor, notification),
-        Call::Listen => decide_listen(supervisor, notification),
         Call::Socket => Ok(Decision::later(datagrams::create)),
-        Call::GetPeerName if any => decide_name(supervisor, notification, End::Peer),
-        Call::GetSocketName if any => decide_name(supervisor, notification, End::Local),
+        Call::GetPeerName if any || any_incoming => {
+            decide_name(supervisor, notification, End::Peer)
+        }
+        Call::GetSocketName if any || any_incoming => {
+            decide_name(supervisor, notification, End::Local)
+        }
         Call::GetSocketOption if any => decide_error(supervisor, notification),
         Call::SendTo | Call::SendMessage | Call::SendMessages => {
             datagrams::decide_send(supervisor, call, notification)
@@ -41,7 +47,7 @@ pub(crate) fn decide(
 }
 
 /// Reads an address of the caller's memory.
-pub(super) fn read_address(
+pub(crate) fn read_address(
     from: &Notification,
     address: u64,
     length: u32,
@@ -76,11 +82,28 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
         return Ok(decision);
     }
+    let (destination, detached) = unix::located(supervisor, from, destination);
+    if let Some(place) = place_here(supervisor, transport, &destination, &theirs) {
+        supervisor.connections.disconnect(cookie);
+        return Ok(Decision::later(move |_, call| {
+            let connected = domain_of(theirs.as_fd()).and_then(|domain| {
+                socket::connect(theirs.as_fd(), &encode_internet(place, domain))
+            });
+            call.finish(connected.map(|()| 0));
+        }));
+    }
     match choose(supervisor, transport, &destination) {
         DestinationChoice::Remote => {}
         DestinationChoice::Local => {
             supervisor.connections.disconnect(cookie);
-            return Ok(Decision::Pass);
+            return Ok(match destination {
+                // The kernel would look for it where the caller is not.
+                Destination::Unix(path) if detached => Decision::later(move |_, call| {
+                    let connected = socket::connect(theirs.as_fd(), &encode_unix(&path));
+                    call.finish(connected.map(|()| 0));
+                }),
+                _ => Decision::Pass,
+            });
         }
         DestinationChoice::Refused(errno) => return Ok(Decision::Answer(Err(errno))),
     }
@@ -91,13 +114,26 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     }))
 }
 
-/// `listen` is only looked at: what the application listens on, it reaches.
-fn decide_listen(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
-    let theirs = from.copy_descriptor(from.int(0))?;
-    if transport_of(&theirs) == Some(Transport::Tcp) {
-        supervisor.connections.own.add_listener(&theirs);
+/// Where on this machine a destination is that the application knows by another name: a client whose datagrams come to
+/// this socket, or its own listener.
+fn place_here(
+    supervisor: &Supervisor,
+    transport: Transport,
+    destination: &Destination,
+    theirs: &OwnedFd,
+) -> Option<SocketAddr> {
+    let Destination::Internet(address) = destination else {
+        return None;
+    };
+    match transport {
+        Transport::Unix | Transport::UnixPackets => None,
+        Transport::Udp => supervisor.incoming.relay(theirs, *address),
+        Transport::Tcp => {
+            let place = supervisor.incoming.moved(transport, *address)?;
+            let is_there = supervisor.connections.has_own(transport, place);
+            is_there.then_some(place)
+        }
     }
-    Ok(Decision::Pass)
 }
 
 /// `connect` on a stream that was connected, or is connecting, already.
@@ -107,7 +143,8 @@ fn decide_again(
     transport: Transport,
     theirs: &OwnedFd,
 ) -> Option<Decision> {
-    let waits = transport == Transport::Unix || !socket::is_nonblocking(theirs.as_fd());
+    let is_unix = matches!(transport, Transport::Unix | Transport::UnixPackets);
+    let waits = is_unix || !socket::is_nonblocking(theirs.as_fd());
     let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
     let mut failed = None;
     let decision = supervisor.connections.with(cookie, |known| match known {
@@ -177,7 +214,7 @@ fn connect(
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Local,
     Peer,
 }
@@ -193,7 +230,13 @@ fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result
     let ends: Ends = match (known, end) {
         (Some(Ok(Some(ends))), _) => ends,
         (Some(Err(errno)), End::Peer) => return Ok(Decision::Answer(Err(errno))),
-        _ => return Ok(Decision::Pass),
+        _ => {
+            let Some(bytes) = supervisor.incoming.name(&theirs, cookie, end) else {
+                return Ok(Decision::Pass);
+            };
+            let written = write_address(from, from.argument(1), from.argument(2), &bytes);
+            return Ok(Decision::Answer(written.map(|()| 0)));
+        }
     };
     let domain = domain_of(theirs.as_fd())?;
     let bytes = match (end, ends.local, ends.peer) {
@@ -207,7 +250,7 @@ fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result
 }
 
 /// Writes an address as the kernel does: cut to the room, and the length that it really has.
-pub(super) fn write_address(
+pub(crate) fn write_address(
     from: &Notification,
     address: u64,
     length_address: u64,

@@ -4,17 +4,17 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use interceptor::{
     Answer, Connection, Destination, DestinationChoice, Directory, Errno, FileSystem, Host, Intent,
-    Launch, Metadata, Names, Notice, OpenOptions, Outgoing, PathChoice, RemoteFiles, Times,
-    Transport,
+    Launch, Listener, ListenerChoice, Listening, Metadata, Names, Notice, OpenOptions, Outgoing,
+    PathChoice, RemoteFiles, Times, Transport,
 };
 
 /// Methods that the folder answers.
@@ -36,6 +36,10 @@ pub(crate) struct Target {
     pub(crate) notices: Mutex<Vec<Notice>>,
     /// How many connections were made.
     pub(crate) established: AtomicUsize,
+    /// Whether sockets of the application that listen are for the target's traffic.
+    pub(crate) takes_listeners: AtomicBool,
+    /// Those, in the order in which they came.
+    pub(crate) listeners: Mutex<Vec<(Transport, SocketAddr, Listener)>>,
     this: Weak<Self>,
     gate: Mutex<bool>,
     gate_opened: Condvar,
@@ -48,6 +52,8 @@ impl Target {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             established: AtomicUsize::new(0),
+            takes_listeners: AtomicBool::new(false),
+            listeners: Mutex::default(),
             gate: Mutex::default(),
             gate_opened: Condvar::new(),
             files: Directory::open(root.path()).unwrap(),
@@ -81,6 +87,9 @@ fn is_remote_address(address: &SocketAddr) -> bool {
         IpAddr::V6(ip) => ip.segments().starts_with(&[0x2001, 0xdb8]),
     }
 }
+
+/// A port with which nobody may listen.
+pub(crate) const REFUSED_PORT: u16 = 61_099;
 
 /// What the target calls itself.
 const LOCAL: &str = "10.1.2.3:54321";
@@ -178,6 +187,24 @@ impl Host for Target {
         std::thread::spawn(move || this.serve(outgoing));
     }
 
+    fn choose_listener(&self, _: Transport, _: SocketAddr) -> ListenerChoice {
+        match self.takes_listeners.load(Ordering::SeqCst) {
+            true => ListenerChoice::Target,
+            false => ListenerChoice::Local,
+        }
+    }
+
+    fn listen(&self, listening: Listening) {
+        let (transport, address) = (listening.transport(), listening.address());
+        if address.port() == REFUSED_PORT {
+            return listening.refuse(Errno::EADDRINUSE);
+        }
+        // The program goes on when it is accepted, and may listen again before we are here.
+        let mut listeners = self.listeners.lock().unwrap();
+        let listener = listening.accept();
+        listeners.push((transport, address, listener));
+    }
+
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
         if path == Path::new("/etc/hidden-passwd") || path == Path::new("/etc/passwd") {
             return PathChoice::Refused(Errno::ENOENT);
@@ -231,6 +258,7 @@ impl RemoteFiles for Target {
         remove_directory(path: &Path) -> Answer<()>;
         rename(from: &Path, to: &Path, flags: u32) -> Answer<()>;
         create_hard_link(from: &Path, to: &Path, follow: bool) -> Answer<()>;
+        name_open_file(file: BorrowedFd<'_>, to: &Path) -> Answer<()>;
         create_symbolic_link(content: &Path, path: &Path) -> Answer<()>;
         set_mode(path: &Path, mode: u32, follow: bool) -> Answer<()>;
         set_owner(path: &Path, user: Option<u32>, group: Option<u32>, follow: bool) -> Answer<()>;
