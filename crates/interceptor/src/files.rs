@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 pub(crate) use self::path::normalized;
+pub(crate) use self::resolve::working_directory;
 
 use crate::Errno;
 use crate::directory::Directory;

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
+use protocol::rpc::{Missed, MissedReason, subscribe_event};
 use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, OnConflict};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::keeper::{Events, tell};
 use super::queue::Queue;
 use super::redirect::{self, Datagram, Flow};
 use super::stream::{FromSession, SessionStream, Writer};
@@ -27,6 +29,8 @@ use crate::{Error, Result};
 
 /// A flow ends when it has been silent for so long.
 const IDLE: Duration = Duration::from_secs(60);
+/// A session that failed is left alone for so long.
+const LEFT_ALONE: Duration = Duration::from_secs(5);
 /// An answer may come so long after its flow goes another way.
 const LATE: Duration = Duration::from_secs(2);
 /// Datagrams of a flow that wait to be taken.
@@ -54,6 +58,31 @@ struct Session {
     queue: Arc<Queue>,
     mode: Mode,
     taken_within: Duration,
+    events: Events,
+    /// It has failed: so long it is left alone.
+    unwell_until: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Session {
+    fn is_well(&self) -> bool {
+        let until = *self.unwell();
+        until.is_none_or(|until| until <= Instant::now())
+    }
+
+    fn unwell(&self) -> MutexGuard<'_, Option<Instant>> {
+        let until = self.unwell_until.lock();
+        until.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It has not taken a flow.
+    fn fail(&self) {
+        *self.unwell() = Some(Instant::now() + LEFT_ALONE);
+        let missed = Missed {
+            reason: MissedReason::NoAnswer.into(),
+            lost: false,
+        };
+        tell(&self.events, subscribe_event::Event::Missed(missed));
+    }
 }
 
 /// A session gets the port's datagrams as long as this lives.
@@ -90,7 +119,12 @@ impl UdpPort {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn claim(self: &Arc<Self>, wanted: &Wanted, queue: Arc<Queue>) -> Result<UdpClaim> {
+    pub(super) fn claim(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        queue: Arc<Queue>,
+        events: Events,
+    ) -> Result<UdpClaim> {
         let claim = Claim {
             holder: wanted.holder.clone(),
             mode: wanted.mode,
@@ -109,6 +143,8 @@ impl UdpPort {
             queue: Arc::clone(&queue),
             mode: wanted.mode,
             taken_within: wanted.answer_within.unwrap_or(TAKEN_WITHIN),
+            events,
+            unwell_until: Arc::default(),
         });
         drop(sessions);
         self.change();
@@ -163,12 +199,16 @@ impl UdpPort {
             copies,
             first: Some(Vec::new()),
         };
-        let owner = sessions.iter().find(|session| session.mode == Mode::Steal);
+        let is_owner = |session: &&Session| session.mode == Mode::Steal && session.is_well();
+        let owner = sessions.iter().find(is_owner);
         let is_served = match owner {
             Some(owner) => steal(owner, &arrival, &flow, &mut datagrams).await,
             None => false,
         };
         if !is_served {
+            if let Some(owner) = owner.filter(|owner| !owner.queue.has_ended()) {
+                owner.fail();
+            }
             let passed = pass_on(&self.agent, &flow, &mut datagrams, &mut changed).await;
             if let Err(error) = passed {
                 tracing::debug!(%error, "a flow of datagrams ended");

@@ -128,11 +128,17 @@ pub(super) async fn join(
         ..HelloRequest::default()
     };
     let mut control = ControlClient::with_origin(sender.clone(), origin());
-    control.hello(hello).await.map_err(refused)?;
+    control
+        .hello(hello)
+        .await
+        .map_err(|status| refused(&status))?;
     let mut incoming = IncomingClient::with_origin(sender.clone(), origin());
-    let events = incoming.subscribe(request).await.map_err(refused)?;
+    let events = incoming
+        .subscribe(request)
+        .await
+        .map_err(|status| refused(&status))?;
     let mut events = events.into_inner();
-    let first = events.message().await.map_err(refused)?;
+    let first = events.message().await.map_err(|status| refused(&status))?;
     let Some(Event::Subscribed(subscribed)) = first.and_then(|first| first.event) else {
         return Err(Error::PeerGone);
     };
@@ -184,8 +190,8 @@ async fn start(stream: UnixStream) -> Result<Sender> {
 }
 
 /// Why another agent did not do it: it said so, or it is gone.
-fn refused(status: Status) -> Error {
-    match Failure::from_status(&status) {
+fn refused(status: &Status) -> Error {
+    match Failure::from_status(status) {
         // It is about to be.
         Some(failure) if failure.reason() == Reason::TargetGone => Error::PeerGone,
         Some(failure) => Error::Peer(failure),

@@ -110,8 +110,10 @@ async fn a_flow_ends_with_its_subscription_and_the_next_datagram_is_the_applicat
     let other = Session::of(&agent).await;
     let copying = other.subscribe(of_udp(copy_of(53, "Grace"))).await.unwrap();
     let client = client(&world.client, socket_address(TARGET_IPV4, 53)).await;
-    let taking = async { tokio::spawn(answer(subscription.accept().await.unwrap())) };
-    let (first, _) = tokio::join!(exchange(&client, b"one"), taking);
+    let taking = async {
+        tokio::spawn(answer(subscription.accept().await.unwrap()));
+    };
+    let (first, ()) = tokio::join!(exchange(&client, b"one"), taking);
     assert_eq!(first, b"session:one");
     drop(subscription);
     let back = async { while exchange(&client, b"two").await != b"application:two" {} };
@@ -127,12 +129,15 @@ async fn what_a_session_does_not_take_goes_to_the_application() {
     start_application(&world.target, 53);
     let session = Session::of(&world.agent()).await;
     let subscription = session.subscribe(of_udp(whole_port(53, "Ada"))).await;
-    let subscription = subscription.unwrap();
+    let mut subscription = subscription.unwrap();
     let client = client(&world.client, socket_address(TARGET_IPV4, 53)).await;
     let refusing = async { drop(subscription.accept().await.unwrap()) };
     let (first, ()) = tokio::join!(exchange(&client, b"one"), refusing);
     assert_eq!(first, b"application:one");
     assert_eq!(exchange(&client, b"two").await, b"application:two");
+    assert_eq!(subscription.event().await, Some(Event::TrafficSeen(true)));
+    let told = subscription.event().await;
+    assert!(matches!(told, Some(Event::Missed(_))), "{told:?}");
 }
 
 #[tokio::test]

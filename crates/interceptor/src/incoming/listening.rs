@@ -16,6 +16,7 @@ use crate::sys::socket;
 pub(super) fn decide_bind(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
     let bytes = read_address(from, from.argument(1), from.word(2))?;
     let Some(address) = internet(&bytes).filter(|address| address.port() != 0) else {
+        crate::outgoing::look_at_bind(supervisor, from, &bytes);
         return Ok(Decision::Pass);
     };
     let theirs = from.copy_descriptor(from.int(0))?;

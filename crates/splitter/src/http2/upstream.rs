@@ -11,7 +11,7 @@ use h2::client::SendRequest;
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::{Instant, timeout};
 
-use super::copy::Budget;
+use super::copy::ClientBudget;
 use super::{CONNECTION_WINDOW, LARGEST_FRAME, LARGEST_HEAD, MOST_STREAMS, STREAM_WINDOW};
 use crate::claims::{HeldClaim, Knowledge};
 use crate::http1::leg::{Leg, Route};
@@ -34,7 +34,7 @@ pub(super) struct Upstreams {
     open: Mutex<HashMap<Option<u64>, Upstream>>,
     application_closed: Arc<Notify>,
     /// How far copies for a session are behind, by the identity of its claim.
-    copy_budgets: Mutex<HashMap<u64, Arc<Budget>>>,
+    copy_budgets: Mutex<HashMap<u64, Arc<ClientBudget>>>,
 }
 
 impl Upstreams {
@@ -102,10 +102,12 @@ impl Upstreams {
         }
     }
 
-    pub(super) fn copy_budget(&self, held: &HeldClaim) -> Arc<Budget> {
+    pub(super) fn copy_budget(&self, held: &Arc<HeldClaim>) -> Arc<ClientBudget> {
         let budgets = &self.copy_budgets;
         let mut budgets = budgets.lock().unwrap_or_else(PoisonError::into_inner);
-        budgets.entry(held.identity).or_default().clone()
+        let budget = budgets.entry(held.identity);
+        let budget = budget.or_insert_with(|| Arc::new(ClientBudget::new(held)));
+        budget.clone()
     }
 
     async fn connect(&self, route: &Route) -> Result<SendRequest<Bytes>, Reason> {
