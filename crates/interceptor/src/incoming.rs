@@ -21,7 +21,7 @@
 //! - A client with an IPv6 address has no name in a socket of IPv4: there, the address of our end stays.
 //! - `getsockname` of a connection that was reset tells this machine's address.
 //! - Several threads or processes that accept from one socket that waits, some with and some without room for an address:
-//!   one of the former may learn of a signal only when it has its connection.
+//!   one of the former may learn of a signal, and let go of the port when it is killed, only with the next connection.
 //! - A datagram socket that is bound to port 0 is a client's and gets nothing from the target. `IP_PKTINFO` tells this
 //!   machine's addresses.
 //! - A socket that is bound to a network interface (`SO_BINDTODEVICE`) is not reached.
@@ -130,12 +130,17 @@ impl Listener {
     #[must_use]
     pub fn is_there(&self) -> bool {
         let socket = &self.socket;
-        match socket.transport {
+        let is_there = match socket.transport {
             Transport::Udp => {
                 crate::outgoing::is_datagram_port_open(socket.reached.port(), socket.since)
             }
             _ => self.connections.has_own(socket.transport, socket.reached),
+        };
+        if !is_there {
+            // As the kernel ends what waits in its own queue.
+            socket.turns.clear();
         }
+        is_there
     }
 
     /// Begins a connection to the application (TCP), or opens a socket that exchanges datagrams with it (UDP). To the

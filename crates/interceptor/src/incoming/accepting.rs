@@ -45,13 +45,18 @@ struct State {
 struct Accepted {
     socket: OwnedFd,
     from: Vec<u8>,
+    /// Whether it came back before: who watches the socket was told then, and still is.
+    has_returned: bool,
 }
 
 /// The way in which a call accepts.
 #[derive(Debug, Clone, Copy)]
 struct Manner {
     close_on_exec: bool,
+    /// Of the connection.
     nonblocking: bool,
+    /// Whether it waits for a connection.
+    waits: bool,
 }
 
 impl Manner {
@@ -65,6 +70,7 @@ impl Manner {
         (flags & !known == 0).then_some(Self {
             close_on_exec: flags & libc::SOCK_CLOEXEC != 0,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+            waits: true,
         })
     }
 }
@@ -82,12 +88,16 @@ pub(super) fn decide(
     let Some(listener) = supervisor.incoming.get(cookie) else {
         return Ok(Decision::Pass);
     };
-    if !socket::is_nonblocking(theirs.as_fd()) {
+    let manner = Manner {
+        waits: !socket::is_nonblocking(theirs.as_fd()),
+        ..manner
+    };
+    if manner.waits {
         return Ok(Decision::later(move |supervisor, call| {
             wait(&supervisor.incoming, &listener, theirs, call, manner);
         }));
     }
-    Ok(Decision::now(move |supervisor, call| {
+    Ok(Decision::begin(move |supervisor, call| {
         match take(&supervisor.incoming, &listener, &theirs, manner) {
             Ok(accepted) => give(&supervisor.incoming, &listener, accepted, call, manner),
             Err(errno) => call.fail(errno),
@@ -107,9 +117,8 @@ fn take(
         socket::set_nonblocking(accepted.socket.as_fd(), manner.nonblocking)?;
         return Ok(accepted);
     }
-    let waits = !socket::is_nonblocking(theirs.as_fd());
     loop {
-        if waits && !is_readable(theirs.as_fd()) {
+        if manner.waits && !is_readable(theirs.as_fd()) {
             return Err(Errno::EAGAIN);
         }
         let (socket, from) = socket::accept(theirs.as_fd(), manner.nonblocking)?;
@@ -119,7 +128,11 @@ fn take(
             }) == Some(None)
         });
         if !is_empty {
-            return Ok(Accepted { socket, from });
+            return Ok(Accepted {
+                socket,
+                from,
+                has_returned: false,
+            });
         }
     }
 }
@@ -165,12 +178,17 @@ fn shown(incoming: &Incoming, accepted: &Accepted) -> Vec<u8> {
         .unwrap_or_else(|| accepted.from.clone())
 }
 
-fn put_back(incoming: &Arc<Incoming>, listener: &Socket, accepted: Accepted) {
-    lock(&listener.turns.state).returned.push_back(accepted);
-    // It is enough that it was there. If it cannot be made, the next connection brings the other along.
-    let _ = incoming
-        .deliveries
-        .open(Transport::Tcp, listener.reached, None);
+fn put_back(incoming: &Arc<Incoming>, listener: &Socket, mut accepted: Accepted) {
+    let is_new = !accepted.has_returned;
+    accepted.has_returned = true;
+    // Before all others, as it was.
+    lock(&listener.turns.state).returned.push_front(accepted);
+    if is_new {
+        // It is enough that it was there. If it cannot be made, the next connection brings the other along.
+        let _ = incoming
+            .deliveries
+            .open(Transport::Tcp, listener.reached, None);
+    }
 }
 
 /// Waits for a connection on behalf of a call, and answers it.
@@ -262,6 +280,12 @@ fn is_readable(socket: BorrowedFd<'_>) -> bool {
 struct Turn<'a>(&'a Turns);
 
 impl Turns {
+    /// Ends connections that came back: nobody will accept them.
+    pub(super) fn clear(&self) {
+        let returned = std::mem::take(&mut lock(&self.state).returned);
+        drop(returned);
+    }
+
     /// Waits a while for the turn. Who waits has no copy of the socket meanwhile.
     fn take(&self, copy: &mut Option<OwnedFd>, pause: Duration) -> Option<Turn<'_>> {
         let mut state = lock(&self.state);

@@ -53,6 +53,12 @@ def blocking():
         serve(*s.accept())
 
 
+def bound():
+    s = listener((ARGUMENTS[0], 0))
+    print(s.getsockname()[0] == ARGUMENTS[0])
+    serve(*s.accept())
+
+
 def nonblocking():
     s = listener()
     s.setblocking(False)
@@ -192,9 +198,13 @@ def threads():
     s = listener()
     lock, seen, done = threading.Lock(), [], threading.Event()
 
-    def work():
+    def work(asks):
         while True:
-            connection, address = s.accept()
+            if asks:
+                connection, address = s.accept()
+            else:
+                connection = socket.socket(fileno=LIBC.accept(s.fileno(), None, None))
+                address = connection.getpeername()
             right = connection.getpeername() == address
             answer(connection)
             with lock:
@@ -202,8 +212,9 @@ def threads():
                 if len(seen) == count:
                     done.set()
 
-    for _ in range(16):
-        threading.Thread(target=work, daemon=True).start()
+    for index in range(16):
+        asks = ARGUMENTS[1] == "all" or index % 2 == 0
+        threading.Thread(target=work, args=[asks], daemon=True).start()
     done.wait()
     print(len(set(seen)), all(right for _, right in seen))
     sys.stdout.flush()
@@ -265,6 +276,8 @@ def descriptors():
     poll.register(s, select.POLLIN)
     for _ in range(3):
         print(poll.poll(10000) != [], attempt(s.accept))
+    # The length of its queue.
+    print(struct.unpack("I", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28])[0])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     print(poll.poll(10000) != [])
     serve(*s.accept())
