@@ -15,7 +15,7 @@ use protocol::rpc::env_server::EnvServer;
 use protocol::rpc::files_server::FilesServer;
 use protocol::rpc::outgoing_server::OutgoingServer;
 use protocol::{MESSAGE_BYTES, files as file_streams, outgoing as outgoing_streams};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, BufWriter};
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -34,6 +34,8 @@ const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
 /// What a stream may have waiting for the link.
 const SEND_BUFFER: usize = 512 * 1024;
 const FRAME: u32 = 128 * 1024;
+/// Frames up to this size are copied together; larger ones are written as they are.
+const GATHERED: usize = 16 * 1024;
 /// A client may give up on many calls at once, and is known: it is no attacker.
 const RESETS: usize = 64 * 1024;
 /// How long a stream waits for Hello.
@@ -100,6 +102,9 @@ where
         let connection = Arc::clone(&connection);
         async move { Ok::<_, Infallible>(route(connection, request).await) }
     });
+    // What HTTP/2 writes one by one, such as the head and the end of an answer, leaves together: one packet wakes the
+    // client once. HTTP/2 flushes whenever it has written what there is.
+    let io = BufWriter::with_capacity(GATHERED, io);
     http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
