@@ -8,6 +8,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::connection::Connection;
 use crate::dns::Silent;
+use crate::files::LocalDevices;
+use crate::identity::OwnIdentity;
+use crate::outgoing::Spare;
 use crate::target::Target;
 use crate::workers::{Pool, Workers};
 use crate::{Result, connection};
@@ -29,6 +32,10 @@ struct Inside {
     sockets: Workers,
     names: Workers,
     silent_nameservers: Silent,
+    spare_sockets: Spare,
+    local_devices: LocalDevices,
+    /// As whom the runtime's threads access files.
+    own_identity: OwnIdentity,
     /// End the threads with the agent.
     _pools: [Pool; 3],
 }
@@ -79,6 +86,9 @@ impl Agent {
                 sockets: pools[1].workers(),
                 names: pools[2].workers(),
                 silent_nameservers: Silent::default(),
+                spare_sockets: Spare::default(),
+                local_devices: LocalDevices::default(),
+                own_identity: OwnIdentity::of_this_thread(),
                 _pools: pools,
             }
         });
@@ -130,6 +140,19 @@ impl Agent {
     /// A thread that has the target's hostname.
     pub(crate) fn names(&self) -> &Workers {
         &self.0.names
+    }
+
+    pub(crate) fn local_devices(&self) -> &LocalDevices {
+        &self.0.local_devices
+    }
+
+    pub(crate) fn own_identity(&self) -> &OwnIdentity {
+        &self.0.own_identity
+    }
+
+    /// Sockets of the target's network that are there already.
+    pub(crate) fn spare_sockets(&self) -> &Spare {
+        &self.0.spare_sockets
     }
 
     pub(crate) fn silent_nameservers(&self) -> &Silent {
