@@ -64,6 +64,7 @@ pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
     Answer, DestinationChoice, Host, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles,
+    Then,
 };
 pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
