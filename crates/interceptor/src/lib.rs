@@ -66,7 +66,7 @@ pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
     Answer, DestinationChoice, Host, Instead, Intent, ListenerChoice, Notice, OpenOptions,
-    PathChoice, RemoteFiles,
+    PathChoice, RemoteFiles, Then,
 };
 pub use crate::incoming::{Delivery, DeliveryRegistration, Listener, Listening};
 pub use crate::launch::{Launch, Prepared, Signaller, Supervised};

@@ -36,7 +36,7 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 /// A session with one agent. It is the host of the processes that stand in for the target.
 pub struct Session {
     agent: Agent,
-    files: TargetFiles,
+    files: Arc<TargetFiles>,
     dns: Arc<Dns>,
     incoming: Incoming,
     /// The target's environment, as it was when the session began.
@@ -272,7 +272,7 @@ impl Host for Session {
     }
 
     fn files(&self) -> &dyn RemoteFiles {
-        &self.files
+        &*self.files
     }
 
     fn connect(&self, outgoing: Outgoing) {

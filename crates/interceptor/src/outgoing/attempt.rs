@@ -334,6 +334,12 @@ impl Attempt {
     pub(super) fn wait(&self, call: Notification, timeout: Option<Duration>) {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let thread = call.thread();
+        self.expect(call);
+        self.watch(thread, deadline);
+    }
+
+    /// Has a call answered with the result: by whoever completes the attempt, or at once if that has happened.
+    pub(super) fn expect(&self, call: Notification) {
         let mut state = lock(&self.state);
         if let Some(result) = state.result {
             self.connections.with(self.cookie, |socket| {
@@ -345,35 +351,46 @@ impl Attempt {
         }
         state.waiting = Some(call);
         state.interrupted = false;
+    }
+
+    /// Returns when the call that is expected is answered, and answers it itself if its thread has a signal or its time is
+    /// over.
+    pub(super) fn watch(&self, thread: libc::pid_t, deadline: Option<Instant>) {
+        let mut state = lock(&self.state);
         let mut vigil = Vigil::new();
-        loop {
-            (state, _) = self
+        // Who completes it answers the call too.
+        while state.result.is_none() && state.waiting.is_some() {
+            let timeout;
+            (state, timeout) = self
                 .completed
                 .wait_timeout(state, vigil.pause())
                 .unwrap_or_else(PoisonError::into_inner);
-            // Who completes it answers the call too.
-            if state.result.is_some() || state.waiting.is_none() {
-                return;
-            }
-            let signalled = has_signal(thread);
-            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            let gone = state.waiting.as_ref().is_some_and(|call| !call.is_valid());
-            if !(signalled || late || gone) {
+            if !timeout.timed_out() {
                 continue;
             }
-            // The connection goes on without the caller.
-            state.interrupted = true;
-            let detached = self.detach_locked(&mut state);
-            let Some(call) = state.waiting.take() else {
-                return;
-            };
-            return match detached {
-                Err(errno) => call.fail(errno),
-                Ok(()) if late => call.fail(Errno::EINPROGRESS),
-                Ok(()) if timeout.is_some() => call.fail(Errno::EINTR),
-                Ok(()) if signalled => call.restart(),
-                Ok(()) => drop(call),
-            };
+            let Some(call) = &state.waiting else { return };
+            let gone = !call.is_valid();
+            let signalled = has_signal(thread);
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if signalled || late || gone {
+                return self.interrupt(&mut state, signalled, late, deadline.is_some());
+            }
+        }
+    }
+
+    /// The connection goes on without the caller.
+    fn interrupt(&self, state: &mut State, signalled: bool, late: bool, has_timeout: bool) {
+        state.interrupted = true;
+        let detached = self.detach_locked(state);
+        let Some(call) = state.waiting.take() else {
+            return;
+        };
+        match detached {
+            Err(errno) => call.fail(errno),
+            Ok(()) if late => call.fail(Errno::EINPROGRESS),
+            Ok(()) if has_timeout => call.fail(Errno::EINTR),
+            Ok(()) if signalled => call.restart(),
+            Ok(()) => drop(call),
         }
     }
 

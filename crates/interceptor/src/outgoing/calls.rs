@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::address::{Parsed, encode_internet, encode_unix, parse};
 use super::attempt::{Attempt, Caller, Purpose};
@@ -109,9 +110,33 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     }
     let wanted = (transport, destination, Purpose::Connect);
     let attempt = Attempt::new(&supervisor.connections, wanted, theirs, Caller::of(from))?;
-    Ok(Decision::later(move |supervisor, call| {
-        connect(supervisor, &attempt, transport, call);
-    }))
+    let (nonblocking, timeout) = attempt.manner();
+    let is_simple = transport != Transport::Udp && !nonblocking && supervisor.restarts.is_none();
+    Ok(if is_simple {
+        Decision::begin(move |supervisor, call| begin(supervisor, &attempt, call, timeout))
+    } else {
+        Decision::later(move |supervisor, call| connect(supervisor, &attempt, transport, call))
+    })
+}
+
+/// `connect` that waits: the host is asked without delay, and who completes the attempt answers the call. A worker only looks
+/// for signals and the end of the time.
+fn begin(
+    supervisor: &Supervisor,
+    attempt: &Arc<Attempt>,
+    call: Notification,
+    timeout: Option<Duration>,
+) {
+    let connecting = Socket::Connecting(Arc::clone(attempt));
+    supervisor.connections.set(attempt.cookie(), connecting);
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let thread = call.thread();
+    attempt.expect(call);
+    supervisor.host.connect(attempt.outgoing());
+    let attempt = Arc::clone(attempt);
+    supervisor
+        .workers
+        .run(move || attempt.watch(thread, deadline));
 }
 
 /// Where on this machine a destination is that the application knows by another name: a client whose datagrams come to

@@ -21,6 +21,7 @@ use tower_service::Service;
 use super::News;
 use crate::agent::{Agent, Connection};
 use crate::event::Event;
+use crate::outgoing::Budget;
 
 /// Clones are the same.
 #[derive(Clone, Default)]
@@ -53,6 +54,7 @@ impl FakeAgent {
             client: client.clone(),
             runtime: Handle::current(),
             routes: Arc::default(),
+            connections: Budget::of(8192),
             tell: Arc::new(move |event| {
                 if let Event::Incoming(event) = event {
                     news.change(|state| state.news.push(event.news.clone()));
