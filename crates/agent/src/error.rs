@@ -22,6 +22,11 @@ pub enum Error {
     #[error("there is no process {0}: look for the target again")]
     NoTarget(u32),
 
+    #[error(
+        "process {0} is a thread of the kernel, which has neither files nor an environment: choose a program"
+    )]
+    KernelThread(u32),
+
     #[error("the target, process {0}, has ended: start the session again on a running one")]
     TargetGone(u32),
 
@@ -88,7 +93,9 @@ impl Error {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
             Self::NoTarget(_) | Self::TargetGone(_) => Reason::TargetGone,
-            Self::PortTaken { .. } | Self::NothingArrives { .. } => Reason::Agent,
+            Self::KernelThread(_) | Self::PortTaken { .. } | Self::NothingArrives { .. } => {
+                Reason::Agent
+            }
             Self::Agent { source, .. } => {
                 return Failure::new(Reason::Agent, format!("{self} ({source})"));
             }
