@@ -11,7 +11,7 @@ use ::agent::{Agent, enter_user_namespace_of, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use clap::Args;
 use link::tls::TlsAcceptor;
-use link::{Accepted, LinkServer, Pipe, ServerSettings, SharedToken, Token};
+use link::{Accepted, LinkError, LinkServer, Pipe, ServerSettings, SharedToken, Status, Token};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -151,7 +151,21 @@ async fn serve_pipe(
     pipe: impl Pipe,
 ) -> Result<()> {
     match server.accept(pipe).await.context("refused")? {
-        Accepted::New(link) => agent.serve_connection(link).await.context("the session"),
+        Accepted::New(link) => {
+            let mut status = link.status();
+            let served = agent.serve_connection(link).await;
+            // It is known a moment later how the link itself ended.
+            let is_over = |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
+            if served.is_err()
+                && let Ok(ending) = status.wait_for(is_over).await
+                && let Status::Failed(LinkError::Aborted(reason)) = &*ending
+            {
+                // That a client goes is how sessions end.
+                tracing::info!(%reason, "a client has gone");
+                return Ok(());
+            }
+            served.context("the session")
+        }
         _ => {
             tracing::debug!("a session continues");
             Ok(())

@@ -122,7 +122,12 @@ fn a_given_agent_that_is_restarted_is_greeted_again() {
     session.until_said("readable");
     standin.write("done", "");
     session.wait().expect(3);
-    drop(agent);
+    until("the agent says that its client has gone", || {
+        agent.said().contains("a client has gone")
+    });
+    let said = agent.said();
+    let (_, since) = said.split_once("a client has come").unwrap();
+    assert!(!since.contains("WARN"), "an end is no warning: {said}");
 }
 
 #[test]
