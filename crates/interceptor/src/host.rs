@@ -73,6 +73,8 @@ pub enum Intent {
     Read,
     /// To create, change or remove it, or to open it for writing.
     Write,
+    /// To open it for reading and writing, with the content that it has.
+    ReadAndWrite,
 }
 
 /// Something that a user should know and that is no error.

@@ -22,9 +22,10 @@ mod names;
 mod served;
 mod starting;
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use config::FileRules;
@@ -68,6 +69,19 @@ pub(crate) struct TargetFiles {
     through: Through,
     /// For what goes on after the question was asked.
     this: Weak<Self>,
+    asked: Asked,
+}
+
+/// Paths about which the target was asked already, and not any number of them.
+#[derive(Debug, Default)]
+struct Asked(Mutex<HashSet<PathBuf>>);
+
+impl Asked {
+    fn is_new(&self, path: &Path) -> bool {
+        const MOST: usize = 4096;
+        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        !asked.contains(path) && asked.len() < MOST && asked.insert(path.to_path_buf())
+    }
 }
 
 #[derive(Debug)]
@@ -104,6 +118,7 @@ impl TargetFiles {
             inodes,
             served,
             through,
+            asked: Asked::default(),
             this: Weak::clone(this),
         }))
     }
@@ -168,6 +183,22 @@ impl TargetFiles {
             Through::Fuse(fuse) => fuse.open(opened, flags, read_only, asked),
             Through::Memory(memory) => memory.open(path, &opened, flags),
         }
+    }
+
+    /// Tells, once, that a program opens a file of this machine, with this path, in place of one that the target has. Does
+    /// not wait.
+    pub(crate) fn tell_if_there(&self, path: &Path, target: &Path) {
+        if !self.asked.is_new(path) {
+            return;
+        }
+        let (calls, path) = (self.calls.clone(), path.to_path_buf());
+        let place = convert::place(target, true);
+        self.calls.spawn(async move {
+            let found = calls.stat(place).await;
+            if found.is_ok_and(|found| found.mode & libc::S_IFMT == libc::S_IFREG) {
+                calls.say(&path, FileProblem::OtherContent);
+            }
+        });
     }
 
     /// Something was changed by name.

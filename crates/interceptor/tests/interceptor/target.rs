@@ -209,7 +209,8 @@ impl Host for Target {
         if path == Path::new("/etc/hidden-passwd") || path == Path::new("/etc/passwd") {
             return PathChoice::Refused(Errno::ENOENT);
         }
-        if path.starts_with("/remote-files/read-only") && intent == Intent::Write {
+        let writes = matches!(intent, Intent::Write | Intent::ReadAndWrite);
+        if path.starts_with("/remote-files/read-only") && writes {
             return PathChoice::Refused(Errno::EROFS);
         }
         if path.starts_with(REMOTE) {

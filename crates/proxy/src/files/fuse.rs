@@ -14,6 +14,7 @@
 //! - Questions that must wait for the target wait on the runtime, each by itself. The threads that read the kernel's
 //!   requests never wait.
 
+mod attributes;
 mod changing;
 mod channel;
 mod handle;
