@@ -113,6 +113,12 @@ impl Agent {
         connection::serve(Arc::new(connection), io).await
     }
 
+    /// Prepares for the end: gives the target's traffic back, and waits until nothing seems to be under way on the connections
+    /// that pass through here. Not all of them are a session's. The caller may be less patient.
+    pub async fn end(&self) {
+        self.ports().end().await;
+    }
+
     /// The process for which this agent acts.
     #[must_use]
     pub fn pid(&self) -> u32 {

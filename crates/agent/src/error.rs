@@ -67,6 +67,9 @@ pub enum Error {
     #[error("the agent that has the port cannot be reached")]
     PeerGone,
 
+    #[error("the agent is about to end: start the session again")]
+    Ending,
+
     #[error("the subscription has ended")]
     SubscriptionEnded,
 
@@ -112,7 +115,7 @@ impl Error {
             Self::Operation { source, .. } => {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
-            Self::NoTarget(_) | Self::TargetGone(_) => Reason::TargetGone,
+            Self::NoTarget(_) | Self::TargetGone(_) | Self::Ending => Reason::TargetGone,
             Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
                 return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
             }

@@ -12,9 +12,10 @@ use protocol::rpc::{
     GetAttributeResponse, LinkRequest, ListAttributesRequest, ListAttributesResponse, ListRequest,
     ListResponse, MakeDirectoryRequest, MakeNodeRequest, OpenRequest, OpenResponse, Place,
     ReadLinkRequest, ReadLinkResponse, RemoveAttributeRequest, RemoveDirectoryRequest,
-    RenameRequest, SeekRequest, SeekResponse, SetAttributeRequest, SetModeRequest, SetOwnerRequest,
-    SetTimesRequest, StatFilesystemRequest, StatFilesystemResponse, StatRequest, StatResponse,
-    SymbolicLinkRequest, SyncRequest, TruncateRequest, UnlinkRequest, place,
+    RenameRequest, ResolvePathRequest, ResolvePathResponse, SeekRequest, SeekResponse,
+    SetAttributeRequest, SetModeRequest, SetOwnerRequest, SetTimesRequest, StatFilesystemRequest,
+    StatFilesystemResponse, StatRequest, StatResponse, SymbolicLinkRequest, SyncRequest,
+    TruncateRequest, UnlinkRequest, place,
 };
 use tonic::{Request, Response, Status};
 
@@ -22,6 +23,7 @@ use crate::connection::Connection;
 use crate::{Error, Result};
 
 mod attributes;
+mod canonical;
 mod handles;
 mod listing;
 mod metadata;
@@ -114,6 +116,15 @@ impl Files for Connection {
     async fn read_link(&self, request: Request<ReadLinkRequest>) -> Answer<ReadLinkResponse> {
         let place = self.locate(request.into_inner().place)?;
         self.answer(move |tree| operations::read_link(tree, &place))
+            .await
+    }
+
+    async fn resolve_path(
+        &self,
+        request: Request<ResolvePathRequest>,
+    ) -> Answer<ResolvePathResponse> {
+        let path = request.into_inner().path;
+        self.answer(move |tree| canonical::canonical(tree, &path))
             .await
     }
 

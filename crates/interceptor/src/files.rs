@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 pub(crate) use self::path::normalized;
+pub(crate) use self::resolve::working_directory;
 
 use crate::Errno;
 use crate::directory::Directory;
@@ -132,7 +133,7 @@ pub(crate) fn decide(
             match act(supervisor, request, places.unwrap_or_default()) {
                 Decision::Pass => notification.pass(),
                 Decision::Answer(result) => notification.finish(result),
-                Decision::Now(job) | Decision::Later(job) => job(supervisor, notification),
+                Decision::Begin(job) | Decision::Later(job) => job(supervisor, notification),
             }
         })),
     }

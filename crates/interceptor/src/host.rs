@@ -6,7 +6,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::Errno;
@@ -94,6 +94,8 @@ pub enum Notice {
         asked: SocketAddr,
         used: SocketAddr,
     },
+    /// A Unix socket was bound to a remote path. It is made on this machine, where nobody at the target reaches it.
+    SocketHere { path: PathBuf },
     /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
     ProgramNotHere { path: PathBuf },
 }
@@ -226,6 +228,12 @@ pub trait RemoteFiles: Send + Sync {
 
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
         let _ = (from, to, follow);
+        unsupported()
+    }
+
+    /// Gives a name to a file that is open and may have none. `file` is what [`open`](Self::open) gave.
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+        let _ = (file, to);
         unsupported()
     }
 

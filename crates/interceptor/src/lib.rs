@@ -23,7 +23,7 @@
 //!   processes share one (`CLONE_FS`). A child inherits it, unless its parent is killed before the child's first call
 //!   about a file.
 //! - A descriptor of a remote file that is opened with `O_PATH` is one for reading: symbolic links cannot be opened so, and
-//!   files without a right to read neither. A file made with `O_TMPFILE` cannot be given a name.
+//!   files without a right to read neither.
 //! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused there.
 //! - Unix sockets that the program itself makes are made on this machine, whatever their path.
 //! - Who may not install filters freely gives up gaining privileges: set-user-ID programs run as the caller.

@@ -125,10 +125,12 @@ impl Session {
         tell: Tell,
         holder: String,
     ) -> Result<Self, Error> {
+        let streams = hello.limits.map_or(0, |limits| limits.streams);
         let agent = Agent {
             client: connection,
             runtime: Handle::current(),
             routes: Arc::default(),
+            connections: outgoing::Budget::of(streams),
             tell: tell.clone(),
         };
         let dns = Dns::new(

@@ -26,6 +26,8 @@ const TOKEN: &str = "STANDIN_AGENT_TOKEN";
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a client may take to speak TLS.
 const TLS_PATIENCE: Duration = Duration::from_secs(10);
+/// How long connections may take that others have through us. Whoever started us waits for our end.
+const ENDS_WITHIN: Duration = Duration::from_millis(1500);
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArguments {
@@ -48,7 +50,8 @@ pub(crate) struct AgentArguments {
 
 pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     // What others log may contain what the target and its clients say.
-    let ours = ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, arguments.log));
+    let ours =
+        ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, arguments.log));
     let others = arguments.log.min(LevelFilter::WARN);
     tracing_subscriber::registry()
         .with(
@@ -85,7 +88,10 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     runtime.block_on(async {
         tokio::select! {
             result = serve(arguments, &agent, &token) => result,
-            _ = end => Ok(()),
+            _ = end => {
+                let _ = timeout(ENDS_WITHIN, agent.end()).await;
+                Ok(())
+            }
         }
     })
 }

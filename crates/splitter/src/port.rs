@@ -4,8 +4,8 @@ mod first;
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio::time::{Instant, timeout};
 

@@ -197,6 +197,7 @@ impl Keeper {
         loop {
             tokio::select! {
                 () = self.events.closed() => return,
+                () = self.agent.ports().end_begins() => return,
                 by = held.overridden() => return self.tell(subscribe_event::Event::LostTo(by)),
                 () = is_seen(&mut traffic), if !traffic_was_seen => {
                     traffic_was_seen = true;
@@ -220,6 +221,7 @@ impl Keeper {
             let event = tokio::select! {
                 event = events.message() => event,
                 () = self.events.closed() => return Ok(Ending::Over),
+                () = self.agent.ports().end_begins() => return Ok(Ending::Over),
             };
             let Ok(Some(SubscribeEvent { event: Some(event) })) = event else {
                 return Ok(Ending::HolderGone);

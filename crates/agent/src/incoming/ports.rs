@@ -14,15 +14,14 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::certificates;
+use super::connections::OpenConnections;
 use super::datagrams::{UdpClaim, UdpPort};
 use super::fate::{Fate, FatefulSocket, Side};
 use super::keeper::{Events, tell};
 use super::original::Original;
-use super::redirect::{
-    Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect,
-};
 use super::peers;
 use super::queue::Queue;
+use super::redirect::{Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect};
 use super::wanted::Wanted;
 use crate::agent::Agent;
 use crate::{Error, Result};
@@ -30,11 +29,17 @@ use crate::{Error, Result};
 /// A client that has begun to connect is waited for so long, before the redirection ends.
 const DRAINED_WITHIN: Duration = Duration::from_secs(10);
 
+/// Between two looks at whether all ports are given back.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+
 /// What an agent redirects.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     state: AsyncMutex<State>,
     open: Arc<OpenPorts>,
+    connections: Arc<OpenConnections>,
+    /// The agent is about to end.
+    ending: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +57,12 @@ struct Running {
 }
 
 impl Running {
-    async fn start(agent: &Agent, holder: &str, ports: &Arc<OpenPorts>) -> Result<Self> {
+    async fn start(
+        agent: &Agent,
+        holder: &str,
+        ports: &Arc<OpenPorts>,
+        connections: &Arc<OpenConnections>,
+    ) -> Result<Self> {
         let point = MeetingPoint::new();
         // Before anybody can read where it is.
         let listener = peers::listen(agent, &point).await?;
@@ -61,7 +71,12 @@ impl Running {
             meeting_point: Some(point),
         };
         let redirect = Arc::new(Redirect::for_holder(agent, holder).await?);
-        let accepting = accept_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
+        let accepting = accept_all(
+            agent.clone(),
+            Arc::clone(&redirect),
+            Arc::clone(ports),
+            Arc::clone(connections),
+        );
         let receiving = receive_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
         let meeting = peers::serve_all(agent.clone(), listener, point);
         Ok(Self {
@@ -98,9 +113,9 @@ impl OpenPorts {
         ports.insert(port, open);
     }
 
-    fn remove(&self, port: Port) {
+    fn remove(&self, port: Port) -> Option<Arc<OpenPort>> {
         let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        ports.remove(&port);
+        ports.remove(&port)
     }
 }
 
@@ -206,11 +221,14 @@ impl Ports {
     ) -> Result<Held> {
         let port = wanted.port;
         let mut state = self.state.lock().await;
+        if *self.ending.borrow() {
+            return Err(Error::Ending);
+        }
         let redirect = self.use_port(&mut state, agent, wanted).await?;
         let claimed = async {
             let open = self.open.get(port).ok_or(Error::SubscriptionEnded)?;
             open.look_into(agent, wanted).await?;
-            let claim = open.claim(wanted, session)?;
+            let claim = open.claim(wanted, session, events_to_session.clone())?;
             let mut held = Held {
                 port,
                 claim,
@@ -254,6 +272,23 @@ impl Ports {
         self.leave_port(&mut state, port).await;
     }
 
+    /// Waits until the agent is about to end.
+    pub(super) async fn end_begins(&self) {
+        let mut ending = self.ending.subscribe();
+        // It lives as long as this does.
+        let _ = ending.wait_for(|ending| *ending).await;
+    }
+
+    /// Gives all ports back, and waits until nothing seems to be under way on the connections that are open.
+    pub(crate) async fn end(&self) {
+        self.ending.send_replace(true);
+        // What keeps subscriptions gives the ports back.
+        while self.state.lock().await.running.is_some() {
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+        self.connections.end().await;
+    }
+
     async fn use_port(
         &self,
         state: &mut State,
@@ -263,7 +298,10 @@ impl Ports {
         let port = wanted.port;
         let running = match &mut state.running {
             Some(running) => running,
-            none => none.insert(Running::start(agent, &wanted.holder, &self.open).await?),
+            none => {
+                let started = Running::start(agent, &wanted.holder, &self.open, &self.connections);
+                none.insert(started.await?)
+            }
         };
         let redirect = Arc::clone(&running.redirect);
         *state.users.entry(port).or_default() += 1;
@@ -297,12 +335,15 @@ impl Ports {
             return;
         }
         state.users.remove(&port);
-        self.open.remove(port);
+        let open = self.open.remove(port);
         let Some(running) = &state.running else {
             return;
         };
         if let Err(error) = running.redirect.remove_port(port).await {
             tracing::warn!(%error, %port, "a redirection could not be removed");
+        }
+        if let Some(Kind::Udp(port)) = open.as_deref().map(|open| &open.kind) {
+            port.change();
         }
         if !state.users.is_empty() {
             return;
@@ -349,9 +390,17 @@ impl OpenPort {
         Ok(())
     }
 
-    fn claim(&self, wanted: &Wanted, session: Arc<Queue>) -> Result<AnyClaim> {
+    fn claim(
+        &self,
+        wanted: &Wanted,
+        session: Arc<Queue>,
+        events_to_session: Events,
+    ) -> Result<AnyClaim> {
         let splitter = match &self.kind {
-            Kind::Udp(port) => return port.claim(wanted, session).map(AnyClaim::Udp),
+            Kind::Udp(port) => {
+                let claim = port.claim(wanted, session, events_to_session);
+                return claim.map(AnyClaim::Udp);
+            }
             Kind::Tcp(splitter) => splitter,
         };
         let claim = Claim {
@@ -387,7 +436,12 @@ impl OpenPort {
 }
 
 /// Takes connections as long as there is a redirection.
-async fn accept_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>) {
+async fn accept_all(
+    agent: Agent,
+    redirect: Arc<Redirect>,
+    ports: Arc<OpenPorts>,
+    connections: Arc<OpenConnections>,
+) {
     // What had begun to connect when its port was given up.
     let unwanted = Arc::new(OpenPort::new(&agent, Protocol::Tcp));
     while let Ok(arrived) = redirect.accept().await {
@@ -396,12 +450,16 @@ async fn accept_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>
         let open = open.as_ref().unwrap_or(&unwanted);
         open.note_traffic(arrived.peer, arrived.original_destination);
         if let Kind::Tcp(splitter) = &open.kind {
-            tokio::spawn(serve(Arc::clone(splitter), arrived));
+            tokio::spawn(serve(
+                Arc::clone(splitter),
+                arrived,
+                Arc::clone(&connections),
+            ));
         }
     }
 }
 
-async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived) {
+async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, connections: Arc<OpenConnections>) {
     let arrival = Arrival {
         client: arrived.peer,
         server: arrived.original_destination,
@@ -412,7 +470,7 @@ async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived) {
     let fate = Arc::<Fate>::default();
     let client = FatefulSocket::new(arrived.stream, Side::Client, Some(Arc::clone(&fate)));
     let serving = splitter.serve(Box::new(client), arrival);
-    fate.shared_by(serving).await;
+    connections.serve(fate, serving).await;
 }
 
 /// Takes datagrams as long as there is a redirection.

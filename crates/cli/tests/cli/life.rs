@@ -35,6 +35,42 @@ fn an_agent_that_is_killed_is_replaced() {
 }
 
 #[test]
+fn files_that_were_open_at_an_agent_that_was_killed_are_stale_and_are_opened_again() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let file = standin.write("remote", "content");
+    let settings = format!("feature: {{fs: {{read_write: ['^{}$']}}}}", file.display());
+    let settings = standin.write("settings.yaml", settings);
+    let script = r#"
+        my $file = shift;
+        open(my $old, "+<", $file) or die;
+        print STDERR "open\n";
+        select(undef, undef, undef, 0.02) until -e "done";
+        my $written = syswrite($old, "lost");
+        print STDERR "old: ", defined $written ? "written" : $!, "\n";
+        open(my $new, "<", $file) or die;
+        # What is changed through a descriptor asks the target about the file.
+        print STDERR "new: ", chmod(0600, $new) ? (stat $new)[7] : $!, "\n";
+        print STDERR "new: ", scalar <$new>, "\n";
+    "#;
+    let mut command = standin.command(["exec", "-t", &target.name()]);
+    command.arg("-f").arg(&settings);
+    command
+        .args(["--", "perl", "-e", script])
+        .arg(&file)
+        .stdout(Stdio::null());
+    let mut session = Running::start(command);
+    session.until_said("open");
+    let agent = Pid::from_raw(session.agent().try_into().unwrap());
+    kill(agent, Signal::SIGKILL).unwrap();
+    session.until_said("standin: the session goes on with another agent");
+    standin.write("done", "");
+    session.until_said("old: Stale file handle");
+    session.until_said("new: 7");
+    session.until_said("new: content");
+    session.wait().expect(0);
+}
+
+#[test]
 fn without_an_agent_the_program_goes_on_and_calls_fail() {
     let target = Target::new();
     let standin = Standin::new();

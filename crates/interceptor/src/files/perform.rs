@@ -1,7 +1,7 @@
 //! Doing what a call asks for, with the files of the target or of this machine.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::write_structure;
 use crate::host::{Answer, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles};
 use crate::metadata::{Moment, SetTime, Times};
 use crate::notification::Notification;
-use crate::process::creation_mask_of;
+use crate::process::{copy_descriptor_of, creation_mask_of};
 use crate::supervisor::Supervisor;
 use crate::{Errno, Metadata};
 
@@ -45,6 +45,9 @@ pub(super) fn perform(
         }
         [Place::Machine(path), Place::Machine(second)] => {
             on_machine(supervisor, &notification, request, path, second)
+        }
+        [Place::Open(process, number), Place::Remote { seen, target }] => {
+            name_open_file(supervisor, (*process, *number), seen, target)
         }
         [Place::Remote { seen, target }] => remotely(
             supervisor,
@@ -116,9 +119,32 @@ fn remotely(
     check_end(files, request, target)?;
     let outcome = do_it(files, notification, request, target, second);
     if let Ok(Outcome::Descriptor(descriptor)) = &outcome {
-        supervisor.files.remember(descriptor, seen);
+        match request.operation {
+            Operation::Open { flags, .. } if flags & libc::O_TMPFILE == libc::O_TMPFILE => {
+                supervisor.files.remember(descriptor, &unnamed(seen));
+            }
+            _ => supervisor.files.remember(descriptor, seen),
+        }
     }
     outcome
+}
+
+/// What the kernel calls a file of a directory that has no name.
+fn unnamed(directory: &Path) -> PathBuf {
+    directory.join("# (deleted)")
+}
+
+fn name_open_file(
+    supervisor: &Supervisor,
+    (process, number): (libc::pid_t, RawFd),
+    seen: &Path,
+    target: &Path,
+) -> Answer<Outcome> {
+    let file = copy_descriptor_of(process, number)?;
+    let files = supervisor.host.files();
+    files.name_open_file(file.as_fd(), target)?;
+    supervisor.files.remember(&file, seen);
+    Ok(().into())
 }
 
 fn answer_link(notification: &Notification, request: &Request, content: &Path) -> Answer<Outcome> {

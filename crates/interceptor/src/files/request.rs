@@ -287,6 +287,7 @@ impl Request {
             _ => return Self::read_property(call, from),
         };
         path.follow = call == Call::LinkAt && from.int(4) & libc::AT_SYMLINK_FOLLOW != 0;
+        path.empty = call == Call::LinkAt && from.int(4) & libc::AT_EMPTY_PATH != 0;
         Ok(Some(Self {
             operation,
             path,

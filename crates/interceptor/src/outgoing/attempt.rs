@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
-use super::relay::{Look, Relay, domain_of, loopback};
+use super::relay::{Look, Relay, domain_of, loopback, release_from_device};
 use super::{Connections, Destination, Ends, Names, Peer, Socket, Transport, own};
 use crate::Errno;
 use crate::notification::Notification;
@@ -243,6 +243,7 @@ impl Attempt {
         theirs: OwnedFd,
         caller: Caller,
     ) -> Result<Arc<Self>, Errno> {
+        release_from_device(theirs.as_fd())?;
         Ok(Arc::new(Self {
             transport,
             destination,

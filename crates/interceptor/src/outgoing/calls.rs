@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::address::{Parsed, encode_internet, encode_unix, parse};
 use super::attempt::{Attempt, Caller, Purpose};
 use super::relay::domain_of;
-use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of};
+use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of, unix};
 use crate::Errno;
 use crate::host::DestinationChoice;
 use crate::notification::Notification;
@@ -82,6 +82,7 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
         return Ok(decision);
     }
+    let (destination, detached) = unix::located(supervisor, from, destination);
     if let Some(place) = place_here(supervisor, transport, &destination, &theirs) {
         supervisor.connections.disconnect(cookie);
         return Ok(Decision::later(move |_, call| {
@@ -95,7 +96,14 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
         DestinationChoice::Remote => {}
         DestinationChoice::Local => {
             supervisor.connections.disconnect(cookie);
-            return Ok(Decision::Pass);
+            return Ok(match destination {
+                // The kernel would look for it where the caller is not.
+                Destination::Unix(path) if detached => Decision::later(move |_, call| {
+                    let connected = socket::connect(theirs.as_fd(), &encode_unix(&path));
+                    call.finish(connected.map(|()| 0));
+                }),
+                _ => Decision::Pass,
+            });
         }
         DestinationChoice::Refused(errno) => return Ok(Decision::Answer(Err(errno))),
     }
@@ -118,7 +126,7 @@ fn place_here(
         return None;
     };
     match transport {
-        Transport::Unix => None,
+        Transport::Unix | Transport::UnixPackets => None,
         Transport::Udp => supervisor.incoming.relay(theirs, *address),
         Transport::Tcp => {
             let place = supervisor.incoming.moved(transport, *address)?;
@@ -135,7 +143,8 @@ fn decide_again(
     transport: Transport,
     theirs: &OwnedFd,
 ) -> Option<Decision> {
-    let waits = transport == Transport::Unix || !socket::is_nonblocking(theirs.as_fd());
+    let is_unix = matches!(transport, Transport::Unix | Transport::UnixPackets);
+    let waits = is_unix || !socket::is_nonblocking(theirs.as_fd());
     let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
     let mut failed = None;
     let decision = supervisor.connections.with(cookie, |known| match known {

@@ -49,6 +49,28 @@ pub(crate) fn domain_of(socket: BorrowedFd<'_>) -> Result<i32, Errno> {
     socket::option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
+/// Lets go of a device of this machine to which the application has bound its socket. The connection leaves from the
+/// target, and through such a device its socket would never reach ours.
+///
+/// # Errors
+/// When we may not, because the kernel lets only those do it who may use any device.
+pub(super) fn release_from_device(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    const SO_BINDTOIFINDEX: i32 = 62;
+    const NONE: i32 = 0;
+    /// The same in every network.
+    const LOOPBACK: i32 = 1;
+    match socket::option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX) {
+        Err(_) | Ok(NONE | LOOPBACK) => Ok(()),
+        Ok(device) => {
+            let released = socket::set_option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, NONE);
+            released.map_err(|errno| {
+                tracing::warn!(%errno, device, "a socket that is bound to a device cannot lead to the target");
+                Errno::ENETUNREACH
+            })
+        }
+    }
+}
+
 impl Relay {
     /// Connects the application's socket to us.
     pub(super) fn connect(

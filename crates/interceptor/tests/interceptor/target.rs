@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -199,8 +199,9 @@ impl Host for Target {
         if address.port() == REFUSED_PORT {
             return listening.refuse(Errno::EADDRINUSE);
         }
-        let listener = listening.accept();
+        // The program goes on when it is accepted, and may listen again before we are here.
         let mut listeners = self.listeners.lock().unwrap();
+        let listener = listening.accept();
         listeners.push((transport, address, listener));
     }
 
@@ -257,6 +258,7 @@ impl RemoteFiles for Target {
         remove_directory(path: &Path) -> Answer<()>;
         rename(from: &Path, to: &Path, flags: u32) -> Answer<()>;
         create_hard_link(from: &Path, to: &Path, follow: bool) -> Answer<()>;
+        name_open_file(file: BorrowedFd<'_>, to: &Path) -> Answer<()>;
         create_symbolic_link(content: &Path, path: &Path) -> Answer<()>;
         set_mode(path: &Path, mode: u32, follow: bool) -> Answer<()>;
         set_owner(path: &Path, user: Option<u32>, group: Option<u32>, follow: bool) -> Answer<()>;

@@ -23,7 +23,7 @@ mod reading;
 mod serving;
 mod wire;
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -159,6 +159,17 @@ impl Fuse {
                 opened => return opened.map_err(|error| Errno::from_raw(error.raw_os_error())),
             }
         }
+    }
+
+    /// What the agent calls the file of a descriptor that we gave.
+    pub(crate) fn handle_of(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {
+        let raw = |error: rustix::io::Errno| Errno::from_raw(error.raw_os_error());
+        let description = rustix::fs::fstat(file).map_err(raw)?;
+        if description.st_dev != self.device {
+            return Err(Errno::EXDEV);
+        }
+        let is_it = |identity| self.shared.inodes.number(identity) == description.st_ino;
+        self.shared.nodes.find_handle(is_it).ok_or(Errno::ESTALE)
     }
 
     /// Something was changed by its name: what the kernel knows of open files may not be true any more.

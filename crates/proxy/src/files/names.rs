@@ -2,13 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use interceptor::{Answer, Errno, FileSystem, Metadata, OpenOptions, RemoteFiles, SetTime, Times};
-use protocol::rpc;
+use protocol::rpc::{self, Place};
 
 use super::cache::{self, Question};
 use super::calls::Client;
@@ -125,6 +125,24 @@ impl RemoteFiles for TargetFiles {
         }
     }
 
+    fn canonical(&self, path: &Path) -> Answer<PathBuf> {
+        if self.served.find(path).is_some() {
+            return Ok(path.to_path_buf());
+        }
+        let ask = || {
+            let request = rpc::ResolvePathRequest { path: bytes(path) };
+            let answer = self
+                .calls
+                .ask(|mut files| async move { files.resolve_path(request).await })?;
+            let path = OsString::from_vec(answer.path.to_vec());
+            Ok(cache::Answer::Link(PathBuf::from(path)))
+        };
+        match self.remembered(path, Question::Canonical, ask)? {
+            cache::Answer::Link(path) => Ok(path),
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
     fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()> {
         if let Some(served) = self.served.find(path) {
             return served.access(mode);
@@ -210,6 +228,18 @@ impl RemoteFiles for TargetFiles {
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
         let request = rpc::LinkRequest {
             from: Some(place(from, follow)),
+            to: bytes(to),
+        };
+        self.change(to, |mut files| async move { files.link(request).await })
+    }
+
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+        let handle = match &self.through {
+            Through::Fuse(fuse) => fuse.handle_of(file)?,
+            Through::Memory(memory) => memory.handle_of(file)?,
+        };
+        let request = rpc::LinkRequest {
+            from: Some(Place::handle(handle)),
             to: bytes(to),
         };
         self.change(to, |mut files| async move { files.link(request).await })

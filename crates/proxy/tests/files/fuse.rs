@@ -8,13 +8,16 @@ use std::fs::{File, Permissions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
 use interceptor::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proxy::FilesThrough;
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -250,6 +253,36 @@ fn properties_are_changed_through_a_descriptor() {
     assert!(rustix::fs::fstatvfs(&file).unwrap().f_blocks > 0);
 }
 
+/// Whether writing takes the set-user-id bit away is decided by the rights of the target, not of the process here.
+#[test]
+#[ignore = "needs root"]
+fn set_user_id_goes_as_the_target_would_lose_it() {
+    const SOMEBODY: u32 = 4242;
+    for (target, writer, expected) in [
+        (0, 0, 0o4755),
+        (0, SOMEBODY, 0o4755),
+        (SOMEBODY, 0, 0o755),
+        (SOMEBODY, SOMEBODY, 0o755),
+    ] {
+        let world = World::of_user(FilesThrough::Fuse, target);
+        world.write("f", "0123456789");
+        std::os::unix::fs::chown(world.path("f"), Some(target), None).unwrap();
+        std::fs::set_permissions(world.path("f"), Permissions::from_mode(0o4755)).unwrap();
+        let file = world.open("f", libc::O_RDWR).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o4755);
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo more"]);
+        let status = command
+            .uid(writer)
+            .stdout(file.try_clone().unwrap())
+            .status();
+        assert!(status.unwrap().success());
+        let there = std::fs::metadata(world.path("f")).unwrap().mode() & 0o7777;
+        let here = file.metadata().unwrap().mode() & 0o7777;
+        assert_eq!((there, here), (expected, expected), "{target}, {writer}");
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn what_is_changed_by_name_shows_in_open_descriptors() {
@@ -445,10 +478,6 @@ fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
         .stdout(appended)
         .spawn();
     readers.push(writer.unwrap());
-    let waits = |pid: u32| {
-        let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
-        wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
-    };
     wait_until("they wait", || {
         readers.iter().all(|reader| waits(reader.id()))
     });
@@ -465,4 +494,48 @@ fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
         stalled.swap(false, Ordering::SeqCst),
         "it was stalled until here"
     );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_signal_that_kills_nobody_interrupts_nothing() {
+    let world = world();
+    let script = "$SIG{USR1} = sub {}; defined syswrite(STDOUT, \"once\\n\") or exit 3";
+    let open = |name: &str| {
+        let flags = libc::O_WRONLY | libc::O_CREAT;
+        world.open_with_mode(name, flags, 0o600).unwrap()
+    };
+    let start = |file: File| {
+        let mut command = Command::new("perl");
+        command.args(["-e", script]).stdout(file).spawn().unwrap()
+    };
+    let signal = |process: &Child, signal: Signal| {
+        kill(Pid::from_raw(process.id().cast_signed()), signal).unwrap();
+    };
+    let stall = |stalled| world.traffic.stalled.store(stalled, Ordering::SeqCst);
+    let waits = |process: &Child| {
+        let wait = std::fs::read_to_string(format!("/proc/{}/wchan", process.id()));
+        wait.is_ok_and(|wait| wait.contains("request_wait"))
+    };
+    let files = (open("survivor"), open("killed"));
+    stall(true);
+    let (mut survivor, mut killed) = (start(files.0), start(files.1));
+    wait_until("both write", || waits(&survivor) && waits(&killed));
+    signal(&survivor, Signal::SIGUSR1);
+    // Whoever is killed later, and after such a signal too, ends before.
+    signal(&killed, Signal::SIGUSR1);
+    signal(&killed, Signal::SIGTERM);
+    let end = killed.wait().unwrap().signal();
+    let still_writes = survivor.try_wait().unwrap().is_none();
+    stall(false);
+    assert_eq!(end, Some(libc::SIGTERM));
+    assert!(still_writes, "{:?}", survivor.wait());
+    assert!(survivor.wait().unwrap().success());
+    assert_eq!(world.read("survivor"), "once\n");
+}
+
+/// Whether a process waits for a file.
+fn waits(process: u32) -> bool {
+    let wait = std::fs::read_to_string(format!("/proc/{process}/wchan"));
+    wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
 }

@@ -12,9 +12,7 @@ use rustix::net::netlink::NETFILTER;
 use super::Port;
 use super::holder::Holder;
 use super::netlink::{Content, Netlink, attributes};
-use super::rules::{
-    Listening, Part, TABLE_USER_DATA, Transaction, UdpListening, ask_for_claim,
-};
+use super::rules::{Listening, Part, TABLE_USER_DATA, Transaction, UdpListening, ask_for_claim};
 use crate::{Error, Result};
 
 /// After the family, the version and the number of a message.

@@ -20,7 +20,6 @@ const CAPABILITIES: &[u8] = b"security.capability";
 
 pub(super) fn dispatch(shared: &Arc<Shared>, reply: Reply, node: u64, operation: Operation<'_>) {
     let by_number = |handle: u64| shared.nodes.handle(handle);
-    let any = || shared.nodes.any_handle(node);
     match operation {
         Operation::Write {
             handle,
@@ -34,6 +33,7 @@ pub(super) fn dispatch(shared: &Arc<Shared>, reply: Reply, node: u64, operation:
             run(shared, reply, by_number(handle), write);
         }
         Operation::Change(change) => {
+            let any = || shared.nodes.any_handle(node, change.size.is_some());
             let handle = change.handle.map_or_else(any, by_number);
             let work = async move |shared: Arc<Shared>, handle: Arc<Handle>| {
                 let changed = apply(&shared, &handle, &change).await;
@@ -77,7 +77,7 @@ pub(super) fn dispatch(shared: &Arc<Shared>, reply: Reply, node: u64, operation:
 
 /// Questions that change nothing, and attributes.
 fn ask(shared: &Arc<Shared>, reply: Reply, node: u64, operation: &Operation<'_>) {
-    let any = shared.nodes.any_handle(node);
+    let any = shared.nodes.any_handle(node, false);
     match *operation {
         Operation::Seek {
             handle,
