@@ -21,6 +21,7 @@ mod keeper;
 mod lent;
 mod original;
 mod peers;
+mod port;
 mod ports;
 mod queue;
 mod reachable;

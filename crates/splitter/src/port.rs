@@ -110,7 +110,6 @@ impl Port {
 
     /// Serves a connection until it has ended.
     pub async fn serve(self: &Arc<Self>, client: BoxStream, arrival: Arrival) {
-        let client = self.with_copies(client, &arrival);
         let way = Way {
             port: self.clone(),
             original: self.original.clone(),
@@ -121,7 +120,12 @@ impl Port {
     }
 
     async fn serve_way(self: &Arc<Self>, way: Way, mut client: BoxStream, arrival: Arrival) {
-        if !self.needs_splitting() {
+        // Nobody wants a copy of what is encrypted and can be read.
+        let may_be_encrypted = arrival.tls.is_none() && self.tls().is_some();
+        if !may_be_encrypted {
+            client = self.with_copies(client, &arrival);
+        }
+        if !may_be_encrypted && !self.needs_splitting() {
             if let Ok(leg) = way.open_original(&arrival).await {
                 let to_client = Outbox::default();
                 way.pass_on(&mut client, leg, to_client, &[], &arrival)
@@ -135,10 +139,14 @@ impl Port {
         };
         let First {
             protocol,
-            bytes,
+            mut bytes,
             leg,
             to_client,
         } = first;
+        if may_be_encrypted && protocol != Protocol::Tls && self.has_copies() {
+            let first = std::mem::take(&mut bytes);
+            client = self.with_copies(Box::new(Rewound::new(first, client)), &arrival);
+        }
         if protocol != Protocol::Raw {
             self.clients_speak_first.store(true, Ordering::Relaxed);
         }
@@ -216,6 +224,14 @@ impl Port {
     /// Where bytes go that cannot be split into requests.
     pub(crate) fn raw_route(&self) -> Route {
         self.owner().map_or(Route::Original, Route::Claim)
+    }
+
+    /// Whether somebody wants a copy of everything.
+    fn has_copies(&self) -> bool {
+        let claims = self.claims.snapshot();
+        claims
+            .iter()
+            .any(|held| held.claim.mode == Mode::Mirror && held.claim.filter.is_none())
     }
 
     /// Starts copies for the sessions that want one of everything.

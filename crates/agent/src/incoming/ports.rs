@@ -3,23 +3,19 @@
 //! There is no redirection as long as nobody wants anything, and none after the last has gone.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Arrival, Claim, ClaimGuard, Notice, Notices, Reason, Settings};
+use splitter::Arrival;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::certificates;
 use super::connections::OpenConnections;
-use super::datagrams::{UdpClaim, UdpPort};
 use super::fate::{Fate, FatefulSocket, Side};
-use super::keeper::{Events, tell};
-use super::original::Original;
+use super::keeper::Events;
 use super::peers;
+use super::port::{AnyClaim, Kind, OpenPort};
 use super::queue::Queue;
 use super::redirect::{Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect};
 use super::wanted::Wanted;
@@ -119,70 +115,6 @@ impl OpenPorts {
     }
 }
 
-/// A redirected port.
-#[derive(Debug)]
-struct OpenPort {
-    kind: Kind,
-    listeners: Arc<Listeners>,
-    /// Whether traffic has arrived that is not the target's own.
-    traffic: watch::Sender<bool>,
-    mesh: Mutex<Option<Mesh>>,
-}
-
-#[derive(Debug)]
-enum Kind {
-    Tcp(Arc<splitter::Port>),
-    Udp(Arc<UdpPort>),
-}
-
-/// A session gets what it wants as long as this lives.
-#[derive(Debug)]
-enum AnyClaim {
-    Tcp(ClaimGuard),
-    Udp(UdpClaim),
-}
-
-/// Who is told what happens to the requests of a port.
-#[derive(Debug, Default)]
-struct Listeners(Mutex<Vec<Listener>>);
-
-#[derive(Debug)]
-struct Listener {
-    holder: String,
-    events_to_session: Events,
-}
-
-impl Listeners {
-    fn all(&self) -> MutexGuard<'_, Vec<Listener>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tell(&self, notice: &Notice) {
-        let missed = |reason: Reason, lost| {
-            let reason = match reason {
-                Reason::Unreachable => MissedReason::Unreachable,
-                Reason::NoAnswer => MissedReason::NoAnswer,
-                Reason::TooSlow => MissedReason::TooSlow,
-            };
-            subscribe_event::Event::Missed(Missed {
-                reason: reason.into(),
-                lost,
-            })
-        };
-        let (holder, told) = match notice {
-            Notice::FellBack { holder, reason } => (holder, missed(*reason, false)),
-            Notice::Lost { holder, reason } => (holder, missed(*reason, true)),
-            Notice::CopyDropped { holder } => (holder, subscribe_event::Event::CopyDropped(true)),
-        };
-        tracing::info!(?notice, "incoming traffic");
-        for listener in self.all().iter() {
-            if listener.holder == *holder {
-                tell(&listener.events_to_session, told.clone());
-            }
-        }
-    }
-}
-
 /// What a session has of a port.
 #[derive(Debug)]
 pub(super) struct Held {
@@ -198,10 +130,7 @@ pub(super) struct Held {
 impl Held {
     /// Waits until somebody takes it away, and says who.
     pub(super) async fn overridden(&self) -> String {
-        match &self.claim {
-            AnyClaim::Tcp(guard) => guard.overridden().await,
-            AnyClaim::Udp(claim) => claim.guard.overridden().await,
-        }
+        self.claim.overridden().await
     }
 
     /// Whether traffic has arrived.
@@ -242,10 +171,7 @@ impl Ports {
                 let flushed = redirect.flush_connections(port.number).await?;
                 held.flushed = u32::try_from(flushed).unwrap_or(u32::MAX);
             }
-            held.open.listeners.all().push(Listener {
-                holder: wanted.holder.clone(),
-                events_to_session,
-            });
+            held.open.listeners.add(&wanted.holder, events_to_session);
             Ok(held)
         };
         let claimed = claimed.await;
@@ -265,9 +191,7 @@ impl Ports {
             ..
         } = held;
         drop(claim);
-        open.listeners
-            .all()
-            .retain(|listener| !listener.events_to_session.same_channel(&events_to_session));
+        open.listeners.remove(&events_to_session);
         let mut state = self.state.lock().await;
         self.leave_port(&mut state, port).await;
     }
@@ -351,87 +275,6 @@ impl Ports {
         // What has begun to connect gets its connection. Whoever wants a port meanwhile waits.
         let _ = timeout(DRAINED_WITHIN, running.redirect.drain()).await;
         state.running = None;
-    }
-}
-
-impl OpenPort {
-    fn new(agent: &Agent, protocol: Protocol) -> Self {
-        let listeners = Arc::<Listeners>::default();
-        let kind = match protocol {
-            Protocol::Udp => Kind::Udp(Arc::new(UdpPort::new(agent))),
-            Protocol::Tcp => {
-                let told = Arc::clone(&listeners);
-                let settings = Settings {
-                    notices: Notices::new(move |notice| told.tell(&notice)),
-                    ..Settings::default()
-                };
-                let original = Arc::new(Original(agent.clone()));
-                Kind::Tcp(Arc::new(splitter::Port::new(original, settings)))
-            }
-        };
-        Self {
-            kind,
-            listeners,
-            traffic: watch::Sender::new(false),
-            mesh: Mutex::default(),
-        }
-    }
-
-    /// Learns to know what a session knows of the application: its certificate, its health probes.
-    async fn look_into(&self, agent: &Agent, wanted: &Wanted) -> Result<()> {
-        let Kind::Tcp(splitter) = &self.kind else {
-            return Ok(());
-        };
-        if let Some(content) = &wanted.request.tls {
-            let tls = certificates::tls(agent, wanted.port.number, content).await?;
-            splitter.set_tls(tls);
-        }
-        splitter.add_probe_paths(wanted.probe_paths.clone());
-        Ok(())
-    }
-
-    fn claim(
-        &self,
-        wanted: &Wanted,
-        session: Arc<Queue>,
-        events_to_session: Events,
-    ) -> Result<AnyClaim> {
-        let splitter = match &self.kind {
-            Kind::Udp(port) => {
-                let claim = port.claim(wanted, session, events_to_session);
-                return claim.map(AnyClaim::Udp);
-            }
-            Kind::Tcp(splitter) => splitter,
-        };
-        let claim = Claim {
-            holder: wanted.holder.clone(),
-            mode: wanted.mode,
-            filter: wanted.filter.clone(),
-            takes_probes: wanted.takes_probes,
-            answer_within: wanted.answer_within,
-            destination: session,
-        };
-        let guard = splitter.claims().claim(claim, wanted.on_conflict);
-        Ok(AnyClaim::Tcp(guard.map_err(Error::Claim)?))
-    }
-
-    fn mesh(&self) -> Option<Mesh> {
-        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_mesh(&self, mesh: Option<Mesh>) {
-        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner) = mesh;
-    }
-
-    /// Notes that something has arrived. Behind a sidecar everything seems to come from inside.
-    fn note_traffic(&self, client: SocketAddr, server: SocketAddr) {
-        if *self.traffic.borrow() {
-            return;
-        }
-        let is_own = client.ip().is_loopback() || client.ip() == server.ip();
-        if !is_own || self.mesh().is_some() {
-            self.traffic.send_replace(true);
-        }
     }
 }
 

@@ -273,6 +273,14 @@ async fn who_does_not_know_the_secret_gets_nothing() {
     let Some(world) = world() else { return };
     let ada = Session::of(&world.agent()).await;
     let _adas = ada.subscribe(whole_port(80, "Ada")).await.unwrap();
+    // The kernel keeps it with the claim on the port, and tells it to nobody without rights over the network.
+    let table = "nft list table inet standin-tcp-80";
+    let shown = world.target.run(table);
+    assert!(shown.contains("standin-tcp-80"), "{shown}");
+    let ordinary = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    let mut refused = world.target.command(&format!("{ordinary} {table}"));
+    let refused = refused.stderr(Stdio::null()).status().unwrap();
+    assert!(!refused.success());
     let sockets = fs::read_to_string(format!("/proc/{}/net/unix", world.target.pid())).unwrap();
     let name = sockets.split('@').find(|name| name.starts_with("standin-"));
     let name = name.unwrap().split_whitespace().next().unwrap();

@@ -168,10 +168,18 @@ impl Network {
         self.feed(command, "")
     }
 
-    pub(crate) fn feed(&self, command: &str, input: &str) -> String {
-        let mut running = Command::new("nsenter")
+    /// A program that is to run inside.
+    pub(crate) fn command(&self, command: &str) -> Command {
+        let mut inside = Command::new("nsenter");
+        inside
             .args(["--target", &self.pid().to_string(), "--net"])
-            .args(command.split(' '))
+            .args(command.split(' '));
+        inside
+    }
+
+    pub(crate) fn feed(&self, command: &str, input: &str) -> String {
+        let mut running = self
+            .command(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
