@@ -140,6 +140,13 @@ pub trait Host: Send + Sync + 'static {
         ListenerChoice::Local
     }
 
+    /// The port of this machine for a socket that the application binds, where it shall be another one than it asks for. It
+    /// sees the one that it asked for. Quick; see the module's documentation.
+    fn choose_port(&self, transport: Transport, address: SocketAddr) -> Option<u16> {
+        let _ = (transport, address);
+        None
+    }
+
     /// The application listens where [`choose_listener`](Host::choose_listener) says [`ListenerChoice::Target`]. Its call
     /// returns when `listening` is completed, from any thread at any time.
     fn listen(&self, listening: Listening) {

@@ -356,6 +356,10 @@ impl Host for Session {
         self.incoming.choose(transport, address)
     }
 
+    fn choose_port(&self, _: Transport, address: SocketAddr) -> Option<u16> {
+        self.incoming.choose_port(address)
+    }
+
     fn listen(&self, listening: Listening) {
         self.incoming.listen(listening);
     }

@@ -50,7 +50,11 @@ fn bind(
 ) -> Result<(), Errno> {
     let is_own = |address| supervisor.connections.has_own(transport, address);
     let incoming = &supervisor.incoming;
-    let try_it = || incoming.places.bind(theirs, transport, bytes, is_own);
+    let instead = |address| supervisor.host.choose_port(transport, address);
+    let try_it = || {
+        let places = &incoming.places;
+        places.bind(theirs, transport, bytes, instead, is_own)
+    };
     let bound = match try_it() {
         Err(Errno::EADDRINUSE) if incoming.copies.wait_for_those_of_the_gone() => try_it(),
         result => result,
