@@ -259,13 +259,7 @@ const UP: &str = "ip link set lo up; \
 /// A process that keeps a network namespace.
 fn network() -> Result<Program> {
     let mut command = Command::new("unshare");
-    command.args([
-        "--net",
-        "--",
-        "sh",
-        "-c",
-        UP,
-    ]);
+    command.args(["--net", "--", "sh", "-c", UP]);
     Ok(Program::start(command)?.0)
 }
 
