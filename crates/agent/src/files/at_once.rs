@@ -60,7 +60,7 @@ impl LocalDevices {
             return;
         }
         let Ok(about) = fstatfs(file) else { return };
-        let kind = i64::from(about.f_type);
+        let kind = about.f_type;
         let reading = if ON_DISK.contains(&kind) {
             Reading::OnlyCached
         } else if IN_MEMORY.contains(&kind) {

@@ -16,11 +16,10 @@ pub(crate) struct Spare(Arc<Mutex<Option<(AddressFamily, OwnedFd)>>>);
 impl Spare {
     /// The socket, if there is one of this family.
     pub(crate) fn take(&self, family: AddressFamily) -> Option<OwnedFd> {
-        let taken = self
-            .lock()
+        let mut spare = self.lock();
+        spare
             .take_if(|(has, _)| *has == family)
-            .map(|(_, socket)| socket);
-        taken
+            .map(|(_, socket)| socket)
     }
 
     /// Has the next one made, for whoever comes after this connection.
