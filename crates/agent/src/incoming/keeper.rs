@@ -95,12 +95,17 @@ impl Keeper {
             let (holder, point) = match self.hold_here().await {
                 Err(Error::PortTaken {
                     holder,
-                    meeting_point: Some(point),
+                    meeting_point,
                     ..
-                }) => (holder, point),
+                }) => (holder, meeting_point),
                 result => return result,
             };
-            match self.hold_there(&point).await {
+            let held = match &point {
+                Some(point) => self.hold_there(point).await,
+                // He does not share, or has gone a moment ago.
+                None => Err(Error::PeerGone),
+            };
+            match held {
                 Ok(Ending::Over) => return Ok(()),
                 Ok(Ending::HolderGone) => {
                     unreached_since = None;

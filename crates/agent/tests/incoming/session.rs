@@ -142,7 +142,13 @@ fn origin() -> http::Uri {
 }
 
 async fn next_event(events: &mut Streaming<SubscribeEvent>) -> Option<Event> {
-    let event = soon(events.message()).await.ok()??;
+    let event = match soon(events.message()).await {
+        Ok(event) => event?,
+        Err(status) => {
+            eprintln!("a subscription ended: {status}");
+            return None;
+        }
+    };
     Some(event.event.expect("an event that we know"))
 }
 

@@ -147,9 +147,10 @@ impl Rules {
     }
 
     fn explain(&mut self, part: Part, errno: Errno) -> Error {
-        if let (Part::Claim(port), Errno::PERM | Errno::EXIST) = (part, errno)
-            && let Some(holder) = self.holder_of(port)
-        {
+        if let (Part::Claim(port), Errno::PERM | Errno::EXIST) = (part, errno) {
+            // Who has gone meanwhile is not known any more, and was there a moment ago.
+            let holder = self.holder_of(port);
+            let holder = holder.unwrap_or_else(|| Holder::from_user_data(&[]));
             return Error::PortTaken {
                 port,
                 holder: holder.name,
