@@ -94,13 +94,9 @@ async fn requests_with_the_header_are_answered_by_the_program(_: &Story<'_>) -> 
         &target,
         &["--next", "-s", "-H", MINE, &url, "--next", "-s", &url],
     )?;
-    let expected = [
-        &original(network::TARGET),
-        LOCAL,
-        &original(network::TARGET),
-    ]
-    .map(|text| text.to_owned());
-    ensure!(both == expected.concat(), "{both:?}");
+    let others = original(network::TARGET);
+    let expected = format!("{others}{LOCAL}{others}");
+    ensure!(both == expected, "{both:?}");
     session
         .says(
             "are answered by the program (port 8080), all others by the application there; checked",

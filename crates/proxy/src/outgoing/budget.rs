@@ -1,4 +1,4 @@
-//! How many connections may leave through the target at once.
+//! How many connections there may be through the target at once, in both directions.
 //!
 //! Each is a stream for as long as it lives, and the agent bounds how many streams there are. Files and names need some
 //! too: without a bound here, they would wait for a connection to close.
@@ -32,7 +32,7 @@ impl Budget {
     }
 
     /// One more connection, until what this returns is dropped. `None` when there are as many as may be.
-    pub(super) fn take(&self) -> Option<OwnedSemaphorePermit> {
+    pub(crate) fn take(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.free).try_acquire_owned().ok()
     }
 }

@@ -21,7 +21,6 @@ use tower_service::Service;
 use super::News;
 use crate::agent::{Agent, Connection};
 use crate::event::Event;
-use crate::outgoing::Budget;
 
 /// Clones are the same.
 #[derive(Clone, Default)]
@@ -54,7 +53,7 @@ impl FakeAgent {
             client: client.clone(),
             runtime: Handle::current(),
             routes: Arc::default(),
-            connections: Budget::of(8192),
+            connections: crate::outgoing::Budget::default(),
             tell: Arc::new(move |event| {
                 if let Event::Incoming(event) = event {
                     news.change(|state| state.news.push(event.news.clone()));
