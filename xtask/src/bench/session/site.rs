@@ -244,22 +244,16 @@ fn last_word(line: &str) -> Result<String> {
     Ok(word.context("no certificate was named")?.to_owned())
 }
 
-/// Sets a network namespace up, says so, and stays until its input ends.
-///
-/// TCP's congestion control is one that sends an answer in one go, as on nearly every machine. BBR, which some machines have instead,
-/// spreads its packets over a part of the round trip: on a quiet connection of 40 ms, the third leaves more than two
-/// milliseconds after the first, whoever sends them, and the bench would measure that. Not every kernel lets every
-/// namespace choose; then Reno is there, or all stays as it is.
-const UP: &str = "ip link set lo up; \
-    for control in cubic reno; do \
-        (echo $control >/proc/sys/net/ipv4/tcp_congestion_control) 2>/dev/null && break; \
-    done; \
-    echo up && exec cat >&2";
-
 /// A process that keeps a network namespace.
 pub(in crate::bench) fn network() -> Result<Program> {
     let mut command = Command::new("unshare");
-    command.args(["--net", "--", "sh", "-c", UP]);
+    command.args([
+        "--net",
+        "--",
+        "sh",
+        "-c",
+        "ip link set lo up && echo up && exec cat >&2",
+    ]);
     Ok(Program::start(command)?.0)
 }
 
