@@ -22,6 +22,11 @@ pub enum Error {
     #[error("there is no process {0}: look for the target again")]
     NoTarget(u32),
 
+    #[error(
+        "process {0} is a thread of the kernel, which has neither files nor an environment: choose a program"
+    )]
+    KernelThread(u32),
+
     #[error("the target, process {0}, has ended: start the session again on a running one")]
     TargetGone(u32),
 
@@ -120,7 +125,7 @@ impl Error {
                 return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
             }
             Self::Peer(failure) => return failure.clone(),
-            Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
+            Self::KernelThread(_) | Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
             Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
             Self::NoSubscription(_) | Self::SubscriptionEnded | Self::Certificate(_) => {
                 Reason::BadRequest

@@ -48,6 +48,8 @@ pub enum FileProblem {
     TooLarge,
     /// A pipe, socket or device.
     Special,
+    /// It is opened for reading and writing, and so this machine's is used; the target has one too.
+    OtherContent,
     /// What the program wrote is lost.
     NotWritten(Errno),
 }
@@ -101,6 +103,10 @@ impl fmt::Display for FileProblem {
             ),
             Self::Special => formatter.write_str(
                 "is a pipe, a socket or a device of the target, which cannot be opened from here",
+            ),
+            Self::OtherContent => formatter.write_str(
+                "is at the target, and was opened for reading and writing: in the mode `read` that is a file of this machine, \
+                 with other content. Use `--fs-mode write`, or name it in `feature.fs.read_write`",
             ),
             Self::NotWritten(errno) => write!(
                 formatter,

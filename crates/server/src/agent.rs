@@ -11,7 +11,9 @@ use ::agent::{Agent, Reachable, enter_user_namespace_of, raise_descriptor_limit}
 use anyhow::{Context, Result};
 use clap::Args;
 use link::tls::TlsAcceptor;
-use link::{Accepted, Link, LinkServer, Pipe, ServerSettings, SharedToken, Status, Token};
+use link::{
+    Accepted, Link, LinkError, LinkServer, Pipe, ServerSettings, SharedToken, Status, Token,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep, timeout};
@@ -158,8 +160,19 @@ async fn serve_pipe(
 ) -> Result<()> {
     match server.accept(pipe).await.context("refused")? {
         Accepted::New(link) => {
+            let mut status = link.status();
             let reachable = watch_link(&link);
             let served = agent.serve_connection_while(link, reachable).await;
+            // It is known a moment later how the link itself ended.
+            let is_over = |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
+            if served.is_err()
+                && let Ok(ending) = status.wait_for(is_over).await
+                && let Status::Failed(LinkError::Aborted(reason)) = &*ending
+            {
+                // That a client goes is how sessions end.
+                tracing::info!(%reason, "a client has gone");
+                return Ok(());
+            }
             served.context("the session")
         }
         _ => {

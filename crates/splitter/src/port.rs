@@ -109,6 +109,8 @@ impl Port {
     }
 
     /// Serves a connection until it has ended.
+    ///
+    /// What a connection may need is in boxes of its own: otherwise each would have room for all of it, all the time.
     pub async fn serve(self: &Arc<Self>, client: BoxStream, arrival: Arrival) {
         let way = Way {
             port: self.clone(),
@@ -128,13 +130,13 @@ impl Port {
         if !may_be_encrypted && !self.needs_splitting() {
             if let Ok(leg) = way.open_original(&arrival).await {
                 let to_client = Outbox::default();
-                way.pass_on(&mut client, leg, to_client, &[], &arrival)
-                    .await;
+                Box::pin(way.pass_on(&mut client, leg, to_client, &[], &arrival)).await;
             }
             return;
         }
         let owner = self.owner();
-        let Some(first) = first::first(&way, &mut client, &arrival, owner.as_ref()).await else {
+        let first = first::first(&way, &mut client, &arrival, owner.as_ref());
+        let Some(first) = Box::pin(first).await else {
             return;
         };
         let First {
@@ -153,11 +155,11 @@ impl Port {
         match protocol {
             Protocol::Http1 => {
                 let connection = Connection::new(way, arrival, client, bytes, leg);
-                connection.serve().await;
+                Box::pin(connection.serve()).await;
             }
             Protocol::Http2 => {
                 let client = Box::new(Rewound::new(bytes, client));
-                http2::serve(way, client, arrival, leg).await;
+                Box::pin(http2::serve(way, client, arrival, leg)).await;
             }
             Protocol::Tls => {
                 if let Some(tls) = self.tls() {
@@ -170,11 +172,10 @@ impl Port {
             Protocol::Raw => {
                 let leg = match leg {
                     Some(leg) => Some(leg),
-                    None => way.open_owner(owner.as_ref(), &arrival).await,
+                    None => Box::pin(way.open_owner(owner.as_ref(), &arrival)).await,
                 };
                 if let Some(leg) = leg {
-                    way.pass_on(&mut client, leg, to_client, &bytes, &arrival)
-                        .await;
+                    Box::pin(way.pass_on(&mut client, leg, to_client, &bytes, &arrival)).await;
                 }
             }
         }

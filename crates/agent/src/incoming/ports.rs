@@ -312,7 +312,7 @@ async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, connections: Arc
     let _ = arrived.stream.set_nodelay(true);
     let fate = Arc::<Fate>::default();
     let client = FatefulSocket::new(arrived.stream, Side::Client, Some(Arc::clone(&fate)));
-    let serving = splitter.serve(Box::new(client), arrival);
+    let serving = Box::pin(splitter.serve(Box::new(client), arrival));
     connections.serve(fate, serving).await;
 }
 

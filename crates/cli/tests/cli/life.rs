@@ -122,7 +122,12 @@ fn a_given_agent_that_is_restarted_is_greeted_again() {
     session.until_said("readable");
     standin.write("done", "");
     session.wait().expect(3);
-    drop(agent);
+    until("the agent says that its client has gone", || {
+        agent.said().contains("a client has gone")
+    });
+    let said = agent.said();
+    let (_, since) = said.split_once("a client has come").unwrap();
+    assert!(!since.contains("WARN"), "an end is no warning: {said}");
 }
 
 #[test]
@@ -149,4 +154,33 @@ fn an_agent_without_descriptors_goes_on_when_it_has_some_again() {
     limit("256");
     assert!(waiting.wait().unwrap().success());
     drop(silent);
+}
+
+#[test]
+fn a_file_that_is_read_and_written_here_in_place_of_the_targets_is_told() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let script = ": <>/etc/hostname; : <>/etc/hostname; until test -e done; do sleep 0.02; done";
+    let mut session = Running::start(standin.session(&target.name(), &[], script));
+    session.until_said("standin: /etc/hostname is at the target, and was opened for reading and");
+    standin.write("done", "");
+    let ended = session.wait();
+    ended.expect(0);
+    assert_eq!(ended.stderr.matches("/etc/hostname is").count(), 1);
+}
+
+#[test]
+fn the_most_talkative_log_explains_decisions() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let log = standin.path("log");
+    let options = ["-vvv", "--log-file", log.to_str().unwrap()];
+    let script = "cat /etc/hostname; : </dev/tcp/127.0.0.1/9; true";
+    let session = standin.session(&target.name(), &options, script).output();
+    assert!(session.unwrap().status.success());
+    let log = fs::read_to_string(log).unwrap();
+    for expected in [
+        "path=/etc/hostname intent=Read choice=Remote(\"/etc/hostname\") rule=\"built-in list of configuration\"",
+        "destination=Internet(127.0.0.1:9) choice=Remote rule=\"feature.network.outgoing\"",
+    ] {
+        assert!(log.contains(expected), "{expected} in\n{log}");
+    }
 }

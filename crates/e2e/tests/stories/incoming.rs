@@ -8,16 +8,23 @@ use e2e::fixture::Program;
 use e2e::machine::{Target, network};
 use e2e::{LaterWorld, Needs, Story, tell, until};
 use libtest_mimic::Trial;
+use tokio::sync::Mutex;
 
 use super::surroundings::{Running, programs};
 
 const MINE: &str = "x-session: mine";
 const LOCAL: &str = "python-http serves 10.77.0.53\n";
 
+/// All of them listen on the same port of this machine. Whoever comes second gets another one, unless both come at once.
+static THIS_MACHINES_PORT: Mutex<()> = Mutex::const_new(());
+
 pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     macro_rules! stories {
         ($($story:ident),* $(,)?) => {
-            vec![$(tell(world, concat!("incoming::", stringify!($story)), Needs::Machine, $story)),*]
+            vec![$(tell(world, concat!("incoming::", stringify!($story)), Needs::Machine, async |story: &Story<'_>| {
+                let _one_at_a_time = THIS_MACHINES_PORT.lock().await;
+                $story(story).await
+            })),*]
         };
     }
     stories![

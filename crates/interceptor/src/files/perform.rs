@@ -253,7 +253,7 @@ fn check_end(files: &dyn RemoteFiles, request: &Request, target: &Path) -> Answe
     }
 }
 
-fn check_directory(metadata: &Metadata) -> Result<(), Errno> {
+pub(super) fn check_directory(metadata: &Metadata) -> Result<(), Errno> {
     if metadata.mode & libc::S_IFMT == libc::S_IFDIR {
         Ok(())
     } else {
@@ -281,23 +281,9 @@ fn do_it(
     match request.operation {
         Operation::Chroot => Err(Errno::EPERM.into()),
         Operation::Unsupported => Err(Errno::EOPNOTSUPP.into()),
-        Operation::Open {
-            flags,
-            mode,
-            resolve,
-        } => {
-            let directory = if wants_directory {
-                libc::O_DIRECTORY
-            } else {
-                0
-            };
-            let options = OpenOptions {
-                flags: (transferable(flags) | directory) & !libc::O_CLOEXEC,
-                mode: mode & !creation_mask_of(from.thread()),
-                // The path is absolute by now, and what it may not leave was for the caller's path.
-                resolve: resolve
-                    & !(libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT | libc::RESOLVE_CACHED),
-            };
+        Operation::Open { .. } => {
+            let mask = creation_mask_of(from.thread());
+            let options = open_options(request, mask).ok_or(Errno::EINVAL)?;
             still_wanted(from)?;
             Ok(Outcome::Descriptor(files.open(path, &options)?))
         }
@@ -383,6 +369,35 @@ fn change(
         }
         _ => Err(Instead::Local),
     }
+}
+
+/// How a file is to be opened, by a caller with this mask. `None` if that is not what is asked for.
+pub(super) fn open_options(request: &Request, mask: u32) -> Option<OpenOptions> {
+    let Operation::Open {
+        flags,
+        mode,
+        resolve,
+    } = request.operation
+    else {
+        return None;
+    };
+    let directory = if request.path.wants_directory() {
+        libc::O_DIRECTORY
+    } else {
+        0
+    };
+    Some(OpenOptions {
+        flags: (transferable(flags) | directory) & !libc::O_CLOEXEC,
+        mode: mode & !mask,
+        // The path is absolute by now, and what it may not leave was for the caller's path.
+        resolve: resolve & !(libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT | libc::RESOLVE_CACHED),
+    })
+}
+
+/// Whether an open may make or empty a file.
+pub(super) fn open_changes(flags: i32) -> bool {
+    let changes = libc::O_CREAT | libc::O_TRUNC;
+    flags & changes != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE
 }
 
 /// The kernel does not let an `O_PATH` descriptor be given to another process, so that one gets a readable one.

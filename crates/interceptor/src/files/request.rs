@@ -141,6 +141,10 @@ impl Operation {
                 let writes = libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
                 if flags & libc::O_PATH != 0 {
                     Intent::Look
+                } else if flags & libc::O_ACCMODE == libc::O_RDWR
+                    && flags & (libc::O_TRUNC | libc::O_EXCL | libc::O_DIRECTORY) == 0
+                {
+                    Intent::ReadAndWrite
                 } else if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & writes != 0 {
                     Intent::Write
                 } else {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::address::{Parsed, encode_internet, encode_unix, parse};
 use super::attempt::{Attempt, Caller, Purpose};
@@ -109,9 +110,37 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     }
     let wanted = (transport, destination, Purpose::Connect);
     let attempt = Attempt::new(&supervisor.connections, wanted, theirs, Caller::of(from))?;
-    Ok(Decision::later(move |supervisor, call| {
-        connect(supervisor, &attempt, transport, call);
-    }))
+    if transport != Transport::Udp {
+        // Before the next call is received: where signals do not wait, the same caller may be back any moment.
+        let connecting = Socket::Connecting(Arc::clone(&attempt));
+        supervisor.connections.set(cookie, connecting);
+    }
+    let (nonblocking, timeout) = attempt.manner();
+    let is_simple = transport != Transport::Udp && !nonblocking && supervisor.restarts.is_none();
+    Ok(if is_simple {
+        Decision::begin(move |supervisor, call| begin(supervisor, &attempt, call, timeout))
+    } else {
+        Decision::later(move |supervisor, call| connect(supervisor, &attempt, transport, call))
+    })
+}
+
+/// `connect` that waits: the host is asked without delay, and who completes the attempt answers the call. A worker
+/// prepares what will be needed then, and looks for signals and the end of the time.
+fn begin(
+    supervisor: &Supervisor,
+    attempt: &Arc<Attempt>,
+    call: Notification,
+    timeout: Option<Duration>,
+) {
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let thread = call.thread();
+    attempt.expect(call);
+    supervisor.host.connect(attempt.outgoing());
+    let attempt = Arc::clone(attempt);
+    supervisor.workers.run(move || {
+        attempt.prepare();
+        attempt.watch(thread, deadline);
+    });
 }
 
 /// Where on this machine a destination is that the application knows by another name: a client whose datagrams come to
@@ -182,10 +211,6 @@ fn connect(
     call: Notification,
 ) {
     let (nonblocking, timeout) = attempt.manner();
-    if transport != Transport::Udp {
-        let connecting = Socket::Connecting(Arc::clone(attempt));
-        supervisor.connections.set(attempt.cookie(), connecting);
-    }
     if transport == Transport::Tcp && nonblocking {
         match attempt.detach() {
             Ok(()) => call.fail(Errno::EINPROGRESS),

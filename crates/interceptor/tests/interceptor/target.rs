@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use interceptor::{
     Answer, Connection, Destination, DestinationChoice, Directory, Errno, FileSystem, Host, Intent,
     Launch, Listener, ListenerChoice, Listening, Metadata, Names, Notice, OpenOptions, Outgoing,
-    PathChoice, RemoteFiles, Times, Transport,
+    PathChoice, RemoteFiles, Then, Times, Transport,
 };
 
 /// Methods that the folder answers.
@@ -209,7 +209,8 @@ impl Host for Target {
         if path == Path::new("/etc/hidden-passwd") || path == Path::new("/etc/passwd") {
             return PathChoice::Refused(Errno::ENOENT);
         }
-        if path.starts_with("/remote-files/read-only") && intent == Intent::Write {
+        let writes = matches!(intent, Intent::Write | Intent::ReadAndWrite);
+        if path.starts_with("/remote-files/read-only") && writes {
             return PathChoice::Refused(Errno::EROFS);
         }
         if path.starts_with(REMOTE) {
@@ -238,8 +239,62 @@ impl Host for Target {
     }
 }
 
+impl Target {
+    /// `later` is answered by another thread, and only so: under its own name there is nothing. For `given-up` nobody answers.
+    fn start<T: 'static>(
+        &self,
+        path: &Path,
+        then: Then<T>,
+        ask: impl FnOnce(&Self, &Path) -> Answer<T> + Send + 'static,
+    ) -> Result<(), Then<T>> {
+        if path.ends_with("given-up") {
+            return Ok(());
+        }
+        if !path.ends_with("later") {
+            return Err(then);
+        }
+        let (this, path) = (
+            self.this.upgrade().unwrap(),
+            path.with_file_name("content-of-later"),
+        );
+        std::thread::spawn(move || then(ask(&this, &path)));
+        Ok(())
+    }
+}
+
 /// The folder's files; `slow` is opened when the gate is open.
 impl RemoteFiles for Target {
+    fn start_open(
+        &self,
+        path: &Path,
+        options: &OpenOptions,
+        then: Then<OwnedFd>,
+    ) -> Result<(), Then<OwnedFd>> {
+        let options = *options;
+        self.start(path, then, move |this, path| this.open(path, &options))
+    }
+
+    fn start_metadata(
+        &self,
+        path: &Path,
+        follow: bool,
+        then: Then<Metadata>,
+    ) -> Result<(), Then<Metadata>> {
+        self.start(path, then, move |this, path| this.metadata(path, follow))
+    }
+
+    fn start_access(
+        &self,
+        path: &Path,
+        mode: i32,
+        follow: bool,
+        then: Then<()>,
+    ) -> Result<(), Then<()>> {
+        self.start(path, then, move |this, path| {
+            this.access(path, mode, follow)
+        })
+    }
+
     fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
         if path.ends_with("slow") {
             self.wait_for_gate();

@@ -47,6 +47,66 @@ fn a_small_file_is_read_with_one_question() {
 
 #[test]
 #[ignore = "needs root"]
+fn files_of_every_size_are_read_as_they_are() {
+    let world = world();
+    let steps = [4096, 32 * 1024, 128 * 1024].into_iter();
+    let sizes = steps.flat_map(|step: usize| [step - 1, step, step + 1]);
+    for size in [0, 1].into_iter().chain(sizes) {
+        let name = format!("of-{size}");
+        let text: String = (0..size)
+            .map(|at| char::from(b'a' + (at % 23) as u8))
+            .collect();
+        world.write(&name, &text);
+        for round in 0..2 {
+            let mut file = world.open(&name, libc::O_RDONLY).unwrap();
+            assert!(read_all(&mut file) == text, "{name}, round {round}");
+            assert_eq!(file.metadata().unwrap().len(), size as u64);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_written_is_not_hidden_by_what_came_with_an_open() {
+    let world = world();
+    for round in 0..50 {
+        let name = format!("written-{round}");
+        world.write(&name, "before");
+        let write = || {
+            let file = world.open(&name, libc::O_RDWR).unwrap();
+            file.write_all_at(b"after.", 0).unwrap();
+        };
+        let mut reader = thread::scope(|scope| {
+            let writing = scope.spawn(write);
+            let reader = world.open(&name, libc::O_RDONLY).unwrap();
+            writing.join().unwrap();
+            reader
+        });
+        assert_eq!(read_all(&mut reader), "after.", "round {round}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn files_that_were_read_are_closed_together() {
+    let world = world();
+    let open = |number: usize| {
+        let name = format!("read-{number}");
+        world.write(&name, "content");
+        world.open(&name, libc::O_RDONLY).unwrap()
+    };
+    let files: Vec<File> = (0..100).map(open).collect();
+    let open_at_target = || world.open_at_target("read-");
+    assert_eq!(open_at_target(), 100);
+    let received = world.received();
+    drop(files);
+    wait_until("all are closed", || open_at_target() == 0);
+    let received = world.received() - received;
+    assert!(received < 100 * 20, "{received} bytes to close them");
+}
+
+#[test]
+#[ignore = "needs root"]
 fn metadata_of_a_descriptor_is_the_targets_and_agrees_with_its_name() {
     let world = world();
     world.write("f", "12345");

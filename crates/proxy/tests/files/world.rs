@@ -132,6 +132,20 @@ impl World {
         opened.map(File::from).map_err(errno)
     }
 
+    /// How many files with such names the agent has open. It is part of this process.
+    pub(crate) fn open_at_target(&self, names: &str) -> usize {
+        let folder = self.folder.path().canonicalize().unwrap();
+        let beginning = folder.join(names).into_os_string();
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let opened = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        opened
+            .filter(|path| {
+                let path = path.as_os_str().as_encoded_bytes();
+                path.starts_with(beginning.as_encoded_bytes())
+            })
+            .count()
+    }
+
     pub(crate) fn received(&self) -> u64 {
         self.traffic.received.load(Ordering::SeqCst)
     }

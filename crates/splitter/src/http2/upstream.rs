@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -189,11 +190,14 @@ async fn start(
         .handshake::<_, Bytes>(stream)
         .await?;
     let ping_pong = connection.ping_pong();
+    // One that nobody waited for has no client to whom its end matters.
+    let is_used = Arc::new(AtomicBool::new(false));
+    let was_used = is_used.clone();
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection that speaks HTTP/2 ended");
         }
-        if let Some(closed) = closed {
+        if let Some(closed) = closed.filter(|_| was_used.load(Ordering::Relaxed)) {
             closed.notify_one();
         }
     });
@@ -202,6 +206,7 @@ async fn start(
         ping_pong.ping(Ping::opaque()).await?;
         extended_connect.set(send.is_extended_connect_protocol_enabled());
     }
+    is_used.store(true, Ordering::Relaxed);
     Ok(send)
 }
 

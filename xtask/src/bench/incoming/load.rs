@@ -18,6 +18,16 @@ pub(super) struct Way {
     header: &'static str,
     /// Who must answer.
     from: &'static str,
+    hop: Hop,
+}
+
+/// What is between a client and whoever answers, in the target's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hop {
+    Nothing,
+    Proxy,
+    Relay,
+    Agent,
 }
 
 /// What is asked of a way.
@@ -37,11 +47,18 @@ pub(super) struct Loaded {
     pub(super) all: f64,
     pub(super) p50: f64,
     pub(super) p99: f64,
+    /// Processor time of the hop for each request.
+    pub(super) cpu: f64,
 }
 
 impl Way {
-    pub(super) fn new(port: u16, header: &'static str, from: &'static str) -> Self {
-        Self { port, header, from }
+    pub(super) fn new(port: u16, header: &'static str, from: &'static str, hop: Hop) -> Self {
+        Self {
+            port,
+            header,
+            from,
+            hop,
+        }
     }
 
     pub(super) fn address(&self) -> String {
@@ -58,7 +75,7 @@ impl Load {
     pub(super) fn full(connections: usize, extent: &Extent) -> Self {
         Self {
             connections,
-            milliseconds: if extent.quick { 2000 } else { 5000 },
+            milliseconds: if extent.quick { 500 } else { 1000 },
             rate: None,
             requests_each: None,
         }
@@ -94,6 +111,7 @@ impl Load {
     }
 
     pub(super) fn run(self, site: &mut Site, way: &Way) -> Result<Loaded> {
+        let before = site.processor_seconds(way.hop)?;
         let mut numbers = site.worker().ask(&json!({
             "do": "load",
             "address": way.address(),
@@ -104,14 +122,18 @@ impl Load {
             "rate": self.rate,
             "requests_each": self.requests_each,
         }))?;
+        let used = site.processor_seconds(way.hop)? - before;
         let per_second = numbers.remove("per_second").unwrap_or_default();
         let mut number = |name: &str| {
             let numbers = numbers.remove(name).unwrap_or_default();
             numbers.first().copied().context("a number is missing")
         };
+        let all = number("all")?;
+        let answers = all * self.milliseconds as f64 / 1e3;
         Ok(Loaded {
             per_second,
-            all: number("all")?,
+            cpu: micro(used / answers),
+            all,
             p50: micro(number("p50")?),
             p99: micro(number("p99")?),
         })
@@ -125,7 +147,8 @@ impl Load {
         ways: &[Way; WAYS],
     ) -> Result<[Loaded; WAYS]> {
         let mut seen: [Vec<Loaded>; WAYS] = std::array::from_fn(|_| Vec::new());
-        for _ in 0..extent.rounds(3) {
+        // Many short rounds: whatever else the machine does then disturbs all ways alike.
+        for _ in 0..if extent.quick { 5 } else { 15 } {
             for (way, seen) in ways.iter().zip(&mut seen) {
                 seen.push(self.run(site, way)?);
             }
@@ -137,6 +160,7 @@ impl Load {
                 all: of(|one| one.all),
                 p50: of(|one| one.p50),
                 p99: of(|one| one.p99),
+                cpu: of(|one| one.cpu),
             }
         }))
     }
@@ -145,6 +169,11 @@ impl Load {
 /// A row of requests per second.
 pub(super) fn requests(name: impl Into<String>, seen: &Loaded, baseline: &Loaded) -> Row {
     Row::new(name, seen.all, "/s").baseline(baseline.all)
+}
+
+/// A row of what the hop needs for a request. Other work on the machine disturbs it little.
+pub(super) fn processor(name: impl Into<String>, seen: &Loaded, baseline: &Loaded) -> Row {
+    Row::new(name, seen.cpu, "µs").baseline(baseline.cpu)
 }
 
 /// Rows of the median and of the slowest in a hundred.

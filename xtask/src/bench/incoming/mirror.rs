@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use super::load::{CONNECTIONS, Load, Way, requests};
+use super::load::{CONNECTIONS, Load, Way, processor, requests};
 use super::site::{Manner, Mode, SINK, SINK_RELAY, Site};
 use crate::bench::session::site::TARGET;
 use crate::bench::session::{mebi, median};
@@ -20,6 +20,8 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         drop(session);
         let name = format!("mirrored to a {copy} copy, 64 connections (baseline: relay)");
         rows.push(requests(name, &mirrored, &relay).ratio_at_least(0.7));
+        let name = format!("mirrored to a {copy} copy: processor time of the agent for a request");
+        rows.push(processor(name + " (baseline: relay)", &mirrored, &relay));
         rows.push(bulk(site, extent, manner)?);
     }
     Ok(rows)

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use lab::wire::{Conditions, Wire};
 
-use super::load::{Load, Way};
+use super::load::{Hop, Load, Way};
 use crate::bench::session::programs::{Program, Programs, Worker, end, log, log_path};
 use crate::bench::session::site::{Folder, TARGET, join, network, within};
 
@@ -37,6 +37,9 @@ const TOKEN: &str = "the token of the bench";
 /// So long the first traffic of a session may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// In which the kernel counts, for each second.
+const TICKS: f64 = 100.0;
+
 /// Which requests a session that steals wants.
 const WANTED: &str = "x-standin: yes";
 const NOT_WANTED: &str = "x-standin: no!";
@@ -47,7 +50,9 @@ pub(super) struct Site {
     programs: Programs,
     worker: Worker,
     agent: Program,
-    _servers: Vec<Program>,
+    proxy: Program,
+    relay: Program,
+    _servers: [Program; 2],
     target: Program,
     _wire: Wire,
     client_network: Program,
@@ -114,17 +119,15 @@ impl Site {
         for port in [APPLICATION, DIRECT] {
             application.args(["--listen", &format!("0.0.0.0:{port}")]);
         }
-        let mut servers = vec![Program::start(application)?.0];
-        for (role, port, to) in [
-            ("proxy", PROXY, DIRECT),
-            ("relay", RELAY, DIRECT),
-            ("relay", SINK_RELAY, SINK),
-        ] {
+        let application = Program::start(application)?.0;
+        let hop = |role: &str, port: u16, to: u16| {
             let mut command = workload(role);
             command.args(["--listen", &format!("{TARGET}:{port}")]);
             command.args(["--to", &format!("127.0.0.1:{to}")]);
-            servers.push(Program::start(command)?.0);
-        }
+            Program::start(command).map(|(program, _)| program)
+        };
+        let (proxy, relay) = (hop("proxy", PROXY, DIRECT)?, hop("relay", RELAY, DIRECT)?);
+        let sink_relay = hop("relay", SINK_RELAY, SINK)?;
         let agent = start_agent(&programs, &target_network, &target)?;
         let mut worker = within(&client_network);
         worker.arg(&programs.workload).arg("worker");
@@ -133,7 +136,9 @@ impl Site {
             programs,
             worker,
             agent,
-            _servers: servers,
+            proxy,
+            relay,
+            _servers: [application, sink_relay],
             target,
             _wire: wire,
             client_network,
@@ -187,6 +192,22 @@ impl Site {
         Session::start(command)
     }
 
+    /// What a hop has used of the processors, in seconds.
+    pub(super) fn processor_seconds(&self, hop: Hop) -> Result<f64> {
+        let program = match hop {
+            Hop::Nothing => return Ok(0.0),
+            Hop::Proxy => &self.proxy,
+            Hop::Relay => &self.relay,
+            Hop::Agent => &self.agent,
+        };
+        let text = fs::read_to_string(format!("/proc/{}/stat", program.pid()))?;
+        // After the name, which is in brackets: the 14th and the 15th field are those of the program and of the kernel.
+        let fields = text.rsplit(')').next().unwrap_or_default();
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: f64 = ticks.map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+        Ok(ticks / TICKS)
+    }
+
     /// Sockets of the target's network that wait for what may still be under way to them.
     pub(super) fn waiting_sockets(&self) -> Result<usize> {
         let mut count = 0;
@@ -216,24 +237,24 @@ fn start_agent(programs: &Programs, network: &Program, target: &Program) -> Resu
 
 impl Way {
     pub(super) fn direct() -> Self {
-        Self::new(DIRECT, NOT_WANTED, "original")
+        Self::new(DIRECT, NOT_WANTED, "original", Hop::Nothing)
     }
 
     pub(super) fn proxy() -> Self {
-        Self::new(PROXY, NOT_WANTED, "original")
+        Self::new(PROXY, NOT_WANTED, "original", Hop::Proxy)
     }
 
     pub(super) fn relay() -> Self {
-        Self::new(RELAY, NOT_WANTED, "original")
+        Self::new(RELAY, NOT_WANTED, "original", Hop::Relay)
     }
 
     /// Through a session that does not want it, or only a copy.
     pub(super) fn unmatched() -> Self {
-        Self::new(APPLICATION, NOT_WANTED, "original")
+        Self::new(APPLICATION, NOT_WANTED, "original", Hop::Agent)
     }
 
     pub(super) fn stolen() -> Self {
-        Self::new(APPLICATION, WANTED, "developer")
+        Self::new(APPLICATION, WANTED, "developer", Hop::Agent)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::load::{CONNECTIONS, Load, Way, requests, times};
+use super::load::{CONNECTIONS, Load, Way, processor, requests, times};
 use super::site::{Manner, Mode, Site};
 use crate::bench::{Extent, Row};
 
@@ -21,6 +21,11 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
             "plain proxy, 64 connections (baseline: direct)",
             &proxy,
             &direct,
+        ),
+        processor(
+            "stolen: processor time of the agent for a request (baseline: proxy)",
+            &stolen,
+            &proxy,
         ),
     ];
     let [direct, proxy, stolen] = Load::light(extent).compare(site, extent, &ways())?;

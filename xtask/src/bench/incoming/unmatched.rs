@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::load::{CONNECTIONS, Load, Way, requests, times};
+use super::load::{CONNECTIONS, Load, Way, processor, requests, times};
 use super::site::{Manner, Mode, Site};
 use crate::bench::{Extent, Row};
 
@@ -18,6 +18,11 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let mut rows = vec![
         requests(format!("{name} (baseline: proxy)"), &unmatched, &proxy).ratio_at_least(0.8),
         requests(format!("{name} (baseline: direct)"), &unmatched, &direct),
+        processor(
+            "not matched: processor time of the agent for a request (baseline: proxy)",
+            &unmatched,
+            &proxy,
+        ),
     ];
     let [direct, proxy, unmatched] = Load::light(extent).compare(site, extent, &ways())?;
     let name = "not matched, light load";

@@ -86,6 +86,13 @@ impl Channel {
         let _ = self.send(0, wire::INVALIDATE_NODE, &[&wire::forget_metadata(node)]);
     }
 
+    /// The kernel caches the first bytes of a node that it has opened.
+    pub(super) fn store(&self, node: u64, bytes: &[u8]) {
+        let length = u32::try_from(bytes.len()).unwrap_or_default();
+        // What the kernel does not take, it asks for.
+        let _ = self.send(0, wire::STORE, &[&wire::store(node, 0, length), bytes]);
+    }
+
     /// An answer is one write.
     fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
         let length = parts.iter().map(|part| part.len()).sum();

@@ -34,7 +34,10 @@ pub(super) struct Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        self.calls.close(self.number);
+        match self.flags & libc::O_ACCMODE {
+            libc::O_RDONLY => self.calls.close_soon(self.number),
+            _ => self.calls.close(self.number),
+        }
     }
 }
 

@@ -130,6 +130,26 @@ impl Nodes {
         table.drop_if_unused(number);
     }
 
+    /// Does something with a file that was just opened, if nobody but the opener can have it: whoever opens it next waits.
+    pub(super) fn while_alone(
+        &self,
+        number: u64,
+        handle: &Arc<Handle>,
+        act: impl FnOnce(&Metadata),
+    ) {
+        let table = self.table();
+        let Some(node) = table.nodes.get(&number) else {
+            return;
+        };
+        let [only] = node.open.as_slice() else {
+            return;
+        };
+        let is_ours = |known: &Arc<Handle>| Arc::ptr_eq(known, handle);
+        if node.pins == 1 && node.lookups == 1 && table.handles.get(only).is_some_and(is_ours) {
+            act(&node.metadata);
+        }
+    }
+
     /// The kernel has looked a node up.
     pub(super) fn look_up(&self, number: u64) -> Option<Known> {
         let mut table = self.table();

@@ -384,6 +384,16 @@ pub(super) fn forget_metadata(node: u64) -> Vec<u8> {
 /// The code of [`forget_metadata`].
 pub(super) const INVALIDATE_NODE: i32 = 2;
 
+/// Gives the kernel bytes of a file that it has not asked for; they follow. Not an answer.
+pub(super) fn store(node: u64, offset: u64, length: u32) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.u64(node).u64(offset).u32(length).u32(0);
+    out.0
+}
+
+/// The code of [`store`].
+pub(super) const STORE: i32 = 4;
+
 /// The header before an answer of `length` bytes. An error is a negative errno.
 pub(super) fn header(unique: u64, error: i32, length: usize) -> [u8; 16] {
     let mut header = [0; 16];
