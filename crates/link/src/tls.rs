@@ -110,11 +110,20 @@ pub struct Identity {
 impl Identity {
     /// A new one, which nobody else has.
     pub fn generate() -> Result<Self, LinkError> {
-        let made = rcgen::generate_simple_self_signed(["standin".to_owned()])?;
+        Self::generate_named("standin")
+    }
+
+    /// The same, for a server that is known by its name.
+    pub fn generate_named(name: &str) -> Result<Self, LinkError> {
+        let made = rcgen::generate_simple_self_signed([name.to_owned()])?;
         Ok(Self {
             certificate: made.cert.der().clone(),
             key: made.signing_key.serialize_der().into(),
         })
+    }
+
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
     }
 
     pub fn fingerprint(&self) -> Fingerprint {
@@ -175,11 +184,9 @@ impl<D: Dial> Dial for TlsDialer<D> {
     }
 }
 
-/// For the server: turns accepted connections into TLS ones.
-pub fn acceptor(
-    certificates: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-) -> Result<TlsAcceptor, LinkError> {
+/// For the server: turns accepted connections into TLS ones. Anybody may come, and shows a token later.
+pub fn acceptor(identity: &Identity) -> Result<TlsAcceptor, LinkError> {
+    let (certificates, key) = identity.parts();
     let config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()

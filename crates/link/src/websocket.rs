@@ -13,6 +13,8 @@ use bytes::{Buf as _, Bytes};
 use futures_util::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 pub use tokio_tungstenite::WebSocketStream;
+pub use tokio_tungstenite::tungstenite::handshake::client::generate_key as new_key;
+pub use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::{self, Message};
 
 /// What one message carries at most. A link writes frames of this size.
@@ -21,6 +23,11 @@ const MESSAGE: usize = 128 * 1024;
 /// The channel of a port-forward that carries the bytes, and the one on which the node complains.
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
+
+/// What a server must answer to a client's key, as a proof that it speaks of WebSockets.
+pub fn accept_key(key: &str) -> String {
+    tungstenite::handshake::derive_accept_key(key.as_bytes())
+}
 
 /// A WebSocket as a pipe. The end of either side is the end of both: WebSockets cannot be half closed.
 pub struct WebSocketPipe<S> {
@@ -193,8 +200,6 @@ impl<S> fmt::Debug for WebSocketPipe<S> {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
-    use tokio_tungstenite::tungstenite::protocol::Role;
-
     use super::*;
 
     async fn sockets() -> (WebSocketStream<DuplexStream>, WebSocketStream<DuplexStream>) {

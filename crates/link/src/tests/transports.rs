@@ -1,9 +1,8 @@
-use rcgen::{CertifiedKey, generate_simple_self_signed};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::network::{exchange, settings, stream, token};
-use crate::tls::{self, Fingerprint, FirstSeen, Identity, TlsDialer, Trust};
+use crate::tls::{self, FirstSeen, Identity, TlsDialer, Trust};
 use crate::{
     Accepted, Buffers, Dial, Link, LinkError, LinkServer, Pipe, ServerSettings, SharedToken,
     TcpDialer,
@@ -46,20 +45,6 @@ async fn tcp() {
     .await;
 }
 
-struct Certificate {
-    certificate: CertificateDer<'static>,
-    key: PrivateKeyDer<'static>,
-}
-
-fn identity() -> Certificate {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed(["agent.test".to_owned()]).unwrap();
-    Certificate {
-        certificate: cert.der().clone(),
-        key: PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap(),
-    }
-}
-
 async fn accept_tls(
     listener: &TcpListener,
     acceptor: &tls::TlsAcceptor,
@@ -70,10 +55,10 @@ async fn accept_tls(
 
 #[tokio::test]
 async fn tls_with_a_pinned_certificate_and_with_an_authority() {
-    let identity = identity();
-    let acceptor = tls::acceptor(vec![identity.certificate.clone()], identity.key).unwrap();
-    let pinned = Trust::Pinned(Fingerprint::of(&identity.certificate));
-    let authority = Trust::Authorities(vec![identity.certificate]);
+    let identity = Identity::generate_named("agent.test").unwrap();
+    let acceptor = tls::acceptor(&identity).unwrap();
+    let pinned = Trust::Pinned(identity.fingerprint());
+    let authority = Trust::Authorities(vec![identity.certificate().clone()]);
     // A pinned certificate may have any name.
     for (name, trust) in [("other.test", pinned), ("agent.test", authority)] {
         let (listener, dialer) = listen().await;
@@ -88,13 +73,13 @@ async fn tls_with_a_pinned_certificate_and_with_an_authority() {
 
 #[tokio::test]
 async fn tls_with_a_certificate_that_is_not_known() {
-    let ours = identity();
-    let acceptor = tls::acceptor(vec![ours.certificate.clone()], ours.key).unwrap();
-    let theirs = identity().certificate;
+    let ours = Identity::generate_named("agent.test").unwrap();
+    let acceptor = tls::acceptor(&ours).unwrap();
+    let theirs = Identity::generate_named("agent.test").unwrap();
     for (name, trust) in [
-        ("agent.test", Trust::Pinned(Fingerprint::of(&theirs))),
-        ("agent.test", Trust::Authorities(vec![theirs])),
-        ("other.test", Trust::Authorities(vec![ours.certificate])),
+        ("agent.test", Trust::Pinned(theirs.fingerprint())),
+        ("agent.test", Trust::Authorities(vec![theirs.certificate().clone()])),
+        ("other.test", Trust::Authorities(vec![ours.certificate().clone()])),
     ] {
         let (listener, dialer) = listen().await;
         let name = ServerName::try_from(name).unwrap();
