@@ -18,13 +18,12 @@ use anyhow::{Context, Result, anyhow};
 use config::{FileMode, Settings};
 use proxy::{Event, Launch, Session, Tell};
 
-pub(crate) use agent::program as agent_program;
+pub(crate) use agent::{access, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments};
-pub(crate) use progress::colors;
+pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster};
 use log::Verbosity;
-use progress::Progress;
 use signals::Caught;
 use target::LocalTarget;
 
@@ -97,8 +96,9 @@ fn choose_agent(
     }
     let agent = InCluster::new(settings, progress);
     if agent.is_targetless() {
-        // The agent's own files are none.
+        // The agent has no files, and its name says nothing.
         settings.feature.fs.mode = FileMode::Local;
+        settings.feature.hostname = false;
     }
     let name = agent.to_string();
     Ok((Agent::Cluster(Arc::new(agent)), name))

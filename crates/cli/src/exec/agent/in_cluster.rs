@@ -112,7 +112,11 @@ impl InCluster {
         };
         let namespace = place.cluster.namespace();
         if let Some(replica) = &replica {
-            tracing::info!(pod = replica.pod, container = replica.container, "the target");
+            tracing::info!(
+                pod = replica.pod,
+                container = replica.container,
+                "the target"
+            );
             self.warn_of_many_agents(replica);
         }
         self.progress.begin("starting the agent");
@@ -136,10 +140,7 @@ impl InCluster {
         let link = Link::connect(reachable.dialer, settings)
             .await
             .with_context(|| {
-                format!(
-                    "the agent in pod {} cannot be used",
-                    reachable.agent.pod()
-                )
+                format!("the agent in pod {} cannot be used", reachable.agent.pod())
             })?;
         let current = Current {
             agent: reachable.agent,
@@ -256,9 +257,8 @@ fn with_home(path: &str) -> PathBuf {
 }
 
 fn agent_settings(settings: &config::AgentSettings) -> AgentSettings {
-    let map = |map: &OrderedMap<String>| -> BTreeMap<String, String> {
-        map.iter().cloned().collect()
-    };
+    let map =
+        |map: &OrderedMap<String>| -> BTreeMap<String, String> { map.iter().cloned().collect() };
     let secrets = settings.image_pull_secrets.iter();
     let tolerations = settings.tolerations.as_ref().map(|tolerations| {
         let tolerations = tolerations.iter().map(|toleration| Toleration {
