@@ -94,7 +94,7 @@ fn choose_agent(
         let name = target.to_string();
         return Ok((Agent::beside(target, verbosity, progress), name));
     }
-    let agent = InCluster::new(settings, progress);
+    let agent = InCluster::new(settings, progress)?;
     if agent.is_targetless() {
         // The agent has no files, and its name says nothing.
         settings.feature.fs.mode = FileMode::Local;

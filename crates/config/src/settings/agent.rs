@@ -13,9 +13,13 @@ use super::OrderedMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentSettings {
-    /// The container image with `standind`.
-    #[schemars(extend("examples" = ["registry.example.com/tools/standind:0.1.0"]))]
-    pub image: String,
+    /// The container image with `standind`. A session in a cluster needs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        with = "String",
+        extend("default" = null, "examples" = ["registry.example.com/tools/standind:0.1.0"])
+    )]
+    pub image: Option<String>,
 
     /// When a node fetches the image.
     pub image_pull_policy: ImagePullPolicy,
@@ -173,7 +177,7 @@ impl JsonSchema for Seconds {
 impl Default for AgentSettings {
     fn default() -> Self {
         Self {
-            image: concat!("ghcr.io/standin-dev/standind:", env!("CARGO_PKG_VERSION")).to_owned(),
+            image: None,
             image_pull_policy: ImagePullPolicy::IfNotPresent,
             image_pull_secrets: Vec::new(),
             ephemeral: None,
