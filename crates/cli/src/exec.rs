@@ -4,6 +4,7 @@ mod agent;
 mod arguments;
 mod ending;
 mod environment;
+mod holder;
 mod log;
 pub(crate) mod podman;
 mod progress;
@@ -118,6 +119,7 @@ async fn start(
         reached,
         agent.clone(),
         tell(progress),
+        holder::name(&arguments.command),
         settings,
         &env_file,
         &surroundings,
@@ -131,6 +133,7 @@ fn tell(progress: &Progress) -> Tell {
     Arc::new(move |event| match event {
         // A program that does a thing a thousand times is spoken of once.
         Event::Program(_) | Event::File(..) => progress.say(&event.to_string()),
+        Event::Incoming(incoming) if !incoming.is_warning() => progress.note(&event.to_string()),
         _ => progress.report(&event.to_string()),
     })
 }

@@ -142,23 +142,8 @@ pub struct Resources {
 
 /// A number of seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "SecondsText")]
-pub struct Seconds(pub u64);
-
-#[derive(Deserialize)]
 #[serde(transparent)]
-struct SecondsText(String);
-
-impl TryFrom<SecondsText> for Seconds {
-    type Error = String;
-
-    fn try_from(text: SecondsText) -> Result<Self, String> {
-        text.0
-            .parse()
-            .map(Self)
-            .map_err(|_| format!("`{}` is no whole number", text.0))
-    }
-}
+pub struct Seconds(pub u64);
 
 impl JsonSchema for Seconds {
     fn inline_schema() -> bool {
@@ -170,7 +155,7 @@ impl JsonSchema for Seconds {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "integer", "minimum": 0, "x-check": "whole-number" })
+        json_schema!({ "type": "integer", "minimum": 0 })
     }
 }
 
