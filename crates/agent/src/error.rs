@@ -26,6 +26,8 @@ pub enum Error {
         "process {0} is a thread of the kernel, which has neither files nor an environment: choose a program"
     )]
     KernelThread(u32),
+    #[error("there is no container {0} here: look for the target again")]
+    NoContainer(String),
 
     #[error("the target, process {0}, has ended: start the session again on a running one")]
     TargetGone(u32),
@@ -120,7 +122,9 @@ impl Error {
             Self::Operation { source, .. } => {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
-            Self::NoTarget(_) | Self::TargetGone(_) | Self::Ending => Reason::TargetGone,
+            Self::NoTarget(_) | Self::NoContainer(_) | Self::TargetGone(_) | Self::Ending => {
+                Reason::TargetGone
+            }
             Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
                 return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
             }

@@ -17,17 +17,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use config::Settings;
+use config::{FileMode, Settings};
 use proxy::{Event, Launch, Session, Tell};
 
-pub(crate) use agent::program as agent_program;
-pub(crate) use arguments::ExecArguments;
-pub(crate) use progress::colors;
+pub(crate) use agent::{access, program as agent_program};
+pub(crate) use arguments::{ClusterFlags, ExecArguments};
+pub(crate) use progress::{Progress, colors};
 
-use agent::Agent;
+use agent::{Agent, InCluster};
 use log::Verbosity;
 use notices::Kind;
-use progress::Progress;
 use signals::Caught;
 use target::LocalTarget;
 
@@ -51,7 +50,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     }
     proxy::check()?;
     progress.step("reading the configuration");
-    let settings = settings::load(arguments, progress)?.settings;
+    let mut settings = settings::load(arguments, progress)?.settings;
     let (program, rest) = arguments.command.split_first().context("name a program")?;
     // Before there are threads and much memory, because both make a fork slow.
     let prepared = Launch::new(program).arguments(rest).prepare()?;
@@ -60,7 +59,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (agent, target) = choose_agent(arguments, &settings, verbosity, progress)?;
+    let (agent, target) = choose_agent(arguments, &mut settings, verbosity, progress)?;
     let session = runtime.block_on(start(&agent, &settings, arguments, progress))?;
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
@@ -86,7 +85,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
 /// The agent, and what the user calls the target.
 fn choose_agent(
     arguments: &ExecArguments,
-    settings: &Settings,
+    settings: &mut Settings,
     verbosity: Verbosity,
     progress: &Progress,
 ) -> Result<(Agent, String)> {
@@ -94,9 +93,19 @@ fn choose_agent(
         let address = arguments.agent.address.as_deref().unwrap_or_default();
         return Ok((agent, format!("the target of the agent at {address}")));
     }
-    let target = LocalTarget::of(settings)?;
-    let name = target.to_string();
-    Ok((Agent::beside(target, verbosity, progress), name))
+    let target = settings.target.as_ref();
+    if let Some(target) = target.and_then(|target| LocalTarget::of(target.path.as_ref()?)) {
+        let name = target.to_string();
+        return Ok((Agent::beside(target, verbosity, progress), name));
+    }
+    let agent = InCluster::new(settings, progress)?;
+    if agent.is_targetless() {
+        // The agent has no files, and its name says nothing.
+        settings.feature.fs.mode = FileMode::Local;
+        settings.feature.hostname = false;
+    }
+    let name = agent.to_string();
+    Ok((Agent::Cluster(Arc::new(agent)), name))
 }
 
 async fn start(

@@ -12,6 +12,8 @@ pub(crate) const PREFIX: &str = "STANDIN_";
 
 #[rustfmt::skip] // A table is read by its columns.
 pub const VARIABLES: &[Variable] = &[
+    variable("STANDIN_AGENT_IMAGE",                  "agent.image"),
+    variable("STANDIN_AGENT_NAMESPACE",              "agent.namespace"),
     variable("STANDIN_DNS",                          "feature.network.dns.enabled"),
     variable("STANDIN_DNS_LOCAL",                    "feature.network.dns.filter.local"),
     variable("STANDIN_DNS_REMOTE",                   "feature.network.dns.filter.remote"),
@@ -37,6 +39,8 @@ pub const VARIABLES: &[Variable] = &[
     variable("STANDIN_INCOMING_PORTS",               "feature.network.incoming.ports"),
     variable("STANDIN_INCOMING_PORT_MAPPING",        "feature.network.incoming.port_mapping"),
     variable("STANDIN_INCOMING_TAKE_PROBES",         "feature.network.incoming.take_probes"),
+    variable("STANDIN_KUBECONFIG",                   "kubeconfig"),
+    variable("STANDIN_KUBE_CONTEXT",                 "kube_context"),
     variable("STANDIN_OUTGOING_LOCAL",               "feature.network.outgoing.filter.local"),
     variable("STANDIN_OUTGOING_REMOTE",              "feature.network.outgoing.filter.remote"),
     variable("STANDIN_OUTGOING_TCP",                 "feature.network.outgoing.tcp"),

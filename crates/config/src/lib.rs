@@ -51,12 +51,12 @@ pub use reference::reference_text;
 pub use report::{Report, Style, verify};
 pub use schema::schema_text;
 pub use settings::{
-    AddressFilter, BodyFilter, BodyKind, DeliveryProtocol, DnsSettings, EnvSettings,
-    FeatureSettings, FileMode, FileSettings, HttpFilterItem, HttpFilterSettings, IncomingMode,
-    IncomingSettings, List, NamePattern, NetworkSettings, OnConcurrentSteal, OrderedMap,
-    OutgoingSettings, Patience, PatternText, Port, PortPair, QueryText, RegexText, Secret,
-    Settings, Target, TargetError, TargetSettings, TargetTlsSettings, TlsDeliverySettings,
-    WorkloadKind,
+    AddressFilter, AgentSettings, BodyFilter, BodyKind, DeliveryProtocol, DnsSettings, EnvSettings,
+    FeatureSettings, FileMode, FileSettings, HttpFilterItem, HttpFilterSettings, ImagePullPolicy,
+    IncomingMode, IncomingSettings, List, NamePattern, NetworkSettings, OnConcurrentSteal,
+    OrderedMap, OutgoingSettings, Patience, PatternText, Port, PortPair, PullSecret, QueryText,
+    RegexText, Resources, Seconds, Secret, Settings, Target, TargetError, TargetSettings,
+    TargetTlsSettings, TlsDeliverySettings, Toleration, WorkloadKind,
 };
 pub use skip::{SkipReason, SkipRules};
 pub use source::Place;

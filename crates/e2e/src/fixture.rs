@@ -43,15 +43,16 @@ impl Recipe {
     pub const JAVA: Recipe = Recipe::new("programs/java/Tour.java", "javac", &["-d"], &[], "classes");
     pub const CROWD: Recipe = Recipe::new("programs/crowd/crowd.go", "go", GO, STATIC_GO, "crowd");
 
+    pub const VISIT: Recipe = Recipe::new("programs/go/visit.go", "go", GO, STATIC_GO, "visit");
     pub const GO_HTTP: Recipe = Recipe::new("servers/go/http.go", "go", GO, STATIC_GO, "server-go-http");
     pub const C_EPOLL: Recipe = Recipe::new("servers/c/epoll.c", "gcc", C, &[], "server-c-epoll");
     pub const JAVA_SERVER: Recipe = Recipe::new("servers/java/Server.java", "javac", &["-d"], &[], "server-classes");
     /// A module of its own, so it is compiled where it is.
     pub const GO_GRPC: Recipe = Recipe::new("servers/grpc/main.go", "go", GO, &[("CGO_ENABLED", "0"), ("GOFLAGS", "-mod=readonly")], "server-go-grpc");
 
-    pub const ALL: [Recipe; 12] = [
+    pub const ALL: [Recipe; 13] = [
         Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
-        Self::GO_HTTP, Self::C_EPOLL, Self::JAVA_SERVER, Self::GO_GRPC,
+        Self::GO_HTTP, Self::C_EPOLL, Self::JAVA_SERVER, Self::GO_GRPC, Self::VISIT,
     ];
 }
 

@@ -312,7 +312,6 @@ mod tests {
             ("accept",                  libc::SYS_accept4,    [3, far, far, 0, 0, 0],         CAUGHT),
             ("accept of anybody",       libc::SYS_accept4,    [3, 0, 0, 0x80800, 0, 0],       PASSES),
             ("bind",                    libc::SYS_bind,       [3, far, 16, 0, 0, 0],          CAUGHT),
-            ("bind of netlink",         libc::SYS_bind,       [3, far, 12, 0, 0, 0],          PASSES),
             ("a ring",                  libc::SYS_io_uring_setup, [8, far, 0, 0, 0, 0],       libc::SECCOMP_RET_ERRNO | 38),
         ];
         for (what, number, arguments, expected) in table {

@@ -102,7 +102,7 @@ impl Progress {
     }
 
     /// Tells the user something about a file or a program, once, and not of any number of them.
-    pub(crate) fn say_some(&self, kind: Kind, text: &str) {
+    pub(super) fn say_some(&self, kind: Kind, text: &str) {
         let mut state = self.state();
         tracing::warn!("{text}");
         match state.notices.judge(kind, text) {
