@@ -24,6 +24,7 @@
 mod address;
 mod attempt;
 mod calls;
+mod connection;
 mod datagrams;
 mod own;
 mod relay;
@@ -37,8 +38,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub(crate) use self::address::{encode_internet, internet};
-pub use self::attempt::{Connection, Outgoing, Registration};
+pub use self::attempt::Outgoing;
 pub(crate) use self::calls::{End, decide, read_address, write_address};
+pub use self::connection::{Connection, Registration};
 pub(crate) use self::own::is_datagram_port_open;
 pub(crate) use self::relay::domain_of;
 pub(crate) use self::unix::look_at_bind;
@@ -321,7 +323,8 @@ pub(crate) fn transport_of(socket: &OwnedFd) -> Option<Transport> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outgoing::attempt::{Caller, Purpose};
+    use crate::outgoing::attempt::Purpose;
+    use crate::outgoing::connection::Caller;
 
     #[test]
     fn failures_that_nobody_asks_for_are_forgotten() {

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::address::{Parsed, encode_internet, encode_unix, parse};
-use super::attempt::{Attempt, Caller, Purpose};
+use super::attempt::{Attempt, Purpose};
+use super::connection::Caller;
 use super::relay::domain_of;
 use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of, unix};
 use crate::Errno;

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::address::{Parsed, encode_internet, internet, parse};
-use super::attempt::{Attempt, Caller, Purpose};
+use super::attempt::{Attempt, Purpose};
 use super::calls::read_address;
+use super::connection::Caller;
 use super::relay::domain_of;
 use super::{Datagrams, Destination, Transport, choose, transport_of};
 use crate::Errno;
