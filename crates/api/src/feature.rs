@@ -1,10 +1,8 @@
 //! What an operator can do, as clients read it from `supported_features`.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-/// Names that clients know. An operator lists those that work, and a client uses nothing that is not listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Names that clients know. An operator lists those that work, and a client uses nothing that is not listed. In objects
+/// they are text, because a newer operator lists features that an older client has never heard of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
     /// Connecting below `proxy/`, where requests may last.
     ProxyApi,
@@ -14,8 +12,6 @@ pub enum Feature {
     LayerReconnect,
     /// Connect parameters in a header, for those that are too long for an address.
     ConnectParamsInHeader,
-    /// Targets that are chosen by labels.
-    LabelTargeting,
 }
 
 impl Feature {
@@ -26,4 +22,13 @@ impl Feature {
         Feature::LayerReconnect,
         Feature::ConnectParamsInHeader,
     ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ProxyApi => "ProxyApi",
+            Self::SessionManagement => "SessionManagement",
+            Self::LayerReconnect => "LayerReconnect",
+            Self::ConnectParamsInHeader => "ConnectParamsInHeader",
+        }
+    }
 }

@@ -5,7 +5,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::GROUP_VERSION;
-use crate::feature::Feature;
 
 /// The only object of its kind.
 pub const NAME: &str = "operator";
@@ -46,7 +45,7 @@ pub struct MirrordOperatorSpec {
     /// The namespace of targets that are named without one.
     pub default_namespace: String,
     /// The features that the oldest clients look for.
-    pub features: Vec<Feature>,
+    pub features: Vec<String>,
     /// Absent where no licence was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license: Option<License>,
@@ -56,7 +55,7 @@ pub struct MirrordOperatorSpec {
     /// The version of what agents and clients speak with one another.
     pub protocol_version: String,
     /// All features that work.
-    pub supported_features: Vec<Feature>,
+    pub supported_features: Vec<String>,
 }
 
 /// Whose operator it is, from a Secret of the administrator.

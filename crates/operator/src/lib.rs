@@ -1,1 +1,106 @@
-//! x
+//! The operator: sessions for teams, through the API server that everybody can reach already.
+//!
+//! It is an *aggregated API server*: the cluster's own API server authenticates users, checks their rights and passes
+//! requests of the group `operator.metalbear.co` on. Read [`run`] first, then [`server`] for what is answered.
+//!
+//! Several replicas serve at once. What matters is in objects of the cluster; memory is a cache, so a replica that ends
+//! costs its clients a reconnect and nothing else.
+
+mod address;
+mod answer;
+mod certificates;
+mod discovery;
+mod error;
+mod front_proxy;
+#[cfg(test)]
+mod golden;
+mod metrics;
+mod openapi;
+mod overview;
+mod probes;
+mod server;
+mod sessions;
+mod settings;
+mod targets;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub use crate::error::{Error, Result};
+pub use crate::settings::{SessionSettings, Settings};
+
+use crate::certificates::CertificateKeeper;
+use crate::metrics::Metrics;
+use crate::server::{Trust, TrustKeeper};
+
+/// What all parts of an operator have in common.
+pub(crate) struct Shared {
+    pub(crate) client: Client,
+    pub(crate) settings: Settings,
+    pub(crate) metrics: Metrics,
+    pub(crate) trust: watch::Receiver<Arc<Trust>>,
+    /// Set when this replica is about to end, so that nobody new is sent to it.
+    pub(crate) draining: AtomicBool,
+}
+
+/// Runs an operator until `shutdown`, and then until what is under way is done.
+pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> {
+    let config = kube::Config::infer()
+        .await
+        .map_err(|error| Error::NoCluster(Box::new(error)))?;
+    let client = Client::try_from(config).map_err(|source| Error::Kubernetes {
+        doing: "be reached".to_owned(),
+        source: Box::new(source),
+    })?;
+    let certificates = CertificateKeeper::start(client.clone(), settings.clone()).await?;
+    let trust = TrustKeeper::start(client.clone(), certificates.subscribe()).await?;
+    let (listener, probes) = (
+        listen(settings.listen).await?,
+        listen(settings.listen_for_probes).await?,
+    );
+    let shared = Arc::new(Shared {
+        client,
+        metrics: Metrics::new(),
+        trust: trust.subscribe(),
+        draining: AtomicBool::new(false),
+        settings,
+    });
+    tracing::info!(
+        address = %shared.settings.listen,
+        version = env!("CARGO_PKG_VERSION"),
+        "the operator is there"
+    );
+    let background = CancellationToken::new();
+    let _ends_with_us = background.clone().drop_guard();
+    for task in [
+        tokio::spawn(background.clone().run_until_cancelled_owned(certificates.keep())),
+        tokio::spawn(background.clone().run_until_cancelled_owned(trust.keep())),
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(probes::serve(Arc::clone(&shared), probes)),
+        ),
+    ] {
+        drop(task);
+    }
+    let noticed = Arc::clone(&shared);
+    let signal = shutdown.clone();
+    tokio::spawn(async move {
+        signal.cancelled().await;
+        noticed.draining.store(true, Ordering::Relaxed);
+    });
+    server::serve(shared, listener, shutdown).await;
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| Error::Listen { address, source })
+}
