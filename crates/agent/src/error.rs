@@ -22,6 +22,9 @@ pub enum Error {
     #[error("there is no process {0}: look for the target again")]
     NoTarget(u32),
 
+    #[error("there is no container {0} here: look for the target again")]
+    NoContainer(String),
+
     #[error("the target, process {0}, has ended: start the session again on a running one")]
     TargetGone(u32),
 
@@ -87,7 +90,7 @@ impl Error {
             Self::Operation { source, .. } => {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
-            Self::NoTarget(_) | Self::TargetGone(_) => Reason::TargetGone,
+            Self::NoTarget(_) | Self::NoContainer(_) | Self::TargetGone(_) => Reason::TargetGone,
             Self::PortTaken { .. } | Self::NothingArrives { .. } => Reason::Agent,
             Self::Agent { source, .. } => {
                 return Failure::new(Reason::Agent, format!("{self} ({source})"));

@@ -46,8 +46,12 @@ impl Identity {
     /// Gives this identity to the calling thread, for good. The caller's mask has been applied to every mode before it
     /// reaches the agent, so the thread has none.
     pub(crate) fn take(&self) -> Result<()> {
-        sys::own_filesystem_settings().map_err(refused("take a umask per thread"))?;
-        umask(Mode::empty());
+        match sys::own_filesystem_settings() {
+            // The filter that container runtimes put around processes may forbid it. Then all of the agent's threads have
+            // no mask, and none of them makes files for anybody else.
+            Ok(()) | Err(Errno::PERM) => umask(Mode::empty()),
+            Err(errno) => return Err(refused("take a umask per thread")(errno)),
+        };
         self.take_groups()
             .map_err(refused("take the target's groups"))?;
         sys::set_filesystem_group(self.gid).map_err(refused("take the target's group"))?;

@@ -14,6 +14,7 @@
 
 mod agent;
 mod connection;
+mod container;
 mod control;
 mod dns;
 mod env;
@@ -28,5 +29,6 @@ mod user_namespace;
 mod workers;
 
 pub use agent::{Agent, raise_descriptor_limit};
+pub use container::process_of_container;
 pub use error::{Error, Result};
 pub use user_namespace::enter_user_namespace_of;

@@ -15,14 +15,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use config::Settings;
+use config::{FileMode, Settings};
 use proxy::{Event, Launch, Session, Tell};
 
 pub(crate) use agent::program as agent_program;
-pub(crate) use arguments::ExecArguments;
+pub(crate) use arguments::{ClusterFlags, ExecArguments};
 pub(crate) use progress::colors;
 
-use agent::Agent;
+use agent::{Agent, InCluster};
 use log::Verbosity;
 use progress::Progress;
 use signals::Caught;
@@ -48,7 +48,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     }
     proxy::check()?;
     progress.step("reading the configuration");
-    let settings = settings::load(arguments, progress)?.settings;
+    let mut settings = settings::load(arguments, progress)?.settings;
     let (program, rest) = arguments.command.split_first().context("name a program")?;
     // Before there are threads and much memory, because both make a fork slow.
     let prepared = Launch::new(program).arguments(rest).prepare()?;
@@ -57,7 +57,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (agent, target) = choose_agent(arguments, &settings, verbosity, progress)?;
+    let (agent, target) = choose_agent(arguments, &mut settings, verbosity, progress)?;
     let session = runtime.block_on(start(&agent, &settings, arguments, progress))?;
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
@@ -82,7 +82,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
 /// The agent, and what the user calls the target.
 fn choose_agent(
     arguments: &ExecArguments,
-    settings: &Settings,
+    settings: &mut Settings,
     verbosity: Verbosity,
     progress: &Progress,
 ) -> Result<(Agent, String)> {
@@ -90,9 +90,18 @@ fn choose_agent(
         let address = arguments.agent.address.as_deref().unwrap_or_default();
         return Ok((agent, format!("the target of the agent at {address}")));
     }
-    let target = LocalTarget::of(settings)?;
-    let name = target.to_string();
-    Ok((Agent::beside(target, verbosity, progress), name))
+    let target = settings.target.as_ref();
+    if let Some(target) = target.and_then(|target| LocalTarget::of(target.path.as_ref()?)) {
+        let name = target.to_string();
+        return Ok((Agent::beside(target, verbosity, progress), name));
+    }
+    let agent = InCluster::new(settings, progress);
+    if agent.is_targetless() {
+        // The agent's own files are none.
+        settings.feature.fs.mode = FileMode::Local;
+    }
+    let name = agent.to_string();
+    Ok((Agent::Cluster(Arc::new(agent)), name))
 }
 
 async fn start(

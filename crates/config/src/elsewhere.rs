@@ -9,9 +9,9 @@ pub(crate) struct Elsewhere {
     pub(crate) reason: &'static str,
 }
 
-const CLUSTER: &str = "sessions in a cluster come in a later version";
 const OPERATOR: &str = "sessions through an operator come in a later version";
 const INCOMING: &str = "incoming traffic comes in a later version";
+const RULES: &str = "the kernel removes the rules of an agent that has ended";
 const MAGIC: &str = "magic comes in a later version";
 const MACOS: &str = "it is for macOS, and Standin runs on Linux";
 const NO_SUCH_PART: &str = "Standin has no such part";
@@ -19,8 +19,24 @@ const ONE_PROCESS: &str = "the proxy is part of the `standin` process and ends w
 
 #[rustfmt::skip] // A table is read by its columns.
 pub(crate) const ELSEWHERE: &[Elsewhere] = &[
-    known("accept_invalid_certificates",         CLUSTER),
-    known("agent",                               CLUSTER),
+    known("agent.check_out_of_pods",               "the kubelet's own words are shown when a node has no room"),
+    known("agent.clean_iptables_on_start",         RULES),
+    known("agent.disabled_capabilities",           "an agent has no capability that it could do without"),
+    known("agent.disable_mesh_sidecar_injection",  "no mesh puts a proxy into an agent's pod"),
+    known("agent.dns",                             "names are asked for as the target would"),
+    known("agent.exclude_from_mesh",               "no mesh puts a proxy into an agent's pod"),
+    known("agent.flush_connections",               INCOMING),
+    known("agent.inject_headers",                  INCOMING),
+    known("agent.json_log",                        NO_SUCH_PART),
+    known("agent.max_body_buffer_size",            INCOMING),
+    known("agent.max_body_buffer_timeout",         INCOMING),
+    known("agent.metrics",                         NO_SUCH_PART),
+    known("agent.network_interface",               NO_SUCH_PART),
+    known("agent.nftables",                        RULES),
+    known("agent.passthrough_mirroring",           INCOMING),
+    known("agent.privileged",                      "an agent is never privileged"),
+    known("agent.security_context",                "an agent has no right that it could do without"),
+    known("agent.ttl",                             "Kubernetes removes an agent's pod after ten seconds"),
     known("api",                                 "an interface for other programs comes in a later version"),
     known("baggage",                             OPERATOR),
     known("ci",                                  "sessions in CI need no settings of their own"),
@@ -40,18 +56,15 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("feature.split_queues",                OPERATOR),
     known("internal_proxy",                      ONE_PROCESS),
     known("key",                                 OPERATOR),
-    known("kube_context",                        CLUSTER),
-    known("kubeconfig",                          CLUSTER),
     known("magic",                               MAGIC),
     known("operator",                            OPERATOR),
     known("pause",                               NO_SUCH_PART),
     known("profile",                             OPERATOR),
     known("sip_binaries",                        MACOS),
     known("skip_sip",                            MACOS),
-    known("startup_retry",                       CLUSTER),
+    known("startup_retry",                       "what may pass is tried again by itself"),
     known("telemetry",                           "Standin sends nothing to anybody"),
     known("traceparent",                         OPERATOR),
-    known("use_proxy",                           CLUSTER),
 ];
 
 const fn known(path: &'static str, reason: &'static str) -> Elsewhere {

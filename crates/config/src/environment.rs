@@ -12,6 +12,8 @@ pub(crate) const PREFIX: &str = "STANDIN_";
 
 #[rustfmt::skip] // A table is read by its columns.
 pub const VARIABLES: &[Variable] = &[
+    variable("STANDIN_AGENT_IMAGE",            "agent.image"),
+    variable("STANDIN_AGENT_NAMESPACE",        "agent.namespace"),
     variable("STANDIN_DNS",                    "feature.network.dns.enabled"),
     variable("STANDIN_DNS_LOCAL",              "feature.network.dns.filter.local"),
     variable("STANDIN_DNS_REMOTE",             "feature.network.dns.filter.remote"),
@@ -26,6 +28,8 @@ pub const VARIABLES: &[Variable] = &[
     variable("STANDIN_FS_READ_ONLY",           "feature.fs.read_only"),
     variable("STANDIN_FS_READ_WRITE",          "feature.fs.read_write"),
     variable("STANDIN_HOSTNAME",               "feature.hostname"),
+    variable("STANDIN_KUBECONFIG",             "kubeconfig"),
+    variable("STANDIN_KUBE_CONTEXT",           "kube_context"),
     variable("STANDIN_OUTGOING_LOCAL",         "feature.network.outgoing.filter.local"),
     variable("STANDIN_OUTGOING_REMOTE",        "feature.network.outgoing.filter.remote"),
     variable("STANDIN_OUTGOING_TCP",           "feature.network.outgoing.tcp"),

@@ -49,9 +49,10 @@ pub use reference::reference_text;
 pub use report::{Report, Style, verify};
 pub use schema::schema_text;
 pub use settings::{
-    AddressFilter, DnsSettings, EnvSettings, FeatureSettings, FileMode, FileSettings, List,
-    NamePattern, NetworkSettings, OrderedMap, OutgoingSettings, RegexText, Secret, Settings,
-    Target, TargetError, TargetSettings, WorkloadKind,
+    AddressFilter, AgentSettings, DnsSettings, EnvSettings, FeatureSettings, FileMode,
+    FileSettings, ImagePullPolicy, List, NamePattern, NetworkSettings, OrderedMap,
+    OutgoingSettings, PullSecret, RegexText, Resources, Seconds, Secret, Settings, Target,
+    TargetError, TargetSettings, Toleration, WorkloadKind,
 };
 pub use skip::{SkipReason, SkipRules};
 pub use source::Place;

@@ -73,6 +73,8 @@ pub enum ProblemKind {
     Address(AddressError),
     #[error("not a target: {0}")]
     Target(TargetError, Option<String>),
+    #[error("`{found}` is no whole number")]
+    WholeNumber { found: String },
     #[error("`{key}` has no effect: {reason}")]
     KnownElsewhere { key: String, reason: &'static str },
     #[error("templates are not expanded")]
@@ -170,6 +172,7 @@ impl ProblemKind {
                     None => "unset it, or see docs/configuration.md for all variables".to_owned(),
                 });
             }
+            Self::WholeNumber { .. } => "write it with digits alone, as in `60`",
             Self::Inconsistent { .. } => "simplify the settings that are named",
         };
         Some(text.to_owned())

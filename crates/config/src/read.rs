@@ -183,6 +183,10 @@ impl Reader<'_> {
                 .parse::<crate::address::AddressPattern>()
                 .err()
                 .map(ProblemKind::Address),
+            Check::WholeNumber => text
+                .parse::<u64>()
+                .err()
+                .map(|_| ProblemKind::WholeNumber { found: text.to_owned() }),
             Check::Target => text
                 .parse::<Target>()
                 .err()

@@ -6,6 +6,7 @@
 //!
 //! Comments on fields are written for users, since they are shown to them.
 
+mod agent;
 mod env;
 mod files;
 mod list;
@@ -18,6 +19,7 @@ mod target;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use agent::{AgentSettings, ImagePullPolicy, PullSecret, Resources, Seconds, Toleration};
 pub use env::{EnvSettings, NamePattern};
 pub(crate) use files::check_regex;
 pub use files::{FileMode, FileSettings, RegexText};
@@ -40,6 +42,26 @@ pub struct Settings {
 
     /// Which parts of the target's world the process sees.
     pub feature: FeatureSettings,
+
+    /// What is started in a cluster, beside the target.
+    pub agent: AgentSettings,
+
+    /// The kubeconfig, in place of those that `KUBECONFIG` names, or `~/.kube/config`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null, "examples" = ["~/.kube/config"]))]
+    pub kubeconfig: Option<String>,
+
+    /// The context of the kubeconfig, in place of the current one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null, "examples" = ["staging"]))]
+    pub kube_context: Option<String>,
+
+    /// Whether an API server is believed whose certificate nobody vouches for. Whoever is on the way can then read and
+    /// change everything.
+    pub accept_invalid_certificates: bool,
+
+    /// Whether the API server is reached through the proxy that `HTTPS_PROXY` names, if it is set.
+    pub use_proxy: bool,
 
     /// Programs that run as if there were no session, by file name or absolute path.
     ///
@@ -85,6 +107,11 @@ impl Default for Settings {
         Self {
             target: None,
             feature: FeatureSettings::default(),
+            agent: AgentSettings::default(),
+            kubeconfig: None,
+            kube_context: None,
+            accept_invalid_certificates: false,
+            use_proxy: true,
             skip_processes: List::default(),
             skip_build_tools: true,
             skip_extra_build_tools: List::default(),

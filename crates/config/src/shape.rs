@@ -72,6 +72,7 @@ pub(crate) enum Check {
     Regex,
     Address,
     Target,
+    WholeNumber,
 }
 
 /// The shape of a whole config file.
@@ -166,7 +167,9 @@ impl Kind {
             Some("boolean") => Self::Boolean,
             _ => Self::Text(TextShape {
                 check: check(schema, "x-check"),
-                any_scalar: schema.get("type").is_some_and(Value::is_array),
+                any_scalar: schema
+                    .get("type")
+                    .is_some_and(|kind| kind.is_array() || kind == "integer"),
                 secret: is_set("x-secret"),
             }),
         }
@@ -205,6 +208,7 @@ fn check(schema: &Value, keyword: &str) -> Option<Check> {
         "regex" => Some(Check::Regex),
         "address" => Some(Check::Address),
         "target" => Some(Check::Target),
+        "whole-number" => Some(Check::WholeNumber),
         _ => None,
     }
 }
@@ -248,6 +252,7 @@ fn allowed(schema: &Value) -> String {
         Some("object") => "a map",
         Some("array") => "a list",
         Some("boolean") => "true or false",
+        Some("integer") => "a whole number",
         _ => "text",
     }
     .to_owned()

@@ -90,6 +90,12 @@ impl From<rustls::Error> for LinkError {
     }
 }
 
+impl From<rcgen::Error> for LinkError {
+    fn from(error: rcgen::Error) -> Self {
+        Self::from(rustls::Error::General(error.to_string()))
+    }
+}
+
 impl From<hyper::Error> for LinkError {
     fn from(error: hyper::Error) -> Self {
         Self::Http2(Arc::new(error))

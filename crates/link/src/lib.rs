@@ -10,7 +10,7 @@
 //!          --------------------------------------------------------
 //!   Link   numbers, acknowledgements, replay, keep-alive, re-dialling
 //!          --------------------------------------------------------
-//!   pipe   TCP, TLS, later WebSocket, port-forward: comes and goes
+//!   pipe   TCP, TLS, WebSocket, a port-forward of Kubernetes: comes and goes
 //! ```
 //!
 //! The client makes a link with [`Link::connect`] and a [`Dial`], which makes pipes. The server gives each pipe that
@@ -39,6 +39,7 @@ mod settings;
 mod shared;
 pub mod tls;
 mod wakers;
+pub mod websocket;
 
 pub use dial::{Dial, Pipe, TcpDialer, set_tcp_options};
 pub use error::{Abort, LinkError, Malformed};

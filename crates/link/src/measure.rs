@@ -11,13 +11,13 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
-use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tower_service::Service;
 
 use crate::http2::{self, Client, Windows};
-use crate::tls::{self, Fingerprint, TlsAcceptor, TlsDialer, Trust};
+use crate::tls::{self, Identity, TlsAcceptor, TlsDialer, Trust};
 use crate::{
     Accepted, Dial, Link, LinkError, LinkServer, Pipe, ServerSettings, Settings, SharedToken,
     TcpDialer, Token, set_tcp_options,
@@ -101,17 +101,14 @@ impl Site {
         let listener = listener.map_err(unreachable_because)?;
         let address = listener.local_addr().map_err(unreachable_because)?;
         let dialer = TcpDialer::new(address);
-        let made = rcgen::generate_simple_self_signed(["measure.test".to_owned()]);
-        let made = made.map_err(|error| rustls::Error::General(error.to_string()))?;
-        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-        let certificate = made.cert.der().clone();
-        let trust = Trust::Pinned(Fingerprint::of(&certificate));
+        let identity = Identity::generate()?;
+        let trust = Trust::Pinned(identity.fingerprint());
         let name = ServerName::IpAddress(address.ip().into());
         Ok(Self {
             listener,
             tls_dialer: TlsDialer::new(dialer.clone(), name, trust)?,
             dialer,
-            acceptor: tls::acceptor(vec![certificate], key)?,
+            acceptor: tls::acceptor(&identity)?,
             server: LinkServer::new(ServerSettings::default(), SharedToken(Token::default())),
         })
     }

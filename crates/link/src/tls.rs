@@ -2,19 +2,24 @@
 //!
 //! An agent that was started for one session has a certificate that it made itself, and whoever started it knows the
 //! fingerprint: that is a *pinned* certificate, and its name and dates do not matter. Where there is an authority, its
-//! certificates are trusted and the server's name is checked. The client shows who it is with the link's token.
+//! certificates are trusted and the server's name is checked. Where the way to the server is trusted and its certificate
+//! cannot be known before, the *first seen* one is pinned.
+//!
+//! The client shows who it is with the link's token, or with a certificate of its own, of which the server knows the
+//! fingerprint. Then nothing that the server was given lets anybody else in.
 
 use std::fmt;
 use std::io;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig,
-    SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    ServerConfig, SignatureScheme,
 };
 use sha2::{Digest, Sha256};
 use tokio_rustls::TlsConnector;
@@ -88,6 +93,47 @@ pub enum Trust {
     Pinned(Fingerprint),
     /// One of these authorities vouches for its name.
     Authorities(Vec<CertificateDer<'static>>),
+    /// It has the certificate that it had the first time.
+    FirstSeen(FirstSeen),
+}
+
+/// The certificate that a server had the first time. Clones remember the same.
+#[derive(Debug, Clone, Default)]
+pub struct FirstSeen(Arc<OnceLock<Fingerprint>>);
+
+/// A certificate that nobody vouches for, and its key: whoever is to trust it knows the fingerprint.
+pub struct Identity {
+    certificate: CertificateDer<'static>,
+    key: PrivatePkcs8KeyDer<'static>,
+}
+
+impl Identity {
+    /// A new one, which nobody else has.
+    pub fn generate() -> Result<Self, LinkError> {
+        Self::generate_named("standin")
+    }
+
+    /// The same, for a server that is known by its name.
+    pub fn generate_named(name: &str) -> Result<Self, LinkError> {
+        let made = rcgen::generate_simple_self_signed([name.to_owned()])?;
+        Ok(Self {
+            certificate: made.cert.der().clone(),
+            key: made.signing_key.serialize_der().into(),
+        })
+    }
+
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&self.certificate)
+    }
+
+    fn parts(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let key = PrivateKeyDer::Pkcs8(self.key.clone_key());
+        (vec![self.certificate.clone()], key)
+    }
 }
 
 /// Dials with another dialer, and speaks TLS on what that makes.
@@ -101,7 +147,26 @@ pub struct TlsDialer<D> {
 impl<D: Dial> TlsDialer<D> {
     /// `name` is the one that the server's certificate has. It is sent to the server also when it is not checked.
     pub fn new(inner: D, name: ServerName<'static>, trust: Trust) -> Result<Self, LinkError> {
-        let connector = TlsConnector::from(Arc::new(client_config(trust)?));
+        Self::build(inner, name, trust, None)
+    }
+
+    /// The same, and the server is shown who we are.
+    pub fn with_identity(
+        inner: D,
+        name: ServerName<'static>,
+        trust: Trust,
+        identity: &Identity,
+    ) -> Result<Self, LinkError> {
+        Self::build(inner, name, trust, Some(identity))
+    }
+
+    fn build(
+        inner: D,
+        name: ServerName<'static>,
+        trust: Trust,
+        identity: Option<&Identity>,
+    ) -> Result<Self, LinkError> {
+        let connector = TlsConnector::from(Arc::new(client_config(trust, identity)?));
         Ok(Self {
             inner,
             name,
@@ -119,11 +184,9 @@ impl<D: Dial> Dial for TlsDialer<D> {
     }
 }
 
-/// For the server: turns accepted connections into TLS ones.
-pub fn acceptor(
-    certificates: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-) -> Result<TlsAcceptor, LinkError> {
+/// For the server: turns accepted connections into TLS ones. Anybody may come, and shows a token later.
+pub fn acceptor(identity: &Identity) -> Result<TlsAcceptor, LinkError> {
+    let (certificates, key) = identity.parts();
     let config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
@@ -131,39 +194,87 @@ pub fn acceptor(
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn client_config(trust: Trust) -> Result<ClientConfig, Error> {
+/// For a server that one client may use: the one whose certificate has this fingerprint. Nobody else gets as far as to
+/// say a word.
+pub fn acceptor_for_client(
+    identity: &Identity,
+    client: Fingerprint,
+) -> Result<TlsAcceptor, LinkError> {
+    let (certificates, key) = identity.parts();
+    let verifier = KnownCertificate::new(Known::Exactly(client));
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_single_cert(certificates, key)?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn client_config(trust: Trust, identity: Option<&Identity>) -> Result<ClientConfig, Error> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?;
-    Ok(match trust {
+    let known = |known| Arc::new(KnownCertificate::new(known));
+    let builder = match trust {
         Trust::Pinned(fingerprint) => builder
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Pinned {
-                fingerprint,
-                provider: provider(),
-            }))
-            .with_no_client_auth(),
+            .with_custom_certificate_verifier(known(Known::Exactly(fingerprint))),
+        Trust::FirstSeen(first) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(known(Known::First(first))),
         Trust::Authorities(certificates) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates {
                 roots.add(certificate)?;
             }
-            builder.with_root_certificates(roots).with_no_client_auth()
+            builder.with_root_certificates(roots)
         }
-    })
+    };
+    match identity {
+        None => Ok(builder.with_no_client_auth()),
+        Some(identity) => {
+            let (certificates, key) = identity.parts();
+            builder.with_client_auth_cert(certificates, key)
+        }
+    }
 }
 
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Accepts one certificate. That its owner has the key is checked as always.
+/// Accepts one certificate, of a server or of a client. That its owner has the key is checked as always.
 #[derive(Debug)]
-struct Pinned {
-    fingerprint: Fingerprint,
+struct KnownCertificate {
+    known: Known,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Pinned {
+#[derive(Debug)]
+enum Known {
+    Exactly(Fingerprint),
+    First(FirstSeen),
+}
+
+impl KnownCertificate {
+    fn new(known: Known) -> Self {
+        let provider = provider();
+        Self { known, provider }
+    }
+
+    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
+        let shown = Fingerprint::of(certificate);
+        let known = match &self.known {
+            Known::Exactly(fingerprint) => *fingerprint,
+            Known::First(FirstSeen(first)) => *first.get_or_init(|| shown),
+        };
+        if shown == known {
+            return Ok(());
+        }
+        let mismatch = CertificateError::ApplicationVerificationFailure;
+        Err(Error::InvalidCertificate(mismatch))
+    }
+}
+
+impl ServerCertVerifier for KnownCertificate {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -172,12 +283,8 @@ impl ServerCertVerifier for Pinned {
         _ocsp_response: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if Fingerprint::of(certificate) == self.fingerprint {
-            Ok(ServerCertVerified::assertion())
-        } else {
-            let mismatch = CertificateError::ApplicationVerificationFailure;
-            Err(Error::InvalidCertificate(mismatch))
-        }
+        self.check(certificate)
+            .map(|()| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -204,6 +311,51 @@ impl ServerCertVerifier for Pinned {
         self.provider
             .signature_verification_algorithms
             .supported_schemes()
+    }
+}
+
+impl ClientCertVerifier for KnownCertificate {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(certificate)
+            .map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        ServerCertVerifier::verify_tls12_signature(self, message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        ServerCertVerifier::verify_tls13_signature(self, message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ServerCertVerifier::supported_verify_schemes(self)
+    }
+}
+
+/// Not derived: the key is a secret.
+impl fmt::Debug for Identity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Identity({})", self.fingerprint())
     }
 }
 

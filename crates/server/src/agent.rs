@@ -1,55 +1,127 @@
-//! `standind agent`: serves one target to whoever knows the token, over links that survive the network.
+//! `standind agent`: serves one target to whoever can prove to be its client, over links that survive the network.
 
-mod tls;
+mod arrival;
+mod life;
 
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 use std::{env, thread};
 
-use ::agent::{Agent, enter_user_namespace_of, raise_descriptor_limit};
+use ::agent::{Agent, enter_user_namespace_of, process_of_container, raise_descriptor_limit};
 use anyhow::{Context, Result};
 use clap::Args;
-use link::tls::TlsAcceptor;
-use link::{Accepted, LinkServer, Pipe, ServerSettings, SharedToken, Token};
-use tokio::net::{TcpListener, TcpStream};
+use link::ServerSettings;
+use link::tls::Fingerprint;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio::time::{sleep, timeout};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use arrival::{Arrival, Door, Proof};
+use life::Sessions;
+
 /// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
 const TOKEN: &str = "STANDIN_AGENT_TOKEN";
-
-/// Before the next connection is accepted, when one could not be.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long a client may take to speak TLS.
-const TLS_PATIENCE: Duration = Duration::from_secs(10);
+/// How long an agent of one session waits for it to begin.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArguments {
-    /// The target: a process of this machine
-    #[arg(long, value_name = "PID")]
-    process: u32,
+    #[command(flatten)]
+    target: TargetArguments,
     /// Where to listen; port 0 is any
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     /// Speak TLS, with a certificate of this run alone, whose SHA-256 is printed
     #[arg(long)]
     tls: bool,
+    /// Speak TLS with the client alone that has the certificate with this SHA-256, in place of a token
+    #[arg(long, value_name = "SHA256")]
+    client_certificate: Option<Fingerprint>,
     /// How much is said on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
+    /// The longest time that a client may be away before its session is over
+    #[arg(long, value_name = "SECONDS", default_value = "600")]
+    resume_window: u64,
     /// End when standard input is closed, which is when whoever started the agent is gone
     #[arg(long)]
     end_with_input: bool,
+    /// End when the session is over, or when none begins within a minute
+    #[arg(long)]
+    end_with_session: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct TargetArguments {
+    /// The target: a process of this machine
+    #[arg(long, value_name = "PID")]
+    process: Option<u32>,
+    /// The target: a container of this pod or of this node, by its id
+    #[arg(long, value_name = "ID")]
+    container: Option<String>,
+    /// No target: the agent's own place
+    #[arg(long)]
+    targetless: bool,
+}
+
+impl TargetArguments {
+    fn process(&self) -> Result<u32> {
+        match (self.process, &self.container) {
+            (Some(process), _) => Ok(process),
+            (None, Some(container)) => Ok(process_of_container(container)?),
+            (None, None) => Ok(std::process::id()),
+        }
+    }
 }
 
 pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
+    start_log(arguments.log);
+    raise_descriptor_limit().context("the limit of open files cannot be raised")?;
+    let proof = arguments.proof()?;
+    let process = arguments.target.process()?;
+    // Before the runtime: it may only be done while there is one thread.
+    enter_user_namespace_of(process)?;
+    let agent = Agent::for_process_with_token(process, proof.token())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(link::worker_threads())
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
+    let sessions = Sessions::default();
+    let end = end_of_input(arguments.end_with_input, &runtime);
+    runtime.block_on(async {
+        // As the first process of a container we would ignore it otherwise.
+        let mut terminated = signal(SignalKind::terminate())?;
+        tokio::select! {
+            result = serve(arguments, &agent, &proof, &sessions) => result,
+            () = sessions.over(PATIENCE), if arguments.end_with_session => Ok(()),
+            _ = end => Ok(()),
+            _ = terminated.recv() => Ok(()),
+        }
+    })
+}
+
+impl AgentArguments {
+    fn proof(&self) -> Result<Proof> {
+        if let Some(certificate) = self.client_certificate {
+            return Ok(Proof::Certificate(certificate));
+        }
+        let token = env::var(TOKEN)
+            .with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
+        let tls = self.tls;
+        Ok(Proof::Token { token, tls })
+    }
+}
+
+fn start_log(level: LevelFilter) {
     // What others log may contain what the target and its clients say.
-    let ours = ["agent", "link", "protocol", "standind"].map(|name| (name, arguments.log));
-    let others = arguments.log.min(LevelFilter::WARN);
+    let ours = ["agent", "link", "protocol", "standind"].map(|name| (name, level));
+    let others = level.min(LevelFilter::WARN);
     tracing_subscriber::registry()
         .with(
             tracing_subscriber::fmt::layer()
@@ -58,19 +130,12 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
         )
         .with(Targets::new().with_default(others).with_targets(ours))
         .init();
-    raise_descriptor_limit().context("the limit of open files cannot be raised")?;
-    let token = env::var(TOKEN)
-        .with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
-    // Before the runtime: it may only be done while there is one thread.
-    enter_user_namespace_of(arguments.process)?;
-    let agent = Agent::for_process_with_token(arguments.process, token.clone())?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(link::worker_threads())
-        .enable_all()
-        .build()
-        .context("the runtime does not start")?;
+}
+
+/// Is there when standard input is closed, if that is asked for.
+fn end_of_input(wanted: bool, runtime: &Runtime) -> oneshot::Receiver<()> {
     let (ended, end) = oneshot::channel();
-    if arguments.end_with_input {
+    if wanted {
         thread::spawn(move || {
             let _ = std::io::stdin().read(&mut [0]);
             let _ = ended.send(());
@@ -82,79 +147,37 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
             let _ = ended.send(());
         });
     }
-    runtime.block_on(async {
-        tokio::select! {
-            result = serve(arguments, &agent, &token) => result,
-            _ = end => Ok(()),
-        }
-    })
+    end
 }
 
-async fn serve(arguments: &AgentArguments, agent: &Agent, token: &str) -> Result<()> {
+async fn serve(
+    arguments: &AgentArguments,
+    agent: &Agent,
+    proof: &Proof,
+    sessions: &Sessions,
+) -> Result<()> {
     agent.check().await?;
-    let listen = arguments.listen;
-    let listener = TcpListener::bind(listen)
-        .await
-        .with_context(|| format!("cannot listen on {listen}"))?;
-    let address = listener.local_addr()?;
-    let tls = arguments.tls.then(tls::acceptor).transpose()?;
-    match &tls {
-        None => println!("listening on {address}"),
-        Some((_, certificate)) => {
-            println!("listening on {address} with certificate {certificate}");
-        }
-    }
-    let server = LinkServer::new(
-        ServerSettings::default(),
-        SharedToken(Token::new(token.as_bytes())?),
-    );
+    let settings = ServerSettings {
+        longest_resume_window: Duration::from_secs(arguments.resume_window),
+        ..ServerSettings::default()
+    };
+    let door = Door::open(arguments.listen, proof, settings).await?;
     loop {
-        let (pipe, from) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            // No descriptor is left, or the client is gone already. Both pass, and sessions go on meanwhile.
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                sleep(PAUSE).await;
-                continue;
-            }
-        };
-        let (server, agent) = (server.clone(), agent.clone());
-        let acceptor = tls.as_ref().map(|(acceptor, _)| acceptor.clone());
+        let arrival = door.next().await;
+        let (agent, sessions) = (agent.clone(), sessions.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve_connection(&server, &agent, acceptor, pipe).await {
+            let from = arrival.from;
+            if let Err(error) = serve_arrival(arrival, &agent, &sessions).await {
                 tracing::warn!(error = format!("{error:#}"), %from, "a connection ended");
             }
         });
     }
 }
 
-async fn serve_connection(
-    server: &LinkServer<SharedToken>,
-    agent: &Agent,
-    acceptor: Option<TlsAcceptor>,
-    connection: TcpStream,
-) -> Result<()> {
-    link::set_tcp_options(&connection)?;
-    let Some(acceptor) = acceptor else {
-        return serve_pipe(server, agent, connection).await;
+async fn serve_arrival(arrival: Arrival, agent: &Agent, sessions: &Sessions) -> Result<()> {
+    let Some(link) = arrival.link().await? else {
+        return Ok(());
     };
-    let pipe = timeout(TLS_PATIENCE, acceptor.accept(connection))
-        .await
-        .context("the client is silent")?
-        .context("no TLS")?;
-    serve_pipe(server, agent, pipe).await
-}
-
-async fn serve_pipe(
-    server: &LinkServer<SharedToken>,
-    agent: &Agent,
-    pipe: impl Pipe,
-) -> Result<()> {
-    match server.accept(pipe).await.context("refused")? {
-        Accepted::New(link) => agent.serve_connection(link).await.context("the session"),
-        _ => {
-            tracing::debug!("a session continues");
-            Ok(())
-        }
-    }
+    let _running = sessions.begin();
+    agent.serve_connection(link).await.context("the session")
 }

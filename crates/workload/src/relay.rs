@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use link::Dial as _;
-use link::tls::rustls::pki_types::{PrivateKeyDer, ServerName};
-use link::tls::{Fingerprint, TlsDialer, Trust};
+use link::tls::rustls::pki_types::ServerName;
+use link::tls::{Fingerprint, Identity, TlsDialer, Trust};
 use link::{Pipe, TcpDialer};
 use tokio::io::copy_bidirectional_with_sizes;
 use tokio::net::{TcpListener, TcpStream};
@@ -144,9 +144,7 @@ fn cuts(every: Option<u64>) -> watch::Sender<()> {
 }
 
 fn certificate() -> Result<(link::tls::TlsAcceptor, Fingerprint)> {
-    let made = rcgen::generate_simple_self_signed(["relay".to_owned()])?;
-    let certificate = made.cert.der().clone();
-    let fingerprint = Fingerprint::of(&certificate);
-    let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
-    Ok((link::tls::acceptor(vec![certificate], key)?, fingerprint))
+    let identity = Identity::generate()?;
+    let acceptor = link::tls::acceptor(&identity)?;
+    Ok((acceptor, identity.fingerprint()))
 }

@@ -1,5 +1,6 @@
-//! The agent of a session: one that is started on this machine for it, or one that runs already.
+//! The agent of a session: one that is started for it on this machine or in a cluster, or one that runs already.
 
+mod in_cluster;
 mod local;
 
 use std::env;
@@ -15,6 +16,8 @@ use link::tls::{Fingerprint, TlsDialer, Trust};
 use link::{Link, LinkError, Redial, TcpDialer, Token};
 use proxy::{Reach, Reached};
 
+pub(super) use in_cluster::InCluster;
+pub(crate) use in_cluster::access;
 use local::LocalAgent;
 pub(crate) use local::program;
 
@@ -53,6 +56,7 @@ pub(crate) struct GivenAgent {
 pub(super) enum Agent {
     Given(Arc<Place>),
     Local(Arc<Local>),
+    Cluster(Arc<InCluster>),
 }
 
 /// An agent that somebody else started.
@@ -110,15 +114,20 @@ impl Agent {
                 ended: Box::pin(std::future::pending()),
             }),
             Agent::Local(local) => local.start().await,
+            Agent::Cluster(in_cluster) => in_cluster.start().await,
         }
     }
 
     /// Ends an agent that was started for the session, and waits for its end.
     pub(super) async fn end(&self) {
-        if let Agent::Local(local) = self
-            && let Some(agent) = local.take()
-        {
-            agent.end().await;
+        match self {
+            Agent::Given(_) => {}
+            Agent::Local(local) => {
+                if let Some(agent) = local.take() {
+                    agent.end().await;
+                }
+            }
+            Agent::Cluster(in_cluster) => in_cluster.end().await,
         }
     }
 }
@@ -132,12 +141,13 @@ impl Reach for Agent {
         match self {
             Agent::Given(_) => std::future::pending().await,
             Agent::Local(local) => local.target.successor(local.process()).await,
+            Agent::Cluster(in_cluster) => in_cluster.successor().await,
         }
     }
 
     async fn another_try(&self) {
         match self {
-            Agent::Given(_) => tokio::time::sleep(ANOTHER_TRY).await,
+            Agent::Given(_) | Agent::Cluster(_) => tokio::time::sleep(ANOTHER_TRY).await,
             Agent::Local(_) => std::future::pending().await,
         }
     }

@@ -13,9 +13,15 @@ const SETTINGS: &str = "Settings (each wins over the environment and the configu
 #[derive(Debug, Args)]
 #[command(after_help = include_str!("examples.txt"), after_long_help = include_str!("details.txt"))]
 pub(crate) struct ExecArguments {
-    /// What to stand in for: process/<pid> or container/<name>
+    /// What to stand in for: <kind>/<name> in a cluster, process/<pid> or container/<name> on this machine
+    ///
+    /// Kinds are deployment, statefulset, daemonset, replicaset, rollout, cronjob, job, service and pod, and selector with
+    /// labels for a name (selector/app=checkout); /container/<name> behind it names one of several containers.
+    /// `targetless` is the network of a namespace without a target. `standin ls` lists what there is.
     #[arg(short, long)]
     pub(super) target: Option<String>,
+    #[command(flatten)]
+    pub(super) cluster: ClusterFlags,
     /// The configuration file: JSON, YAML or TOML
     ///
     /// Without it the one that STANDIN_CONFIG_FILE names is used, or else the first of .standin/standin.*, standin.* and
@@ -48,6 +54,21 @@ pub(crate) struct ExecArguments {
         value_name = "COMMAND"
     )]
     pub(super) command: Vec<OsString>,
+}
+
+/// Which cluster, and where in it. Without these, what `kubectl` would use.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ClusterFlags {
+    /// The namespace of the target
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// The kubeconfig file
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<String>,
+    /// The context of the kubeconfig
+    #[arg(long, visible_alias = "kube-context", value_name = "NAME")]
+    context: Option<String>,
 }
 
 #[derive(Debug, Default, Args)]
@@ -111,6 +132,15 @@ pub(crate) struct SettingFlags {
     /// Programs that run as if there were no session, by file name
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
     skip_processes: Vec<String>,
+    /// The container image of agents in clusters
+    #[arg(long, value_name = "IMAGE")]
+    agent_image: Option<String>,
+    /// The agent is an ephemeral container of the target's pod, and nothing else
+    #[arg(long, conflicts_with = "no_ephemeral_container")]
+    ephemeral_container: bool,
+    /// The agent is a pod on the target's node
+    #[arg(long)]
+    no_ephemeral_container: bool,
 }
 
 fn with_value(text: &str) -> Result<String, &'static str> {
@@ -126,7 +156,25 @@ impl ExecArguments {
         if let Some(target) = &self.target {
             layers = layers.flag("--target", "target", target);
         }
-        self.flags.add_to(layers)
+        self.flags.add_to(self.cluster.add_to(layers))
+    }
+}
+
+impl ClusterFlags {
+    /// The flags as a layer of the settings.
+    pub(crate) fn add_to(&self, mut layers: Layers) -> Layers {
+        #[rustfmt::skip] // A table is read by its columns.
+        let values: [(&str, &str, Option<&str>); 3] = [
+            ("--namespace",           "target.namespace", self.namespace.as_deref()),
+            ("--kubeconfig",          "kubeconfig",       self.kubeconfig.as_deref()),
+            ("--context",             "kube_context",     self.context.as_deref()),
+        ];
+        for (flag, key, value) in values {
+            if let Some(value) = value {
+                layers = layers.flag(flag, key, value);
+            }
+        }
+        layers
     }
 }
 
@@ -148,7 +196,7 @@ impl SettingFlags {
             }
         }
         #[rustfmt::skip]
-        let values: [(&str, &str, Option<&str>); 9] = [
+        let values: [(&str, &str, Option<&str>); 12] = [
             ("--env-file",        "feature.env.env_file",          self.env_file.as_deref()),
             ("--no-env",          "feature.env.enabled",           self.no_env.then_some("false")),
             ("--fs-mode",         "feature.fs.mode",               self.fs_mode.as_deref()),
@@ -158,6 +206,9 @@ impl SettingFlags {
             ("--no-udp-outgoing", "feature.network.outgoing.udp",  self.no_udp_outgoing.then_some("false")),
             ("--no-dns",          "feature.network.dns.enabled",   self.no_dns.then_some("false")),
             ("--no-hostname",     "feature.hostname",              self.no_hostname.then_some("false")),
+            ("--agent-image",     "agent.image",                   self.agent_image.as_deref()),
+            ("--ephemeral-container",    "agent.ephemeral",        self.ephemeral_container.then_some("true")),
+            ("--no-ephemeral-container", "agent.ephemeral",        self.no_ephemeral_container.then_some("false")),
         ];
         for (flag, key, value) in values {
             if let Some(value) = value {

@@ -16,7 +16,15 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use crate::environment::{HOME, STATE_HOME};
 
 /// Crates whose words are ours. What others log may contain what the program sends and receives.
-const OURS: &[&str] = &["agent", "config", "interceptor", "link", "proxy", "standin"];
+const OURS: &[&str] = &[
+    "agent",
+    "cluster",
+    "config",
+    "interceptor",
+    "link",
+    "proxy",
+    "standin",
+];
 
 /// How much is logged. The agent is started with the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use config::{Settings, Target};
+use config::Target;
 
 use super::podman::Podman;
 
@@ -20,21 +20,15 @@ pub(super) enum LocalTarget {
 }
 
 impl LocalTarget {
-    pub(super) fn of(settings: &Settings) -> Result<Self> {
-        let target = settings.target.as_ref();
-        match target.and_then(|target| target.path.as_ref()) {
-            Some(Target::Process(pid)) => Ok(Self::Process(*pid)),
-            Some(Target::Container(name)) => Ok(Self::Container {
+    /// None: it is in a cluster.
+    pub(super) fn of(target: &Target) -> Option<Self> {
+        match target {
+            Target::Process(pid) => Some(Self::Process(*pid)),
+            Target::Container(name) => Some(Self::Container {
                 name: name.clone(),
                 podman: Podman::find(),
             }),
-            Some(other) => bail!(
-                "{other} is in a cluster, and sessions in clusters come in a later version; targets of this machine are \
-                 process/<pid> and container/<name>"
-            ),
-            None => bail!(
-                "name a target: `standin exec -t process/<pid> -- COMMAND` or `-t container/<name>`. `ps aux` and `podman ps` list what is there"
-            ),
+            Target::Targetless | Target::Workload { .. } => None,
         }
     }
 

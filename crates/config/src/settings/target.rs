@@ -15,6 +15,7 @@ pub(super) const EXAMPLES: &[&str] = &[
     "container/checkout",
     "deployment/checkout",
     "pod/checkout-5d9/container/app",
+    "selector/app=checkout",
 ];
 
 /// What the process stands in for
@@ -57,10 +58,13 @@ pub enum WorkloadKind {
     Deployment,
     ReplicaSet,
     StatefulSet,
+    DaemonSet,
     Job,
     CronJob,
     Service,
     Rollout,
+    /// Pods by their labels; the name is the selector.
+    Selector,
 }
 
 /// Why a text is not a target.
@@ -77,15 +81,17 @@ pub enum TargetError {
 }
 
 impl WorkloadKind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Pod,
         Self::Deployment,
         Self::ReplicaSet,
         Self::StatefulSet,
+        Self::DaemonSet,
         Self::Job,
         Self::CronJob,
         Self::Service,
         Self::Rollout,
+        Self::Selector,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -98,15 +104,34 @@ impl WorkloadKind {
             Self::CronJob => "cronjob",
             Self::Service => "service",
             Self::Rollout => "rollout",
+            Self::DaemonSet => "daemonset",
+            Self::Selector => "selector",
         }
     }
 
     fn named(name: &str) -> Option<Self> {
+        // What the API of existing operators calls it.
+        let name = if name == "label" { "selector" } else { name };
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
 impl Target {
+    /// The keys of labels may contain a slash, so a selector goes on as far as it can.
+    fn selector(parts: &[&str]) -> Self {
+        let (parts, container) = match parts {
+            [selector @ .., "container", container] if !selector.is_empty() => {
+                (selector, Some((*container).to_owned()))
+            }
+            parts => (parts, None),
+        };
+        Self::Workload {
+            kind: WorkloadKind::Selector,
+            name: parts.join("/"),
+            container,
+        }
+    }
+
     /// What the first part of a target's path can be.
     pub(crate) fn kinds() -> Vec<&'static str> {
         let workloads = WorkloadKind::ALL.into_iter().map(WorkloadKind::as_str);
@@ -136,6 +161,9 @@ impl FromStr for Target {
             _ => {}
         }
         let (kind, name, rest) = (parts[0], parts[1], &parts[2..]);
+        if WorkloadKind::named(kind) == Some(WorkloadKind::Selector) {
+            return Ok(Self::selector(&parts[1..]));
+        }
         let Some(kind) = WorkloadKind::named(kind) else {
             return Err(match kind {
                 "process" | "container" => TargetError::Rest,
@@ -238,6 +266,10 @@ mod tests {
             "service/front",
             "replicaset/x",
             "job/y",
+            "daemonset/z/container/c",
+            "selector/app=checkout,tier!=front",
+            "selector/app.kubernetes.io/name=checkout",
+            "selector/app.kubernetes.io/name=checkout/container/app",
         ] {
             let target: Target = text.parse().unwrap();
             assert_eq!(target.to_string(), text);

@@ -1,9 +1,8 @@
-use rcgen::{CertifiedKey, generate_simple_self_signed};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::network::{exchange, settings, stream, token};
-use crate::tls::{self, Fingerprint, TlsDialer, Trust};
+use crate::tls::{self, FirstSeen, Identity, TlsDialer, Trust};
 use crate::{
     Accepted, Buffers, Dial, Link, LinkError, LinkServer, Pipe, ServerSettings, SharedToken,
     TcpDialer,
@@ -46,20 +45,6 @@ async fn tcp() {
     .await;
 }
 
-struct Identity {
-    certificate: CertificateDer<'static>,
-    key: PrivateKeyDer<'static>,
-}
-
-fn identity() -> Identity {
-    let CertifiedKey { cert, signing_key } =
-        generate_simple_self_signed(["agent.test".to_owned()]).unwrap();
-    Identity {
-        certificate: cert.der().clone(),
-        key: PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap(),
-    }
-}
-
 async fn accept_tls(
     listener: &TcpListener,
     acceptor: &tls::TlsAcceptor,
@@ -70,10 +55,10 @@ async fn accept_tls(
 
 #[tokio::test]
 async fn tls_with_a_pinned_certificate_and_with_an_authority() {
-    let identity = identity();
-    let acceptor = tls::acceptor(vec![identity.certificate.clone()], identity.key).unwrap();
-    let pinned = Trust::Pinned(Fingerprint::of(&identity.certificate));
-    let authority = Trust::Authorities(vec![identity.certificate]);
+    let identity = Identity::generate_named("agent.test").unwrap();
+    let acceptor = tls::acceptor(&identity).unwrap();
+    let pinned = Trust::Pinned(identity.fingerprint());
+    let authority = Trust::Authorities(vec![identity.certificate().clone()]);
     // A pinned certificate may have any name.
     for (name, trust) in [("other.test", pinned), ("agent.test", authority)] {
         let (listener, dialer) = listen().await;
@@ -88,13 +73,13 @@ async fn tls_with_a_pinned_certificate_and_with_an_authority() {
 
 #[tokio::test]
 async fn tls_with_a_certificate_that_is_not_known() {
-    let ours = identity();
-    let acceptor = tls::acceptor(vec![ours.certificate.clone()], ours.key).unwrap();
-    let theirs = identity().certificate;
+    let ours = Identity::generate_named("agent.test").unwrap();
+    let acceptor = tls::acceptor(&ours).unwrap();
+    let theirs = Identity::generate_named("agent.test").unwrap();
     for (name, trust) in [
-        ("agent.test", Trust::Pinned(Fingerprint::of(&theirs))),
-        ("agent.test", Trust::Authorities(vec![theirs])),
-        ("other.test", Trust::Authorities(vec![ours.certificate])),
+        ("agent.test", Trust::Pinned(theirs.fingerprint())),
+        ("agent.test", Trust::Authorities(vec![theirs.certificate().clone()])),
+        ("other.test", Trust::Authorities(vec![ours.certificate().clone()])),
     ] {
         let (listener, dialer) = listen().await;
         let name = ServerName::try_from(name).unwrap();
@@ -103,6 +88,44 @@ async fn tls_with_a_certificate_that_is_not_known() {
         let (connected, accepted) = tokio::join!(connecting, accept_tls(&listener, &acceptor));
         let error = connected.unwrap_err();
         assert!(matches!(error, LinkError::Unreachable(_)), "{error}");
+        assert!(accepted.is_err());
+    }
+}
+
+#[tokio::test]
+async fn tls_for_one_client_that_pins_what_it_sees_first() {
+    let (agent, other_agent) = (Identity::generate().unwrap(), Identity::generate().unwrap());
+    let (client, stranger) = (Identity::generate().unwrap(), Identity::generate().unwrap());
+    let first_seen = FirstSeen::default();
+    let name = || ServerName::try_from("agent").unwrap();
+    let accept = async |listener: &TcpListener, agent: &Identity| {
+        let acceptor = tls::acceptor_for_client(agent, client.fingerprint()).unwrap();
+        accept_tls(listener, &acceptor).await
+    };
+    // The certificate that was seen the first time is the one that counts the second time.
+    for _ in 0..2 {
+        let (listener, dialer) = listen().await;
+        let trust = Trust::FirstSeen(first_seen.clone());
+        let dialer = TlsDialer::with_identity(dialer, name(), trust, &client).unwrap();
+        check(dialer, async || {
+            Box::new(accept(&listener, &agent).await.unwrap()) as Box<dyn Pipe>
+        })
+        .await;
+    }
+    let (listener, dialer) = listen().await;
+    let trust = Trust::FirstSeen(first_seen.clone());
+    let dialer = TlsDialer::with_identity(dialer, name(), trust, &client).unwrap();
+    let (dialed, _) = tokio::join!(dialer.dial(), accept(&listener, &other_agent));
+    assert!(dialed.is_err());
+    // Somebody else, and somebody without a certificate, are sent away.
+    for identity in [Some(&stranger), None] {
+        let (listener, dialer) = listen().await;
+        let trust = Trust::FirstSeen(FirstSeen::default());
+        let dialer = match identity {
+            Some(identity) => TlsDialer::with_identity(dialer, name(), trust, identity).unwrap(),
+            None => TlsDialer::new(dialer, name(), trust).unwrap(),
+        };
+        let (_, accepted) = tokio::join!(dialer.dial(), accept(&listener, &agent));
         assert!(accepted.is_err());
     }
 }

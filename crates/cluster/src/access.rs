@@ -1,0 +1,120 @@
+//! Which cluster, and as whom: what `kubectl` would use, unless something else is said.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use crate::error::{Error, Result};
+
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// How to get to a cluster. Nothing set is what `kubectl` does.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Access {
+    /// In place of `KUBECONFIG` and `~/.kube/config`.
+    pub kubeconfig: Option<PathBuf>,
+    /// In place of the current context.
+    pub context: Option<String>,
+    /// In place of the context's namespace.
+    pub namespace: Option<String>,
+    /// Do not go through the proxy that the environment names.
+    pub no_proxy: bool,
+    /// Believe an API server whose certificate nobody vouches for.
+    pub accept_invalid_certificates: bool,
+}
+
+/// A cluster that we have credentials for. Clones are the same.
+#[derive(Clone)]
+pub struct Cluster {
+    pub(crate) client: Client,
+    namespace: String,
+    server: String,
+}
+
+impl Cluster {
+    /// Reads the kubeconfig. Nothing is asked of the API server yet.
+    pub async fn connect(access: &Access) -> Result<Self> {
+        let mut config = config(access).await?;
+        config.connect_timeout = Some(CONNECT);
+        // A connection of a session may well be silent for long.
+        config.read_timeout = None;
+        config.write_timeout = None;
+        if access.no_proxy {
+            config.proxy_url = None;
+        }
+        config.accept_invalid_certs |= access.accept_invalid_certificates;
+        if let Some(namespace) = &access.namespace {
+            config.default_namespace.clone_from(namespace);
+        }
+        let namespace = config.default_namespace.clone();
+        let server = config.cluster_url.to_string();
+        let client = Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))?;
+        Ok(Self {
+            client,
+            namespace,
+            server,
+        })
+    }
+
+    /// For those who have a client already.
+    pub fn new(client: Client, namespace: impl Into<String>) -> Self {
+        Self {
+            client,
+            namespace: namespace.into(),
+            server: "of the cluster".to_owned(),
+        }
+    }
+
+    /// The namespace that is meant when none is named.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The address of the API server.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// An error of the first question: whether there is an API server at all.
+    pub(crate) fn first_error(&self, action: &str, source: kube::Error) -> Error {
+        match source {
+            kube::Error::Service(_) | kube::Error::HyperError(_) => Error::Unreachable {
+                server: self.server.clone(),
+                source: Box::new(source),
+            },
+            source => Error::api(action, source),
+        }
+    }
+}
+
+async fn config(access: &Access) -> Result<Config> {
+    let options = KubeConfigOptions {
+        context: access.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let kubeconfig = match &access.kubeconfig {
+        Some(path) => Kubeconfig::read_from(path)?,
+        None => match Kubeconfig::read() {
+            Ok(kubeconfig) => kubeconfig,
+            // Inside of a pod there is none, and none is needed.
+            Err(error) if access.context.is_none() => {
+                return Config::incluster().map_err(|_| Error::from(error));
+            }
+            Err(error) => return Err(error.into()),
+        },
+    };
+    Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("Cluster");
+        debug
+            .field("server", &self.server)
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}

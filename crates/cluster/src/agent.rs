@@ -1,0 +1,326 @@
+//! An agent in the cluster: made beside a replica, reached by port-forward, gone with its session.
+//!
+//! Nobody but us can use it. We make a certificate for each agent, and the agent is told its fingerprint: whoever reads the
+//! pod learns nothing of use. We pin the agent's own certificate when we first see it: the way to it, through the API
+//! server into the pod, is one that only the cluster and the pod itself could bend.
+//!
+//! It ends with the session, however that ends: when the link is given up, when the client has been away for longer than
+//! it may, or when it never came. What is left is the entry of the container in its pod; a Job and its pod are removed by
+//! Kubernetes.
+
+mod condition;
+mod manifest;
+mod settings;
+mod start;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::DeleteParams;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::watch_object;
+use link::tls::rustls::pki_types::ServerName;
+use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
+use link::{Dial, LinkError};
+use tokio::time::{Instant, sleep, timeout};
+
+use condition::{Condition, condition};
+use manifest::Plan;
+pub use settings::{AgentSettings, PodSettings, Toleration};
+
+use crate::access::Cluster;
+use crate::error::{Error, Result};
+use crate::forward::PortForward;
+use crate::pod::{AGENT, Replica};
+use crate::refusal::{Attempt, Obstacle, Refusal};
+use crate::rights;
+
+/// Agents listen below the ports that the kernel gives to connections, and above those that services like.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+/// So many agents may find their port taken.
+const PORTS_TRIED: usize = 3;
+/// The pauses between attempts to reach an agent that is about to listen.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How long one attempt may take.
+const ATTEMPT: Duration = Duration::from_secs(10);
+
+/// Where an agent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// A container in the target's pod.
+    Ephemeral,
+    /// A pod of its own.
+    Pod,
+}
+
+/// An agent that was made. It ends by itself when nobody comes.
+#[derive(Debug, Clone)]
+pub struct Agent {
+    cluster: Cluster,
+    mode: Mode,
+    namespace: String,
+    pod: String,
+    container: String,
+    job: Option<String>,
+    port: u16,
+}
+
+/// An agent that answers.
+pub struct Reachable {
+    pub agent: Agent,
+    /// Makes the connections of a link. The first one is there already.
+    pub dialer: AgentDialer,
+    /// Ends, with the reason, when the agent has ended.
+    pub ended: Pin<Box<dyn Future<Output = String> + Send>>,
+}
+
+/// Dials an agent that has answered once.
+#[derive(Debug)]
+pub struct AgentDialer {
+    first: Mutex<Option<AgentPipe>>,
+    dialer: TlsDialer<PortForward>,
+}
+
+type AgentPipe = <TlsDialer<PortForward> as Dial>::Pipe;
+
+impl Agent {
+    /// Starts an agent beside a replica, or without a target, and waits until it answers. What the user should know on the
+    /// way is said.
+    pub async fn start(
+        cluster: &Cluster,
+        replica: Option<&Replica>,
+        namespace: &str,
+        settings: &AgentSettings,
+        say: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<Reachable> {
+        let mut tried = 1;
+        loop {
+            let identity = Identity::generate()?;
+            let agent = make(cluster, replica, namespace, settings, &identity, say).await?;
+            match agent.reach(settings, &identity).await {
+                Ok(reachable) => return Ok(reachable),
+                Err(Error::AgentFailed { why, .. })
+                    if why.contains("cannot listen on") && tried < PORTS_TRIED =>
+                {
+                    tracing::info!(why, "another port may be free");
+                    tried += 1;
+                }
+                Err(error) => {
+                    agent.remove().await;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The pod in which it is.
+    pub fn pod(&self) -> &str {
+        &self.pod
+    }
+
+    /// Removes what can be removed: the pod that was made for it. It would go by itself a little later.
+    pub async fn remove(&self) {
+        let Some(job) = &self.job else {
+            return;
+        };
+        let jobs: Api<Job> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
+        if let Err(error) = jobs.delete(job, &DeleteParams::background()).await {
+            tracing::debug!(%error, job, "the agent's Job is left to the cluster");
+        }
+    }
+
+    /// Waits until it answers.
+    async fn reach(&self, settings: &AgentSettings, identity: &Identity) -> Result<Reachable> {
+        let forward = PortForward::new(
+            self.cluster.client.clone(),
+            &self.namespace,
+            &self.pod,
+            self.port,
+        );
+        let name = ServerName::try_from("agent")
+            .map_err(|error| LinkError::from(link::tls::rustls::Error::General(error.to_string())))?;
+        let trust = Trust::FirstSeen(FirstSeen::default());
+        let dialer = TlsDialer::with_identity(forward, name, trust, identity)?;
+        let answered = tokio::select! {
+            answered = self.first_answer(&dialer, settings.startup_timeout) => answered,
+            why = self.trouble() => Err(Error::AgentFailed { pod: self.pod.clone(), why }),
+        };
+        let agent = self.clone();
+        Ok(Reachable {
+            agent: self.clone(),
+            dialer: AgentDialer {
+                first: Mutex::new(Some(answered?)),
+                dialer,
+            },
+            ended: Box::pin(async move { agent.ended().await }),
+        })
+    }
+
+    async fn first_answer(
+        &self,
+        dialer: &TlsDialer<PortForward>,
+        patience: Duration,
+    ) -> Result<AgentPipe> {
+        let began = Instant::now();
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let why = match timeout(ATTEMPT, dialer.dial()).await {
+                Ok(Ok(pipe)) => return Ok(pipe),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(rights::forbidden(
+                        &self.cluster.client,
+                        &self.namespace,
+                        "forward ports of pods",
+                        None,
+                        rights::TO_REACH,
+                    )
+                    .await);
+                }
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "it is silent".to_owned(),
+            };
+            tracing::trace!(why, "the agent does not answer yet");
+            if began.elapsed() > patience {
+                return Err(Error::Timeout {
+                    pod: self.pod.clone(),
+                    waited: patience,
+                    why,
+                });
+            }
+            sleep(pause).await;
+            pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Ends when it is known that it will not answer.
+    async fn trouble(&self) -> String {
+        self.follow(|condition| match condition {
+            Condition::Fine => None,
+            Condition::Trouble(why) | Condition::Ended(why) => Some(why),
+        })
+        .await
+    }
+
+    /// Ends when it has ended.
+    async fn ended(&self) -> String {
+        self.follow(|condition| match condition {
+            Condition::Fine | Condition::Trouble(_) => None,
+            Condition::Ended(why) => Some(why),
+        })
+        .await
+    }
+
+    async fn follow(&self, judge: impl Fn(Condition) -> Option<String>) -> String {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
+        let mut states = pin!(watch_object(pods, &self.pod).default_backoff());
+        while let Some(state) = states.next().await {
+            // What cannot be asked now may be asked later, and the link knows as well.
+            let Ok(pod) = state else { continue };
+            if let Some(why) = judge(condition(pod.as_ref(), &self.container)) {
+                return why;
+            }
+        }
+        std::future::pending().await
+    }
+}
+
+async fn make(
+    cluster: &Cluster,
+    replica: Option<&Replica>,
+    namespace: &str,
+    settings: &AgentSettings,
+    identity: &Identity,
+    say: &(dyn Fn(&str) + Send + Sync),
+) -> Result<Agent> {
+    let name = format!("{AGENT}{:08x}", rand::random::<u32>());
+    let plan = Plan {
+        name: &name,
+        port: rand::random_range(PORTS),
+        client: identity.fingerprint(),
+        settings,
+    };
+    let own_namespace = settings.pod.namespace.as_deref().unwrap_or(namespace);
+    let mut met = Vec::new();
+    if let Some(replica) = replica
+        && settings.ephemeral != Some(false)
+    {
+        match start::ephemeral(cluster, plan, replica).await? {
+            Ok(agent) => return Ok(agent),
+            Err(obstacle) => met.push((Attempt::Ephemeral, obstacle)),
+        }
+        if settings.ephemeral == Some(true) {
+            return Err(refusal(cluster, namespace, met).await);
+        }
+        let (_, obstacle) = &met[0];
+        say(&format!(
+            "no ephemeral container can be started ({obstacle}): the agent becomes a pod on the target's node"
+        ));
+    }
+    match start::pod(cluster, plan, replica, own_namespace).await? {
+        Ok(agent) => Ok(agent),
+        Err(obstacle) => {
+            let attempt = match replica {
+                Some(_) => Attempt::Pod,
+                None => Attempt::Targetless,
+            };
+            met.push((attempt, obstacle));
+            Err(refusal(cluster, own_namespace, met).await)
+        }
+    }
+}
+
+/// Where rights alone are missing, the rule to ask for is what helps.
+async fn refusal(cluster: &Cluster, namespace: &str, met: Vec<(Attempt, Obstacle)>) -> Error {
+    let by_rights = |(_, obstacle): &(Attempt, Obstacle)| matches!(obstacle, Obstacle::Rights(_));
+    let namespace_owned = namespace.to_owned();
+    match met.first() {
+        Some((attempt, _)) if met.iter().all(by_rights) => {
+            let needed = match attempt {
+                Attempt::Ephemeral => rights::FOR_EPHEMERAL,
+                Attempt::Pod | Attempt::Targetless => rights::FOR_POD,
+            };
+            let needed = [needed, rights::TO_REACH].concat();
+            let action = "start an agent";
+            rights::forbidden(&cluster.client, namespace, action, None, &needed).await
+        }
+        _ => Error::Refused(Refusal {
+            namespace: namespace_owned,
+            met,
+        }),
+    }
+}
+
+impl Dial for AgentDialer {
+    type Pipe = AgentPipe;
+
+    async fn dial(&self) -> io::Result<AgentPipe> {
+        let first = {
+            let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+            first.take()
+        };
+        match first {
+            Some(pipe) => Ok(pipe),
+            None => self.dialer.dial().await,
+        }
+    }
+}
+
+impl fmt::Debug for Reachable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("Reachable");
+        debug.field("agent", &self.agent).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,327 @@
+//! What an agent is made of: a container in the target's pod, or a Job whose pod is on the target's node.
+//!
+//! Everybody who may read pods reads this. The agent is told the fingerprint of its client's certificate, which lets
+//! nobody in.
+
+use k8s_openapi::api::batch::v1::Job;
+use link::tls::Fingerprint;
+use serde_json::{Map, Value, json};
+
+use super::settings::{AgentSettings, PodSettings, Toleration};
+use crate::pod::Replica;
+
+/// What an agent may do in the target's own pod, where it shares everything but the processes' rights: change the rules of
+/// its network, look into its processes, and act as its user.
+const IN_THE_POD: &[&str] = &["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID"];
+/// On the node it must enter the pod's namespaces as well.
+const ON_THE_NODE: &[&str] = &["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID", "SYS_ADMIN"];
+
+/// Removed so long after the agent has ended. Kubernetes does it, whoever is there or not.
+const KEPT_SECONDS: u32 = 10;
+
+/// One agent that is to be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan<'plan> {
+    pub(super) name: &'plan str,
+    pub(super) port: u16,
+    pub(super) client: Fingerprint,
+    pub(super) settings: &'plan AgentSettings,
+}
+
+impl Plan<'_> {
+    /// A patch of `pods/ephemeralcontainers`. The uid makes sure that it is still the same pod.
+    pub(super) fn ephemeral_container(self, replica: &Replica) -> Value {
+        let container = json!({
+            "name": self.name,
+            "targetContainerName": replica.container,
+            "image": self.settings.image,
+            "imagePullPolicy": self.settings.image_pull_policy,
+            "args": self.arguments(Some(&replica.container_id)),
+            "securityContext": security_context(IN_THE_POD),
+            // What it said last is then in the pod's status, when it could not start.
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        });
+        json!({
+            "metadata": { "uid": replica.uid },
+            "spec": { "ephemeralContainers": [container] },
+        })
+    }
+
+    /// A Job with a pod on the replica's node, or anywhere without one.
+    pub(super) fn job(self, replica: Option<&Replica>) -> Result<Job, serde_json::Error> {
+        let PodSettings {
+            labels,
+            annotations,
+            ..
+        } = &self.settings.pod;
+        let mut all_labels = json!({
+            "app.kubernetes.io/name": "standin-agent",
+            // What would put a proxy into the agent's own pod.
+            "sidecar.istio.io/inject": "false",
+            "kuma.io/sidecar-injection": "disabled",
+        });
+        merge(&mut all_labels, labels);
+        let mut all_annotations = json!({
+            "linkerd.io/inject": "disabled",
+            // What makes room must not end a session.
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        });
+        merge(&mut all_annotations, annotations);
+        serde_json::from_value(json!({
+            "metadata": { "name": self.name, "labels": all_labels, "annotations": all_annotations },
+            "spec": {
+                "backoffLimit": 0,
+                "ttlSecondsAfterFinished": KEPT_SECONDS,
+                "template": {
+                    "metadata": { "labels": all_labels, "annotations": all_annotations },
+                    "spec": self.pod(replica),
+                },
+            },
+        }))
+    }
+
+    fn pod(self, replica: Option<&Replica>) -> Value {
+        let AgentSettings { pod: settings, .. } = self.settings;
+        let container = json!({
+            "name": "agent",
+            "image": self.settings.image,
+            "imagePullPolicy": self.settings.image_pull_policy,
+            "args": self.arguments(replica.map(|replica| replica.container_id.as_str())),
+            "securityContext": match replica {
+                Some(_) => security_context(ON_THE_NODE),
+                None => unprivileged(),
+            },
+            "resources": { "requests": settings.requests, "limits": settings.limits },
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        });
+        let secrets = self.settings.image_pull_secrets.iter();
+        let secrets: Vec<Value> = secrets.map(|name| json!({ "name": name })).collect();
+        let mut spec = json!({
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 3,
+            "automountServiceAccountToken": false,
+            "imagePullSecrets": secrets,
+            "tolerations": tolerations(settings.tolerations.as_deref(), replica.is_some()),
+            "containers": [container],
+        });
+        let mut set = |key: &str, value: Value| spec[key] = value;
+        match replica {
+            Some(replica) => {
+                set("nodeName", json!(replica.node));
+                set("hostPID", json!(true));
+                set("enableServiceLinks", json!(false));
+            }
+            None => set("nodeSelector", json!(settings.node_selector)),
+        }
+        if let Some(account) = &settings.service_account {
+            set("serviceAccountName", json!(account));
+        }
+        if let Some(class) = &settings.priority_class {
+            set("priorityClassName", json!(class));
+        }
+        spec
+    }
+
+    fn arguments(self, container_id: Option<&str>) -> Vec<String> {
+        let mut arguments = vec!["agent".to_owned()];
+        match container_id {
+            Some(id) => arguments.extend(["--container".to_owned(), id.to_owned()]),
+            None => arguments.push("--targetless".to_owned()),
+        }
+        arguments.extend([
+            // Only what is in the pod gets there, and port-forwards.
+            format!("--listen=127.0.0.1:{}", self.port),
+            format!("--client-certificate={}", self.client),
+            format!("--resume-window={}", self.settings.resume_window.as_secs()),
+            format!("--log={}", self.settings.log_level),
+            "--end-with-session".to_owned(),
+        ]);
+        arguments
+    }
+}
+
+fn security_context(capabilities: &[&str]) -> Value {
+    let mut context = json!({
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        // The pod may demand otherwise of its own containers.
+        "runAsNonRoot": false,
+        "privileged": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": { "drop": ["ALL"], "add": capabilities },
+    });
+    // Kubernetes refuses it beside SYS_ADMIN, which could do everything anyway.
+    if !capabilities.contains(&"SYS_ADMIN") {
+        context["allowPrivilegeEscalation"] = json!(false);
+    }
+    context
+}
+
+/// Without a target there is nothing to look into: the strictest level of Pod Security allows it.
+fn unprivileged() -> Value {
+    json!({
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "runAsNonRoot": true,
+        "privileged": false,
+        "readOnlyRootFilesystem": true,
+        "allowPrivilegeEscalation": false,
+        "capabilities": { "drop": ["ALL"] },
+        "seccompProfile": { "type": "RuntimeDefault" },
+    })
+}
+
+fn tolerations(settings: Option<&[Toleration]>, has_target: bool) -> Value {
+    let Some(settings) = settings else {
+        return match has_target {
+            true => json!([{ "operator": "Exists" }]),
+            false => json!([]),
+        };
+    };
+    let tolerations = settings.iter().map(|toleration| {
+        let mut map = Map::new();
+        for (key, value) in [
+            ("key", &toleration.key),
+            ("operator", &toleration.operator),
+            ("value", &toleration.value),
+            ("effect", &toleration.effect),
+        ] {
+            if let Some(value) = value {
+                map.insert(key.to_owned(), json!(value));
+            }
+        }
+        Value::Object(map)
+    });
+    tolerations.collect()
+}
+
+fn merge(object: &mut Value, others: &std::collections::BTreeMap<String, String>) {
+    for (key, value) in others {
+        object[key.as_str()] = json!(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn settings() -> AgentSettings {
+        AgentSettings {
+            image: "registry.test/standind:1".to_owned(),
+            image_pull_policy: "IfNotPresent".to_owned(),
+            image_pull_secrets: vec!["registry".to_owned()],
+            log_level: "info".to_owned(),
+            ephemeral: None,
+            startup_timeout: Duration::from_secs(60),
+            resume_window: Duration::from_secs(600),
+            pod: PodSettings {
+                labels: [("team".to_owned(), "shop".to_owned())].into(),
+                ..PodSettings::default()
+            },
+        }
+    }
+
+    fn replica() -> Replica {
+        Replica {
+            pod: "web-1".to_owned(),
+            uid: "uid-1".to_owned(),
+            namespace: "shop".to_owned(),
+            node: "east-1".to_owned(),
+            container: "web".to_owned(),
+            container_id: "abc".to_owned(),
+            ready: true,
+            created: 0,
+            finished_agents: 0,
+        }
+    }
+
+    fn plan(settings: &AgentSettings) -> Plan<'_> {
+        Plan {
+            name: "standin-agent-1",
+            port: 20001,
+            client: Fingerprint([7; 32]),
+            settings,
+        }
+    }
+
+    #[test]
+    fn in_the_pod_it_has_exactly_four_capabilities() {
+        let patch = plan(&settings()).ephemeral_container(&replica());
+        let container = &patch["spec"]["ephemeralContainers"][0];
+        assert_eq!(
+            container["securityContext"],
+            json!({
+                "runAsUser": 0,
+                "runAsGroup": 0,
+                "runAsNonRoot": false,
+                "privileged": false,
+                "readOnlyRootFilesystem": true,
+                "allowPrivilegeEscalation": false,
+                "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID"]},
+            })
+        );
+        assert_eq!(container["targetContainerName"], "web");
+        assert_eq!(patch["metadata"]["uid"], "uid-1");
+        let arguments: Vec<&str> = container["args"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|argument| argument.as_str().unwrap())
+            .collect();
+        assert_eq!(&arguments[..3], ["agent", "--container", "abc"]);
+        assert!(arguments.contains(&"--listen=127.0.0.1:20001"));
+        assert!(arguments.contains(&"--end-with-session"));
+    }
+
+    #[test]
+    fn on_the_node_it_may_enter_namespaces_and_is_removed_by_itself() {
+        let job = plan(&settings()).job(Some(&replica())).unwrap();
+        let labels = job.metadata.labels.as_ref().unwrap();
+        assert_eq!(labels["team"], "shop");
+        let spec = job.spec.unwrap();
+        assert_eq!(spec.ttl_seconds_after_finished, Some(10));
+        let pod = spec.template.spec.unwrap();
+        assert_eq!(pod.node_name.as_deref(), Some("east-1"));
+        assert_eq!(pod.host_pid, Some(true));
+        assert_eq!(pod.host_network, None);
+        assert_eq!(pod.automount_service_account_token, Some(false));
+        let context = pod.containers[0].security_context.clone().unwrap();
+        assert_eq!(context.privileged, Some(false));
+        assert_eq!(context.read_only_root_filesystem, Some(true));
+        assert_eq!(
+            context.capabilities.unwrap().add.unwrap(),
+            ["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID", "SYS_ADMIN"]
+        );
+    }
+
+    #[test]
+    fn without_a_target_it_needs_no_right_at_all() {
+        let job = plan(&settings()).job(None).unwrap();
+        let pod = job.spec.unwrap().template.spec.unwrap();
+        assert_eq!((pod.node_name, pod.host_pid), (None, None));
+        let container = &pod.containers[0];
+        let context = container.security_context.clone().unwrap();
+        assert_eq!(context.run_as_non_root, Some(true));
+        assert_eq!(context.capabilities.unwrap().add, None);
+        let arguments = container.args.clone().unwrap();
+        assert!(arguments.contains(&"--targetless".to_owned()));
+    }
+
+    #[test]
+    fn tolerations_are_all_unless_some_are_named() {
+        let named = [Toleration {
+            key: Some("gpu".to_owned()),
+            operator: Some("Exists".to_owned()),
+            ..Toleration::default()
+        }];
+        let check = |settings: Option<&[Toleration]>, has_target, expected: Value| {
+            assert_eq!(tolerations(settings, has_target), expected);
+        };
+        check(None, true, json!([{"operator": "Exists"}]));
+        check(None, false, json!([]));
+        check(Some(&named), true, json!([{"key": "gpu", "operator": "Exists"}]));
+        check(Some(&[]), true, json!([]));
+    }
+}

@@ -1,0 +1,148 @@
+//! What can go wrong, and what the user can do about it.
+
+use std::time::Duration;
+
+use kube::config::KubeconfigError;
+
+use crate::refusal::Refusal;
+use crate::rights::{Right, role};
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("the kubeconfig cannot be used; `kubectl config view` shows what there is")]
+    Kubeconfig(#[source] Box<KubeconfigError>),
+
+    #[error("the client of the API server cannot be made from the kubeconfig")]
+    Client(#[source] Box<kube::Error>),
+
+    #[error("the API server {server} does not answer; `kubectl version` tries the same")]
+    Unreachable {
+        server: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+
+    #[error(
+        "the API server does not accept these credentials ({0}); log in again, and try `kubectl auth whoami`"
+    )]
+    Unauthorized(String),
+
+    #[error(
+        "you may not {action} in the namespace {namespace}; ask for this, bound to you with a RoleBinding:\n\n{}",
+        role(.namespace, .missing)
+    )]
+    Forbidden {
+        action: String,
+        namespace: String,
+        missing: Vec<Right>,
+    },
+
+    #[error("there is no {target} in the namespace {namespace}. {hint}")]
+    NotFound {
+        target: String,
+        namespace: String,
+        hint: String,
+    },
+
+    #[error("{target} in the namespace {namespace} has no pod to stand in for: {why}")]
+    NoPod {
+        target: String,
+        namespace: String,
+        why: String,
+    },
+
+    #[error("{0}")]
+    Refused(Refusal),
+
+    #[error("the agent in pod {pod} did not start: {why}")]
+    AgentFailed { pod: String, why: String },
+
+    #[error(
+        "the agent in pod {pod} did not answer within {} s ({why}); `agent.startup_timeout` allows more",
+        .waited.as_secs()
+    )]
+    Timeout {
+        pod: String,
+        waited: Duration,
+        why: String,
+    },
+
+    #[error("the API server would not {action}")]
+    Api {
+        action: String,
+        #[source]
+        source: Box<kube::Error>,
+    },
+
+    #[error("the connection to the agent cannot be set up")]
+    Link(#[from] link::LinkError),
+}
+
+impl Error {
+    /// What an answer of the API server means that is no special case.
+    pub(crate) fn api(action: impl Into<String>, source: kube::Error) -> Self {
+        match &source {
+            kube::Error::Api(status) if status.code == 401 => {
+                Self::Unauthorized(status.message.clone())
+            }
+            _ => Self::Api {
+                action: action.into(),
+                source: Box::new(source),
+            },
+        }
+    }
+
+    /// Whether the same may work a little later.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. }
+            | Self::NoPod { .. }
+            | Self::AgentFailed { .. }
+            | Self::Timeout { .. }
+            | Self::Api { .. } => true,
+            Self::Kubeconfig(_)
+            | Self::Client(_)
+            | Self::Unauthorized(_)
+            | Self::Forbidden { .. }
+            | Self::NotFound { .. }
+            | Self::Refused(_)
+            | Self::Link(_) => false,
+        }
+    }
+}
+
+impl From<KubeconfigError> for Error {
+    fn from(error: KubeconfigError) -> Self {
+        Self::Kubeconfig(Box::new(error))
+    }
+}
+
+/// An error with everything behind it, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        // Some errors repeat what is behind them.
+        let behind = error.to_string();
+        if !text.contains(&behind) {
+            text = format!("{text}: {behind}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// The answer of the API server, when it is one.
+pub(crate) fn status(error: &kube::Error) -> Option<&kube::core::Status> {
+    match error {
+        kube::Error::Api(status) => Some(status),
+        _ => None,
+    }
+}
+
+pub(crate) fn code(error: &kube::Error) -> Option<u16> {
+    status(error).map(|status| status.code)
+}

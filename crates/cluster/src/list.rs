@@ -1,0 +1,189 @@
+//! What can be a target in a namespace.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
+use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::ListParams;
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::access::Cluster;
+use crate::error::{Error, Result, code};
+use crate::pod::{containers, judge};
+use crate::rights;
+use crate::target::Kind;
+
+/// Something that can be a target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Listed {
+    /// As `-t` takes it.
+    pub target: String,
+    pub kind: &'static str,
+    pub name: String,
+    pub namespace: String,
+    /// The one that is meant without a name first.
+    pub containers: Vec<String>,
+    /// Pods beside which an agent can be now.
+    pub available: usize,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Listing {
+    pub targets: Vec<Listed>,
+    /// Kinds that the user may not list.
+    pub forbidden: Vec<&'static str>,
+}
+
+/// Lists a namespace. Pods must be readable; other kinds that are not are left out.
+pub async fn list(cluster: &Cluster, namespace: &str) -> Result<Listing> {
+    let pods = list_pods(cluster, namespace).await?;
+    let lister = Lister {
+        cluster,
+        namespace,
+        pods: &pods,
+    };
+    let (deployments, stateful_sets, daemon_sets, replica_sets, cron_jobs, jobs, services) = tokio::join!(
+        lister.kind(Kind::Deployment, |found: &Deployment| {
+            let spec = found.spec.as_ref();
+            Some((spec.and_then(|spec| spec.selector.match_labels.clone()), spec.map(|spec| &spec.template)))
+        }),
+        lister.kind(Kind::StatefulSet, |found: &StatefulSet| {
+            let spec = found.spec.as_ref();
+            Some((spec.and_then(|spec| spec.selector.match_labels.clone()), spec.map(|spec| &spec.template)))
+        }),
+        lister.kind(Kind::DaemonSet, |found: &DaemonSet| {
+            let spec = found.spec.as_ref();
+            Some((spec.and_then(|spec| spec.selector.match_labels.clone()), spec.map(|spec| &spec.template)))
+        }),
+        lister.kind(Kind::ReplicaSet, |found: &ReplicaSet| {
+            let spec = found.spec.as_ref();
+            let free = found.owner_references().is_empty();
+            free.then(|| (spec.and_then(|spec| spec.selector.match_labels.clone()), spec.and_then(|spec| spec.template.as_ref())))
+        }),
+        lister.kind(Kind::CronJob, |found: &CronJob| {
+            let job = found.spec.as_ref().and_then(|spec| spec.job_template.spec.as_ref());
+            Some((None, job.map(|job| &job.template)))
+        }),
+        lister.kind(Kind::Job, |found: &Job| {
+            let spec = found.spec.as_ref();
+            let selector = spec.and_then(|spec| spec.selector.as_ref());
+            let labels = selector.and_then(|selector| selector.match_labels.clone());
+            Some((labels, spec.map(|spec| &spec.template)))
+        }),
+        lister.kind(Kind::Service, |found: &Service| {
+            let selector = found.spec.as_ref().and_then(|spec| spec.selector.clone());
+            selector.map(|selector| (Some(selector), None))
+        }),
+    );
+    let mut listing = Listing::default();
+    for (kind, listed) in [
+        (Kind::Deployment, deployments?),
+        (Kind::StatefulSet, stateful_sets?),
+        (Kind::DaemonSet, daemon_sets?),
+        (Kind::ReplicaSet, replica_sets?),
+        (Kind::CronJob, cron_jobs?),
+        (Kind::Job, jobs?),
+        (Kind::Service, services?),
+    ] {
+        match listed {
+            Some(listed) => listing.targets.extend(listed),
+            None => listing.forbidden.push(kind.as_str()),
+        }
+    }
+    listing.targets.extend(pods.iter().map(|pod| Listed {
+        available: usize::from(judge(pod, None).is_ok()),
+        ..listed(Kind::Pod, &pod.metadata, containers(pod), 0)
+    }));
+    Ok(listing)
+}
+
+async fn list_pods(cluster: &Cluster, namespace: &str) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    match pods.list(&ListParams::default()).await {
+        Ok(found) => Ok(found.items),
+        Err(error) if code(&error) == Some(403) => {
+            let needed = rights::to_resolve(Kind::Pod);
+            Err(rights::forbidden(&cluster.client, namespace, "list pods", None, &needed).await)
+        }
+        Err(error) => Err(cluster.first_error("list pods", error)),
+    }
+}
+
+struct Lister<'call> {
+    cluster: &'call Cluster,
+    namespace: &'call str,
+    pods: &'call [Pod],
+}
+
+/// The labels by which something has pods, and what they are made of.
+type Shape<'object> = (Option<BTreeMap<String, String>>, Option<&'object PodTemplateSpec>);
+
+impl Lister<'_> {
+    /// All of one kind. None: the user may not list it.
+    async fn kind<K>(
+        &self,
+        kind: Kind,
+        shape: impl Fn(&K) -> Option<Shape<'_>>,
+    ) -> Result<Option<Vec<Listed>>>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let api: Api<K> = Api::namespaced(self.cluster.client.clone(), self.namespace);
+        let found = match api.list(&ListParams::default()).await {
+            Ok(found) => found.items,
+            Err(error) if code(&error) == Some(403) => return Ok(None),
+            Err(error) => return Err(Error::api(format!("list {}s", kind.as_str()), error)),
+        };
+        let listed = found.iter().filter_map(|object| {
+            let (labels, template) = shape(object)?;
+            let own: Vec<&Pod> = self
+                .pods
+                .iter()
+                .filter(|pod| {
+                    labels
+                        .as_ref()
+                        .is_some_and(|labels| matches(pod.labels(), labels))
+                })
+                .collect();
+            let of_template = template.map(|template| {
+                containers(&Pod {
+                    metadata: template.metadata.clone().unwrap_or_default(),
+                    spec: template.spec.clone(),
+                    status: None,
+                })
+            });
+            let names = of_template
+                .or_else(|| own.first().map(|pod| containers(pod)))
+                .unwrap_or_default();
+            let available = own.iter().filter(|pod| judge(pod, None).is_ok()).count();
+            Some(listed(kind, object.meta(), names, available))
+        });
+        Ok(Some(listed.collect()))
+    }
+}
+
+fn matches(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
+    wanted
+        .iter()
+        .all(|(key, value)| labels.get(key) == Some(value))
+}
+
+fn listed(kind: Kind, metadata: &ObjectMeta, containers: Vec<String>, available: usize) -> Listed {
+    let name = metadata.name.clone().unwrap_or_default();
+    Listed {
+        target: format!("{}/{name}", kind.as_str()),
+        kind: kind.as_str(),
+        name,
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        containers,
+        available,
+    }
+}

@@ -1,0 +1,339 @@
+//! Which pods an agent can be beside, and beside which of their containers. Decides, and asks nobody.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use kube::ResourceExt as _;
+
+/// The names that containers of a mesh and the like have, which are never what a user means.
+const SIDECARS: &[&str] = &[
+    "istio-proxy",
+    "istio-init",
+    "linkerd-proxy",
+    "linkerd-init",
+    "linkerd-network-validator",
+    "kuma-sidecar",
+    "kuma-init",
+    "proxyv2",
+    "consul-dataplane",
+    "envoy-sidecar",
+    "aws-appmesh-envoy",
+    "vault-agent",
+    "vault-agent-init",
+    "cloudsql-proxy",
+];
+
+/// What `kubectl` takes as the container that is meant.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
+/// What the names of our containers begin with.
+pub(crate) const AGENT: &str = "standin-agent-";
+
+/// A pod whose container runs: an agent can be beside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replica {
+    pub pod: String,
+    pub uid: String,
+    pub namespace: String,
+    pub node: String,
+    pub container: String,
+    /// Without the name of the runtime. Another one after each restart.
+    pub container_id: String,
+    pub ready: bool,
+    /// When the pod was made, in seconds.
+    pub created: i64,
+    /// How many of our agents there have been in the pod: their entries cannot be removed.
+    pub finished_agents: usize,
+}
+
+/// Why a pod cannot be used now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unfit {
+    /// It is being removed.
+    Leaving,
+    /// It has not come as far, or has ended.
+    NotRunning(String),
+    /// It has no such container, and these.
+    NoContainer { wanted: String, has: Vec<String> },
+    /// The container is about to start, crashes, or has ended.
+    ContainerNotRunning { container: String, why: String },
+    Windows,
+}
+
+/// Whether an agent can be beside a container of this pod.
+pub fn judge(pod: &Pod, container: Option<&str>) -> Result<Replica, Unfit> {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Err(Unfit::Leaving);
+    }
+    let spec = pod.spec.clone().unwrap_or_default();
+    let status = pod.status.clone().unwrap_or_default();
+    let phase = status.phase.clone().unwrap_or_default();
+    if phase != "Running" {
+        let why = status.message.or(status.reason).unwrap_or_default();
+        return Err(Unfit::NotRunning(join(&phase, &why)));
+    }
+    if spec.os.is_some_and(|os| os.name == "windows") {
+        return Err(Unfit::Windows);
+    }
+    let name = choose_container(pod, container)?;
+    let statuses = status.container_statuses.iter().flatten();
+    let statuses = statuses.chain(status.init_container_statuses.iter().flatten());
+    let running = statuses
+        .filter(|status| status.name == name)
+        .find_map(running_id);
+    let Some(container_id) = running else {
+        return Err(Unfit::ContainerNotRunning {
+            why: why_not_running(pod, &name),
+            container: name,
+        });
+    };
+    let conditions = status.conditions.iter().flatten();
+    let ready = conditions
+        .clone()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let agents = spec.ephemeral_containers.iter().flatten();
+    Ok(Replica {
+        pod: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        namespace: pod.namespace().unwrap_or_default(),
+        node: spec.node_name.unwrap_or_default(),
+        container: name,
+        container_id,
+        ready,
+        created: pod
+            .creation_timestamp()
+            .map_or(0, |time| time.0.as_second()),
+        finished_agents: agents
+            .filter(|container| container.name.starts_with(AGENT))
+            .count(),
+    })
+}
+
+/// The containers of a pod that can be targets, the one that is meant first.
+pub fn containers(pod: &Pod) -> Vec<String> {
+    let spec = pod.spec.as_ref();
+    let all: Vec<String> = spec
+        .map(|spec| spec.containers.iter().map(|container| &container.name))
+        .into_iter()
+        .flatten()
+        .cloned()
+        .collect();
+    let (sidecars, mut names): (Vec<String>, Vec<String>) = all
+        .into_iter()
+        .partition(|name| SIDECARS.contains(&name.as_str()));
+    if let Some(default) = pod.annotations().get(DEFAULT_CONTAINER)
+        && let Some(place) = names.iter().position(|name| name == default)
+    {
+        let default = names.remove(place);
+        names.insert(0, default);
+    }
+    names.extend(sidecars);
+    names
+}
+
+fn choose_container(pod: &Pod, wanted: Option<&str>) -> Result<String, Unfit> {
+    let has = containers(pod);
+    let Some(wanted) = wanted else {
+        return has.into_iter().next().ok_or_else(|| Unfit::NoContainer {
+            wanted: "container".to_owned(),
+            has: Vec::new(),
+        });
+    };
+    // Containers that run beside the others and are declared with those that run before them.
+    let initial = pod.spec.iter().flat_map(|spec| &spec.init_containers);
+    let mut initial = initial.flatten().map(|container| &container.name);
+    if has.iter().any(|name| name == wanted) || initial.any(|name| name == wanted) {
+        return Ok(wanted.to_owned());
+    }
+    let wanted = wanted.to_owned();
+    Err(Unfit::NoContainer { wanted, has })
+}
+
+/// The id of a container that runs.
+fn running_id(status: &ContainerStatus) -> Option<String> {
+    status.state.as_ref()?.running.as_ref()?;
+    let id = status.container_id.as_deref()?;
+    let id = id.rsplit_once("//").map_or(id, |(_, id)| id);
+    (!id.is_empty()).then(|| id.to_owned())
+}
+
+fn why_not_running(pod: &Pod, container: &str) -> String {
+    let statuses = pod.status.iter().flat_map(|status| {
+        let usual = status.container_statuses.iter().flatten();
+        usual.chain(status.init_container_statuses.iter().flatten())
+    });
+    let state = statuses
+        .filter(|status| status.name == container)
+        .find_map(|status| status.state.clone());
+    let Some(state) = state else {
+        return "it has not been started".to_owned();
+    };
+    let waiting = state.waiting.map(|waiting| {
+        let reason = waiting.reason.unwrap_or_else(|| "waiting".to_owned());
+        join(&reason, &waiting.message.unwrap_or_default())
+    });
+    let ended = state.terminated.map(|ended| {
+        let reason = ended.reason.unwrap_or_else(|| "ended".to_owned());
+        join(&reason, &ended.message.unwrap_or_default())
+    });
+    waiting
+        .or(ended)
+        .unwrap_or_else(|| "it is being started".to_owned())
+}
+
+fn join(reason: &str, message: &str) -> String {
+    match (reason, message.trim()) {
+        (reason, "") => reason.to_owned(),
+        ("", message) => message.to_owned(),
+        (reason, message) => format!("{reason}, {message}"),
+    }
+}
+
+impl Replica {
+    /// The better ones first: those that are ready, and of these the oldest, which is the likeliest to stay.
+    pub(crate) fn rank(&self) -> impl Ord + use<> {
+        (!self.ready, self.created, self.pod.clone())
+    }
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Leaving => formatter.write_str("is being removed"),
+            Self::NotRunning(why) => write!(formatter, "is not running ({why})"),
+            Self::NoContainer { wanted, has } => write!(
+                formatter,
+                "has no container {wanted}; it has {}",
+                has.join(", ")
+            ),
+            Self::ContainerNotRunning { container, why } => {
+                write!(
+                    formatter,
+                    "its container {container} is not running ({why})"
+                )
+            }
+            Self::Windows => formatter.write_str("runs Windows, and agents need Linux"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(change: impl FnOnce(&mut Value)) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "uid": "u", "creationTimestamp": "1970-01-01T00:01:00Z"},
+            "spec": {
+                "nodeName": "east-1",
+                "containers": [{"name": "istio-proxy"}, {"name": "web"}, {"name": "helper"}],
+                "initContainers": [{"name": "warm"}],
+                "ephemeralContainers": [{"name": "standin-agent-1"}, {"name": "debugger"}],
+            },
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [
+                    {"name": "web", "containerID": "containerd://abc", "image": "", "imageID": "", "ready": true, "restartCount": 0,
+                     "state": {"running": {}}},
+                    {"name": "helper", "image": "", "imageID": "", "ready": false, "restartCount": 3,
+                     "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}},
+                ],
+            },
+        });
+        change(&mut pod);
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn a_running_pod_is_a_replica() {
+        let replica = judge(&pod(|_| {}), None).unwrap();
+        assert_eq!(
+            replica,
+            Replica {
+                pod: "web-1".to_owned(),
+                uid: "u".to_owned(),
+                namespace: "shop".to_owned(),
+                node: "east-1".to_owned(),
+                container: "web".to_owned(),
+                container_id: "abc".to_owned(),
+                ready: true,
+                created: 60,
+                finished_agents: 1,
+            }
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_used_says_why() {
+        let check = |change: fn(&mut Value), container: Option<&str>, expected: &str| {
+            let unfit = judge(&pod(change), container).unwrap_err();
+            assert_eq!(unfit.to_string(), expected);
+        };
+        check(
+            |pod| pod["metadata"]["deletionTimestamp"] = json!("2020-01-01T00:00:00Z"),
+            None,
+            "is being removed",
+        );
+        check(
+            |pod| {
+                pod["status"]["phase"] = json!("Failed");
+                pod["status"]["reason"] = json!("Evicted");
+            },
+            None,
+            "is not running (Failed, Evicted)",
+        );
+        check(
+            |_| {},
+            Some("nowhere"),
+            "has no container nowhere; it has web, helper, istio-proxy",
+        );
+        check(
+            |_| {},
+            Some("helper"),
+            "its container helper is not running (CrashLoopBackOff, back-off)",
+        );
+        check(
+            |_| {},
+            Some("warm"),
+            "its container warm is not running (it has not been started)",
+        );
+        check(
+            |pod| pod["spec"]["os"] = json!({"name": "windows"}),
+            None,
+            "runs Windows, and agents need Linux",
+        );
+    }
+
+    #[test]
+    fn the_container_that_kubectl_means_is_meant() {
+        let annotated = pod(|pod| {
+            pod["metadata"]["annotations"] = json!({DEFAULT_CONTAINER: "helper"});
+        });
+        assert_eq!(containers(&annotated), ["helper", "web", "istio-proxy"]);
+        assert_eq!(
+            containers(&pod(|_| {})),
+            ["web", "helper", "istio-proxy"]
+        );
+    }
+
+    #[test]
+    fn ready_and_old_pods_are_preferred() {
+        let replica = |ready, created| Replica {
+            ready,
+            created,
+            ..judge(&pod(|_| {}), None).unwrap()
+        };
+        let mut replicas = [
+            replica(false, 1),
+            replica(true, 3),
+            replica(true, 2),
+            replica(false, 0),
+        ];
+        replicas.sort_by_key(Replica::rank);
+        let order = replicas.map(|replica| replica.created);
+        assert_eq!(order, [2, 3, 0, 1]);
+    }
+}

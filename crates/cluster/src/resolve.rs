@@ -1,0 +1,238 @@
+//! From a target to what its pods have in common.
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::api::DynamicObject;
+use kube::core::{ApiResource, GroupVersionKind, NamespaceResourceScope, Selector};
+use kube::runtime::watcher;
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::access::Cluster;
+use crate::error::{Error, Result, code};
+use crate::rights;
+use crate::target::{Kind, Workload};
+
+/// Which pods are a target's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Selection {
+    /// The names or the labels that the API server looks for.
+    pub(crate) filter: Filter,
+    pub(crate) owner: Owner,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Filter {
+    Name(String),
+    Labels(String),
+}
+
+/// Who must own a pod. Labels alone may also fit pods that somebody else made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Anybody,
+    /// Something of this kind.
+    Kind(&'static str),
+    /// The object with this uid.
+    Object(String),
+    /// A Job that belongs to the CronJob with this uid.
+    JobOf(String),
+}
+
+impl Selection {
+    pub(crate) fn watcher_config(&self) -> watcher::Config {
+        let config = watcher::Config::default();
+        match &self.filter {
+            Filter::Name(name) => config.fields(&format!("metadata.name={name}")),
+            Filter::Labels(labels) => config.labels(labels),
+        }
+    }
+}
+
+/// Looks the target up, and says which pods are its own.
+pub(crate) async fn resolve(cluster: &Cluster, target: &Workload) -> Result<Selection> {
+    let lookup = Lookup { cluster, target };
+    let (filter, owner) = match target.kind {
+        Kind::Pod => (Filter::Name(target.name.clone()), Owner::Anybody),
+        Kind::Selector => (Filter::Labels(target.name.clone()), Owner::Anybody),
+        Kind::Deployment => {
+            let found: Deployment = lookup.get().await?;
+            let selector = found.spec.map(|spec| spec.selector);
+            (lookup.labels(selector)?, Owner::Kind("ReplicaSet"))
+        }
+        Kind::ReplicaSet => {
+            let found: ReplicaSet = lookup.get().await?;
+            let uid = found.uid().unwrap_or_default();
+            let selector = found.spec.map(|spec| spec.selector);
+            (lookup.labels(selector)?, Owner::Object(uid))
+        }
+        Kind::StatefulSet => {
+            let found: StatefulSet = lookup.get().await?;
+            let uid = found.uid().unwrap_or_default();
+            let selector = found.spec.map(|spec| spec.selector);
+            (lookup.labels(selector)?, Owner::Object(uid))
+        }
+        Kind::DaemonSet => {
+            let found: DaemonSet = lookup.get().await?;
+            let uid = found.uid().unwrap_or_default();
+            let selector = found.spec.map(|spec| spec.selector);
+            (lookup.labels(selector)?, Owner::Object(uid))
+        }
+        Kind::Job => {
+            let found: Job = lookup.get().await?;
+            let uid = found.uid().unwrap_or_default();
+            let selector = found.spec.and_then(|spec| spec.selector);
+            (lookup.labels(selector)?, Owner::Object(uid))
+        }
+        Kind::CronJob => {
+            let found: CronJob = lookup.get().await?;
+            let uid = found.uid().unwrap_or_default();
+            let of_jobs = Filter::Labels("batch.kubernetes.io/job-name".to_owned());
+            (of_jobs, Owner::JobOf(uid))
+        }
+        Kind::Service => {
+            let found: Service = lookup.get().await?;
+            let labels = found.spec.and_then(|spec| spec.selector);
+            let selector = labels.map(|labels| LabelSelector {
+                match_labels: Some(labels),
+                ..LabelSelector::default()
+            });
+            (lookup.labels(selector)?, Owner::Anybody)
+        }
+        Kind::Rollout => (lookup.rollout().await?, Owner::Kind("ReplicaSet")),
+    };
+    Ok(Selection { filter, owner })
+}
+
+struct Lookup<'call> {
+    cluster: &'call Cluster,
+    target: &'call Workload,
+}
+
+impl Lookup<'_> {
+    async fn get<K>(&self) -> Result<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        self.get_with(Api::namespaced(
+            self.cluster.client.clone(),
+            &self.target.namespace,
+        ))
+        .await
+    }
+
+    async fn get_with<K>(&self, api: Api<K>) -> Result<K>
+    where
+        K: Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let error = match api.get(&self.target.name).await {
+            Ok(found) => return Ok(found),
+            Err(error) => error,
+        };
+        let Workload {
+            namespace, kind, ..
+        } = self.target;
+        let action = format!("get {}", self.target);
+        Err(match code(&error) {
+            Some(404) => Error::NotFound {
+                target: format!("{}/{}", kind.as_str(), self.target.name),
+                namespace: namespace.clone(),
+                hint: format!("`standin ls -n {namespace}` lists what is there"),
+            },
+            Some(403) => {
+                let needed = [&rights::to_resolve(*kind), rights::TO_REACH].concat();
+                let certain = needed.first().copied();
+                rights::forbidden(
+                    &self.cluster.client,
+                    namespace,
+                    &action,
+                    certain,
+                    &needed,
+                )
+                .await
+            }
+            _ => self.cluster.first_error(&action, error),
+        })
+    }
+
+    /// Rollouts are not part of Kubernetes, and may point to a deployment in place of having pods of their own kind.
+    async fn rollout(&self) -> Result<Filter> {
+        let kind = GroupVersionKind::gvk("argoproj.io", "v1alpha1", "Rollout");
+        let resource = ApiResource::from_gvk(&kind);
+        let (client, namespace) = (self.cluster.client.clone(), &self.target.namespace);
+        let rollout = Api::<DynamicObject>::namespaced_with(client, namespace, &resource);
+        let rollout = self.get_with(rollout).await?;
+        let own = rollout.data.pointer("/spec/selector").cloned();
+        let selector = match own {
+            Some(selector) => Some(selector_of(selector)),
+            None => {
+                let name = rollout.data.pointer("/spec/workloadRef/name");
+                let workload = Workload {
+                    kind: Kind::Deployment,
+                    name: name.and_then(Value::as_str).unwrap_or_default().to_owned(),
+                    ..self.target.clone()
+                };
+                let lookup = Lookup {
+                    target: &workload,
+                    ..*self
+                };
+                let found: Deployment = lookup.get().await?;
+                found.spec.map(|spec| spec.selector)
+            }
+        };
+        self.labels(selector)
+    }
+
+    fn labels(&self, selector: Option<LabelSelector>) -> Result<Filter> {
+        let text = selector.and_then(labels_of);
+        text.map(Filter::Labels).ok_or_else(|| Error::NoPod {
+            target: self.target.to_string(),
+            namespace: self.target.namespace.clone(),
+            why: "it selects no pods by labels".to_owned(),
+        })
+    }
+}
+
+fn selector_of(selector: Value) -> LabelSelector {
+    serde_json::from_value(selector).unwrap_or_default()
+}
+
+/// A selector as text. One that is empty, or cannot be understood, would mean every pod there is.
+fn labels_of(selector: LabelSelector) -> Option<String> {
+    let selector = Selector::try_from(selector).ok()?;
+    let text = selector.to_string();
+    (!text.is_empty()).then_some(text)
+}
+
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn selectors_become_text() {
+        let check = |selector: Value, expected: Option<&str>| {
+            let text = labels_of(selector_of(selector));
+            assert_eq!(text.as_deref(), expected);
+        };
+        check(json!({"matchLabels": {"app": "web"}}), Some("app=web"));
+        check(
+            json!({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["a", "b"]}]}),
+            Some("tier in (a,b)"),
+        );
+        check(
+            json!({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "old", "operator": "DoesNotExist"}]}),
+            Some("!old,app=web"),
+        );
+        check(json!({}), None);
+        check(json!("nonsense"), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! What a session can be about: something that has pods.
+
+use std::fmt;
+
+/// A target in a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    pub namespace: String,
+    pub kind: Kind,
+    /// The object's name. Of a [`Kind::Selector`], the selector.
+    pub name: String,
+    /// Of which container, when the pods have several.
+    pub container: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    Deployment,
+    StatefulSet,
+    DaemonSet,
+    ReplicaSet,
+    Rollout,
+    CronJob,
+    Job,
+    Service,
+    Selector,
+    Pod,
+}
+
+impl Kind {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Deployment => "deployment",
+            Self::StatefulSet => "statefulset",
+            Self::DaemonSet => "daemonset",
+            Self::ReplicaSet => "replicaset",
+            Self::Rollout => "rollout",
+            Self::CronJob => "cronjob",
+            Self::Job => "job",
+            Self::Service => "service",
+            Self::Selector => "selector",
+            Self::Pod => "pod",
+        }
+    }
+
+    /// The API group and the resource by which rights are granted. A selector is no object.
+    pub(crate) fn resource(self) -> Option<(&'static str, &'static str)> {
+        Some(match self {
+            Self::Deployment => ("apps", "deployments"),
+            Self::StatefulSet => ("apps", "statefulsets"),
+            Self::DaemonSet => ("apps", "daemonsets"),
+            Self::ReplicaSet => ("apps", "replicasets"),
+            Self::Rollout => ("argoproj.io", "rollouts"),
+            Self::CronJob => ("batch", "cronjobs"),
+            Self::Job => ("batch", "jobs"),
+            Self::Service => ("", "services"),
+            Self::Pod => ("", "pods"),
+            Self::Selector => return None,
+        })
+    }
+}
+
+/// As it is written on the command line, without the namespace.
+impl fmt::Display for Workload {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}/{}", self.kind.as_str(), self.name)?;
+        match &self.container {
+            Some(container) => write!(formatter, "/container/{container}"),
+            None => Ok(()),
+        }
+    }
+}

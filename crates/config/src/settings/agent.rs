@@ -1,0 +1,204 @@
+//! `agent`: what is started beside a target in a cluster.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::OrderedMap;
+
+/// The part of a session that is started in a cluster, beside the target
+///
+/// A target of this machine needs none of this.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct AgentSettings {
+    /// The container image with `standind`.
+    #[schemars(extend("examples" = ["registry.example.com/tools/standind:0.1.0"]))]
+    pub image: String,
+
+    /// When a node fetches the image.
+    pub image_pull_policy: ImagePullPolicy,
+
+    /// Secrets to fetch the image with. Only for an agent that is a pod: an ephemeral container has those of its pod.
+    #[schemars(extend("examples" = [[{"name": "registry"}]]))]
+    pub image_pull_secrets: Vec<PullSecret>,
+
+    /// Whether the agent is an ephemeral container of the target's pod (`true`) or a pod on the target's node (`false`).
+    ///
+    /// Without a value it is what the cluster allows, in this order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
+    pub ephemeral: Option<bool>,
+
+    /// The namespace of an agent that is a pod. By default that of the target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null, "examples" = ["tools"]))]
+    pub namespace: Option<String>,
+
+    /// Labels for an agent that is a pod.
+    #[schemars(extend("examples" = [{"team": "shop"}]))]
+    pub labels: OrderedMap<String>,
+
+    /// Annotations for an agent that is a pod.
+    #[schemars(extend("examples" = [{"example.com/owner": "shop"}]))]
+    pub annotations: OrderedMap<String>,
+
+    /// Tolerations of an agent that is a pod. By default it tolerates everything, since it has to be where the target is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        with = "Vec<Toleration>",
+        extend("default" = null, "examples" = [[{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]])
+    )]
+    pub tolerations: Option<Vec<Toleration>>,
+
+    /// What an agent that is a pod asks of its node.
+    pub resources: Resources,
+
+    /// The nodes on which an agent without a target may be.
+    #[schemars(extend("examples" = [{"kubernetes.io/arch": "amd64"}]))]
+    pub node_selector: OrderedMap<String>,
+
+    /// The service account of an agent that is a pod. It needs no rights, and gets no token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null, "examples" = ["standin-agent"]))]
+    pub service_account: Option<String>,
+
+    /// The priority class of an agent that is a pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null, "examples" = ["system-node-critical"]))]
+    pub priority_class: Option<String>,
+
+    /// How much the agent says in its log, which `kubectl logs` shows: off, error, warn, info, debug or trace.
+    pub log_level: String,
+
+    /// How many seconds an agent may take to answer.
+    pub startup_timeout: Seconds,
+
+    /// How many seconds the connection to the agent may be lost before the session is over, and the agent ends.
+    pub communication_timeout: Seconds,
+}
+
+/// When a node fetches an image
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ImagePullPolicy {
+    /// before every agent
+    Always,
+    /// when it does not have it
+    IfNotPresent,
+    /// never
+    Never,
+}
+
+/// The name of a Secret
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PullSecret {
+    /// The Secret's name.
+    pub name: String,
+}
+
+/// As in the manifest of a pod
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Toleration {
+    /// The key of the taint. Without it, all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null))]
+    pub key: Option<String>,
+
+    /// `Exists` or `Equal`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null))]
+    pub operator: Option<String>,
+
+    /// The value of the taint, for `Equal`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null))]
+    pub value: Option<String>,
+
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`. Without it, all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String", extend("default" = null))]
+    pub effect: Option<String>,
+}
+
+/// As in the manifest of a pod
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Resources {
+    /// What is set aside for it.
+    #[schemars(extend("examples" = [{"cpu": "10m", "memory": "16Mi"}]))]
+    pub requests: OrderedMap<String>,
+
+    /// What it may use at most.
+    #[schemars(extend("examples" = [{"cpu": "1", "memory": "256Mi"}]))]
+    pub limits: OrderedMap<String>,
+}
+
+/// A number of seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "SecondsText")]
+pub struct Seconds(pub u64);
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct SecondsText(String);
+
+impl TryFrom<SecondsText> for Seconds {
+    type Error = String;
+
+    fn try_from(text: SecondsText) -> Result<Self, String> {
+        text.0
+            .parse()
+            .map(Self)
+            .map_err(|_| format!("`{}` is no whole number", text.0))
+    }
+}
+
+impl JsonSchema for Seconds {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Seconds".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "integer", "minimum": 0, "x-check": "whole-number" })
+    }
+}
+
+impl Default for AgentSettings {
+    fn default() -> Self {
+        Self {
+            image: concat!("ghcr.io/standin-dev/standind:", env!("CARGO_PKG_VERSION")).to_owned(),
+            image_pull_policy: ImagePullPolicy::IfNotPresent,
+            image_pull_secrets: Vec::new(),
+            ephemeral: None,
+            namespace: None,
+            labels: OrderedMap::default(),
+            annotations: OrderedMap::default(),
+            tolerations: None,
+            resources: Resources::default(),
+            node_selector: OrderedMap::default(),
+            service_account: None,
+            priority_class: None,
+            log_level: "info".to_owned(),
+            startup_timeout: Seconds(60),
+            communication_timeout: Seconds(600),
+        }
+    }
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        let requests = [("cpu", "10m"), ("memory", "16Mi")]
+            .map(|(name, amount)| (name.to_owned(), amount.to_owned()));
+        Self {
+            requests: OrderedMap(requests.to_vec()),
+            limits: OrderedMap::default(),
+        }
+    }
+}

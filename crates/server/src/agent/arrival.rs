@@ -1,0 +1,157 @@
+//! Connections of clients, before they are sessions: what they must show, and where they arrive.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_client};
+use link::{Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+
+/// Before the next connection is accepted, when one could not be.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a client may take to speak TLS.
+const TLS_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How the agent knows its client.
+#[derive(Debug)]
+pub(super) enum Proof {
+    /// It shows this secret, with or without TLS around it.
+    Token { token: String, tls: bool },
+    /// It has the key of this certificate. There is nothing to steal from the agent.
+    Certificate(Fingerprint),
+}
+
+impl Proof {
+    /// The secret that the session shows once more.
+    pub(super) fn token(&self) -> &str {
+        match self {
+            Self::Token { token, .. } => token,
+            Self::Certificate(_) => "",
+        }
+    }
+
+    fn admission(&self) -> Result<Admission> {
+        Ok(match self {
+            Self::Token { token, .. } => {
+                Admission::Token(SharedToken(Token::new(token.as_bytes())?))
+            }
+            Self::Certificate(_) => Admission::AlreadyKnown,
+        })
+    }
+
+    /// What speaks TLS, and the fingerprint of its certificate, which is of this run alone.
+    fn acceptor(&self) -> Result<Option<(TlsAcceptor, Fingerprint)>> {
+        let identity = Identity::generate().context("a certificate cannot be made")?;
+        let acceptor = match self {
+            Self::Token { tls: false, .. } => return Ok(None),
+            Self::Token { .. } => acceptor(&identity)?,
+            Self::Certificate(client) => acceptor_for_client(&identity, *client)?,
+        };
+        Ok(Some((acceptor, identity.fingerprint())))
+    }
+}
+
+enum Admission {
+    Token(SharedToken),
+    /// TLS has let in only the one.
+    AlreadyKnown,
+}
+
+impl Admit for Admission {
+    async fn admit(&self, token: &Token) -> Result<String, String> {
+        match self {
+            Self::Token(shared) => shared.admit(token).await,
+            Self::AlreadyKnown => Ok(String::new()),
+        }
+    }
+}
+
+/// Where clients arrive.
+pub(super) struct Door {
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    server: LinkServer<Admission>,
+}
+
+/// A connection that somebody made.
+pub(super) struct Arrival {
+    connection: TcpStream,
+    tls: Option<TlsAcceptor>,
+    server: LinkServer<Admission>,
+    pub(super) from: SocketAddr,
+}
+
+impl Door {
+    /// Opens it, and says where it is.
+    pub(super) async fn open(
+        listen: SocketAddr,
+        proof: &Proof,
+        settings: ServerSettings,
+    ) -> Result<Self> {
+        let listener = TcpListener::bind(listen)
+            .await
+            .with_context(|| format!("cannot listen on {listen}"))?;
+        let address = listener.local_addr()?;
+        let tls = proof.acceptor()?;
+        match &tls {
+            None => println!("listening on {address}"),
+            Some((_, certificate)) => {
+                println!("listening on {address} with certificate {certificate}");
+            }
+        }
+        Ok(Self {
+            listener,
+            tls: tls.map(|(acceptor, _)| acceptor),
+            server: LinkServer::new(settings, proof.admission()?),
+        })
+    }
+
+    pub(super) async fn next(&self) -> Arrival {
+        loop {
+            match self.listener.accept().await {
+                Ok((connection, from)) => {
+                    return Arrival {
+                        connection,
+                        from,
+                        tls: self.tls.clone(),
+                        server: self.server.clone(),
+                    };
+                }
+                // No descriptor is left, or the client is gone already. Both pass, and sessions go on meanwhile.
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+impl Arrival {
+    /// The link that somebody made. None: one that is here continues.
+    pub(super) async fn link(self) -> Result<Option<Link>> {
+        link::set_tcp_options(&self.connection)?;
+        match self.tls {
+            None => greet(&self.server, self.connection).await,
+            Some(tls) => {
+                let pipe = timeout(TLS_PATIENCE, tls.accept(self.connection))
+                    .await
+                    .context("the client is silent")?
+                    .context("no TLS")?;
+                greet(&self.server, pipe).await
+            }
+        }
+    }
+}
+
+async fn greet(server: &LinkServer<Admission>, pipe: impl Pipe) -> Result<Option<Link>> {
+    match server.accept(pipe).await.context("refused")? {
+        Accepted::New(link) => Ok(Some(link)),
+        Accepted::Resumed(_) => {
+            tracing::debug!("a session continues");
+            Ok(None)
+        }
+    }
+}
