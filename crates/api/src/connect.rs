@@ -5,11 +5,14 @@ use std::fmt::Write as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use serde::{Deserialize, Serialize};
 
 /// The query, in base64.
 pub const PARAMETERS_HEADER: &str = "x-mirrord-connect-params";
 /// The session's number, in decimal digits. It is the client's, and the same each time that it comes back.
 pub const SESSION_ID_HEADER: &str = "x-session-id";
+/// The client's certificate: DER in base64. Agents of its session let nobody in who does not have the key.
+pub const CLIENT_CERTIFICATE_HEADER: &str = "x-client-der";
 pub const CLIENT_NAME_HEADER: &str = "x-client-name";
 pub const CLIENT_HOSTNAME_HEADER: &str = "x-client-hostname";
 pub const CLIENT_VERSION_HEADER: &str = "x-mirrord-cli-version";
@@ -162,6 +165,26 @@ fn on_steal(value: &str) -> Result<OnConcurrentSteal, InvalidParameters> {
             allowed: "abort, continue or override",
         }),
     }
+}
+
+/// What the operator says over the connection, first and whenever it changes: where agents are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Places {
+    pub places: Vec<Place>,
+}
+
+/// One pod of the session, to which channels can be opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Place {
+    /// What a channel to it is opened with. Another pod never gets the same number.
+    pub number: u32,
+    pub pod: String,
+    pub container: String,
+    pub ready: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 #[cfg(test)]

@@ -45,6 +45,8 @@ pub struct MirrordClusterSessionSpec {
     pub multi_cluster_parent_name: Option<String>,
     /// How long the session waits for its client, in seconds. Ours.
     pub resume_window_secs: u64,
+    /// The SHA-256 of the client's certificate, in hexadecimal digits: agents let nobody else in. Ours.
+    pub client_certificate: String,
 }
 
 impl MirrordClusterSessionSpec {
@@ -76,6 +78,9 @@ pub struct MirrordClusterSessionStatus {
     /// The pods that take part, one agent each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<SessionPod>,
+    /// The channel that the next pod gets.
+    #[serde(default)]
+    pub next_channel: u32,
     /// When a client was first connected. Written by the replica that carries the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected_timestamp: Option<String>,
@@ -126,10 +131,7 @@ pub struct SessionPod {
     /// Where the operator reaches the agent, when it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The SHA-256 of the agent's certificate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate: Option<String>,
-    /// The object that the agent is: the name of an ephemeral container or of a pod.
+    /// The name of the agent's container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -9,12 +9,13 @@ mod keeper;
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use link::tls::Identity;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use time::OffsetDateTime;
 use x509_parser::prelude::FromDer as _;
 
@@ -32,6 +33,9 @@ const AUTHORITY_KEY: &str = "ca.key";
 const BUNDLE: &str = "ca-bundle.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
+/// Who the operator is for agents. It stays the same, because agents that run know it.
+const IDENTITY: &str = "agents.crt";
+const IDENTITY_KEY: &str = "agents.key";
 
 /// What the Secret holds, in PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -42,6 +46,8 @@ pub(crate) struct Certificates {
     bundle: String,
     certificate: String,
     key: String,
+    identity: String,
+    identity_key: String,
 }
 
 impl std::fmt::Debug for Certificates {
@@ -69,6 +75,8 @@ impl Certificates {
             bundle: text(BUNDLE)?,
             certificate: text(CERTIFICATE)?,
             key: text(KEY)?,
+            identity: text(IDENTITY)?,
+            identity_key: text(IDENTITY_KEY)?,
         })
     }
 
@@ -79,6 +87,8 @@ impl Certificates {
             (BUNDLE, self.bundle.as_bytes()),
             (CERTIFICATE, self.certificate.as_bytes()),
             (KEY, self.key.as_bytes()),
+            (IDENTITY, self.identity.as_bytes()),
+            (IDENTITY_KEY, self.identity_key.as_bytes()),
         ]
         .into_iter()
         .map(|(key, value)| (key.to_owned(), value.to_vec()))
@@ -103,6 +113,19 @@ impl Certificates {
         ];
         let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).map_err(unreadable)?;
         Ok((certificates, key))
+    }
+}
+
+impl Certificates {
+    /// Who the operator is for agents.
+    pub(crate) fn identity(&self) -> Result<Identity> {
+        let unreadable = |error: rustls::pki_types::pem::Error| {
+            Error::UnreadableCertificate(error.to_string())
+        };
+        Ok(Identity::from_parts(
+            CertificateDer::from_pem_slice(self.identity.as_bytes()).map_err(unreadable)?,
+            PrivatePkcs8KeyDer::from_pem_slice(self.identity_key.as_bytes()).map_err(unreadable)?,
+        ))
     }
 }
 
@@ -153,15 +176,27 @@ pub(crate) fn renewed(
             let authority = parameters.self_signed(&authority_key)?.pem();
             let issuer = Issuer::from_params(&parameters, &authority_key);
             let (certificate, key) = certificate_by(&issuer, names, now)?;
+            let (identity, identity_key) = match &found {
+                Some(found) => (found.identity.clone(), found.identity_key.clone()),
+                None => new_identity()?,
+            };
             Ok(Certificates {
                 bundle: format!("{authority}{}", still_trusted(found.as_ref(), now)),
                 authority,
                 authority_key: authority_key.serialize_pem(),
                 certificate,
                 key,
+                identity,
+                identity_key,
             })
         }
     }
+}
+
+/// Agents know it by its fingerprint, so nobody has to vouch for it, and it does not expire.
+fn new_identity() -> Result<(String, String)> {
+    let made = rcgen::generate_simple_self_signed(["standin-operator".to_owned()])?;
+    Ok((made.cert.pem(), made.signing_key.serialize_pem()))
 }
 
 /// The authority before this one, as long as its certificates can be in use.

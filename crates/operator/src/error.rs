@@ -13,6 +13,8 @@ pub enum Error {
         #[source]
         source: Box<kube::Error>,
     },
+    #[error("the target's pods cannot be looked at")]
+    Cluster(#[source] Box<cluster::Error>),
     #[error("cannot find the API server: this runs in a pod with a service account, or with a kubeconfig")]
     NoCluster(#[source] Box<kube::config::InferConfigError>),
     #[error(

@@ -8,12 +8,17 @@
 
 mod address;
 mod answer;
+mod authorize;
+mod cache;
 mod certificates;
+mod connect;
+mod controller;
 mod discovery;
 mod error;
 mod front_proxy;
 #[cfg(test)]
 mod golden;
+mod leader;
 mod metrics;
 mod openapi;
 mod overview;
@@ -25,17 +30,19 @@ mod targets;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use kube::Client;
+use link::tls::Identity;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::error::{Error, Result};
-pub use crate::settings::{SessionSettings, Settings};
+pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
 
+use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
+use crate::leader::Election;
 use crate::metrics::Metrics;
 use crate::server::{Trust, TrustKeeper};
 
@@ -45,8 +52,11 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) metrics: Metrics,
     pub(crate) trust: watch::Receiver<Arc<Trust>>,
-    /// Set when this replica is about to end, so that nobody new is sent to it.
-    pub(crate) draining: AtomicBool,
+    pub(crate) sessions: SessionCache,
+    /// Who the operator is for agents: whoever has it may end them.
+    pub(crate) identity: Identity,
+    /// Cancelled when this replica is about to end, so that nobody new is sent to it and everybody goes elsewhere.
+    pub(crate) ending: CancellationToken,
 }
 
 /// Runs an operator until `shutdown`, and then until what is under way is done.
@@ -65,10 +75,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         listen(settings.listen_for_probes).await?,
     );
     let shared = Arc::new(Shared {
+        sessions: SessionCache::follow(client.clone()),
+        identity: certificates.identity()?,
         client,
         metrics: Metrics::new(),
         trust: trust.subscribe(),
-        draining: AtomicBool::new(false),
+        ending: shutdown.clone(),
         settings,
     });
     tracing::info!(
@@ -86,17 +98,22 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
                 .clone()
                 .run_until_cancelled_owned(probes::serve(Arc::clone(&shared), probes)),
         ),
+        tokio::spawn(background.clone().run_until_cancelled_owned(lead(Arc::clone(&shared)))),
     ] {
         drop(task);
     }
-    let noticed = Arc::clone(&shared);
-    let signal = shutdown.clone();
-    tokio::spawn(async move {
-        signal.cancelled().await;
-        noticed.draining.store(true, Ordering::Relaxed);
-    });
+    let (client, settings) = (shared.client.clone(), shared.settings.clone());
     server::serve(shared, listener, shutdown).await;
+    background.cancel();
+    Election::resign(client, &settings).await;
     Ok(())
+}
+
+/// Runs the controllers whenever this replica is the leader.
+async fn lead(shared: Arc<Shared>) {
+    Election::new(shared.client.clone(), &shared.settings)
+        .lead(&shared.metrics, || controller::run(Arc::clone(&shared)))
+        .await;
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener> {

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -34,7 +33,7 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
 fn answer(shared: &Shared, path: &str) -> Response<Full<Bytes>> {
     let (code, text) = match path {
         "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
-        "/readyz" if shared.draining.load(Ordering::Relaxed) => {
+        "/readyz" if shared.ending.is_cancelled() => {
             (StatusCode::SERVICE_UNAVAILABLE, "ending\n".to_owned())
         }
         "/readyz" => (StatusCode::OK, "ok\n".to_owned()),

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::trust::{Trust, TrustKeeper};
 use crate::address::{self, Asked};
+use crate::connect::{self, Asking};
 use crate::answer::{Answer, Form, Refusal, json, list, one};
 use crate::error::{Error, chain};
 use crate::front_proxy::User;
@@ -147,7 +148,18 @@ async fn answer_asked(
             let missing = || Refusal::not_found(format!("there is no {target} in {namespace}"));
             found.map(|found| one(&found, form)).ok_or_else(missing)
         }
-        Asked::Connect { .. } => Err(Refusal::unavailable("not yet")),
+        Asked::Connect {
+            namespace,
+            target,
+            parameters,
+        } => {
+            let asking = Asking {
+                namespace,
+                target,
+                parameters,
+            };
+            connect::connect(shared, user, asking, request).await
+        }
         Asked::Sessions => {
             let sessions = sessions::list(client).await?;
             let served: Vec<_> = sessions

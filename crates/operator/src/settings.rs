@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub use cluster::{AgentSettings, PodSettings};
+
 /// Everything that the chart decides. It does not change while the operator runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -25,6 +27,8 @@ pub struct Settings {
     /// The namespace of targets that are named without one.
     pub default_namespace: String,
     pub session: SessionSettings,
+    /// How agents are made. How long they wait for their client is each session's matter.
+    pub agent: AgentSettings,
 }
 
 /// How long sessions live without their client.

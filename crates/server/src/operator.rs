@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ::operator::{SessionSettings, Settings};
+use ::operator::{AgentSettings, PodSettings, SessionSettings, Settings};
 use anyhow::{Context, Result};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
@@ -47,6 +47,14 @@ pub(crate) struct OperatorArguments {
     /// The longest time that a session waits for its client
     #[arg(long, value_name = "SECONDS", default_value = "900")]
     session_max_resume: u64,
+    /// The image of agents, which is the operator's own
+    #[arg(long, value_name = "REFERENCE")]
+    agent_image: String,
+    #[arg(long, value_name = "POLICY", default_value = "IfNotPresent")]
+    agent_image_pull_policy: String,
+    /// How much agents say in their logs
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    agent_log: LevelFilter,
     /// How much is said on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
@@ -83,6 +91,16 @@ fn settings(arguments: OperatorArguments) -> Settings {
         session: SessionSettings {
             time_to_live: Duration::from_secs(arguments.session_ttl),
             most_resume: Duration::from_secs(arguments.session_max_resume),
+        },
+        agent: AgentSettings {
+            image: arguments.agent_image,
+            image_pull_policy: arguments.agent_image_pull_policy,
+            image_pull_secrets: Vec::new(),
+            log_level: arguments.agent_log.to_string(),
+            ephemeral: Some(true),
+            startup_timeout: Duration::from_secs(60),
+            resume_window: Duration::from_secs(arguments.session_ttl),
+            pod: PodSettings::default(),
         },
     }
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use link::tls::Identity;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -41,6 +42,11 @@ impl CertificateKeeper {
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<Certificates> {
         self.current.subscribe()
+    }
+
+    /// Who the operator is for agents.
+    pub(crate) fn identity(&self) -> Result<Identity> {
+        self.current.borrow().identity()
     }
 
     /// Looks after the certificates for ever.

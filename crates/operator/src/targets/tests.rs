@@ -90,7 +90,7 @@ fn whoever_is_at_a_target_is_shown() {
             "metadata": {"name": "session-000000000000001f"},
             "spec": {
                 "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
-                "namespace": namespace, "target": target, "resumeWindowSecs": 60,
+                "namespace": namespace, "target": target, "resumeWindowSecs": 60, "clientCertificate": "",
             },
         }))
     };
