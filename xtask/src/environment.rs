@@ -37,6 +37,7 @@ pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     PROGRAMS,
     FIXTURES,
     lab::environment::SHOP_PROGRAMS,
+    lab::environment::STATIC_STANDIND,
     lab::environment::SHOP_NODE,
     lab::environment::LAB_DIRECTORY,
     lab::environment::IMAGE_LOADER,

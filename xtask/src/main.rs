@@ -10,6 +10,7 @@ mod demo;
 mod duration;
 mod environment;
 mod generate;
+mod image;
 mod lab;
 mod node;
 mod packages;
@@ -33,6 +34,8 @@ enum Command {
     Demo(demo::DemoArguments),
     /// Real clusters on this machine, by hand
     Lab(lab::LabArguments),
+    /// Make the container image of the program beside services
+    Image(image::ImageArguments),
     /// Install what is missing, then run every check and every test
     Test(test::TestArguments),
     /// Measure something and compare it with a baseline and a goal
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Lab(arguments) => lab::run(arguments),
+        Command::Image(arguments) => image::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),

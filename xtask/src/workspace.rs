@@ -47,6 +47,11 @@ pub(crate) fn shop_target() -> Result<PathBuf> {
     Ok(target()?.join("shop"))
 }
 
+/// Where programs for images are built: statically, so apart from the rest as well.
+pub(crate) fn image_target() -> Result<PathBuf> {
+    Ok(target()?.join("image"))
+}
+
 /// A cargo command that runs at the top of the repository.
 pub(crate) fn cargo(root: &Path) -> Command {
     let mut command =

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::connection::Connection;
+use crate::connection::{Access, Connection};
 use crate::dns::Silent;
+use crate::incoming::{Ports, Reachable};
 use crate::target::Target;
 use crate::workers::{Pool, Workers};
 use crate::{Result, connection};
@@ -29,6 +30,7 @@ struct Inside {
     sockets: Workers,
     names: Workers,
     silent_nameservers: Silent,
+    ports: Arc<Ports>,
     /// End the threads with the agent.
     _pools: [Pool; 3],
 }
@@ -79,6 +81,7 @@ impl Agent {
                 sockets: pools[1].workers(),
                 names: pools[2].workers(),
                 silent_nameservers: Silent::default(),
+                ports: Arc::default(),
                 _pools: pools,
             }
         });
@@ -98,7 +101,16 @@ impl Agent {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        connection::serve(Arc::new(Connection::new(self.clone())), io).await
+        self.serve_connection_while(io, Reachable::always()).await
+    }
+
+    /// The same, for a client that may be out of reach for a while: then it is not given what somebody else can answer.
+    pub async fn serve_connection_while<IO>(&self, io: IO, reachable: Reachable) -> Result<()>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let connection = Connection::new(self.clone(), Access::Session, reachable);
+        connection::serve(Arc::new(connection), io).await
     }
 
     /// The process for which this agent acts.
@@ -134,6 +146,11 @@ impl Agent {
 
     pub(crate) fn silent_nameservers(&self) -> &Silent {
         &self.0.silent_nameservers
+    }
+
+    /// What of the target's traffic is redirected to this agent.
+    pub(crate) fn ports(&self) -> &Arc<Ports> {
+        &self.0.ports
     }
 
     /// Whether a client that sends `token` may go on. Takes the same time wherever they differ.

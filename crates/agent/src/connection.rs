@@ -13,8 +13,12 @@ use protocol::rpc::control_server::ControlServer;
 use protocol::rpc::dns_server::DnsServer;
 use protocol::rpc::env_server::EnvServer;
 use protocol::rpc::files_server::FilesServer;
+use protocol::rpc::incoming_server::IncomingServer;
 use protocol::rpc::outgoing_server::OutgoingServer;
-use protocol::{MESSAGE_BYTES, files as file_streams, outgoing as outgoing_streams};
+use protocol::{
+    MESSAGE_BYTES, files as file_streams, incoming as incoming_streams,
+    outgoing as outgoing_streams,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tonic::body::Body;
@@ -22,20 +26,21 @@ use tonic::codegen::Service;
 
 use crate::agent::Agent;
 use crate::files::{self, Handles};
+use crate::incoming::{self, Reachable, Subscriptions};
 use crate::outgoing;
 use crate::{Error, Result};
 
 /// How much one stream may have on the way: what a fast line carries in 40 ms. It is what one slow reader costs.
-const STREAM_WINDOW: u32 = 4 * 1024 * 1024;
+pub(crate) const STREAM_WINDOW: u32 = 4 * 1024 * 1024;
 /// Streams at the same time.
 pub(crate) const STREAMS: u32 = 8192;
 /// The largest that HTTP/2 has, so that it takes hundreds of stalled readers, each with a full window, to stop the others.
-const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
+pub(crate) const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
 /// What a stream may have waiting for the link.
-const SEND_BUFFER: usize = 512 * 1024;
-const FRAME: u32 = 128 * 1024;
+pub(crate) const SEND_BUFFER: usize = 512 * 1024;
+pub(crate) const FRAME: u32 = 128 * 1024;
 /// A client may give up on many calls at once, and is known: it is no attacker.
-const RESETS: usize = 64 * 1024;
+pub(crate) const RESETS: usize = 64 * 1024;
 /// How long a stream waits for Hello.
 const HELLO: Duration = Duration::from_secs(10);
 
@@ -43,9 +48,21 @@ const HELLO: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) agent: Agent,
+    pub(crate) access: Access,
+    pub(crate) reachable: Reachable,
     pub(crate) handles: Handles,
+    pub(crate) subscriptions: Arc<Subscriptions>,
     /// From Hello to everything that waits for it.
     greeting: watch::Sender<Greeting>,
+}
+
+/// What a client may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Everything, if it knows the agent's token.
+    Session,
+    /// The target's traffic: it is another agent, which has proven that it could redirect it itself.
+    Peer,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,10 +75,13 @@ pub(crate) enum Greeting {
 }
 
 impl Connection {
-    pub(crate) fn new(agent: Agent) -> Self {
+    pub(crate) fn new(agent: Agent, access: Access, reachable: Reachable) -> Self {
         Self {
             agent,
+            access,
+            reachable,
             handles: Handles::default(),
+            subscriptions: Arc::default(),
             greeting: watch::Sender::new(Greeting::Awaited),
         }
     }
@@ -80,7 +100,7 @@ impl Connection {
     /// Lets a call through when Hello was accepted and the target is there. Waits for a Hello that is on its way.
     pub(crate) async fn admit(&self) -> Result<()> {
         if *self.greeting.borrow() == Greeting::Accepted {
-            return self.agent.target().require();
+            return self.require_target();
         }
         let mut greeting = self.greeting.subscribe();
         let answered = greeting.wait_for(|greeting| *greeting != Greeting::Awaited);
@@ -88,7 +108,15 @@ impl Connection {
             Ok(Ok(greeting)) if *greeting == Greeting::Accepted => {}
             _ => return Err(Error::NoHello),
         }
-        self.agent.target().require()
+        self.require_target()
+    }
+
+    /// A peer has a target of its own, in the same network.
+    fn require_target(&self) -> Result<()> {
+        match self.access {
+            Access::Session => self.agent.target().require(),
+            Access::Peer => Ok(()),
+        }
     }
 }
 
@@ -129,12 +157,19 @@ async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Respo
             }
         }};
     }
+    let is_for_peers = service == "standin.session.v1.Control"
+        || service == "standin.session.v1.Incoming"
+        || path == incoming_streams::ACCEPT;
+    if connection.access == Access::Peer && !is_for_peers {
+        return unknown();
+    }
     match service {
         "standin.session.v1.Control" => serve!(ControlServer),
         "standin.session.v1.Env" => serve!(EnvServer),
         "standin.session.v1.Files" => serve!(FilesServer),
         "standin.session.v1.Dns" => serve!(DnsServer),
         "standin.session.v1.Outgoing" => serve!(OutgoingServer),
+        "standin.session.v1.Incoming" => serve!(IncomingServer),
         _ => stream(&connection, request).await,
     }
 }
@@ -150,6 +185,7 @@ async fn stream(connection: &Arc<Connection>, request: Request<Incoming>) -> Res
             outgoing_streams::UDP => outgoing::udp(connection, request).await,
             outgoing_streams::UNIX => outgoing::unix(connection, request).await,
             outgoing_streams::UNIX_DATAGRAM => outgoing::unix_datagram(connection, request).await,
+            incoming_streams::ACCEPT => incoming::accept(connection, request).await,
             _ => Ok(unknown()),
         }
     };

@@ -13,7 +13,7 @@ use rustix::system::uname;
 use tonic::{Request, Response, Status};
 
 use crate::agent::Agent;
-use crate::connection::{Connection, Greeting, STREAMS};
+use crate::connection::{Access, Connection, Greeting, STREAMS};
 use crate::files::{HANDLES, READ_BYTES};
 use crate::{Error, Result};
 
@@ -24,7 +24,7 @@ impl Control for Connection {
         request: Request<HelloRequest>,
     ) -> Result<Response<HelloResponse>, Status> {
         let request = request.into_inner();
-        let greeting = judge(&self.agent, &request);
+        let greeting = judge(self, &request);
         self.greet(match &greeting {
             Ok(()) => Greeting::Accepted,
             Err(_) => Greeting::Refused,
@@ -63,7 +63,7 @@ impl Control for Connection {
     }
 }
 
-fn judge(agent: &Agent, request: &HelloRequest) -> Result<()> {
+fn judge(connection: &Connection, request: &HelloRequest) -> Result<()> {
     let version = request.version.ok_or(Error::Missing("version"))?;
     if !VERSION.understands(version) {
         return Err(Error::WrongVersion {
@@ -71,7 +71,8 @@ fn judge(agent: &Agent, request: &HelloRequest) -> Result<()> {
             agent: VERSION.major,
         });
     }
-    if !agent.accepts(&request.token) {
+    // A peer has shown another secret before.
+    if connection.access == Access::Session && !connection.agent.accepts(&request.token) {
         return Err(Error::WrongToken);
     }
     Ok(())

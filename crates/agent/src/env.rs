@@ -24,7 +24,14 @@ impl Env for Connection {
         self.admit().await?;
         let pid = self.agent.pid();
         let environment = tokio::task::spawn_blocking(move || read(pid)).await;
-        let environment = environment.unwrap_or_else(|_| Err(cannot_read(Errno::IO)))?;
+        let environment = match environment.unwrap_or_else(|_| Err(cannot_read(Errno::IO))) {
+            // The kernel shows it to the target's user. Root without the right to read every file is another one.
+            Err(Error::Agent {
+                source: Errno::ACCESS,
+                ..
+            }) => self.agent.files().run(move || read(pid)).await?,
+            environment => environment?,
+        };
         // The kernel answers an empty environment for a process that has ended in the meantime.
         self.agent.target().require()?;
         Ok(Response::new(ListEnvResponse {

@@ -4,7 +4,7 @@ use protocol::failure::{Failure, Reason};
 use rustix::io::Errno;
 use tonic::Status;
 
-use crate::incoming::redirect::Port;
+use crate::incoming::redirect::{MeetingPoint, Port};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -40,13 +40,38 @@ pub enum Error {
     #[error(
         "{port} of the target is already redirected by {holder}: end that session, or leave the port out of this one"
     )]
-    PortTaken { port: Port, holder: String },
+    PortTaken {
+        port: Port,
+        holder: String,
+        /// Where the holder can be asked to share it.
+        meeting_point: Option<MeetingPoint>,
+    },
 
     #[error(
         "nothing that is sent to {port} of the target arrives at the agent: look for rules that take it before, with `nft \
          list ruleset` and `iptables-legacy -t mangle -S` in the target's network"
     )]
     NothingArrives { port: Port },
+
+    /// A filter that cannot be, or somebody else who has the port.
+    #[error(transparent)]
+    Claim(#[from] splitter::Error),
+
+    #[error("the target's certificate cannot be used: {0}")]
+    Certificate(&'static str),
+
+    #[error("there is no subscription {0}: subscribe, and use the number that the first event has")]
+    NoSubscription(u64),
+
+    /// What another agent answered, which has the port.
+    #[error("{}", .0.detail)]
+    Peer(Failure),
+
+    #[error("the agent that has the port cannot be reached")]
+    PeerGone,
+
+    #[error("the subscription has ended")]
+    SubscriptionEnded,
 
     #[error("the token is not this agent's: use the one it was started with")]
     WrongToken,
@@ -91,7 +116,15 @@ impl Error {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
             Self::NoTarget(_) | Self::NoContainer(_) | Self::TargetGone(_) => Reason::TargetGone,
-            Self::PortTaken { .. } | Self::NothingArrives { .. } => Reason::Agent,
+            Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
+                return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
+            }
+            Self::Peer(failure) => return failure.clone(),
+            Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
+            Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
+            Self::NoSubscription(_) | Self::SubscriptionEnded | Self::Certificate(_) => {
+                Reason::BadRequest
+            }
             Self::Agent { source, .. } => {
                 return Failure::new(Reason::Agent, format!("{self} ({source})"));
             }
@@ -112,6 +145,18 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         error.to_failure().to_status()
     }
+}
+
+/// An error and what caused it, as one text: the client gets no more than that.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }
 
 /// The error number in an error of the standard library. One without a number did not come from the system.

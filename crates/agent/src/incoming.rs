@@ -1,5 +1,88 @@
-//! Incoming: the target's traffic.
+//! Incoming: the target's traffic, for those who ask for it.
 //!
-//! So far the [`redirect`]: what arrives at chosen ports of the target reaches the agent. No session uses it yet.
+//! ```text
+//!   redirect      what arrives at a port reaches us instead of the application
+//!   ports         one splitter for each such port: each request to the session that wants it, the rest to the application
+//!   datagrams     the same for UDP, where there is nothing to split
+//!   queue         a session, as a place where connections go: its `incoming/accept` requests
+//!   stream        a connection, as such a request: one body each way
+//!   keeper        a subscription from its beginning to its end, here or, through `peers`, at another agent
+//! ```
+//!
+//! A session that is gone, or too slow, loses nothing for the clients: what it has not begun to answer goes to the
+//! application.
 
+mod certificates;
+mod datagrams;
+mod fate;
+mod filter;
+mod keeper;
+mod lent;
+mod original;
+mod peers;
+mod ports;
+mod queue;
+mod reachable;
 pub mod redirect;
+mod stream;
+mod subscription;
+mod wanted;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_util::Stream;
+use http::{Request, Response};
+use hyper::body::Incoming as RequestBody;
+use protocol::incoming::Accept;
+use protocol::rpc::incoming_server::Incoming;
+use protocol::rpc::{SubscribeEvent, SubscribeRequest};
+use tokio::sync::mpsc;
+use tonic::body::Body;
+use tonic::{Request as Call, Response as Answer, Status};
+
+pub(crate) use self::ports::Ports;
+pub use self::reachable::Reachable;
+pub(crate) use self::subscription::Subscriptions;
+use self::wanted::Wanted;
+use crate::connection::Connection;
+use crate::{Error, Result};
+
+#[tonic::async_trait]
+impl Incoming for Connection {
+    type SubscribeStream = Events;
+
+    async fn subscribe(&self, request: Call<SubscribeRequest>) -> Result<Answer<Events>, Status> {
+        self.admit().await?;
+        let wanted = Wanted::validate(request.into_inner())?;
+        let events = keeper::subscribe(self, wanted).await?;
+        Ok(Answer::new(Events(events)))
+    }
+}
+
+/// A connection of a subscription: answered when there is one.
+pub(crate) async fn accept(
+    connection: &Arc<Connection>,
+    request: Request<RequestBody>,
+) -> Result<Response<Body>> {
+    let Accept { subscription } = Accept::from_headers(request.headers())?;
+    let found = connection.subscriptions.find(subscription);
+    let found = found.ok_or(Error::NoSubscription(subscription))?;
+    found.wait(request.into_body()).await
+}
+
+/// What happens to a subscription, until the caller ends the call: dropping this ends the subscription.
+#[derive(Debug)]
+pub(crate) struct Events(mpsc::Receiver<Result<SubscribeEvent, Status>>);
+
+impl Stream for Events {
+    type Item = Result<SubscribeEvent, Status>;
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context)
+    }
+}

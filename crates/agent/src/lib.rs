@@ -7,7 +7,7 @@
 //! - [`outgoing`] and [`dns`]: sockets are made by a thread inside the target's network namespace, and driven by the
 //!   runtime that everything else runs on, so thousands of connections need no threads of their own;
 //! - [`env`](mod@env): as the kernel keeps it;
-//! - [`incoming`]: what arrives at chosen ports of the target reaches the agent first. Sessions do not use it yet.
+//! - [`incoming`]: what arrives at chosen ports of the target reaches the agent first, and whoever asked for it.
 //!
 //! Nothing is buffered without a bound. A body is only read when the other side takes what was read before, so a slow
 //! reader slows its own source down and nobody else.
@@ -31,4 +31,5 @@ mod workers;
 pub use agent::{Agent, raise_descriptor_limit};
 pub use container::process_of_container;
 pub use error::{Error, Result};
+pub use incoming::Reachable;
 pub use user_namespace::enter_user_namespace_of;

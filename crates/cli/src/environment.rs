@@ -26,5 +26,6 @@ pub(crate) const STATE_HOME: &str = "XDG_STATE_HOME";
 pub(crate) const TEMPORARY: &str = "TMPDIR";
 /// Who called `sudo`.
 pub(crate) const SUDO_USER: &str = "SUDO_USER";
+pub(crate) const USER: &str = "USER";
 /// What the terminal can do.
 pub(crate) const TERM: &str = "TERM";

@@ -4,6 +4,7 @@ mod agent;
 mod arguments;
 mod ending;
 mod environment;
+mod holder;
 mod log;
 pub(crate) mod podman;
 mod progress;
@@ -18,13 +19,12 @@ use anyhow::{Context, Result, anyhow};
 use config::{FileMode, Settings};
 use proxy::{Event, Launch, Session, Tell};
 
-pub(crate) use agent::program as agent_program;
+pub(crate) use agent::{access, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments};
-pub(crate) use progress::colors;
+pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster};
 use log::Verbosity;
-use progress::Progress;
 use signals::Caught;
 use target::LocalTarget;
 
@@ -95,10 +95,11 @@ fn choose_agent(
         let name = target.to_string();
         return Ok((Agent::beside(target, verbosity, progress), name));
     }
-    let agent = InCluster::new(settings, progress);
+    let agent = InCluster::new(settings, progress)?;
     if agent.is_targetless() {
-        // The agent's own files are none.
+        // The agent has no files, and its name says nothing.
         settings.feature.fs.mode = FileMode::Local;
+        settings.feature.hostname = false;
     }
     let name = agent.to_string();
     Ok((Agent::Cluster(Arc::new(agent)), name))
@@ -118,6 +119,7 @@ async fn start(
         reached,
         agent.clone(),
         tell(progress),
+        holder::name(&arguments.command),
         settings,
         &env_file,
         &surroundings,
@@ -131,6 +133,7 @@ fn tell(progress: &Progress) -> Tell {
     Arc::new(move |event| match event {
         // A program that does a thing a thousand times is spoken of once.
         Event::Program(_) | Event::File(..) => progress.say(&event.to_string()),
+        Event::Incoming(incoming) if !incoming.is_warning() => progress.note(&event.to_string()),
         _ => progress.report(&event.to_string()),
     })
 }

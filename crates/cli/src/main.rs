@@ -9,6 +9,7 @@ mod diagnose;
 mod environment;
 mod exec;
 mod exit;
+mod ls;
 mod sys;
 mod verify;
 
@@ -26,6 +27,8 @@ use clap_complete::Shell;
 enum Command {
     /// Run a program as the stand-in for a target
     Exec(Box<exec::ExecArguments>),
+    /// List what there is to stand in for in a cluster
+    Ls(ls::LsArguments),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
     /// Say what this machine can do, and what to do about the rest
@@ -40,6 +43,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Exec(arguments) => exec::run(&arguments),
+        Command::Ls(arguments) => ls::run(&arguments),
         Command::VerifyConfig(arguments) => verify::run(&arguments),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Completions { shell } => {

@@ -153,8 +153,9 @@ impl Agent {
             &self.pod,
             self.port,
         );
-        let name = ServerName::try_from("agent")
-            .map_err(|error| LinkError::from(link::tls::rustls::Error::General(error.to_string())))?;
+        let name = ServerName::try_from("agent").map_err(|error| {
+            LinkError::from(link::tls::rustls::Error::General(error.to_string()))
+        })?;
         let trust = Trust::FirstSeen(FirstSeen::default());
         let dialer = TlsDialer::with_identity(forward, name, trust, identity)?;
         let answered = tokio::select! {

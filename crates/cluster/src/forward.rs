@@ -24,8 +24,7 @@ pub struct PortForward {
 
 impl PortForward {
     pub fn new(client: Client, namespace: &str, pod: &str, port: u16) -> Self {
-        let path =
-            format!("/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}");
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}");
         Self { client, path }
     }
 
@@ -74,7 +73,10 @@ fn refused(status: StatusCode) -> io::Error {
         StatusCode::NOT_FOUND => io::ErrorKind::NotFound,
         _ => io::ErrorKind::ConnectionRefused,
     };
-    io::Error::new(kind, format!("the API server answers {status} to a port-forward"))
+    io::Error::new(
+        kind,
+        format!("the API server answers {status} to a port-forward"),
+    )
 }
 
 impl fmt::Debug for PortForward {

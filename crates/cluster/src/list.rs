@@ -50,23 +50,40 @@ pub async fn list(cluster: &Cluster, namespace: &str) -> Result<Listing> {
     let (deployments, stateful_sets, daemon_sets, replica_sets, cron_jobs, jobs, services) = tokio::join!(
         lister.kind(Kind::Deployment, |found: &Deployment| {
             let spec = found.spec.as_ref();
-            Some((spec.and_then(|spec| spec.selector.match_labels.clone()), spec.map(|spec| &spec.template)))
+            Some((
+                spec.and_then(|spec| spec.selector.match_labels.clone()),
+                spec.map(|spec| &spec.template),
+            ))
         }),
         lister.kind(Kind::StatefulSet, |found: &StatefulSet| {
             let spec = found.spec.as_ref();
-            Some((spec.and_then(|spec| spec.selector.match_labels.clone()), spec.map(|spec| &spec.template)))
+            Some((
+                spec.and_then(|spec| spec.selector.match_labels.clone()),
+                spec.map(|spec| &spec.template),
+            ))
         }),
         lister.kind(Kind::DaemonSet, |found: &DaemonSet| {
             let spec = found.spec.as_ref();
-            Some((spec.and_then(|spec| spec.selector.match_labels.clone()), spec.map(|spec| &spec.template)))
+            Some((
+                spec.and_then(|spec| spec.selector.match_labels.clone()),
+                spec.map(|spec| &spec.template),
+            ))
         }),
         lister.kind(Kind::ReplicaSet, |found: &ReplicaSet| {
             let spec = found.spec.as_ref();
             let free = found.owner_references().is_empty();
-            free.then(|| (spec.and_then(|spec| spec.selector.match_labels.clone()), spec.and_then(|spec| spec.template.as_ref())))
+            free.then(|| {
+                (
+                    spec.and_then(|spec| spec.selector.match_labels.clone()),
+                    spec.and_then(|spec| spec.template.as_ref()),
+                )
+            })
         }),
         lister.kind(Kind::CronJob, |found: &CronJob| {
-            let job = found.spec.as_ref().and_then(|spec| spec.job_template.spec.as_ref());
+            let job = found
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.job_template.spec.as_ref());
             Some((None, job.map(|job| &job.template)))
         }),
         lister.kind(Kind::Job, |found: &Job| {
@@ -121,7 +138,10 @@ struct Lister<'call> {
 }
 
 /// The labels by which something has pods, and what they are made of.
-type Shape<'object> = (Option<BTreeMap<String, String>>, Option<&'object PodTemplateSpec>);
+type Shape<'object> = (
+    Option<BTreeMap<String, String>>,
+    Option<&'object PodTemplateSpec>,
+);
 
 impl Lister<'_> {
     /// All of one kind. None: the user may not list it.

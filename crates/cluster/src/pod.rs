@@ -54,9 +54,15 @@ pub enum Unfit {
     /// It has not come as far, or has ended.
     NotRunning(String),
     /// It has no such container, and these.
-    NoContainer { wanted: String, has: Vec<String> },
+    NoContainer {
+        wanted: String,
+        has: Vec<String>,
+    },
     /// The container is about to start, crashes, or has ended.
-    ContainerNotRunning { container: String, why: String },
+    ContainerNotRunning {
+        container: String,
+        why: String,
+    },
     Windows,
 }
 
@@ -313,10 +319,7 @@ mod tests {
             pod["metadata"]["annotations"] = json!({DEFAULT_CONTAINER: "helper"});
         });
         assert_eq!(containers(&annotated), ["helper", "web", "istio-proxy"]);
-        assert_eq!(
-            containers(&pod(|_| {})),
-            ["web", "helper", "istio-proxy"]
-        );
+        assert_eq!(containers(&pod(|_| {})), ["web", "helper", "istio-proxy"]);
     }
 
     #[test]

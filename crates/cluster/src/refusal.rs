@@ -24,10 +24,7 @@ pub enum Obstacle {
     /// The user lacks a right. The text is the API server's.
     Rights(String),
     /// The namespace enforces a Pod Security level.
-    PodSecurity {
-        level: String,
-        fields: Vec<String>,
-    },
+    PodSecurity { level: String, fields: Vec<String> },
     /// A policy or a webhook of the cluster says no, with its own words.
     Policy(String),
 }
@@ -84,10 +81,13 @@ impl fmt::Display for Refusal {
 
 impl Refusal {
     fn alternative(&self) -> String {
-        let by_level = |(_, obstacle): &(Attempt, Obstacle)| {
-            matches!(obstacle, Obstacle::PodSecurity { .. })
-        };
-        if self.met.iter().any(|(attempt, _)| *attempt == Attempt::Targetless) {
+        let by_level =
+            |(_, obstacle): &(Attempt, Obstacle)| matches!(obstacle, Obstacle::PodSecurity { .. });
+        if self
+            .met
+            .iter()
+            .any(|(attempt, _)| *attempt == Attempt::Targetless)
+        {
             return "Ask whoever administers the cluster to let the pod be, or set `agent.namespace` to another namespace"
                 .to_owned();
         }
@@ -108,7 +108,9 @@ impl Refusal {
 impl fmt::Display for Attempt {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Ephemeral => "as an ephemeral container of the target's pod (agent.ephemeral: true)",
+            Self::Ephemeral => {
+                "as an ephemeral container of the target's pod (agent.ephemeral: true)"
+            }
             Self::Pod => "as a pod on the target's node (agent.ephemeral: false)",
             Self::Targetless => "as a pod without a target",
         })
@@ -169,8 +171,7 @@ mod tests {
         let rights = "pods \"web\" is forbidden: User \"eve\" cannot patch resource \"pods/ephemeralcontainers\" in API \
                       group \"\" in the namespace \"shop\"";
         check(rights, Obstacle::Rights(rights.to_owned()));
-        let policy =
-            "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no ephemeral containers";
+        let policy = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no ephemeral containers";
         check(policy, Obstacle::Policy(policy.to_owned()));
     }
 

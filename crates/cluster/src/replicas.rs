@@ -157,8 +157,7 @@ struct Follower {
 
 impl Follower {
     async fn follow(mut self, selection: Selection) {
-        let pods: Api<Pod> =
-            Api::namespaced(self.cluster.client.clone(), &self.target.namespace);
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &self.target.namespace);
         let events = watcher::watcher(pods, selection.watcher_config()).default_backoff();
         let mut events = pin!(events);
         while let Some(event) = events.next().await {
@@ -264,11 +263,13 @@ impl Follower {
         let namespace = &self.target.namespace;
         match code(&source) {
             Some(403) => {
-                let needed = [&rights::to_resolve(self.target.kind), rights::TO_REACH].concat();
+                let needed = rights::for_session(self.target.kind);
                 let client = &self.cluster.client;
                 rights::forbidden(client, namespace, "list pods", None, &needed).await
             }
-            Some(400) => self.no_list("a selector is written as for `kubectl get pods -l`".to_owned()),
+            Some(400) => {
+                self.no_list("a selector is written as for `kubectl get pods -l`".to_owned())
+            }
             _ => self.cluster.first_error("list pods", source),
         }
     }

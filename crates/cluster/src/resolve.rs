@@ -146,16 +146,9 @@ impl Lookup<'_> {
                 hint: format!("`standin ls -n {namespace}` lists what is there"),
             },
             Some(403) => {
-                let needed = [&rights::to_resolve(*kind), rights::TO_REACH].concat();
+                let needed = rights::for_session(*kind);
                 let certain = needed.first().copied();
-                rights::forbidden(
-                    &self.cluster.client,
-                    namespace,
-                    &action,
-                    certain,
-                    &needed,
-                )
-                .await
+                rights::forbidden(&self.cluster.client, namespace, &action, certain, &needed).await
             }
             _ => self.cluster.first_error(&action, error),
         })
@@ -209,7 +202,6 @@ fn labels_of(selector: LabelSelector) -> Option<String> {
     let text = selector.to_string();
     (!text.is_empty()).then_some(text)
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -57,6 +57,11 @@ pub(crate) const FOR_POD: &[Right] = &[
     right("batch", "jobs", "delete"),
 ];
 
+/// Everything that a session on a target needs, with an agent in the target's pod.
+pub(crate) fn for_session(kind: Kind) -> Vec<Right> {
+    [&to_resolve(kind), FOR_EPHEMERAL, TO_REACH].concat()
+}
+
 /// The error for something that was forbidden: with everything among these rights that is missing as well, so that one
 /// asks only once. `certain` is what was just refused.
 pub(crate) async fn forbidden(
@@ -119,7 +124,9 @@ pub fn role(namespace: &str, rights: &[Right]) -> String {
     let mut text = format!(
         "apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata:\n  name: standin\n  namespace: {namespace}\nrules:\n"
     );
-    for of_one in rights.chunk_by(|one, next| (one.group, one.resource) == (next.group, next.resource)) {
+    for of_one in
+        rights.chunk_by(|one, next| (one.group, one.resource) == (next.group, next.resource))
+    {
         let Some(first) = of_one.first() else {
             continue;
         };
@@ -140,10 +147,8 @@ mod tests {
 
     #[test]
     fn a_role_has_one_rule_for_each_resource() {
-        let mut rights = to_resolve(Kind::Deployment);
-        rights.extend_from_slice(TO_REACH);
         assert_eq!(
-            role("shop", &rights),
+            role("shop", &for_session(Kind::Deployment)),
             "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -154,6 +159,9 @@ rules:
 - apiGroups: [\"\"]
   resources: [pods]
   verbs: [list, watch]
+- apiGroups: [\"\"]
+  resources: [pods/ephemeralcontainers]
+  verbs: [patch]
 - apiGroups: [\"\"]
   resources: [pods/portforward]
   verbs: [create, get]

@@ -10,7 +10,7 @@ pub(crate) struct Elsewhere {
 }
 
 const OPERATOR: &str = "sessions through an operator come in a later version";
-const INCOMING: &str = "incoming traffic comes in a later version";
+const INCOMING: &str = "it is a part of `feature.network.incoming`, or not needed";
 const RULES: &str = "the kernel removes the rules of an agent that has ended";
 const MAGIC: &str = "magic comes in a later version";
 const MACOS: &str = "it is for macOS, and Standin runs on Linux";
@@ -49,7 +49,6 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("feature.env.load_from_process",       "the process has the target's variables from its first instruction"),
     known("feature.fs.readonly_file_buffer",     "the kernel reads ahead and caches"),
     known("feature.magic",                       MAGIC),
-    known("feature.network.incoming",            INCOMING),
     known("feature.network.ipv6",                "IPv6 is always on"),
     known("feature.preview",                     OPERATOR),
     known("feature.redis",                       OPERATOR),

@@ -9,7 +9,7 @@
 //!
 //! - [`Layers`] merges files, variables and flags, and remembers where each value came from.
 //! - [`verify`] explains everything that is wrong with a file.
-//! - [`EnvRules`], [`FileRules`], [`OutgoingRules`], [`DnsRules`] and [`SkipRules`] decide, quickly, what is the target's.
+//! - [`EnvRules`], [`FileRules`], [`IncomingRules`], [`OutgoingRules`], [`DnsRules`] and [`SkipRules`] decide, quickly, what is the target's.
 
 mod address;
 mod dns;
@@ -20,6 +20,7 @@ mod error;
 mod explain;
 mod files;
 mod format;
+mod incoming;
 mod layers;
 mod outgoing;
 mod problem;
@@ -42,6 +43,7 @@ pub use error::RuleError;
 pub use explain::Effective;
 pub use files::{Choice, FileRules, Surroundings};
 pub use format::Format;
+pub use incoming::{HttpFilter, IncomingRules};
 pub use layers::{Layers, Origin, Origins, Resolved};
 pub use outgoing::{OutgoingRules, Side};
 pub use problem::{Problem, ProblemKind, Severity};
@@ -49,10 +51,12 @@ pub use reference::reference_text;
 pub use report::{Report, Style, verify};
 pub use schema::schema_text;
 pub use settings::{
-    AddressFilter, AgentSettings, DnsSettings, EnvSettings, FeatureSettings, FileMode,
-    FileSettings, ImagePullPolicy, List, NamePattern, NetworkSettings, OrderedMap,
-    OutgoingSettings, PullSecret, RegexText, Resources, Seconds, Secret, Settings, Target,
-    TargetError, TargetSettings, Toleration, WorkloadKind,
+    AddressFilter, AgentSettings, BodyFilter, BodyKind, DeliveryProtocol, DnsSettings, EnvSettings,
+    FeatureSettings, FileMode, FileSettings, HttpFilterItem, HttpFilterSettings, ImagePullPolicy,
+    IncomingMode, IncomingSettings, List, NamePattern, NetworkSettings, OnConcurrentSteal,
+    OrderedMap, OutgoingSettings, Patience, PatternText, Port, PortPair, PullSecret, QueryText,
+    RegexText, Resources, Seconds, Secret, Settings, Target, TargetError, TargetSettings,
+    TargetTlsSettings, TlsDeliverySettings, Toleration, WorkloadKind,
 };
 pub use skip::{SkipReason, SkipRules};
 pub use source::Place;

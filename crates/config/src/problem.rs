@@ -73,10 +73,30 @@ pub enum ProblemKind {
     Address(AddressError),
     #[error("not a target: {0}")]
     Target(TargetError, Option<String>),
-    #[error("`{found}` is no whole number")]
-    WholeNumber { found: String },
     #[error("`{key}` has no effect: {reason}")]
     KnownElsewhere { key: String, reason: &'static str },
+    #[error("`{found}` is not a number from {least} to {most}")]
+    OutOfRange {
+        found: String,
+        least: u64,
+        most: u64,
+    },
+    #[error("{}, found {found}", length(*.fewest, *.most))]
+    WrongLength {
+        fewest: usize,
+        most: usize,
+        found: usize,
+    },
+    #[error("nothing is said here")]
+    Empty { keys: Vec<String> },
+    #[error("`{key}` needs `{needed}` beside it")]
+    Incomplete { key: String, needed: String },
+    #[error("this is no JSONPath query: {reason}")]
+    Query { reason: String },
+    #[error("`{found}` is no method of HTTP")]
+    Method { found: String },
+    #[error("`{found}` is no time")]
+    Time { found: String },
     #[error("templates are not expanded")]
     Template,
     #[error("unknown variable `{name}`")]
@@ -108,7 +128,10 @@ impl ProblemKind {
     pub(crate) fn names_its_key(&self) -> bool {
         matches!(
             self,
-            Self::UnknownKey { .. } | Self::SetTwice { .. } | Self::KnownElsewhere { .. }
+            Self::UnknownKey { .. }
+                | Self::SetTwice { .. }
+                | Self::Incomplete { .. }
+                | Self::KnownElsewhere { .. }
         )
     }
 
@@ -151,6 +174,9 @@ impl ProblemKind {
                     None => "remove it, or see docs/configuration.md for all keys".to_owned(),
                 });
             }
+            Self::Exclusive { keys } if keys[0].ends_with("_filter") => {
+                "remove one of them, or put both into `all_of` or `any_of`"
+            }
             Self::SetTwice { .. } | Self::Exclusive { .. } => "remove one of them",
             Self::WrongKind { advice, .. } => advice,
             Self::Regex { reason } if reason.contains("look-around") => {
@@ -172,10 +198,30 @@ impl ProblemKind {
                     None => "unset it, or see docs/configuration.md for all variables".to_owned(),
                 });
             }
-            Self::WholeNumber { .. } => "write it with digits alone, as in `60`",
             Self::Inconsistent { .. } => "simplify the settings that are named",
+            Self::OutOfRange { .. } => "write a number in that range, without quotes",
+            Self::WrongLength { most: 2, .. } => {
+                "a pair is `[local, remote]`, such as `[8081, 8080]`"
+            }
+            Self::WrongLength { .. } => "write what the list should have, or remove the key",
+            Self::Empty { keys } => {
+                let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+                return Some(format!("name one of {}", keys.join(", ")));
+            }
+            Self::Incomplete { needed, .. } => return Some(format!("add `{needed}`")),
+            Self::Query { .. } => "for example `$.order.customer`, which is text after RFC 9535",
+            Self::Method { .. } => "for example `POST`",
+            Self::Time { .. } => "write a number with its unit: `500ms`, `10s` or `2m`",
         };
         Some(text.to_owned())
+    }
+}
+
+fn length(fewest: usize, most: usize) -> String {
+    if fewest == most {
+        format!("expected a list of {fewest}")
+    } else {
+        format!("expected a list of at least {fewest}")
     }
 }
 

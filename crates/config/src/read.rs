@@ -9,8 +9,8 @@ use std::collections::HashSet;
 
 use crate::problem::ProblemKind;
 use crate::report::MOST_KEPT;
-use crate::settings::{Target, check_regex};
-use crate::shape::{self, Check, Kind, MapShape, Shape, TextShape};
+use crate::settings::{Target, check_method, check_pattern, check_query, check_regex, check_time};
+use crate::shape::{self, Check, Kind, ListShape, MapShape, Shape, TextShape};
 use crate::tree::{Key, Node, Span, Value};
 
 pub(crate) use suggest::closest;
@@ -60,13 +60,19 @@ impl Reader<'_> {
                 None
             }
             (Kind::Map(map), Value::Map(entries)) => Some(self.read_map(entries, span, map)),
-            (Kind::List(item), Value::List(items)) => {
-                let items = items
-                    .into_iter()
-                    .filter_map(|node| self.read_item(node, item))
-                    .collect();
-                let value = Value::List(items);
-                Some(Node { value, span })
+            (Kind::List(list), Value::List(items)) => self.read_list(items, span, list),
+            (Kind::Number(range), Value::Number(text)) => {
+                if text
+                    .parse()
+                    .is_ok_and(|number: u64| range.contains(&number))
+                {
+                    let value = Value::Number(text);
+                    return Some(Node { value, span });
+                }
+                let (least, most) = (*range.start(), *range.end());
+                let found = text;
+                self.report(ProblemKind::OutOfRange { found, least, most }, span);
+                None
             }
             (Kind::Boolean, Value::Boolean(boolean)) => Some(Node {
                 value: Value::Boolean(boolean),
@@ -75,6 +81,30 @@ impl Reader<'_> {
             (Kind::Text(text), value) => self.read_text(Node { value, span }, shape, text),
             (_, value) => self.wrong_kind(&Node { value, span }, shape),
         }
+    }
+
+    fn read_list(&mut self, items: Vec<Node>, span: Span, list: &ListShape) -> Option<Node> {
+        if items.len() < list.fewest || items.len() > list.most {
+            let (fewest, most, found) = (list.fewest, list.most, items.len());
+            let kind = ProblemKind::WrongLength {
+                fewest,
+                most,
+                found,
+            };
+            self.report(kind, span);
+            return None;
+        }
+        let before = self.findings.problems.len();
+        let items: Vec<Node> = items
+            .into_iter()
+            .filter_map(|node| self.read_item(node, &list.item))
+            .collect();
+        // What is left of a list of a certain length is none.
+        if items.len() < list.fewest && self.findings.problems.len() > before {
+            return None;
+        }
+        let value = Value::List(items);
+        Some(Node { value, span })
     }
 
     /// Nothing is a value that is missing, and a list has no place for it.
@@ -88,6 +118,7 @@ impl Reader<'_> {
     fn read_map(&mut self, entries: Vec<(Key, Node)>, span: Span, map: &MapShape) -> Node {
         let mut read: Vec<(Key, Node)> = Vec::new();
         let mut seen: HashSet<String> = HashSet::new();
+        let keys: Vec<Key> = entries.iter().map(|(key, _)| key.clone()).collect();
         for (key, node) in entries {
             self.path.push(key.text.clone());
             if !seen.insert(key.text.clone()) {
@@ -103,8 +134,30 @@ impl Reader<'_> {
             let span = second.span;
             self.report(ProblemKind::Exclusive { keys }, span);
         }
+        self.check_together(&keys, span, map);
         let value = Value::Map(read);
         Node { value, span }
+    }
+
+    /// Keys that exclude or need one another.
+    fn check_together(&mut self, keys: &[Key], span: Span, map: &MapShape) {
+        if keys.is_empty() && !map.may_be_empty {
+            let keys = map.one_of.clone();
+            self.report(ProblemKind::Empty { keys }, span);
+        }
+        let mut alternatives = keys.iter().filter(|key| map.one_of.contains(&key.text));
+        if let (Some(first), Some(second)) = (alternatives.next(), alternatives.next()) {
+            let keys = [first.text.clone(), second.text.clone()];
+            self.report(ProblemKind::Exclusive { keys }, second.span);
+        }
+        let find = |name: &String| keys.iter().find(|key| key.text == *name);
+        let incomplete = map.needs.iter().find_map(|(key, needed)| {
+            Some((find(key)?, needed)).filter(|_| find(needed).is_none())
+        });
+        if let Some((place, needed)) = incomplete {
+            let (key, needed) = (place.text.clone(), needed.clone());
+            self.report(ProblemKind::Incomplete { key, needed }, place.span);
+        }
     }
 
     fn read_entry(&mut self, key: &Key, node: Node, map: &MapShape) -> Option<Node> {
@@ -179,14 +232,26 @@ impl Reader<'_> {
             Check::Regex => check_regex(text)
                 .err()
                 .map(|reason| ProblemKind::Regex { reason }),
+            Check::Pattern => check_pattern(text)
+                .err()
+                .map(|reason| ProblemKind::Regex { reason }),
+            Check::Query => check_query(text)
+                .err()
+                .map(|reason| ProblemKind::Query { reason }),
+            Check::Method => {
+                let found = text.to_owned();
+                (!check_method(text)).then_some(ProblemKind::Method { found })
+            }
+            Check::Time => {
+                let found = text.to_owned();
+                check_time(text)
+                    .is_none()
+                    .then_some(ProblemKind::Time { found })
+            }
             Check::Address => text
                 .parse::<crate::address::AddressPattern>()
                 .err()
                 .map(ProblemKind::Address),
-            Check::WholeNumber => text
-                .parse::<u64>()
-                .err()
-                .map(|_| ProblemKind::WholeNumber { found: text.to_owned() }),
             Check::Target => text
                 .parse::<Target>()
                 .err()
@@ -229,6 +294,11 @@ fn advice(node: &Node, shape: &Shape) -> &'static str {
             "remove the quotes"
         }
         (_, Kind::Boolean) => "write `true` or `false`",
+        (Value::Text(text), Kind::Number(_)) if text.parse::<u64>().is_ok() => "remove the quotes",
+        (_, Kind::Number(_)) => "write a number without quotes",
+        (Value::Number(_), Kind::Text(text)) if text.check == Some(Check::Time) => {
+            "write it with its unit: `500ms`, `10s` or `2m`"
+        }
         (Value::Number(_) | Value::Boolean(_), Kind::Text(_)) if shape.choices.is_empty() => {
             "put it in quotes"
         }

@@ -9,6 +9,7 @@
 mod agent;
 mod env;
 mod files;
+mod incoming;
 mod list;
 mod network;
 mod ordered_map;
@@ -23,6 +24,12 @@ pub use agent::{AgentSettings, ImagePullPolicy, PullSecret, Resources, Seconds, 
 pub use env::{EnvSettings, NamePattern};
 pub(crate) use files::check_regex;
 pub use files::{FileMode, FileSettings, RegexText};
+pub use incoming::{
+    BodyFilter, BodyKind, DeliveryProtocol, HttpFilterItem, HttpFilterSettings, IncomingMode,
+    IncomingSettings, OnConcurrentSteal, Patience, PatternText, Port, PortPair, QueryText,
+    TargetTlsSettings, TlsDeliverySettings,
+};
+pub(crate) use incoming::{check_method, check_pattern, check_query, check_time};
 pub use list::List;
 pub use network::{AddressFilter, DnsSettings, NetworkSettings, OutgoingSettings};
 pub use ordered_map::OrderedMap;
@@ -95,7 +102,7 @@ pub struct FeatureSettings {
 
     /// Connections and names.
     ///
-    /// `true` and `false` are short for the same value in `outgoing` and `dns`.
+    /// `true` and `false` are short for the same value in `incoming`, `outgoing` and `dns`.
     pub network: NetworkSettings,
 
     /// Whether the host name is the target's.

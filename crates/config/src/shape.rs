@@ -1,6 +1,7 @@
 //! The annotated schema as a typed tree: what may stand where.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 use serde_json::Value;
@@ -28,9 +29,13 @@ pub(crate) enum Expand {
     Enabled,
     Files,
     Filter,
+    Incoming,
     Network,
+    Numbers,
     OneOrMany,
     Outgoing,
+    Pair,
+    Pairs,
     Separated,
     Target,
     TargetPath,
@@ -39,7 +44,8 @@ pub(crate) enum Expand {
 #[derive(Debug)]
 pub(crate) enum Kind {
     Map(MapShape),
-    List(Box<Shape>),
+    List(ListShape),
+    Number(RangeInclusive<u64>),
     Text(TextShape),
     Boolean,
     /// May be there and means nothing to us.
@@ -55,8 +61,20 @@ pub(crate) struct MapShape {
     pub(crate) others: Option<Box<Shape>>,
     pub(crate) key_check: Option<Check>,
     pub(crate) exclusive: bool,
+    /// Of these keys there may be only one.
+    pub(crate) one_of: Vec<String>,
+    /// Keys, each with another one that it is nothing without.
+    pub(crate) needs: Vec<(String, String)>,
+    pub(crate) may_be_empty: bool,
     /// Whether a later layer replaces the whole map instead of some of its keys.
     pub(crate) replace: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct ListShape {
+    pub(crate) item: Box<Shape>,
+    pub(crate) fewest: usize,
+    pub(crate) most: usize,
 }
 
 #[derive(Debug)]
@@ -70,9 +88,12 @@ pub(crate) struct TextShape {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
     Regex,
+    Pattern,
+    Query,
+    Method,
+    Time,
     Address,
     Target,
-    WholeNumber,
 }
 
 /// The shape of a whole config file.
@@ -137,9 +158,13 @@ impl Expand {
             "enabled" => Some(Self::Enabled),
             "files" => Some(Self::Files),
             "filter" => Some(Self::Filter),
+            "incoming" => Some(Self::Incoming),
             "network" => Some(Self::Network),
+            "numbers" => Some(Self::Numbers),
             "one-or-many" => Some(Self::OneOrMany),
             "outgoing" => Some(Self::Outgoing),
+            "pair" => Some(Self::Pair),
+            "pairs" => Some(Self::Pairs),
             "separated" => Some(Self::Separated),
             "target" => Some(Self::Target),
             "target-path" => Some(Self::TargetPath),
@@ -162,14 +187,21 @@ impl Kind {
             Some("object") => Self::Map(MapShape::of(schema)),
             Some("array") => {
                 let item = schema.get("items").unwrap_or(&Value::Null);
-                Self::List(Box::new(Shape::of(item)))
+                Self::List(ListShape {
+                    item: Box::new(Shape::of(item)),
+                    fewest: size(schema, "minItems").unwrap_or(0),
+                    most: size(schema, "maxItems").unwrap_or(usize::MAX),
+                })
+            }
+            Some("integer") => {
+                let number = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
+                let (least, most) = (number("minimum"), number("maximum"));
+                Self::Number(least.unwrap_or(0)..=most.unwrap_or(u64::MAX))
             }
             Some("boolean") => Self::Boolean,
             _ => Self::Text(TextShape {
                 check: check(schema, "x-check"),
-                any_scalar: schema
-                    .get("type")
-                    .is_some_and(|kind| kind.is_array() || kind == "integer"),
+                any_scalar: schema.get("type").is_some_and(Value::is_array),
                 secret: is_set("x-secret"),
             }),
         }
@@ -194,9 +226,33 @@ impl MapShape {
             others,
             key_check: check(schema, "x-key-check"),
             exclusive: schema.get("maxProperties") == Some(&1.into()),
+            one_of: texts(schema.get("x-one-of")),
+            needs: schema
+                .get("x-needs")
+                .and_then(Value::as_object)
+                .into_iter()
+                .flatten()
+                .flat_map(|(key, needed)| {
+                    let needed = texts(Some(needed)).into_iter();
+                    needed.map(|needed| (key.clone(), needed))
+                })
+                .collect(),
+            may_be_empty: size(schema, "minProperties").unwrap_or(0) == 0,
             replace: schema.get("x-replace").is_some(),
         }
     }
+}
+
+fn size(schema: &Value, keyword: &str) -> Option<usize> {
+    let size = schema.get(keyword).and_then(Value::as_u64)?;
+    usize::try_from(size).ok()
+}
+
+fn texts(list: Option<&Value>) -> Vec<String> {
+    let list = list.and_then(Value::as_array).into_iter().flatten();
+    list.filter_map(Value::as_str)
+        .map(ToOwned::to_owned)
+        .collect()
 }
 
 fn long_form(schema: &Value) -> &Value {
@@ -206,9 +262,12 @@ fn long_form(schema: &Value) -> &Value {
 fn check(schema: &Value, keyword: &str) -> Option<Check> {
     match schema.get(keyword)?.as_str()? {
         "regex" => Some(Check::Regex),
+        "pattern" => Some(Check::Pattern),
+        "query" => Some(Check::Query),
+        "method" => Some(Check::Method),
+        "time" => Some(Check::Time),
         "address" => Some(Check::Address),
         "target" => Some(Check::Target),
-        "whole-number" => Some(Check::WholeNumber),
         _ => None,
     }
 }
@@ -252,7 +311,7 @@ fn allowed(schema: &Value) -> String {
         Some("object") => "a map",
         Some("array") => "a list",
         Some("boolean") => "true or false",
-        Some("integer") => "a whole number",
+        Some("integer") => "a number",
         _ => "text",
     }
     .to_owned()

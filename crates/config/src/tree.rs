@@ -40,7 +40,7 @@ pub(crate) struct Node {
 pub(crate) enum Value {
     Null,
     Boolean(bool),
-    /// As it is written. No key takes a number, but some take any text, where `1.10` must not become `1.1`.
+    /// As it is written: some keys take any text, where `1.10` must not become `1.1`.
     Number(String),
     Text(String),
     List(Vec<Node>),

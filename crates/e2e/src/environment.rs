@@ -6,5 +6,8 @@ pub(crate) const CONTEXTS: &str = "STANDIN_CONTEXTS";
 /// The folder of `standin` and `standind`, when someone has built them already.
 pub const PROGRAMS: &str = "STANDIN_PROGRAMS";
 
+/// The agent's program, linked statically, when someone has built it already.
+pub const STATIC_STANDIND: &str = lab::environment::STATIC_STANDIND;
+
 /// The folder of the compiled programs that stand in, when someone has made them already.
 pub const FIXTURES: &str = "STANDIN_FIXTURES";

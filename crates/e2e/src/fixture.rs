@@ -43,8 +43,10 @@ impl Recipe {
     pub const JAVA: Recipe = Recipe::new("java/Tour.java", "javac", &["-d"], &[], "classes");
     pub const CROWD: Recipe = Recipe::new("crowd/crowd.go", "go", GO, STATIC_GO, "crowd");
 
-    pub const ALL: [Recipe; 8] = [
-        Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
+    pub const VISIT: Recipe = Recipe::new("go/visit.go", "go", GO, STATIC_GO, "visit");
+
+    pub const ALL: [Recipe; 9] = [
+        Self::VISIT, Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
     ];
 }
 

@@ -28,6 +28,8 @@ mod stories {
     pub(crate) mod faults;
     // Connections to an agent that are cut.
     pub(crate) mod resume;
+    // Programs that stand in for something in a cluster, without an operator.
+    pub(crate) mod cluster_sessions;
     // What the stories of sessions share.
     pub(crate) mod surroundings;
     // Faults of the network between clusters.
@@ -44,8 +46,8 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    clusters, crowds, extensions, faults, kubernetes, lifecycle, network, power, programs, resume,
-    sessions, shop,
+    cluster_sessions, clusters, crowds, extensions, faults, kubernetes, lifecycle, network, power,
+    programs, resume, sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -67,15 +69,21 @@ fn main() -> ExitCode {
         crowds::stories,
         faults::stories,
         resume::stories,
+        cluster_sessions::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))
     .collect();
     // These change what all clusters share, so each has it for itself.
-    let alone: Vec<Trial> = [network::stories, power::stories, lifecycle::stories]
-        .iter()
-        .flat_map(|stories| stories(&world))
-        .collect();
+    let alone: Vec<Trial> = [
+        network::stories,
+        power::stories,
+        lifecycle::stories,
+        cluster_sessions::stories_alone,
+    ]
+    .iter()
+    .flat_map(|stories| stories(&world))
+    .collect();
     arguments.test_threads.get_or_insert(AT_ONCE);
     let first = libtest_mimic::run(&arguments, beside);
     arguments.test_threads = Some(1);

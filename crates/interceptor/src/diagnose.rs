@@ -114,6 +114,7 @@ fn probe(diagnosis: &mut Diagnosis) -> Result<(), Error> {
     let catch = Catch {
         files: false,
         outgoing: false,
+        incoming: false,
         hostname: false,
         refuse_io_uring: true,
         first_datagram_descriptor: first_datagram_descriptor(),

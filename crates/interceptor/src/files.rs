@@ -132,7 +132,7 @@ pub(crate) fn decide(
             match act(supervisor, request, places.unwrap_or_default()) {
                 Decision::Pass => notification.pass(),
                 Decision::Answer(result) => notification.finish(result),
-                Decision::Later(job) => job(supervisor, notification),
+                Decision::Now(job) | Decision::Later(job) => job(supervisor, notification),
             }
         })),
     }

@@ -10,11 +10,15 @@ use crate::syscalls::{Call, Group, NATIVE_ARCHITECTURE, TABLE};
 /// `select` works on them.
 pub(crate) const FIRST_DATAGRAM_DESCRIPTOR: u32 = 768;
 
+/// The length of a `sockaddr_in`.
+const SHORTEST_INTERNET_ADDRESS: u32 = 16;
+
 /// Which groups of calls are caught.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Catch {
     pub(crate) files: bool,
     pub(crate) outgoing: bool,
+    pub(crate) incoming: bool,
     pub(crate) hostname: bool,
     /// Whether `io_uring_setup` is answered with `ENOSYS`: what goes through a ring, no filter sees.
     pub(crate) refuse_io_uring: bool,
@@ -99,6 +103,12 @@ fn conditions(call: Call, catch: &Catch) -> Vec<Step> {
         // Without a path they are about the descriptor itself.
         Call::UtimensAt | Call::FutimesAt => pointer(1).to_vec(),
         Call::SendTo | Call::ReceiveFrom => pointer(4).to_vec(),
+        // Who does not want to know the peer now may ask later.
+        Call::Accept | Call::Accept4 => pointer(1).to_vec(),
+        Call::Bind => {
+            let length = Test::AtLeast(SHORTEST_INTERNET_ADDRESS);
+            vec![step(2, length, Then::Catch, Then::Pass)]
+        }
         Call::ReceiveMessage | Call::ReceiveMessages => {
             let first = Test::AtLeast(catch.first_datagram_descriptor);
             vec![step(0, first, Then::Catch, Then::Pass)]
@@ -178,6 +188,9 @@ pub(crate) fn program(catch: &Catch) -> Vec<libc::sock_filter> {
             Group::Process => true,
             Group::Files | Group::Root => catch.files,
             Group::Outgoing => catch.outgoing,
+            // What the application itself listens on matters where its connections go.
+            Group::Incoming => catch.incoming || catch.outgoing && *call == Call::Listen,
+            Group::Sockets => catch.outgoing || catch.incoming,
             Group::Hostname => catch.hostname,
         };
         if let (true, Ok(number)) = (caught, u32::try_from(*number)) {
@@ -230,6 +243,7 @@ mod tests {
     const CATCH: Catch = Catch {
         files: true,
         outgoing: true,
+        incoming: true,
         hostname: true,
         refuse_io_uring: true,
         first_datagram_descriptor: FIRST_DATAGRAM_DESCRIPTOR,
@@ -303,6 +317,10 @@ mod tests {
             ("a UDP socket",            libc::SYS_socket,     [2, 0x80802, 0, 0, 0, 0],       CAUGHT),
             ("a UDP socket, IPv6",      libc::SYS_socket,     [10, 2, 0, 0, 0, 0],            CAUGHT),
             ("a Unix datagram socket",  libc::SYS_socket,     [1, 2, 0, 0, 0, 0],             PASSES),
+            ("accept",                  libc::SYS_accept4,    [3, far, far, 0, 0, 0],         CAUGHT),
+            ("accept of anybody",       libc::SYS_accept4,    [3, 0, 0, 0x80800, 0, 0],       PASSES),
+            ("bind",                    libc::SYS_bind,       [3, far, 16, 0, 0, 0],          CAUGHT),
+            ("bind of netlink",         libc::SYS_bind,       [3, far, 12, 0, 0, 0],          PASSES),
             ("a ring",                  libc::SYS_io_uring_setup, [8, far, 0, 0, 0, 0],       libc::SECCOMP_RET_ERRNO | 38),
         ];
         for (what, number, arguments, expected) in table {

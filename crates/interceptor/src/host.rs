@@ -5,10 +5,12 @@
 //! long as they like: a slow operation of one thread of the application never delays another's.
 
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use crate::Errno;
+use crate::incoming::Listening;
 use crate::metadata::{FileSystem, Metadata, Times};
 use crate::outgoing::{Destination, Outgoing, Transport};
 
@@ -52,6 +54,15 @@ pub enum DestinationChoice {
     Refused(Errno),
 }
 
+/// Whose traffic comes to a socket with which the application listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListenerChoice {
+    /// This machine's alone.
+    Local,
+    /// The target's as well: [`Host::listen`] is asked for it.
+    Target,
+}
+
 /// What a call wants with a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
@@ -76,6 +87,13 @@ pub enum Notice {
     /// A program that would run as somebody else (set-user-ID) does not: who may not supervise such programs gives up
     /// gaining privileges.
     NoPrivileges { path: PathBuf },
+    /// The application listens where this machine's port or address cannot be had. It sees the address that it asked for;
+    /// on this machine it is reached at another.
+    PortMoved {
+        transport: Transport,
+        asked: SocketAddr,
+        used: SocketAddr,
+    },
     /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
     ProgramNotHere { path: PathBuf },
 }
@@ -108,6 +126,19 @@ pub trait Host: Send + Sync + 'static {
     /// `outgoing` is completed from any thread at any time.
     fn connect(&self, outgoing: Outgoing) {
         outgoing.refuse(Errno::ENETUNREACH);
+    }
+
+    /// Whose traffic comes to a socket with which the application begins to listen (TCP), or which it binds to a port
+    /// (UDP). Quick; see the module's documentation.
+    fn choose_listener(&self, transport: Transport, address: SocketAddr) -> ListenerChoice {
+        let _ = (transport, address);
+        ListenerChoice::Local
+    }
+
+    /// The application listens where [`choose_listener`](Host::choose_listener) says [`ListenerChoice::Target`]. Its call
+    /// returns when `listening` is completed, from any thread at any time.
+    fn listen(&self, listening: Listening) {
+        listening.refuse(Errno::EOPNOTSUPP);
     }
 
     /// The name of the host as the application sees it.

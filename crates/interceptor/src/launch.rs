@@ -33,6 +33,7 @@ pub struct Launch {
     directory: Option<PathBuf>,
     files: bool,
     outgoing: bool,
+    incoming: bool,
     hostname: bool,
     allow_io_uring: bool,
     let_signals_wait: bool,
@@ -48,6 +49,7 @@ impl Launch {
             directory: None,
             files: true,
             outgoing: true,
+            incoming: true,
             hostname: true,
             allow_io_uring: false,
             let_signals_wait: true,
@@ -91,6 +93,13 @@ impl Launch {
     #[must_use]
     pub fn catch_outgoing(mut self, catch: bool) -> Self {
         self.outgoing = catch;
+        self
+    }
+
+    /// Whether sockets with which the program listens are caught.
+    #[must_use]
+    pub fn catch_incoming(mut self, catch: bool) -> Self {
+        self.incoming = catch;
         self
     }
 
@@ -160,6 +169,7 @@ impl Launch {
         Catch {
             files: self.files,
             outgoing: self.outgoing,
+            incoming: self.incoming,
             hostname: self.hostname,
             refuse_io_uring: !self.allow_io_uring,
             first_datagram_descriptor: first_datagram_descriptor(),

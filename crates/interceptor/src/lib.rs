@@ -27,10 +27,10 @@
 //! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused there.
 //! - Unix sockets that the program itself makes are made on this machine, whatever their path.
 //! - Who may not install filters freely gives up gaining privileges: set-user-ID programs run as the caller.
-//! - Limits of datagram sockets are told in the `outgoing` module.
+//! - Limits of datagram sockets are told in the `outgoing` module, those of sockets that listen in `incoming`.
 //!
-//! [`Launch`] starts a program, [`Supervised`] is one that runs. The noun modules are `files`, `outgoing` and
-//! `hostname`; the environment is an argument of [`Launch`].
+//! [`Launch`] starts a program, [`Supervised`] is one that runs. The noun modules are `files`, `outgoing`,
+//! `incoming` and `hostname`; the environment is an argument of [`Launch`].
 
 #[cfg(not(all(
     target_os = "linux",
@@ -45,6 +45,7 @@ mod files;
 mod filter;
 mod host;
 mod hostname;
+mod incoming;
 mod launch;
 pub mod measure;
 mod metadata;
@@ -52,6 +53,7 @@ mod notification;
 mod outgoing;
 mod process;
 mod restarts;
+mod socket_table;
 mod supervisor;
 mod sys;
 mod syscalls;
@@ -63,8 +65,10 @@ pub use crate::diagnose::{Diagnosis, check, diagnose};
 pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
-    Answer, DestinationChoice, Host, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles,
+    Answer, DestinationChoice, Host, Instead, Intent, ListenerChoice, Notice, OpenOptions,
+    PathChoice, RemoteFiles,
 };
+pub use crate::incoming::{Delivery, DeliveryRegistration, Listener, Listening};
 pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
 pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};

@@ -102,6 +102,7 @@ fn catch_everything() -> Catch {
     Catch {
         files: true,
         outgoing: true,
+        incoming: true,
         hostname: true,
         refuse_io_uring: true,
         first_datagram_descriptor: first_datagram_descriptor(),

@@ -185,6 +185,29 @@ impl Notification {
         }
     }
 
+    /// Answers with a descriptor, in the caller's lowest free number. Gives the notification back with the error if that
+    /// cannot be.
+    pub(crate) fn offer(
+        mut self,
+        descriptor: &OwnedFd,
+        close_on_exec: bool,
+    ) -> Result<(), (Self, Errno)> {
+        let result = seccomp::send_descriptor(
+            self.listener.as_fd(),
+            self.received.id,
+            descriptor.as_raw_fd(),
+            seccomp::Place::Lowest,
+            close_on_exec,
+        );
+        match result {
+            Ok(()) => {
+                self.answered = true;
+                Ok(())
+            }
+            Err(errno) => Err((self, errno)),
+        }
+    }
+
     /// Answers with a descriptor at this number. Gives the notification back if that cannot be.
     pub(crate) fn give_at(
         mut self,

@@ -35,8 +35,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+pub(crate) use self::address::{encode_internet, internet};
 pub use self::attempt::{Connection, Outgoing, Registration};
-pub(crate) use self::calls::decide;
+pub(crate) use self::calls::{End, decide, read_address, write_address};
+pub(crate) use self::own::is_datagram_port_open;
+pub(crate) use self::relay::domain_of;
 
 use crate::Errno;
 use crate::host::DestinationChoice;
@@ -154,6 +157,16 @@ impl Connections {
         }
     }
 
+    /// The application is about to listen on a socket.
+    pub(crate) fn add_own_listener(&self, theirs: &OwnedFd) {
+        self.own.add_listener(theirs);
+    }
+
+    /// Whether a socket of the application takes what is sent to an address of this machine.
+    pub(crate) fn has_own(&self, transport: Transport, address: SocketAddr) -> bool {
+        self.own.has(transport, address)
+    }
+
     fn forget(&self, cookie: u64) {
         if self.any.load(Ordering::Relaxed) {
             lock(&self.sockets).remove(&cookie);
@@ -240,11 +253,15 @@ fn choose(
     transport: Transport,
     destination: &Destination,
 ) -> DestinationChoice {
+    if !supervisor.catch.outgoing {
+        return DestinationChoice::Local;
+    }
     let choice = supervisor.host.choose_destination(transport, destination);
     match destination {
         Destination::Internet(address)
             if choice != DestinationChoice::Local
-                && supervisor.connections.own.is_behind(transport, *address) =>
+                && (supervisor.connections.own.is_behind(transport, *address)
+                    || supervisor.incoming.is_ours(transport, *address)) =>
         {
             DestinationChoice::Local
         }
@@ -253,7 +270,7 @@ fn choose(
 }
 
 /// What a socket is, if it is one that can lead to the target.
-fn transport_of(socket: &OwnedFd) -> Option<Transport> {
+pub(crate) fn transport_of(socket: &OwnedFd) -> Option<Transport> {
     let option = |name| socket::option(socket.as_fd(), libc::SOL_SOCKET, name).ok();
     let protocol = option(libc::SO_PROTOCOL)?;
     match (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?) {

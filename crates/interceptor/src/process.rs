@@ -34,11 +34,16 @@ pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notific
 
 /// Our own copy of a descriptor of a thread.
 pub(crate) fn copy_descriptor_of(thread: libc::pid_t, number: RawFd) -> Result<OwnedFd, Errno> {
-    let process = match process::open_thread(thread) {
+    let process = open_thread_or_process(thread)?;
+    process::copy_descriptor(process.as_fd(), number)
+}
+
+/// A descriptor of a thread, or where the kernel has no such thing of its process.
+pub(crate) fn open_thread_or_process(thread: libc::pid_t) -> Result<OwnedFd, Errno> {
+    match process::open_thread(thread) {
         Err(Errno::EINVAL) => process::open(group_of(thread)?),
         result => result,
-    }?;
-    process::copy_descriptor(process.as_fd(), number)
+    }
 }
 
 /// A program that is about to be executed.

@@ -10,6 +10,7 @@ use crate::Errno;
 use crate::files::Files;
 use crate::filter::Catch;
 use crate::host::{Host, Notice};
+use crate::incoming::Incoming;
 use crate::notification::Notification;
 use crate::outgoing::Connections;
 use crate::process::Processes;
@@ -27,6 +28,7 @@ pub(crate) struct Supervisor {
     pub(crate) catch: Catch,
     pub(crate) files: Arc<Files>,
     pub(crate) connections: Arc<Connections>,
+    pub(crate) incoming: Arc<Incoming>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) workers: Workers,
     /// Only where signals do not wait for answers.
@@ -39,6 +41,8 @@ pub(crate) enum Decision {
     Pass,
     /// The answer is known.
     Answer(Result<i64, Errno>),
+    /// It is answered at once, with more than a number.
+    Now(Job),
     /// It takes time.
     Later(Job),
 }
@@ -47,6 +51,10 @@ pub(crate) enum Decision {
 type Job = Box<dyn FnOnce(&Supervisor, Notification) + Send>;
 
 impl Decision {
+    pub(crate) fn now(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
+        Self::Now(Box::new(job))
+    }
+
     pub(crate) fn later(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
         Self::Later(Box::new(job))
     }
@@ -59,6 +67,7 @@ impl Supervisor {
             catch,
             files: Arc::default(),
             connections: Arc::default(),
+            incoming: Arc::default(),
             processes: Arc::default(),
             workers: Workers::default(),
             restarts: None,
@@ -95,7 +104,9 @@ impl Supervisor {
         let call = Call::by_number(received.number);
         let mut notification = Notification::new(Arc::clone(listener), received);
         // Calls about connections know by themselves what is under way.
-        if let (Some(restarts), Some(Group::Files)) = (&self.restarts, call.map(Call::group)) {
+        if let Some(restarts) = &self.restarts
+            && call.is_some_and(Call::is_done_once)
+        {
             match restarts.arrive(listener.as_fd(), &received) {
                 Some(call) => notification = notification.restartable(call),
                 None => return notification.leave_to_earlier(),
@@ -111,6 +122,7 @@ impl Supervisor {
         match decision {
             Decision::Pass => notification.pass(),
             Decision::Answer(result) => notification.finish(result),
+            Decision::Now(job) => job(self, notification),
             Decision::Later(job) => {
                 let supervisor = self.clone();
                 self.workers.run(move || job(&supervisor, notification));
@@ -133,7 +145,8 @@ impl Supervisor {
                 Ok(Decision::Pass)
             }
             Group::Files | Group::Root => crate::files::decide(self, call, notification),
-            Group::Outgoing => crate::outgoing::decide(self, call, notification),
+            Group::Outgoing | Group::Sockets => crate::outgoing::decide(self, call, notification),
+            Group::Incoming => crate::incoming::decide(self, call, notification),
             Group::Hostname => Ok(hostname::decide(self)),
         };
         decision.unwrap_or_else(|errno| self.unreadable(notification, errno))

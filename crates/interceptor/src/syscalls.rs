@@ -78,10 +78,13 @@ pub(crate) enum Call {
     Chdir,
     Fchdir,
     Getcwd,
-    // Outgoing connections.
+    // Connections.
     Socket,
     Connect,
+    Bind,
     Listen,
+    Accept,
+    Accept4,
     GetPeerName,
     GetSocketName,
     GetSocketOption,
@@ -103,6 +106,9 @@ pub(crate) enum Group {
     Root,
     Files,
     Outgoing,
+    Incoming,
+    /// What is about connections in either direction.
+    Sockets,
     Hostname,
 }
 
@@ -111,21 +117,26 @@ impl Call {
         match self {
             Self::Execve | Self::ExecveAt | Self::ExitGroup => Group::Process,
             Self::Chroot | Self::PivotRoot | Self::SetNamespace => Group::Root,
+            Self::Connect | Self::GetSocketOption => Group::Outgoing,
+            Self::Bind | Self::Listen | Self::Accept | Self::Accept4 => Group::Incoming,
             Self::Socket
-            | Self::Connect
-            | Self::Listen
             | Self::GetPeerName
             | Self::GetSocketName
-            | Self::GetSocketOption
             | Self::SendTo
             | Self::SendMessage
             | Self::SendMessages
             | Self::ReceiveFrom
             | Self::ReceiveMessage
-            | Self::ReceiveMessages => Group::Outgoing,
+            | Self::ReceiveMessages => Group::Sockets,
             Self::Uname => Group::Hostname,
             _ => Group::Files,
         }
+    }
+
+    /// Whether what was done must not be done again when the call is. Most calls about connections know by themselves what
+    /// is under way.
+    pub(crate) fn is_done_once(self) -> bool {
+        self.group() == Group::Files || matches!(self, Self::Bind | Self::Listen)
     }
 
     pub(crate) fn by_number(number: libc::c_int) -> Option<Self> {
@@ -197,6 +208,9 @@ const COMMON: &[(libc::c_long, Call)] = &[
     (libc::SYS_recvmsg,           Call::ReceiveMessage),
     (libc::SYS_recvmmsg,          Call::ReceiveMessages),
     (libc::SYS_socket,            Call::Socket),
+    (libc::SYS_accept4,           Call::Accept4),
+    (libc::SYS_accept,            Call::Accept),
+    (libc::SYS_bind,              Call::Bind),
     (libc::SYS_listen,            Call::Listen),
     (libc::SYS_openat2,           Call::OpenAt2),
     (libc::SYS_execve,            Call::Execve),

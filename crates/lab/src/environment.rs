@@ -7,6 +7,9 @@ pub const LAB_DIRECTORY: &str = "STANDIN_LAB_DIR";
 /// archive.
 pub const IMAGE_LOADER: &str = "STANDIN_IMAGE_LOADER";
 
+/// The agent's program, linked statically, when someone has built it already.
+pub const STATIC_STANDIND: &str = "STANDIN_STATIC_STANDIND";
+
 /// The folder of the shop's compiled programs, when someone has built them already.
 pub const SHOP_PROGRAMS: &str = "STANDIN_SHOP_PROGRAMS";
 

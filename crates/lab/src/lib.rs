@@ -28,6 +28,7 @@ mod progress;
 pub mod remains;
 pub mod role;
 pub mod shop;
+pub mod standind;
 pub mod surroundings;
 mod usage;
 pub mod wire;

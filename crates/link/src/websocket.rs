@@ -199,8 +199,8 @@ impl<S> fmt::Debug for WebSocketPipe<S> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
     use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
     async fn sockets() -> (WebSocketStream<DuplexStream>, WebSocketStream<DuplexStream>) {
         let (ours, theirs) = tokio::io::duplex(4096);

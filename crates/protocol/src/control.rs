@@ -6,7 +6,7 @@ use crate::rpc::Version;
 pub const VERSION: Version = Version { major: 1, minor: 0 };
 
 /// What the agent can do beyond the version, by name. A peer ignores names it does not know.
-pub const FEATURES: &[&str] = &["env", "files", "dns", "outgoing"];
+pub const FEATURES: &[&str] = &["env", "files", "dns", "outgoing", "incoming"];
 
 impl Version {
     /// Whether this side understands a peer of version `other`.

@@ -1,5 +1,7 @@
 //! What keeps a session from being there.
 
+use std::path::PathBuf;
+
 use link::LinkError;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,23 @@ pub enum Error {
 
     #[error("the target's files cannot be served on this machine")]
     Files(#[source] interceptor::Errno),
+
+    #[error(
+        "`{0}` is no name that a server can have: correct `feature.network.incoming.tls_delivery.server_name`"
+    )]
+    ServerName(String),
+
+    #[error("the certificates in {path} cannot be used")]
+    Certificate {
+        path: PathBuf,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    #[error("there is no certificate in {0}: see `feature.network.incoming.tls_delivery`")]
+    NoCertificate(PathBuf),
+
+    #[error("TLS cannot be used")]
+    Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
 
     #[error("the configuration has a rule that cannot be used")]
     Rule(#[from] config::RuleError),

@@ -1,5 +1,7 @@
 //! What a user should know of a session that goes on.
 
+mod incoming;
+
 use std::error::Error;
 use std::fmt;
 use std::fs;
@@ -7,6 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use interceptor::{Errno, Notice};
+
+pub(crate) use self::incoming::describe;
+pub use self::incoming::{Checked, IncomingEvent, MissedReason, News, Subscribed};
 
 /// Says something to the user. It is called on any thread, and must not wait.
 pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
@@ -27,6 +32,8 @@ pub enum Event {
     TargetBack,
     /// About a program of the session.
     Program(Notice),
+    /// About the target's traffic.
+    Incoming(IncomingEvent),
     /// A file of the target could not be what the program wanted it to be.
     File(PathBuf, FileProblem),
 }
@@ -69,6 +76,7 @@ impl fmt::Display for Event {
             ),
             Self::TargetBack => formatter.write_str("the target is back"),
             Self::Program(notice) => write_notice(formatter, notice),
+            Self::Incoming(event) => event.fmt(formatter),
             Self::File(path, problem) => write!(formatter, "{} {problem}", path.display()),
         }
     }

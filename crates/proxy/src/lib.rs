@@ -2,20 +2,22 @@
 //!
 //! [`Session::start`] greets an agent over a pipe; the session is then the [`interceptor::Host`] of a process: what the
 //! rules of the configuration send to the target is asked of the agent, the rest stays here. The nouns are `files`,
-//! `dns` and `outgoing`; the environment is asked for once, before the process starts.
+//! `dns`, `outgoing` and `incoming`; the environment is asked for once, before the process starts.
 
 mod agent;
 mod dns;
 mod error;
 mod event;
 mod files;
+mod incoming;
 mod outgoing;
 mod session;
+mod stream;
 mod sys;
 
 pub use agent::{Reach, Reached};
 pub use error::Error;
-pub use event::{Event, FileProblem, Tell};
+pub use event::{Checked, Event, FileProblem, IncomingEvent, MissedReason, News, Subscribed, Tell};
 pub use files::FilesThrough;
 /// Why a program could not be started.
 pub use interceptor::Error as LaunchError;

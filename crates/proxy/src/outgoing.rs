@@ -4,7 +4,6 @@
 
 mod datagrams;
 mod routes;
-mod stream;
 
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
@@ -18,8 +17,8 @@ use link::http2;
 use protocol::outgoing::{Connected, TCP, TcpConnect, UnixAddress, UnixConnect, UnixKind};
 use protocol::rpc::Failure;
 
-use self::stream::{FromApplication, LocalStream};
 use crate::agent::{Agent, errno};
+use crate::stream::{self, FromApplication, LocalStream};
 
 pub(crate) use datagrams::until_closed;
 pub(crate) use routes::Routes;
@@ -68,7 +67,7 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
     };
     let transport = outgoing.transport();
     let (socket, registration) = establish(outgoing, &response)?.into_parts();
-    let stream = Arc::new(LocalStream::new(transport, socket, Some(registration))?);
+    let stream = Arc::new(LocalStream::new(transport, socket, registration)?);
     // HTTP/2 has given the body up when the agent is lost meanwhile; the response's body then says so.
     let _ = application.send(Arc::clone(&stream));
     stream::to_application(stream, response.into_body()).await;

@@ -12,8 +12,8 @@ use config::{
     Side, SkipRules, Surroundings,
 };
 use interceptor::{
-    Destination, DestinationChoice, Errno, Host, Intent, Notice, Outgoing, PathChoice, RemoteFiles,
-    Transport,
+    Destination, DestinationChoice, Errno, Host, Intent, ListenerChoice, Listening, Notice,
+    Outgoing, PathChoice, RemoteFiles, Transport,
 };
 use link::Pipe;
 use protocol::MESSAGE_BYTES;
@@ -27,6 +27,7 @@ use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
 use crate::files::{FilesThrough, TargetFiles, is_served};
+use crate::incoming::Incoming;
 use crate::outgoing;
 
 /// Variables as the kernel has them.
@@ -37,6 +38,7 @@ pub struct Session {
     agent: Agent,
     files: TargetFiles,
     dns: Arc<Dns>,
+    incoming: Incoming,
     /// The target's environment, as it was when the session began.
     variables: Variables,
     rules: Rules,
@@ -74,11 +76,13 @@ impl Rules {
 
 impl Session {
     /// Greets an agent that was reached, and keeps the session up: when the agent is lost, another one is reached. What
-    /// the user should know on the way is told. Must be called on the runtime that carries the session.
+    /// the user should know on the way is told, and `holder` says to others whose session it is. Must be called on the
+    /// runtime that carries the session.
     pub async fn start(
         reached: Reached,
         reach: impl Reach,
         tell: Tell,
+        holder: String,
         settings: &Settings,
         env_file: &EnvFile,
         surroundings: &Surroundings,
@@ -91,7 +95,8 @@ impl Session {
             connection: connection.clone(),
             tell: tell.clone(),
         };
-        let mut session = Self::with_agent(connection, hello, rules, settings, tell).await?;
+        let mut session =
+            Self::with_agent(connection, hello, rules, settings, tell, holder).await?;
         session.keeper = Some(tokio::spawn(keeper.keep(greeted)).abort_handle());
         Ok(session)
     }
@@ -107,7 +112,9 @@ impl Session {
         let rules = Rules::new(settings, env_file, surroundings)?;
         let (client, hello) = greet(pipe, token.to_owned()).await?;
         let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
-        Self::with_agent(Connection::new(client), hello, rules, settings, tell).await
+        let holder = "somebody".to_owned();
+        let connection = Connection::new(client);
+        Self::with_agent(connection, hello, rules, settings, tell, holder).await
     }
 
     async fn with_agent(
@@ -116,6 +123,7 @@ impl Session {
         rules: Rules,
         settings: &Settings,
         tell: Tell,
+        holder: String,
     ) -> Result<Self, Error> {
         let agent = Agent {
             client: connection,
@@ -131,10 +139,13 @@ impl Session {
         // Together, so that they cost one round trip.
         let (variables, ()) = tokio::join!(variables_of(&agent), dns.start());
         let through = FilesThrough::default();
+        let incoming = &settings.feature.network.incoming;
+        let incoming = Incoming::new(agent.clone(), incoming, holder)?;
         Ok(Session {
             files: TargetFiles::new(agent.clone(), rules.files.clone(), through)?,
             agent,
             dns,
+            incoming,
             variables: variables?,
             rules,
             hello,
@@ -269,6 +280,14 @@ impl Host for Session {
             }
             _ => outgoing::connect(&self.agent, outgoing),
         }
+    }
+
+    fn choose_listener(&self, transport: Transport, address: SocketAddr) -> ListenerChoice {
+        self.incoming.choose(transport, address)
+    }
+
+    fn listen(&self, listening: Listening) {
+        self.incoming.listen(listening);
     }
 
     fn hostname(&self) -> Option<OsString> {

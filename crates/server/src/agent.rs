@@ -8,14 +8,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use std::{env, thread};
 
-use ::agent::{Agent, enter_user_namespace_of, process_of_container, raise_descriptor_limit};
+use ::agent::{
+    Agent, Reachable, enter_user_namespace_of, process_of_container, raise_descriptor_limit,
+};
 use anyhow::{Context, Result};
 use clap::Args;
-use link::ServerSettings;
 use link::tls::Fingerprint;
+use link::{Link, ServerSettings, Status};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -124,7 +126,7 @@ impl AgentArguments {
 
 fn start_log(level: LevelFilter) {
     // What others log may contain what the target and its clients say.
-    let ours = ["agent", "link", "protocol", "standind"].map(|name| (name, level));
+    let ours = ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, level));
     let others = level.min(LevelFilter::WARN);
     tracing_subscriber::registry()
         .with(
@@ -195,9 +197,25 @@ async fn serve_arrival(
     match arrival.purpose().await? {
         Purpose::Session(link) => {
             let _running = sessions.begin();
-            agent.serve_connection(link).await.context("the session")
+            let reachable = watch_link(&link);
+            let served = agent.serve_connection_while(link, reachable).await;
+            served.context("the session")
         }
         Purpose::Continuation => Ok(()),
         Purpose::End => Ok(end.send(()).await?),
     }
+}
+
+/// Whether there is a connection under the link at the moment.
+fn watch_link(link: &Link) -> Reachable {
+    let (is_connected, reachable) = watch::channel(true);
+    let mut status = link.status();
+    tokio::spawn(async move {
+        // Until the link is gone, and everything that could ask with it.
+        while status.changed().await.is_ok() {
+            let connected = matches!(*status.borrow_and_update(), Status::Connected);
+            is_connected.send_replace(connected);
+        }
+    });
+    Reachable::new(reachable)
 }

@@ -281,6 +281,7 @@ async fn split_to(
         mode,
         filter,
         takes_probes: false,
+        answer_within: None,
         destination: Arc::new(Tcp(session)),
     };
     let guard = Arc::new(port.claims().claim(claim, OnConflict::Abort).unwrap());

@@ -5,7 +5,7 @@
 //! whole port, or one with the same filter, conflicts with what is there. Copies conflict with nothing.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::Error;
 use crate::error::Held;
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
+use crate::settings::Settings;
 use crate::stream::Destination;
 
 /// What a session asks for.
@@ -27,6 +28,8 @@ pub struct Claim {
     pub filter: Option<Filter>,
     /// Whether health probes are taken as well.
     pub takes_probes: bool,
+    /// How long the session may take to begin an answer, if not as long as the port's settings say.
+    pub answer_within: Option<Duration>,
     /// Where it goes to.
     pub destination: Arc<dyn Destination>,
 }
@@ -63,6 +66,8 @@ pub struct Claims {
 pub(crate) struct HeldClaim {
     pub(crate) identity: u64,
     pub(crate) claim: Claim,
+    /// Whether whoever answers there takes WebSockets over HTTP/2.
+    pub(crate) extended_connect: Knowledge,
     health: Health,
     lost_to: watch::Sender<Option<String>>,
 }
@@ -105,6 +110,7 @@ impl Claims {
         let held = Arc::new(HeldClaim {
             identity: self.next_identity.fetch_add(1, Ordering::Relaxed),
             claim,
+            extended_connect: Knowledge::default(),
             health: Health::default(),
             lost_to: watch::Sender::new(None),
         });
@@ -209,6 +215,50 @@ pub(crate) fn judge(
     }
 }
 
+/// Sessions with a filter that get a copy of the request. `None` if the body decides.
+pub(crate) fn mirrors(
+    claims: &Snapshot,
+    request: &RequestView<'_>,
+    body: Option<Option<&serde_json::Value>>,
+) -> Option<Vec<Arc<HeldClaim>>> {
+    let mut mirrors = Vec::new();
+    for held in claims.iter() {
+        // Those without a filter get a copy of the whole connection.
+        if held.claim.mode != Mode::Mirror || held.claim.filter.is_none() {
+            continue;
+        }
+        match judge(&held.claim, request, body) {
+            Judgement::Wanted => mirrors.push(held.clone()),
+            Judgement::NotWanted => {}
+            Judgement::NeedsBody => return None,
+        }
+    }
+    Some(mirrors)
+}
+
+/// Something about a place that is found out once.
+#[derive(Debug, Default)]
+pub(crate) struct Knowledge(AtomicU8);
+
+impl Knowledge {
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+
+    /// `None` if it has not been found out.
+    pub(crate) fn get(&self) -> Option<bool> {
+        match self.0.load(Ordering::Relaxed) {
+            Self::NO => Some(false),
+            Self::YES => Some(true),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn set(&self, is_so: bool) {
+        let value = if is_so { Self::YES } else { Self::NO };
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
 /// After a failure a session is left alone for a while, so that only one request pays for it.
 #[derive(Debug)]
 struct Health {
@@ -249,6 +299,11 @@ impl HeldClaim {
 
     pub(crate) fn is_well(&self, now: Instant) -> bool {
         self.health.is_well(now)
+    }
+
+    /// How long the session may take to begin an answer. `None` is as long as the client waits.
+    pub(crate) fn answer_within(&self, settings: &Settings) -> Option<Duration> {
+        self.claim.answer_within.or(settings.answer_within)
     }
 }
 

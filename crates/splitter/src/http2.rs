@@ -7,6 +7,7 @@
 //! Each client has its own connection to the application and to each session, as it would without us.
 
 mod body;
+mod copy;
 mod exchange;
 mod upstream;
 
@@ -37,7 +38,11 @@ const LARGEST_HEAD: u32 = 1024 * 1024;
 
 /// Serves a client that speaks HTTP/2.
 pub(crate) async fn serve(way: Way, client: BoxStream, arrival: Arrival, spare: Option<Leg>) {
+    let upstreams = Arc::new(Upstreams::new(way, arrival, spare));
     let mut builder = h2::server::Builder::new();
+    if upstreams.takes_extended_connect().await {
+        builder.enable_connect_protocol();
+    }
     builder
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -48,7 +53,6 @@ pub(crate) async fn serve(way: Way, client: BoxStream, arrival: Arrival, spare: 
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "a client's HTTP/2 failed"),
     };
-    let upstreams = Arc::new(Upstreams::new(way, arrival, spare));
     let mut exchanges = JoinSet::new();
     while let Some((request, respond)) = next(&mut connection, &upstreams, &mut exchanges).await {
         let exchange = exchange::exchange(upstreams.clone(), request, respond);

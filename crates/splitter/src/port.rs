@@ -4,12 +4,12 @@ mod first;
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::{Instant, timeout};
 
-use crate::claims::{Claims, HeldClaim, Mode};
+use crate::claims::{Claims, HeldClaim, Knowledge, Mode};
 use crate::copy::{Copied, Copy};
 use crate::detect::Protocol;
 use crate::http1::connection::Connection;
@@ -17,7 +17,7 @@ use crate::http1::leg::{Age, Leg, Route};
 use crate::http2;
 use crate::pool::Pool;
 use crate::probes::Probes;
-use crate::relay::relay;
+use crate::relay::{Unanswered, relay, relay_or_give_back};
 use crate::settings::{Notice, Reason, Settings};
 use crate::stream::{Arrival, BoxStream, Destination, Outbox, Rewound};
 use crate::tls::Tls;
@@ -27,11 +27,13 @@ use first::First;
 pub struct Port {
     pub(crate) claims: Arc<Claims>,
     pub(crate) original: Arc<dyn Destination>,
-    pub(crate) probes: Probes,
+    probes: RwLock<Arc<Probes>>,
     pub(crate) settings: Settings,
-    pub(crate) tls: Option<Tls>,
+    tls: RwLock<Option<Tls>>,
     pool: Arc<Pool>,
     http2: Arc<http2::Pool>,
+    /// Whether the application takes WebSockets over HTTP/2.
+    pub(crate) extended_connect: Knowledge,
     /// Clients have been seen to speak before the application does.
     clients_speak_first: AtomicBool,
 }
@@ -52,27 +54,53 @@ impl Port {
         Self {
             claims: Arc::default(),
             original,
-            probes: Probes::default(),
+            probes: RwLock::default(),
             settings,
-            tls: None,
+            tls: RwLock::default(),
             pool: Arc::default(),
             http2: Arc::default(),
+            extended_connect: Knowledge::default(),
             clients_speak_first: AtomicBool::new(false),
         }
     }
 
     /// Says how health probes of this port are known.
     #[must_use]
-    pub fn with_probes(mut self, probes: Probes) -> Self {
-        self.probes = probes;
+    pub fn with_probes(self, probes: Probes) -> Self {
+        self.add_probe_paths(probes.paths);
         self
+    }
+
+    /// Names more paths of health probes, for the requests that come from now on.
+    pub fn add_probe_paths(&self, paths: Vec<String>) {
+        let mut probes = self.probes.write().unwrap_or_else(PoisonError::into_inner);
+        for path in paths {
+            if !probes.paths.contains(&path) {
+                Arc::make_mut(&mut probes).paths.push(path);
+            }
+        }
+    }
+
+    pub(crate) fn probes(&self) -> Arc<Probes> {
+        let probes = self.probes.read().unwrap_or_else(PoisonError::into_inner);
+        probes.clone()
     }
 
     /// Looks into connections that are encrypted for the target.
     #[must_use]
-    pub fn with_tls(mut self, tls: Tls) -> Self {
-        self.tls = Some(tls);
+    pub fn with_tls(self, tls: Tls) -> Self {
+        self.set_tls(tls);
         self
+    }
+
+    /// Looks from now on into connections that are encrypted for the target.
+    pub fn set_tls(&self, tls: Tls) {
+        *self.tls.write().unwrap_or_else(PoisonError::into_inner) = Some(tls);
+    }
+
+    pub(crate) fn tls(&self) -> Option<Tls> {
+        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
+        tls.clone()
     }
 
     /// Who gets what.
@@ -94,8 +122,10 @@ impl Port {
 
     async fn serve_way(self: &Arc<Self>, way: Way, mut client: BoxStream, arrival: Arrival) {
         if !self.needs_splitting() {
-            if let Ok(mut leg) = way.open_original(&arrival).await {
-                pass_on(&mut client, &mut leg, Outbox::default(), &[]).await;
+            if let Ok(leg) = way.open_original(&arrival).await {
+                let to_client = Outbox::default();
+                way.pass_on(&mut client, leg, to_client, &[], &arrival)
+                    .await;
             }
             return;
         }
@@ -122,11 +152,11 @@ impl Port {
                 http2::serve(way, client, arrival, leg).await;
             }
             Protocol::Tls => {
-                if let Some(tls) = &self.tls {
+                if let Some(tls) = self.tls() {
                     let client = Box::new(Rewound::new(bytes, client));
                     // What the spare leg is for is known only when the client has said more.
                     drop(leg);
-                    Box::pin(self.serve_tls(tls, client, arrival)).await;
+                    Box::pin(self.serve_tls(&tls, client, arrival)).await;
                 }
             }
             Protocol::Raw => {
@@ -134,8 +164,9 @@ impl Port {
                     Some(leg) => Some(leg),
                     None => way.open_owner(owner.as_ref(), &arrival).await,
                 };
-                if let Some(mut leg) = leg {
-                    pass_on(&mut client, &mut leg, to_client, &bytes).await;
+                if let Some(leg) = leg {
+                    way.pass_on(&mut client, leg, to_client, &bytes, &arrival)
+                        .await;
                 }
             }
         }
@@ -247,7 +278,7 @@ impl Way {
     ) -> Result<Leg, Reason> {
         let settings = &self.port.settings;
         let opening = held.claim.destination.open(arrival);
-        let opened = match settings.answer_within {
+        let opened = match held.answer_within(settings) {
             None => Ok(opening.await),
             Some(within) => timeout(within, opening).await,
         };
@@ -279,14 +310,67 @@ impl Way {
         }
         self.open_original(arrival).await.ok()
     }
-}
 
-/// Passes a connection on as it is. `first` has been read from the client before.
-async fn pass_on(client: &mut BoxStream, leg: &mut Leg, to_client: Outbox, first: &[u8]) {
-    let mut to_server = std::mem::take(&mut leg.outbox);
-    to_server.push(first);
-    if let Err(error) = relay(client, &mut leg.stream, to_server, to_client).await {
-        tracing::debug!(%error, "a connection broke");
+    /// Passes a connection on as it is. `first` has been read from the client before. If it goes to a session that fails
+    /// before it has said anything, the application gets all of it.
+    pub(crate) async fn pass_on(
+        &self,
+        client: &mut BoxStream,
+        mut leg: Leg,
+        to_client: Outbox,
+        first: &[u8],
+        arrival: &Arrival,
+    ) {
+        let is_untried = leg.age == Age::Fresh && leg.outbox.is_empty() && to_client.is_empty();
+        let result = match leg.route.clone() {
+            Route::Claim(held) if is_untried => {
+                let limit = self.port.settings.replay_limit;
+                let given = relay_or_give_back(client, &mut leg.stream, first, limit).await;
+                drop(leg);
+                match given {
+                    Ok(result) => result,
+                    Err(unanswered) => self.pass_back(client, &held, unanswered, arrival).await,
+                }
+            }
+            Route::Claim(_) | Route::Original => {
+                leg.outbox.push(first);
+                relay(client, &mut leg.stream, leg.outbox, to_client).await
+            }
+        };
+        if let Err(error) = result {
+            tracing::debug!(%error, "a connection broke");
+        }
+    }
+
+    /// Passes a connection that a session did not answer on to the application.
+    async fn pass_back(
+        &self,
+        client: &mut BoxStream,
+        held: &Arc<HeldClaim>,
+        unanswered: Unanswered,
+        arrival: &Arrival,
+    ) -> io::Result<()> {
+        self.tell_unanswered(held, &unanswered);
+        let Some(request) = unanswered.request else {
+            return Ok(());
+        };
+        let mut leg = self.open_original(arrival).await?;
+        leg.outbox.push(&request);
+        relay(client, &mut leg.stream, leg.outbox, Outbox::default()).await
+    }
+
+    /// Says that a session did not answer a connection. One that only closed it is there, so the next one is its own.
+    pub(crate) fn tell_unanswered(&self, held: &Arc<HeldClaim>, unanswered: &Unanswered) {
+        let settings = &self.port.settings;
+        if !unanswered.was_orderly {
+            held.suspend(Instant::now(), settings.pause_after_failure);
+        }
+        let holder = held.claim.holder.clone();
+        let reason = Reason::NoAnswer;
+        settings.notices.tell(match unanswered.request {
+            Some(_) => Notice::FellBack { holder, reason },
+            None => Notice::Lost { holder, reason },
+        });
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// A session that has not begun to answer by then does not get the request: the original application does.
-    /// `None` waits for as long as the client does.
+    /// `None` waits for as long as the client does. A claim may say otherwise for its own session.
     pub answer_within: Option<Duration>,
     /// A session that failed is left alone for so long.
     pub pause_after_failure: Duration,

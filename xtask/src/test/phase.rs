@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use lab::binaries::Binaries;
 use lab::shop::Programs;
+use lab::standind;
 use lab::surroundings::{self, Demand};
 use lab::{Paths, Progress};
 
@@ -191,6 +192,12 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
         node::for_image()?,
         &progress,
     )?;
+    let agent = standind::build(
+        &settings.root,
+        &workspace::image_target()?,
+        standind::Profile::Dev,
+        &progress,
+    )?;
     let standin = build_standin(&settings.root)?;
     let fixtures = workspace::target()?.join("fixtures");
     for executable in stories(&executables) {
@@ -203,6 +210,7 @@ fn run_stories(settings: &Settings) -> Result<Outcome> {
     let told = run_as_root(&executables, &settings.root.join("crates/e2e"), |command| {
         command.env(environment::PROGRAMS, &standin);
         command.env(environment::FIXTURES, &fixtures);
+        command.env(lab::environment::STATIC_STANDIND, &agent);
         if !settings.uses_lab() {
             command.env(environment::CONTEXTS, settings.contexts.join(","));
         }

@@ -18,6 +18,7 @@ mod arrivals;
 mod check;
 mod connections;
 mod expressions;
+mod holder;
 mod netlink;
 mod nftables;
 mod rules;
@@ -25,7 +26,7 @@ mod sockets;
 mod sys;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,6 +39,8 @@ use tokio::task;
 use self::arrivals::Seen;
 pub use self::arrivals::{Arrived, Datagram, Flow};
 pub use self::check::{Checked, Mesh};
+pub(crate) use self::holder::Holder;
+pub use self::holder::MeetingPoint;
 use self::nftables::{Held, Rules};
 use self::sockets::Pair;
 use crate::agent::Agent;
@@ -126,7 +129,19 @@ struct Inside {
 impl Redirect {
     /// Prepares redirecting, and redirects nothing yet. `holder` is what another agent is told that wants one of our ports.
     pub async fn new(agent: &Agent, holder: &str) -> Result<Self> {
-        let holder = holder.to_owned();
+        let name = holder.to_owned();
+        Self::for_holder(
+            agent,
+            Holder {
+                name,
+                meeting_point: None,
+            },
+        )
+        .await
+    }
+
+    /// The same, for a holder who can be asked to share his ports.
+    pub(crate) async fn for_holder(agent: &Agent, holder: Holder) -> Result<Self> {
         let prepare = move || Ok((Rules::open(holder)?, sockets::listeners()?));
         let (mut rules, listeners) = agent.sockets().run(prepare).await?;
         let listening = listeners.listening;
@@ -200,25 +215,12 @@ impl Redirect {
 
     /// Connects to the original application, past the redirection. It sees the pod's own address.
     pub async fn connect_to_original(&self, destination: SocketAddr) -> Result<TcpStream> {
-        let socket = self.passing(destination, SocketType::STREAM).await?;
-        let stream = TcpSocket::from_std_stream(socket.into()).connect(destination);
-        let stream = stream
-            .await
-            .map_err(Error::io("connect to the original application"))?;
-        // What is passed on was sent by somebody who decided when.
-        stream
-            .set_nodelay(true)
-            .map_err(Error::io("set up a connection"))?;
-        Ok(stream)
+        connect_to_original(&self.inside.agent, destination).await
     }
 
     /// A socket that exchanges datagrams with the original application, past the redirection.
     pub async fn open_udp_to_original(&self, destination: SocketAddr) -> Result<UdpSocket> {
-        let socket = self.passing(destination, SocketType::DGRAM).await?;
-        let socket = arrivals::from_descriptor(socket)?;
-        let connected = socket.connect(destination).await;
-        connected.map_err(Error::io("connect to the original application"))?;
-        Ok(socket)
+        open_udp_to_original(&self.inside.agent, destination).await
     }
 
     /// Resets the connections to a TCP port that were open before it was redirected, so that their clients connect again.
@@ -243,11 +245,45 @@ impl Redirect {
     pub async fn mesh(&self) -> Result<Option<Mesh>> {
         self.inside.find_mesh().await
     }
+}
 
-    async fn passing(&self, destination: SocketAddr, kind: SocketType) -> Result<OwnedFd> {
-        let make = move || sockets::passing(destination.ip(), kind);
-        self.inside.agent.sockets().run(make).await
-    }
+/// The addresses of the target's network.
+pub(super) async fn own_addresses(agent: &Agent) -> Result<Vec<IpAddr>> {
+    agent.sockets().run(addresses::own).await
+}
+
+/// Connects to the original application, past whatever redirection there is. It sees the pod's own address.
+pub(super) async fn connect_to_original(
+    agent: &Agent,
+    destination: SocketAddr,
+) -> Result<TcpStream> {
+    let socket = passing(agent, destination, SocketType::STREAM).await?;
+    let stream = TcpSocket::from_std_stream(socket.into()).connect(destination);
+    let stream = stream
+        .await
+        .map_err(Error::io("connect to the original application"))?;
+    // What is passed on was sent by somebody who decided when.
+    stream
+        .set_nodelay(true)
+        .map_err(Error::io("set up a connection"))?;
+    Ok(stream)
+}
+
+/// A socket that exchanges datagrams with the original application, past whatever redirection there is.
+pub(super) async fn open_udp_to_original(
+    agent: &Agent,
+    destination: SocketAddr,
+) -> Result<UdpSocket> {
+    let socket = passing(agent, destination, SocketType::DGRAM).await?;
+    let socket = arrivals::from_descriptor(socket)?;
+    let connected = socket.connect(destination).await;
+    connected.map_err(Error::io("connect to the original application"))?;
+    Ok(socket)
+}
+
+async fn passing(agent: &Agent, destination: SocketAddr, kind: SocketType) -> Result<OwnedFd> {
+    let make = move || sockets::passing(destination.ip(), kind);
+    agent.sockets().run(make).await
 }
 
 impl Inside {

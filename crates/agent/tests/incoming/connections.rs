@@ -181,7 +181,7 @@ async fn a_port_belongs_to_one_agent_and_the_next_is_told_to_whom() {
     // Nothing of a change is done when one part of it cannot be.
     let refused = second.change(&[Port::tcp(81), Port::tcp(80)], &[]).await;
     match refused {
-        Err(Error::PortTaken { port, holder }) => {
+        Err(Error::PortTaken { port, holder, .. }) => {
             assert_eq!(port, Port::tcp(80));
             assert_eq!(holder, "the session of Ada");
         }

@@ -1,5 +1,5 @@
-//! The redirection of a real target's traffic: two network namespaces with a cable between them, the target's and a
-//! client's. Needs root, and says so where it is not.
+//! A real target's traffic, redirected to the agent and given to sessions: two network namespaces with a cable between them,
+//! the target's and a client's. Needs root, and says so where it is not.
 
 #![expect(
     clippy::expect_used,
@@ -10,10 +10,15 @@
 )]
 
 mod check;
+mod conflicts;
 mod connections;
 mod datagrams;
 mod faults;
 mod load;
 mod mesh;
 mod programs;
+mod session;
+mod sharing;
+mod steal;
+mod web;
 mod world;

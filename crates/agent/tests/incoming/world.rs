@@ -11,6 +11,8 @@ use agent::Agent;
 use agent::incoming::redirect::Redirect;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use crate::programs::soon;
+
 pub(crate) const TARGET_IPV4: &str = "10.77.0.2";
 pub(crate) const TARGET_IPV6: &str = "fd77::2";
 pub(crate) const CLIENT_IPV4: &str = "10.77.0.1";
@@ -51,9 +53,13 @@ impl World {
         self.redirect_as("the agent of a test").await
     }
 
+    /// An agent of this process.
+    pub(crate) fn agent(&self) -> Agent {
+        Agent::for_process(self.target.pid()).expect("root may do everything")
+    }
+
     pub(crate) async fn redirect_as(&self, holder: &str) -> Redirect {
-        let agent = Agent::for_process(self.target.pid()).expect("root may do everything");
-        let redirect = Redirect::new(&agent, holder).await;
+        let redirect = Redirect::new(&self.agent(), holder).await;
         redirect.expect("root may do everything")
     }
 
@@ -74,6 +80,25 @@ impl World {
             fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("root may route");
         });
         beyond
+    }
+
+    /// Waits until no rule and no listener of ours is left in the target's network.
+    pub(crate) async fn nothing_is_left(&self) {
+        let gone = async {
+            while !self.tables().is_empty() || self.has_our_listeners() {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon(gone).await;
+    }
+
+    /// Whether a socket is bound to 192.0.2.1, as our listeners are.
+    pub(crate) fn has_our_listeners(&self) -> bool {
+        ["tcp", "udp"].iter().any(|name| {
+            let path = format!("/proc/{}/net/{name}", self.target.pid());
+            let sockets = fs::read_to_string(path).expect("the resident is there");
+            sockets.contains("010200C0")
+        })
     }
 
     /// The tables that nftables has in the target's network.

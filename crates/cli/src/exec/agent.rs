@@ -16,8 +16,7 @@ use link::tls::{Fingerprint, TlsDialer, Trust};
 use link::{Link, LinkError, Redial, TcpDialer, Token};
 use proxy::{Reach, Reached};
 
-pub(super) use in_cluster::InCluster;
-pub(crate) use in_cluster::access;
+pub(crate) use in_cluster::{InCluster, access};
 use local::LocalAgent;
 pub(crate) use local::program;
 

@@ -108,6 +108,27 @@ pub(crate) struct SettingFlags {
     /// All files are local: short for --fs-mode local
     #[arg(long, conflicts_with = "fs_mode")]
     no_fs: bool,
+    /// Take the target's traffic instead of a copy of it, for ports on which the program listens
+    #[arg(long, visible_alias = "tcp-steal", conflicts_with = "no_incoming")]
+    steal: bool,
+    /// No traffic of the target
+    #[arg(long)]
+    no_incoming: bool,
+    /// Only HTTP requests of which a header, as "name: value", has a match of this regular expression
+    #[arg(long, value_name = "PATTERN")]
+    header_filter: Option<String>,
+    /// Only HTTP requests of which the path has a match of this regular expression
+    #[arg(long, value_name = "PATTERN", conflicts_with = "header_filter")]
+    path_filter: Option<String>,
+    /// The program's port and that of the target whose traffic it gets, if they differ
+    #[arg(long, value_name = "LOCAL:REMOTE", value_delimiter = ',')]
+    port_mapping: Vec<String>,
+    /// Ports of the program that get no traffic of the target
+    #[arg(long, value_name = "PORT", value_delimiter = ',')]
+    ignore_ports: Vec<String>,
+    /// When somebody else has the traffic: abort, continue (take what they leave) or override (take it from them)
+    #[arg(long, value_name = "WHAT")]
+    on_concurrent_steal: Option<String>,
     /// All connections leave from this machine
     #[arg(long)]
     no_outgoing: bool,
@@ -181,13 +202,15 @@ impl ClusterFlags {
 impl SettingFlags {
     fn add_to(&self, mut layers: Layers) -> Layers {
         #[rustfmt::skip] // A table is read by its columns.
-        let lists: [(&str, &str, &[String]); 7] = [
+        let lists: [(&str, &str, &[String]); 9] = [
             ("--env-include",     "feature.env.include",                    &self.env_include),
             ("--env-exclude",     "feature.env.exclude",                    &self.env_exclude),
             ("--override-env",    "feature.env.override",                   &self.override_env),
             ("--unset-env",       "feature.env.unset",                      &self.unset_env),
             ("--outgoing-remote", "feature.network.outgoing.filter.remote", &self.outgoing_remote),
             ("--outgoing-local",  "feature.network.outgoing.filter.local",  &self.outgoing_local),
+            ("--port-mapping",    "feature.network.incoming.port_mapping",  &self.port_mapping),
+            ("--ignore-ports",    "feature.network.incoming.ignore_ports",  &self.ignore_ports),
             ("--skip-processes",  "skip_processes",                         &self.skip_processes),
         ];
         for (flag, key, values) in lists {
@@ -196,11 +219,16 @@ impl SettingFlags {
             }
         }
         #[rustfmt::skip]
-        let values: [(&str, &str, Option<&str>); 12] = [
+        let values: [(&str, &str, Option<&str>); 17] = [
             ("--env-file",        "feature.env.env_file",          self.env_file.as_deref()),
             ("--no-env",          "feature.env.enabled",           self.no_env.then_some("false")),
             ("--fs-mode",         "feature.fs.mode",               self.fs_mode.as_deref()),
             ("--no-fs",           "feature.fs.mode",               self.no_fs.then_some("local")),
+            ("--steal",           "feature.network.incoming.mode", self.steal.then_some("steal")),
+            ("--no-incoming",     "feature.network.incoming.mode", self.no_incoming.then_some("off")),
+            ("--header-filter",   "feature.network.incoming.http_filter.header_filter", self.header_filter.as_deref()),
+            ("--path-filter",     "feature.network.incoming.http_filter.path_filter", self.path_filter.as_deref()),
+            ("--on-concurrent-steal", "feature.network.incoming.on_concurrent_steal", self.on_concurrent_steal.as_deref()),
             ("--no-outgoing",     "feature.network.outgoing",      self.no_outgoing.then_some("local")),
             ("--no-tcp-outgoing", "feature.network.outgoing.tcp",  self.no_tcp_outgoing.then_some("false")),
             ("--no-udp-outgoing", "feature.network.outgoing.udp",  self.no_udp_outgoing.then_some("false")),

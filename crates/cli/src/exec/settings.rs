@@ -19,9 +19,19 @@ use crate::verify;
 
 /// The settings, with everything said that the user should know about them.
 pub(super) fn load(arguments: &ExecArguments, progress: &Progress) -> Result<Resolved> {
+    let add_flags = |layers| arguments.add_to(layers);
+    load_with(arguments.config_file.as_deref(), add_flags, progress)
+}
+
+/// The same, for any command.
+pub(crate) fn load_with(
+    file: Option<&Path>,
+    add_flags: impl FnOnce(Layers) -> Layers,
+    progress: &Progress,
+) -> Result<Resolved> {
     let mut layers = Layers::new();
-    let file = match &arguments.config_file {
-        Some(file) => Some(file.clone()),
+    let file = match file {
+        Some(file) => Some(file.to_owned()),
         None => discover(Path::new(""), |text| progress.note(text))?,
     };
     if let Some(file) = &file {
@@ -31,7 +41,7 @@ pub(super) fn load(arguments: &ExecArguments, progress: &Progress) -> Result<Res
     let variables = env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     layers = layers.variables(variables, NOT_SETTINGS);
-    match arguments.add_to(layers).resolve() {
+    match add_flags(layers).resolve() {
         Ok(resolved) => {
             for problem in resolved.warnings.problems() {
                 progress.say(&verify::in_one_line(problem));

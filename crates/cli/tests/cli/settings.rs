@@ -47,7 +47,7 @@ fn flags_win_over_variables_over_files_over_defaults() {
 fn every_flag_sets_its_key() {
     let standin = Standin::new();
     #[rustfmt::skip] // A table is read by its columns.
-    let table: [(&[&str], &str, &str, &str); 16] = [
+    let table: [(&[&str], &str, &str, &str); 24] = [
         (&["-t", "process/1"],                           "target.path",                  "\"process/1\"",   "--target"),
         (&["--env-include", "A*,B"],                     "feature.env.include",          "[\"A*\",\"B\"]",  "--env-include"),
         (&["--env-exclude", "A", "--env-exclude", "B"],  "feature.env.exclude",          "[\"A\",\"B\"]",   "--env-exclude"),
@@ -56,6 +56,14 @@ fn every_flag_sets_its_key() {
         (&["--unset-env", "A"],                          "feature.env.unset",            "[\"A\"]",         "--unset-env"),
         (&["--env-file", ".env"],                        "feature.env.env_file",         "\".env\"",        "--env-file"),
         (&["--no-env"],                                  "feature.env.enabled",          "false",           "--no-env"),
+        (&["--steal"],                                   "feature.network.incoming.mode", "\"steal\"",     "--steal"),
+        (&["--tcp-steal"],                               "feature.network.incoming.mode", "\"steal\"",     "--steal"),
+        (&["--no-incoming"],                             "feature.network.incoming.mode", "\"off\"",       "--no-incoming"),
+        (&["--header-filter", "x-user:alice"],           "feature.network.incoming.http_filter.header_filter", "\"x-user:alice\"", "--header-filter"),
+        (&["--path-filter", "^/api"],                    "feature.network.incoming.http_filter.path_filter", "\"^/api\"", "--path-filter"),
+        (&["--port-mapping", "8081:80,9091:90"],         "feature.network.incoming.port_mapping", "[[8081,80],[9091,90]]", "--port-mapping"),
+        (&["--ignore-ports", "9229"],                    "feature.network.incoming.ignore_ports", "[9229]", "--ignore-ports"),
+        (&["--on-concurrent-steal", "override"],         "feature.network.incoming.on_concurrent_steal", "\"override\"", "--on-concurrent-steal"),
         (&["--no-outgoing"],                             "feature.network.outgoing.tcp", "false",           "--no-outgoing"),
         (&["--no-outgoing"],                             "feature.network.outgoing.udp", "false",           "--no-outgoing"),
         (&["--no-tcp-outgoing"],                         "feature.network.outgoing.tcp", "false",           "--no-tcp-outgoing"),

@@ -44,7 +44,11 @@ pub(super) fn condition(pod: Option<&Pod>, container: &str) -> Condition {
         Some(phase @ ("Failed" | "Succeeded")) => {
             let reason = status.reason.as_deref().unwrap_or(phase);
             let message = status.message.as_deref().unwrap_or_default();
-            Condition::Ended(format!("its pod has ended ({reason}) {message}").trim().to_owned())
+            Condition::Ended(
+                format!("its pod has ended ({reason}) {message}")
+                    .trim()
+                    .to_owned(),
+            )
         }
         _ => Condition::Fine,
     }
@@ -58,7 +62,10 @@ fn of_container(state: &ContainerState) -> Option<Condition> {
             (0, None) => "it has ended".to_owned(),
             (code, None) => format!(
                 "it ended with code {code}{}",
-                ended.reason.as_deref().map_or(String::new(), |reason| format!(" ({reason})"))
+                ended
+                    .reason
+                    .as_deref()
+                    .map_or(String::new(), |reason| format!(" ({reason})"))
             ),
         };
         return Some(Condition::Ended(how));

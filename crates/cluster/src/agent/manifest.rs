@@ -329,7 +329,11 @@ mod tests {
         };
         check(None, true, json!([{"operator": "Exists"}]));
         check(None, false, json!([]));
-        check(Some(&named), true, json!([{"key": "gpu", "operator": "Exists"}]));
+        check(
+            Some(&named),
+            true,
+            json!([{"key": "gpu", "operator": "Exists"}]),
+        );
         check(Some(&[]), true, json!([]));
     }
 }

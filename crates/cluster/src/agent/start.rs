@@ -7,8 +7,8 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::watcher::{self, watcher};
 use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, watcher};
 use kube::{Api, ResourceExt as _};
 use tokio::time::sleep;
 

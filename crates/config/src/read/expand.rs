@@ -15,8 +15,22 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
             let mode = if remote { "read" } else { "local" };
             same(&["mode"], Value::Text(mode.to_owned()))
         }
-        (Expand::Files, value @ Value::Text(_)) => same(&["mode"], value),
-        (Expand::Network, value @ Value::Boolean(_)) => same(&["outgoing", "dns"], value),
+        (Expand::Incoming, Value::Boolean(enabled)) => {
+            let mode = if enabled { "mirror" } else { "off" };
+            same(&["mode"], Value::Text(mode.to_owned()))
+        }
+        (Expand::Files | Expand::Incoming, value @ Value::Text(_)) => same(&["mode"], value),
+        (Expand::Incoming, Value::Map(mut entries)) => {
+            for (key, _) in &mut entries {
+                if key.text == "https_delivery" {
+                    key.text = "tls_delivery".to_owned();
+                }
+            }
+            Value::Map(entries)
+        }
+        (Expand::Network, value @ Value::Boolean(_)) => {
+            same(&["incoming", "outgoing", "dns"], value)
+        }
         (Expand::Outgoing, value @ Value::Boolean(_)) => same(&["tcp", "udp"], value),
         (Expand::Outgoing, Value::Text(place)) if place == "remote" || place == "local" => {
             same(&["tcp", "udp"], Value::Boolean(place == "remote"))
@@ -25,11 +39,43 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
         (Expand::Filter, Value::Map(entries)) if entries.is_empty() => Value::Null,
         (Expand::Target, value @ Value::Text(_)) => same(&["path"], value),
         (Expand::TargetPath, Value::Map(entries)) => target_path(entries),
-        (Expand::OneOrMany, value @ Value::Text(_)) => Value::List(vec![Node { value, span }]),
-        (Expand::Separated, Value::Text(text)) => Value::List(separated(&text, span)),
+        (Expand::OneOrMany, value @ (Value::Text(_) | Value::Map(_)))
+        | (Expand::Numbers, value @ Value::Number(_)) => Value::List(vec![Node { value, span }]),
+        (Expand::Numbers, Value::Text(text)) => {
+            Value::List(separated(&text, span).into_iter().map(number).collect())
+        }
+        (Expand::Pair, Value::Text(text)) => match text.split_once(':') {
+            Some((left, right)) => {
+                let side = |text: &str| Value::Number(text.trim().to_owned());
+                let items = [side(left), side(right)];
+                Value::List(items.map(|value| Node { value, span }).into())
+            }
+            None => Value::Text(text),
+        },
+        // One pair, as a list.
+        (Expand::Pairs, value @ Value::List(_)) if has_numbers(&value) => {
+            Value::List(vec![Node { value, span }])
+        }
+        (Expand::Separated | Expand::Pairs, Value::Text(text)) => {
+            Value::List(separated(&text, span))
+        }
         (_, value) => value,
     };
     Node { value, span }
+}
+
+/// What came as text, from a variable or a flag, and should be a number.
+fn number(node: Node) -> Node {
+    let value = match node.value {
+        Value::Text(text) => Value::Number(text),
+        value => value,
+    };
+    Node { value, ..node }
+}
+
+fn has_numbers(value: &Value) -> bool {
+    let number = |node: &Node| matches!(node.value, Value::Number(_));
+    matches!(value, Value::List(items) if items.iter().any(number))
 }
 
 fn entry(key: &str, value: Value, span: Span) -> (Key, Node) {

@@ -13,9 +13,13 @@ use super::OrderedMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentSettings {
-    /// The container image with `standind`.
-    #[schemars(extend("examples" = ["registry.example.com/tools/standind:0.1.0"]))]
-    pub image: String,
+    /// The container image with `standind`. A session in a cluster needs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        with = "String",
+        extend("default" = null, "examples" = ["registry.example.com/tools/standind:0.1.0"])
+    )]
+    pub image: Option<String>,
 
     /// When a node fetches the image.
     pub image_pull_policy: ImagePullPolicy,
@@ -138,23 +142,8 @@ pub struct Resources {
 
 /// A number of seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "SecondsText")]
-pub struct Seconds(pub u64);
-
-#[derive(Deserialize)]
 #[serde(transparent)]
-struct SecondsText(String);
-
-impl TryFrom<SecondsText> for Seconds {
-    type Error = String;
-
-    fn try_from(text: SecondsText) -> Result<Self, String> {
-        text.0
-            .parse()
-            .map(Self)
-            .map_err(|_| format!("`{}` is no whole number", text.0))
-    }
-}
+pub struct Seconds(pub u64);
 
 impl JsonSchema for Seconds {
     fn inline_schema() -> bool {
@@ -166,14 +155,14 @@ impl JsonSchema for Seconds {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "integer", "minimum": 0, "x-check": "whole-number" })
+        json_schema!({ "type": "integer", "minimum": 0 })
     }
 }
 
 impl Default for AgentSettings {
     fn default() -> Self {
         Self {
-            image: concat!("ghcr.io/standin-dev/standind:", env!("CARGO_PKG_VERSION")).to_owned(),
+            image: None,
             image_pull_policy: ImagePullPolicy::IfNotPresent,
             image_pull_secrets: Vec::new(),
             ephemeral: None,

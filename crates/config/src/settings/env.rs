@@ -83,5 +83,5 @@ impl JsonSchema for NamePattern {
 }
 
 impl ListItem for NamePattern {
-    const SEPARATED: bool = true;
+    const EXPAND: &str = "separated";
 }

@@ -109,5 +109,5 @@ impl JsonSchema for RegexText {
 
 impl ListItem for RegexText {
     // A semicolon can be part of an expression.
-    const SEPARATED: bool = false;
+    const EXPAND: &str = "one-or-many";
 }

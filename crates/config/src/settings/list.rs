@@ -6,18 +6,18 @@ use std::ops::Deref;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// A list of texts. In a file, one text stands for a list of one, or for several separated by semicolons.
+/// A list. In a file, one value stands for a list of one, or a text for several separated by semicolons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct List<T>(pub Vec<T>);
 
 pub(crate) trait ListItem {
-    /// Whether a text is a list separated by semicolons.
-    const SEPARATED: bool;
+    /// How one value is written out as a list.
+    const EXPAND: &str;
 }
 
 impl ListItem for String {
-    const SEPARATED: bool = true;
+    const EXPAND: &str = "separated";
 }
 
 impl<T> Default for List<T> {
@@ -45,14 +45,13 @@ impl<T: JsonSchema + ListItem> JsonSchema for List<T> {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let item = generator.subschema_for::<T>();
-        let expand = if T::SEPARATED {
-            "separated"
-        } else {
-            "one-or-many"
-        };
+        // Numbers have no separators of their own.
+        let text = (T::EXPAND == "numbers").then(|| json_schema!({ "type": "string" }));
+        let many = json_schema!({ "type": "array", "items": item });
+        let forms: Vec<Schema> = text.into_iter().chain([item, many]).collect();
         json_schema!({
-            "anyOf": [item, { "type": "array", "items": item }],
-            "x-expand": expand,
+            "anyOf": forms,
+            "x-expand": T::EXPAND,
         })
     }
 }

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::list::ListItem;
-use super::{List, RegexText, short_forms};
+use super::{IncomingSettings, List, RegexText, short_forms};
 use crate::address::AddressPattern;
 
 /// Connections and names
@@ -14,6 +14,11 @@ use crate::address::AddressPattern;
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::network)]
 pub struct NetworkSettings {
+    /// Traffic that arrives at the target, for ports on which the process listens.
+    ///
+    /// Text is short for `{"mode": …}`; `true` is `mirror` and `false` is `off`. See `docs/incoming.md`.
+    pub incoming: IncomingSettings,
+
     /// Connections that the process opens.
     ///
     /// `true` and `"remote"` are short for `tcp` and `udp` from the target, `false` and `"local"` for neither.
@@ -142,5 +147,5 @@ impl JsonSchema for AddressPattern {
 }
 
 impl ListItem for AddressPattern {
-    const SEPARATED: bool = true;
+    const EXPAND: &str = "separated";
 }

@@ -48,9 +48,9 @@ fn a_file_for_another_tool_loads_with_warnings() {
         .collect();
     assert_eq!(
         warned.join(" "),
-        "accept_invalid_certificates agent feature.env.load_from_process feature.fs.readonly_file_buffer \
-         feature.network.incoming feature.network.ipv6 feature.copy_target feature.split_queues feature.magic operator \
-         kubeconfig kube_context sip_binaries telemetry internal_proxy"
+        "agent.ttl feature.env.load_from_process feature.fs.readonly_file_buffer \
+         feature.network.ipv6 feature.copy_target feature.split_queues feature.magic operator \
+         sip_binaries telemetry internal_proxy"
     );
 }
 
@@ -77,8 +77,21 @@ fn the_schema_is_strict() {
         "feature: {fs: wirte}",
         "feature: {fs: {mode: wirte}}",
         "feature: {network: {outgoing: {filter: {local: [], remote: []}}}}",
+        "feature: {network: {incoming: stael}}",
+        "feature: {network: {incoming: {ports: [0]}}}",
+        "feature: {network: {incoming: {ports: [65536]}}}",
+        "feature: {network: {incoming: {ports: ['x', 80]}}}",
+        "feature: {network: {incoming: {port_mapping: [[80]]}}}",
+        "feature: {network: {incoming: {port_mapping: [[80, 81, 82]]}}}",
+        "feature: {network: {incoming: {http_filter: {all_of: []}}}}",
+        "feature: {network: {incoming: {http_filter: {all_of: [{}]}}}}",
+        "feature: {network: {incoming: {http_filter: {header: x}}}}",
         "target: {path: {pods: x}}",
         "skip_build_tools: 'yes'",
+        "agent: {startup_timeout: soon}",
+        "agent: {image_pull_policy: Sometimes}",
+        "agent: {image_pull_secrets: [registry]}",
+        "agent: {tolerations: [{keys: gpu}]}",
     ] {
         let value = as_json(text, Format::Yaml);
         assert!(!violations(&schema, &value).is_empty(), "{text}");

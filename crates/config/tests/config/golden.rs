@@ -13,7 +13,7 @@ fn reports_look_as_they_should() {
         .filter(|path| Format::of_path(path).is_some())
         .collect();
     files.sort();
-    assert_eq!(files.len(), 7);
+    assert_eq!(files.len(), 8);
     let mut different = Vec::new();
     for file in files {
         let name = file.file_name().unwrap().to_str().unwrap();

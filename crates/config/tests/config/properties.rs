@@ -1,4 +1,6 @@
-use config::{EnvFile, EnvRules, FileRules, Layers, OutgoingRules, Protocol, Surroundings};
+use config::{
+    EnvFile, EnvRules, FileRules, IncomingRules, Layers, OutgoingRules, Protocol, Surroundings,
+};
 use config::{Format, Settings, Style, VARIABLES, verify};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -33,6 +35,10 @@ fn decide(settings: &Settings) {
     }
     if let Ok(rules) = EnvRules::new(&feature.env, &EnvFile::default()) {
         rules.apply(vec![(b"A".to_vec(), b"b".to_vec())], Vec::new());
+    }
+    let rules = IncomingRules::new(&feature.network.incoming);
+    if let Some(port) = rules.choose(([0, 0, 0, 0], 80).into()) {
+        rules.filter(80, port);
     }
     if let Ok(rules) = OutgoingRules::new(&feature.network.outgoing) {
         rules.choose(Protocol::Tcp, ([1, 2, 3, 4], 5).into(), &["a.b"]);
@@ -129,6 +135,12 @@ fn piece() -> impl Strategy<Value = String> {
         "(",
         "[a-z]+$",
         "operator",
+        "incoming",
+        "port_mapping",
+        "[[1, 2]]",
+        "http_filter",
+        "all_of",
+        "header",
         "[feature.env]",
         "<<",
     ])
@@ -176,6 +188,8 @@ proptest! {
         values in prop::collection::vec("\\PC{0,12}|[;:#'\"\\\\ \n\t{}\\[\\]&*!|>%@`-]{1,6}|true|null|1\\.10|~|", 6),
         booleans in prop::collection::vec(any::<bool>(), 6),
         mode in select(vec!["local", "localwithoverrides", "read", "write"]),
+        incoming in select(vec!["mirror", "steal", "off"]),
+        port in 1u16..,
         address in select(vec!["tcp://10.0.0.0/8:5432", "a.b", ":53", "[fd00::/8]:443", "any://", "1.2.3.4"]),
     ) {
         let text = serde_json::json!({
@@ -189,6 +203,11 @@ proptest! {
                 },
                 "fs": { "mode": mode, "mapping": { "z": values[1], "a(b)?": values[2] }, "local": ["x{2}", "\\.y$"] },
                 "network": {
+                    "incoming": {
+                        "mode": incoming, "ports": [port], "port_mapping": [[port, 8080]],
+                        "http_filter": { "any_of": [{ "header": "^x: .*(?!y)$" }, { "body": "json", "query": "$.a", "matches": values[0] }] },
+                        "answer_within": "3s",
+                    },
                     "outgoing": { "tcp": booleans[1], "udp": booleans[2], "filter": { "remote": [address, "db"] } },
                     "dns": { "enabled": booleans[3], "filter": { "local": address } },
                 },

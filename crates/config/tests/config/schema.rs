@@ -27,6 +27,29 @@ fn judge(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
                 let most = expected.as_u64().unwrap();
                 value.as_object().is_none_or(|map| map.len() as u64 <= most)
             }
+            "minProperties" => {
+                let fewest = expected.as_u64().unwrap();
+                value
+                    .as_object()
+                    .is_none_or(|map| map.len() as u64 >= fewest)
+            }
+            "minItems" | "maxItems" => {
+                let bound = expected.as_u64().unwrap();
+                value.as_array().is_none_or(|list| match keyword.as_str() {
+                    "minItems" => list.len() as u64 >= bound,
+                    _ => list.len() as u64 <= bound,
+                })
+            }
+            "minimum" => value
+                .as_f64()
+                .is_none_or(|number| number >= expected.as_f64().unwrap()),
+            "maximum" => value
+                .as_f64()
+                .is_none_or(|number| number <= expected.as_f64().unwrap()),
+            "required" => expected.as_array().unwrap().iter().all(|key| {
+                let key = key.as_str().unwrap();
+                value.as_object().is_none_or(|map| map.contains_key(key))
+            }),
             "items" => {
                 for item in value.as_array().into_iter().flatten() {
                     judge(expected, item, &format!("{at}[]"), found);

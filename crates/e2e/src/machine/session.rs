@@ -38,7 +38,12 @@ impl Programs {
     /// Without the variables that are for the stories: `standin` warns of names that it does not know.
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.0.join(name));
-        for variable in [environment::PROGRAMS, environment::FIXTURES] {
+        for variable in [
+            environment::PROGRAMS,
+            environment::FIXTURES,
+            environment::STATIC_STANDIND,
+            environment::CONTEXTS,
+        ] {
             command.env_remove(variable);
         }
         command

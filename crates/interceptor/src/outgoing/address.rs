@@ -44,7 +44,7 @@ pub(super) fn parse(bytes: &[u8]) -> Parsed {
 }
 
 /// An internet address; one that wraps IPv4 into IPv6 is told as what it is.
-pub(super) fn internet(bytes: &[u8]) -> Option<SocketAddr> {
+pub(crate) fn internet(bytes: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*bytes.first_chunk::<2>()?);
     let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
     match i32::from(family) {
@@ -68,7 +68,7 @@ pub(super) fn internet(bytes: &[u8]) -> Option<SocketAddr> {
 }
 
 /// The bytes of an internet address for a socket of this family.
-pub(super) fn encode_internet(address: SocketAddr, domain: i32) -> Vec<u8> {
+pub(crate) fn encode_internet(address: SocketAddr, domain: i32) -> Vec<u8> {
     let port = address.port().to_be_bytes();
     let family = |family: i32| u16::try_from(family).unwrap_or_default().to_ne_bytes();
     match (address.ip(), domain) {

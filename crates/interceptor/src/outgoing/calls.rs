@@ -1,5 +1,6 @@
 //! The calls about connections: which are ours, and their answers.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,13 +23,18 @@ pub(crate) fn decide(
     notification: &Notification,
 ) -> Result<Decision, Errno> {
     let any = supervisor.connections.any.load(Ordering::Relaxed);
-    let any_datagrams = supervisor.connections.any_datagrams.load(Ordering::Relaxed);
+    let any_datagrams = supervisor.connections.any_datagrams.load(Ordering::Relaxed)
+        || supervisor.incoming.any_datagrams();
+    let any_incoming = supervisor.incoming.any();
     match call {
         Call::Connect => decide_connect(supervisor, notification),
-        Call::Listen => decide_listen(supervisor, notification),
         Call::Socket => Ok(Decision::later(datagrams::create)),
-        Call::GetPeerName if any => decide_name(supervisor, notification, End::Peer),
-        Call::GetSocketName if any => decide_name(supervisor, notification, End::Local),
+        Call::GetPeerName if any || any_incoming => {
+            decide_name(supervisor, notification, End::Peer)
+        }
+        Call::GetSocketName if any || any_incoming => {
+            decide_name(supervisor, notification, End::Local)
+        }
         Call::GetSocketOption if any => decide_error(supervisor, notification),
         Call::SendTo | Call::SendMessage | Call::SendMessages => {
             datagrams::decide_send(supervisor, call, notification)
@@ -41,7 +47,7 @@ pub(crate) fn decide(
 }
 
 /// Reads an address of the caller's memory.
-pub(super) fn read_address(
+pub(crate) fn read_address(
     from: &Notification,
     address: u64,
     length: u32,
@@ -76,6 +82,15 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
         return Ok(decision);
     }
+    if let Some(place) = place_here(supervisor, transport, &destination, &theirs) {
+        supervisor.connections.disconnect(cookie);
+        return Ok(Decision::later(move |_, call| {
+            let connected = domain_of(theirs.as_fd()).and_then(|domain| {
+                socket::connect(theirs.as_fd(), &encode_internet(place, domain))
+            });
+            call.finish(connected.map(|()| 0));
+        }));
+    }
     match choose(supervisor, transport, &destination) {
         DestinationChoice::Remote => {}
         DestinationChoice::Local => {
@@ -91,13 +106,26 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     }))
 }
 
-/// `listen` is only looked at: what the application listens on, it reaches.
-fn decide_listen(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
-    let theirs = from.copy_descriptor(from.int(0))?;
-    if transport_of(&theirs) == Some(Transport::Tcp) {
-        supervisor.connections.own.add_listener(&theirs);
+/// Where on this machine a destination is that the application knows by another name: a client whose datagrams come to
+/// this socket, or its own listener.
+fn place_here(
+    supervisor: &Supervisor,
+    transport: Transport,
+    destination: &Destination,
+    theirs: &OwnedFd,
+) -> Option<SocketAddr> {
+    let Destination::Internet(address) = destination else {
+        return None;
+    };
+    match transport {
+        Transport::Unix => None,
+        Transport::Udp => supervisor.incoming.relay(theirs, *address),
+        Transport::Tcp => {
+            let place = supervisor.incoming.moved(transport, *address)?;
+            let is_there = supervisor.connections.has_own(transport, place);
+            is_there.then_some(place)
+        }
     }
-    Ok(Decision::Pass)
 }
 
 /// `connect` on a stream that was connected, or is connecting, already.
@@ -177,7 +205,7 @@ fn connect(
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Local,
     Peer,
 }
@@ -193,7 +221,13 @@ fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result
     let ends: Ends = match (known, end) {
         (Some(Ok(Some(ends))), _) => ends,
         (Some(Err(errno)), End::Peer) => return Ok(Decision::Answer(Err(errno))),
-        _ => return Ok(Decision::Pass),
+        _ => {
+            let Some(bytes) = supervisor.incoming.name(&theirs, cookie, end) else {
+                return Ok(Decision::Pass);
+            };
+            let written = write_address(from, from.argument(1), from.argument(2), &bytes);
+            return Ok(Decision::Answer(written.map(|()| 0)));
+        }
     };
     let domain = domain_of(theirs.as_fd())?;
     let bytes = match (end, ends.local, ends.peer) {
@@ -207,7 +241,7 @@ fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result
 }
 
 /// Writes an address as the kernel does: cut to the room, and the length that it really has.
-pub(super) fn write_address(
+pub(crate) fn write_address(
     from: &Notification,
     address: u64,
     length_address: u64,

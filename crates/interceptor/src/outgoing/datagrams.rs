@@ -14,6 +14,7 @@ use super::relay::domain_of;
 use super::{Datagrams, Destination, Transport, choose, transport_of};
 use crate::Errno;
 use crate::host::DestinationChoice;
+use crate::incoming::encode_shown;
 use crate::notification::Notification;
 use crate::process::{Vigil, has_signal};
 use crate::supervisor::{Decision, Supervisor};
@@ -186,10 +187,16 @@ pub(super) fn decide_send(
         let destination = Destination::Internet(*address);
         choose(supervisor, Transport::Udp, &destination) == DestinationChoice::Local
     };
-    if destinations.iter().flatten().all(is_local) {
+    let mut addresses = destinations.iter().flatten();
+    let all_local = addresses.clone().all(is_local);
+    if all_local && !supervisor.incoming.any_datagrams() {
         return Ok(Decision::Pass);
     }
     let theirs = from.copy_descriptor(from.int(0))?;
+    let is_client = |address: &SocketAddr| supervisor.incoming.relay(&theirs, *address).is_some();
+    if all_local && !addresses.any(is_client) {
+        return Ok(Decision::Pass);
+    }
     match transport_of(&theirs) {
         Some(Transport::Udp) => {}
         // A connection and its first bytes in one call: programs that try it can do without.
@@ -270,6 +277,9 @@ fn relay_for(
     theirs: &OwnedFd,
     peer: SocketAddr,
 ) -> Result<Option<SocketAddr>, Errno> {
+    if let Some(relay) = supervisor.incoming.relay(theirs, peer) {
+        return Ok(Some(relay));
+    }
     let destination = Destination::Internet(peer);
     match choose(supervisor, Transport::Udp, &destination) {
         DestinationChoice::Remote => {}
@@ -304,7 +314,9 @@ pub(super) fn decide_receive(
 ) -> Result<Decision, Errno> {
     let theirs = from.copy_descriptor(from.int(0))?;
     let cookie = socket::cookie(theirs.as_fd())?;
-    if supervisor.connections.datagrams(cookie).is_none() {
+    if supervisor.connections.datagrams(cookie).is_none()
+        && !supervisor.incoming.takes_datagrams(cookie)
+    {
         return Ok(Decision::Pass);
     }
     Ok(Decision::later(move |supervisor, notification| {
@@ -353,7 +365,7 @@ fn receive_all(
                 return;
             }
             let known = supervisor.connections.datagrams(cookie).unwrap_or_default();
-            match receive(call, &from, theirs, message, &known) {
+            match receive(supervisor, call, &from, theirs, message, &known) {
                 Ok(_) if is_several(call) => break,
                 Ok(length) => return from.succeed(length),
                 Err(_) if received > 0 => return from.succeed(received),
@@ -385,6 +397,7 @@ fn receive_all(
 
 /// Receives one message into the caller's memory, with the peer's address as the application knows it.
 fn receive(
+    supervisor: &Supervisor,
     call: Call,
     from: &Notification,
     theirs: &OwnedFd,
@@ -401,16 +414,16 @@ fn receive(
         memory.write(*address, now)?;
         rest = later;
     }
-    let address = internet(&got.address).map(|address| {
+    let sender = internet(&got.address).and_then(|address| {
         let mut peers = known.peers.iter();
-        peers
-            .find(|peer| peer.relay == address)
-            .map_or(address, |peer| peer.address)
+        let peer = peers.find(|peer| peer.relay == address);
+        peer.map(|peer| peer.address)
+            .or_else(|| supervisor.incoming.sender(address))
     });
-    let name = match address {
-        Some(address) => encode_internet(address, domain_of(theirs.as_fd())?),
-        None => got.address,
-    };
+    let domain = domain_of(theirs.as_fd())?;
+    let name = sender
+        .and_then(|sender| encode_shown(sender, domain))
+        .unwrap_or(got.address);
     if message.name_length_at != 0 {
         super::calls::write_address(from, message.name, message.name_length_at, &name)?;
     }

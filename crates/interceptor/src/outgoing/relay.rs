@@ -45,7 +45,7 @@ pub(super) enum Look {
     Connecting,
 }
 
-pub(super) fn domain_of(socket: BorrowedFd<'_>) -> Result<i32, Errno> {
+pub(crate) fn domain_of(socket: BorrowedFd<'_>) -> Result<i32, Errno> {
     socket::option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
@@ -230,7 +230,7 @@ fn accept(listener: &OwnedFd, theirs: &OwnedFd, domain: i32) -> Result<OwnedFd, 
     let expected = socket::local_address(theirs.as_fd())?;
     loop {
         wait(listener.as_fd(), PollFlags::POLLIN)?;
-        let (ours, from) = socket::accept(listener.as_fd())?;
+        let (ours, from) = socket::accept(listener.as_fd(), false)?;
         if domain == libc::AF_UNIX || internet(&from) == internet(&expected) {
             return Ok(ours);
         }

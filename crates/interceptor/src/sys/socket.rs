@@ -36,6 +36,14 @@ pub(crate) fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
+/// The number of the network in which the socket is. Since Linux 5.14.
+pub(crate) fn network_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    const SO_NETNS_COOKIE: i32 = 71;
+    let mut bytes = [0; 8];
+    read_option(socket, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
 /// A timeout option (`SO_RCVTIMEO`, `SO_SNDTIMEO`), or `None` for "never".
 pub(crate) fn timeout(socket: BorrowedFd<'_>, name: i32) -> Option<std::time::Duration> {
     let mut bytes = [0; 16];
@@ -140,8 +148,18 @@ pub(crate) fn listen(socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> 
     check_int(unsafe { libc::listen(socket.as_raw_fd(), backlog) }).map(drop)
 }
 
-/// An accepted connection and the address of its other end.
-pub(crate) fn accept(socket: BorrowedFd<'_>) -> Result<(OwnedFd, Vec<u8>), Errno> {
+/// A listener no longer listens; a connection is not read any more.
+pub(crate) fn shut_reading_down(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: plain numbers.
+    check_int(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).map(drop)
+}
+
+/// An accepted connection, which waits or not, and the address of its other end.
+pub(crate) fn accept(
+    socket: BorrowedFd<'_>,
+    nonblocking: bool,
+) -> Result<(OwnedFd, Vec<u8>), Errno> {
+    let nonblocking = if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
     let mut address = [0_u8; ADDRESS_ROOM];
     let mut length = address_length(&address);
     // SAFETY: a buffer with its length.
@@ -150,7 +168,7 @@ pub(crate) fn accept(socket: BorrowedFd<'_>) -> Result<(OwnedFd, Vec<u8>), Errno
             socket.as_raw_fd(),
             address.as_mut_ptr().cast(),
             &raw mut length,
-            libc::SOCK_CLOEXEC,
+            libc::SOCK_CLOEXEC | nonblocking,
         )
     })?;
     Ok((own(number), cut(&address, length)))
@@ -162,6 +180,20 @@ pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     // SAFETY: a buffer with its length.
     check_int(unsafe {
         libc::getsockname(
+            socket.as_raw_fd(),
+            address.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    })?;
+    Ok(cut(&address, length))
+}
+
+pub(crate) fn peer_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
+    let mut address = [0_u8; ADDRESS_ROOM];
+    let mut length = address_length(&address);
+    // SAFETY: a buffer with its length.
+    check_int(unsafe {
+        libc::getpeername(
             socket.as_raw_fd(),
             address.as_mut_ptr().cast(),
             &raw mut length,
@@ -271,4 +303,17 @@ pub(crate) fn is_nonblocking(socket: BorrowedFd<'_>) -> bool {
     // SAFETY: plain numbers.
     let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
     flags != -1 && flags & libc::O_NONBLOCK != 0
+}
+
+/// Changes whether calls on the open file wait.
+pub(crate) fn set_nonblocking(socket: BorrowedFd<'_>, nonblocking: bool) -> Result<(), Errno> {
+    // SAFETY: plain numbers.
+    let flags = check_int(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) })?;
+    let flags = if nonblocking {
+        flags | libc::O_NONBLOCK
+    } else {
+        flags & !libc::O_NONBLOCK
+    };
+    // SAFETY: plain numbers.
+    check_int(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags) }).map(drop)
 }

@@ -24,6 +24,9 @@ mod files;
 /// Connections and datagrams to where only the target reaches.
 mod outgoing;
 
+/// Servers, whose clients are the target's.
+mod incoming;
+
 /// Unusual things that programs do to sockets.
 mod sockets;
 

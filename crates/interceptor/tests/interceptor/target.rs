@@ -8,13 +8,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use interceptor::{
     Answer, Connection, Destination, DestinationChoice, Directory, Errno, FileSystem, Host, Intent,
-    Launch, Metadata, Names, Notice, OpenOptions, Outgoing, PathChoice, RemoteFiles, Times,
-    Transport,
+    Launch, Listener, ListenerChoice, Listening, Metadata, Names, Notice, OpenOptions, Outgoing,
+    PathChoice, RemoteFiles, Times, Transport,
 };
 
 /// Methods that the folder answers.
@@ -36,6 +36,10 @@ pub(crate) struct Target {
     pub(crate) notices: Mutex<Vec<Notice>>,
     /// How many connections were made.
     pub(crate) established: AtomicUsize,
+    /// Whether sockets of the application that listen are for the target's traffic.
+    pub(crate) takes_listeners: AtomicBool,
+    /// Those, in the order in which they came.
+    pub(crate) listeners: Mutex<Vec<(Transport, SocketAddr, Listener)>>,
     this: Weak<Self>,
     gate: Mutex<bool>,
     gate_opened: Condvar,
@@ -48,6 +52,8 @@ impl Target {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             established: AtomicUsize::new(0),
+            takes_listeners: AtomicBool::new(false),
+            listeners: Mutex::default(),
             gate: Mutex::default(),
             gate_opened: Condvar::new(),
             files: Directory::open(root.path()).unwrap(),
@@ -81,6 +87,9 @@ fn is_remote_address(address: &SocketAddr) -> bool {
         IpAddr::V6(ip) => ip.segments().starts_with(&[0x2001, 0xdb8]),
     }
 }
+
+/// A port with which nobody may listen.
+pub(crate) const REFUSED_PORT: u16 = 61_099;
 
 /// What the target calls itself.
 const LOCAL: &str = "10.1.2.3:54321";
@@ -176,6 +185,23 @@ impl Host for Target {
     fn connect(&self, outgoing: Outgoing) {
         let this = self.this.upgrade().unwrap();
         std::thread::spawn(move || this.serve(outgoing));
+    }
+
+    fn choose_listener(&self, _: Transport, _: SocketAddr) -> ListenerChoice {
+        match self.takes_listeners.load(Ordering::SeqCst) {
+            true => ListenerChoice::Target,
+            false => ListenerChoice::Local,
+        }
+    }
+
+    fn listen(&self, listening: Listening) {
+        let (transport, address) = (listening.transport(), listening.address());
+        if address.port() == REFUSED_PORT {
+            return listening.refuse(Errno::EADDRINUSE);
+        }
+        let listener = listening.accept();
+        let mut listeners = self.listeners.lock().unwrap();
+        listeners.push((transport, address, listener));
     }
 
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {

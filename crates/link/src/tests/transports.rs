@@ -78,8 +78,14 @@ async fn tls_with_a_certificate_that_is_not_known() {
     let theirs = Identity::generate_named("agent.test").unwrap();
     for (name, trust) in [
         ("agent.test", Trust::Pinned(theirs.fingerprint())),
-        ("agent.test", Trust::Authorities(vec![theirs.certificate().clone()])),
-        ("other.test", Trust::Authorities(vec![ours.certificate().clone()])),
+        (
+            "agent.test",
+            Trust::Authorities(vec![theirs.certificate().clone()]),
+        ),
+        (
+            "other.test",
+            Trust::Authorities(vec![ours.certificate().clone()]),
+        ),
     ] {
         let (listener, dialer) = listen().await;
         let name = ServerName::try_from(name).unwrap();

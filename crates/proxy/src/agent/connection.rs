@@ -39,12 +39,12 @@ impl Connection {
         Self { state }
     }
 
-    pub(super) fn replace(&self, client: Client) {
+    pub(crate) fn replace(&self, client: Client) {
         self.state.send_replace(State::There(client));
     }
 
     /// Lets new calls wait.
-    pub(super) fn await_another(&self) {
+    pub(crate) fn await_another(&self) {
         self.state.send_replace(State::Awaited);
     }
 

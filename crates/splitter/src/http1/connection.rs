@@ -17,7 +17,7 @@ use super::head::{RequestScanner, RequestShape, Scan};
 use super::leg::{Leg, Route};
 use super::response::Leaving;
 use crate::port::Way;
-use crate::relay::{relay, shutdown};
+use crate::relay::shutdown;
 use crate::settings::Reason;
 use crate::stream::{Arrival, BoxStream, Outbox, Read, poll_read};
 use judge::{Judging, judge};
@@ -469,20 +469,19 @@ impl Connection {
             (None, Route::Claim(owner)) => self.way.open_owner(Some(owner), &self.arrival).await,
             (None, Route::Original) => self.way.open_owner(None, &self.arrival).await,
         };
-        let Some(mut leg) = opened else {
+        let Some(leg) = opened else {
             return;
         };
-        leg.outbox.push(&self.input);
-        drop((self.input, self.parked));
-        let relayed = relay(
-            &mut self.client,
-            &mut leg.stream,
-            leg.outbox,
-            self.to_client,
-        );
-        if let Err(error) = relayed.await {
-            tracing::debug!(%error, "a connection broke");
-        }
+        drop(self.parked);
+        self.way
+            .pass_on(
+                &mut self.client,
+                leg,
+                self.to_client,
+                &self.input,
+                &self.arrival,
+            )
+            .await;
     }
 }
 

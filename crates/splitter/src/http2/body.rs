@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use h2::{Reason, RecvStream, SendStream};
+use http::HeaderMap;
+
+use super::copy::StreamCopy;
 
 /// What a client sends, kept for as long as it may have to be sent elsewhere.
 pub(super) struct Intake {
@@ -17,6 +20,7 @@ pub(super) struct Intake {
     limit: usize,
     /// What has been read and is to be sent, with whether the sender already may send more instead.
     waiting: VecDeque<(Bytes, bool)>,
+    copies: Vec<StreamCopy>,
     progress: Arc<AtomicU64>,
 }
 
@@ -37,6 +41,7 @@ impl Intake {
             kept_length: 0,
             limit,
             waiting: VecDeque::new(),
+            copies: Vec::new(),
             progress: Arc::default(),
         }
     }
@@ -48,6 +53,16 @@ impl Intake {
 
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.stream.is_end_stream()
+    }
+
+    /// Copies what has been read and all that follows.
+    pub(super) fn copy_to(&mut self, mut copies: Vec<StreamCopy>) {
+        for copy in &mut copies {
+            for (data, _) in &self.waiting {
+                copy.push(data);
+            }
+        }
+        self.copies = copies;
     }
 
     /// The whole body, if it is not longer than `limit`. Nothing of it is lost for sending.
@@ -86,7 +101,11 @@ impl Intake {
         }
     }
 
+    /// Keeps data that has just come, for those who get it later or get a copy.
     fn keep(&mut self, data: &Bytes) {
+        for copy in &mut self.copies {
+            copy.push(data);
+        }
         if let Some(kept) = &mut self.kept {
             self.kept_length += data.len();
             if self.kept_length > self.limit {
@@ -126,7 +145,9 @@ impl Intake {
                 reason = reset(to) => return Err(Broken::Receiver(reason)),
             };
             let Some((data, is_released)) = next else {
-                return send_end(&mut self.stream, to).await;
+                let trailers = trailers(&mut self.stream).await?;
+                self.end_copies(trailers.as_ref());
+                return send_end(trailers, to).await;
             };
             let is_last = self.waiting.is_empty() && self.stream.is_end_stream();
             let length = data.len();
@@ -135,8 +156,15 @@ impl Intake {
             send_data(to, data, is_last, flow).await?;
             progress.fetch_add(length as u64 + 1, Ordering::Relaxed);
             if is_last {
+                self.end_copies(None);
                 return Ok(());
             }
+        }
+    }
+
+    fn end_copies(&mut self, trailers: Option<&HeaderMap>) {
+        for copy in &mut self.copies {
+            copy.end(trailers);
         }
     }
 }
@@ -153,7 +181,8 @@ pub(super) async fn pass_on(
             reason = reset(to) => return Err(Broken::Receiver(reason)),
         };
         let Some(data) = next else {
-            return send_end(from, to).await;
+            let trailers = trailers(from).await?;
+            return send_end(trailers, to).await;
         };
         let data = data.map_err(|error| Broken::Sender(reason(&error)))?;
         let is_last = from.is_end_stream();
@@ -166,7 +195,7 @@ pub(super) async fn pass_on(
 }
 
 /// Sends data as the receiver takes it, and lets the sender go on as far.
-async fn send_data(
+pub(super) async fn send_data(
     to: &mut SendStream<Bytes>,
     mut data: Bytes,
     is_last: bool,
@@ -198,10 +227,15 @@ async fn send_data(
     }
 }
 
-/// Sends the trailers, or the end alone.
-async fn send_end(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
+/// What follows a body.
+async fn trailers(from: &mut RecvStream) -> Result<Option<HeaderMap>, Broken> {
     let trailers = from.trailers().await;
-    let sent = match trailers.map_err(|error| Broken::Sender(reason(&error)))? {
+    trailers.map_err(|error| Broken::Sender(reason(&error)))
+}
+
+/// Sends the trailers, or the end alone.
+async fn send_end(trailers: Option<HeaderMap>, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
+    let sent = match trailers {
         Some(trailers) => to.send_trailers(trailers),
         None => to.send_data(Bytes::new(), true),
     };

@@ -4,19 +4,22 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::ResponseFuture;
+use h2::ext::Protocol;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::request::Parts;
-use http::{Request, Response, Version};
+use http::{Request, Response, StatusCode, Version};
 use tokio::time::{Instant, timeout};
 
 use super::body::{Broken, Intake, pass_on, reason};
+use super::copy::StreamCopy;
 use super::upstream::Upstreams;
-use crate::claims::{Choice, choose};
+use crate::claims::{Choice, HeldClaim, choose, mirrors};
 use crate::filter::RequestView;
 use crate::http1::leg::Route;
 use crate::settings::{Notice, Reason as Failure};
@@ -40,7 +43,13 @@ pub(super) async fn exchange(
     let (parts, body) = request.into_parts();
     let settings = &upstreams.way.port.settings;
     let mut intake = Intake::new(body, settings.replay_limit.max(settings.body_limit));
-    let mut route = choose_route(&upstreams, &parts, &mut intake).await;
+    let chosen = choose_route(&upstreams, &parts, &mut intake, &mut respond).await;
+    let (mut route, mirrors) = chosen;
+    let is_empty = intake.is_empty();
+    let copies = mirrors
+        .iter()
+        .filter_map(|held| StreamCopy::start(&upstreams, held, &parts, is_empty));
+    intake.copy_to(copies.collect());
     let mut has_retried = false;
     loop {
         let attempt = attempt(&upstreams, &route, &parts, &mut intake, &mut respond).await;
@@ -85,15 +94,27 @@ pub(super) async fn exchange(
     }
 }
 
-async fn choose_route(upstreams: &Upstreams, parts: &Parts, intake: &mut Intake) -> Route {
+/// Where a request goes, and who gets a copy.
+async fn choose_route(
+    upstreams: &Upstreams,
+    parts: &Parts,
+    intake: &mut Intake,
+    respond: &mut SendResponse<Bytes>,
+) -> (Route, Vec<Arc<HeldClaim>>) {
     let port = &upstreams.way.port;
     let claims = port.claims.snapshot();
     let choose_with = |body: Option<Option<&serde_json::Value>>| {
         let request = RequestView::http2(parts);
-        choose(&claims, &port.probes, &request, body, Instant::now())
+        (
+            choose(&claims, &port.probes(), &request, body, Instant::now()),
+            mirrors(&claims, &request, body),
+        )
     };
-    let mut choice = choose_with(None);
-    if matches!(choice, Choice::NeedsBody) {
+    let (mut choice, mut copied) = choose_with(None);
+    if matches!(choice, Choice::NeedsBody) || copied.is_none() {
+        if expects_continue(parts) {
+            let _ = respond.send_informational(go_on());
+        }
         let peeked = timeout(
             port.settings.body_within,
             intake.peek(port.settings.body_limit),
@@ -102,12 +123,27 @@ async fn choose_route(upstreams: &Upstreams, parts: &Parts, intake: &mut Intake)
         let content = peeked.ok().flatten();
         let body: Option<serde_json::Value> =
             content.and_then(|content| serde_json::from_slice(&content).ok());
-        choice = choose_with(Some(body.as_ref()));
+        (choice, copied) = choose_with(Some(body.as_ref()));
     }
-    match choice {
+    let route = match choice {
         Choice::Claim(held) => Route::Claim(held),
         Choice::Original | Choice::NeedsBody => Route::Original,
-    }
+    };
+    (route, copied.unwrap_or_default())
+}
+
+/// Whether a client sends its body only when it is told to.
+fn expects_continue(parts: &Parts) -> bool {
+    parts
+        .headers
+        .get(http::header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+fn go_on() -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::CONTINUE;
+    response
 }
 
 /// Sends the request to one place, and passes its answer on if there is one.
@@ -128,7 +164,7 @@ async fn attempt(
         .send_request(copy_of(parts), is_empty)
         .map_err(|_| not_sent(Failure::Unreachable))?;
     let within = match route {
-        Route::Claim(_) => upstreams.way.port.settings.answer_within,
+        Route::Claim(held) => held.answer_within(&upstreams.way.port.settings),
         Route::Original => None,
     };
     let progress = intake.progress();
@@ -142,8 +178,7 @@ async fn attempt(
     let mut sent = None;
     let response = tokio::select! {
         biased;
-        response = await_answer(answer, sending.as_mut(), &mut sent) => response?,
-        _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Unanswered::Cancelled),
+        response = await_answer(answer, sending.as_mut(), &mut sent, respond, &progress) => response?,
         () = quiet_for(within, &progress) => {
             return Err(Unanswered::Failed { why: Failure::TooSlow, may_have_acted: true });
         }
@@ -152,16 +187,25 @@ async fn attempt(
     Ok(())
 }
 
-/// Waits for the head of the answer while the body is sent.
+/// Waits for the head of the answer while the body is sent. What a place says before its answer is passed on.
 async fn await_answer(
     mut answer: ResponseFuture,
     mut sending: Pin<&mut impl Future<Output = Result<(), Broken>>>,
     sent: &mut Option<Result<(), Broken>>,
+    respond: &mut SendResponse<Bytes>,
+    progress: &AtomicU64,
 ) -> Result<Response<RecvStream>, Unanswered> {
     loop {
         tokio::select! {
             biased;
-            response = &mut answer => return response.map_err(|error| unanswered(&error)),
+            said = poll_fn(|context| poll_answer(&mut answer, context)) => match said {
+                Said::Answer(response) => return response.map_err(|error| unanswered(&error)),
+                Said::Before(response) => {
+                    progress.fetch_add(1, Ordering::Relaxed);
+                    let _ = respond.send_informational(response);
+                }
+            },
+            _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Unanswered::Cancelled),
             result = sending.as_mut(), if sent.is_none() => {
                 if matches!(result, Err(Broken::Sender(_))) {
                     return Err(Unanswered::Cancelled);
@@ -171,6 +215,20 @@ async fn await_answer(
             }
         }
     }
+}
+
+/// What a place says.
+enum Said {
+    /// Something like "early hints", before the answer.
+    Before(Response<()>),
+    Answer(Result<Response<RecvStream>, h2::Error>),
+}
+
+fn poll_answer(answer: &mut ResponseFuture, context: &mut Context<'_>) -> Poll<Said> {
+    if let Poll::Ready(Some(Ok(response))) = answer.poll_informational(context) {
+        return Poll::Ready(Said::Before(response));
+    }
+    Pin::new(answer).poll(context).map(Said::Answer)
 }
 
 /// Passes an answer on, while what is left of the request is sent.
@@ -234,11 +292,16 @@ fn unanswered(error: &h2::Error) -> Unanswered {
     }
 }
 
-fn copy_of(parts: &Parts) -> Request<()> {
+/// A request's head, to be sent once more.
+pub(super) fn copy_of(parts: &Parts) -> Request<()> {
     let mut request = Request::new(());
     *request.method_mut() = parts.method.clone();
     *request.uri_mut() = parts.uri.clone();
     *request.headers_mut() = parts.headers.clone();
+    // What a tunnel is asked for, such as a WebSocket.
+    if let Some(protocol) = parts.extensions.get::<Protocol>() {
+        request.extensions_mut().insert(protocol.clone());
+    }
     // A request that names its host in a header only has no authority, which is allowed for those that look like older ones.
     *request.version_mut() = if parts.uri.authority().is_some() {
         Version::HTTP_2

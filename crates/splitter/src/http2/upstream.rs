@@ -6,15 +6,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::Ping;
 use h2::client::SendRequest;
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::{Instant, timeout};
 
+use super::copy::Budget;
 use super::{CONNECTION_WINDOW, LARGEST_FRAME, LARGEST_HEAD, MOST_STREAMS, STREAM_WINDOW};
+use crate::claims::{HeldClaim, Knowledge};
 use crate::http1::leg::{Leg, Route};
 use crate::port::Way;
 use crate::settings::Reason;
 use crate::stream::{Arrival, BoxStream};
+
+/// So long the first client of a port waits for the application to greet.
+const GREETING: Duration = Duration::from_secs(1);
 
 /// A connection that is made when it is first needed.
 type Upstream = Arc<OnceCell<SendRequest<Bytes>>>;
@@ -27,6 +33,8 @@ pub(super) struct Upstreams {
     /// By the identity of a claim; the application has none.
     open: Mutex<HashMap<Option<u64>, Upstream>>,
     application_closed: Arc<Notify>,
+    /// How far copies for a session are behind, by the identity of its claim.
+    copy_budgets: Mutex<HashMap<u64, Arc<Budget>>>,
 }
 
 impl Upstreams {
@@ -37,15 +45,13 @@ impl Upstreams {
             spare: Mutex::new(spare),
             open: Mutex::default(),
             application_closed: Arc::default(),
+            copy_budgets: Mutex::default(),
         }
     }
 
     /// A connection on which a stream can be opened, made if there is none.
     pub(super) async fn ready(&self, route: &Route) -> Result<SendRequest<Bytes>, Reason> {
-        let key = match route {
-            Route::Original => None,
-            Route::Claim(held) => Some(held.identity),
-        };
+        let key = key(route);
         // A connection that has been closed meanwhile is made again, once.
         for _ in 0..2 {
             let cell = {
@@ -70,12 +76,36 @@ impl Upstreams {
 
     /// Gives up on all connections to a place, so that the next stream there gets a new one.
     pub(super) fn forget_route(&self, route: &Route) {
-        let key = match route {
-            Route::Original => None,
-            Route::Claim(held) => Some(held.identity),
-        };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.remove(&key);
+        open.remove(&key(route));
+    }
+
+    /// Whether the place that gets what nobody else wants takes WebSockets over HTTP/2. Clients ask only servers that say
+    /// so when they greet, so the first client of a port waits until that place has greeted us.
+    pub(super) async fn takes_extended_connect(&self) -> bool {
+        let route = self.way.port.raw_route();
+        let knowledge = self.extended_connect(&route);
+        if knowledge.get().is_none() {
+            let _ = timeout(GREETING, self.ready(&route)).await;
+        }
+        knowledge.get().unwrap_or_else(|| {
+            // It is not asked again by each client; those that it serves later will tell.
+            knowledge.set(false);
+            false
+        })
+    }
+
+    fn extended_connect<'a>(&'a self, route: &'a Route) -> &'a Knowledge {
+        match route {
+            Route::Original => &self.way.port.extended_connect,
+            Route::Claim(held) => &held.extended_connect,
+        }
+    }
+
+    pub(super) fn copy_budget(&self, held: &HeldClaim) -> Arc<Budget> {
+        let budgets = &self.copy_budgets;
+        let mut budgets = budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        budgets.entry(held.identity).or_default().clone()
     }
 
     async fn connect(&self, route: &Route) -> Result<SendRequest<Bytes>, Reason> {
@@ -97,12 +127,16 @@ impl Upstreams {
             }
         };
         let closed = route.is_original().then(|| self.application_closed.clone());
-        let started = start(leg.stream, closed);
-        let send = match (route, settings.answer_within) {
-            (Route::Claim(_), Some(within)) => timeout(within, started)
+        let started = start(leg.stream, closed, self.extended_connect(route));
+        let within = match route {
+            Route::Claim(held) => held.answer_within(settings),
+            Route::Original => None,
+        };
+        let send = match within {
+            Some(within) => timeout(within, started)
                 .await
                 .map_err(|_| Reason::TooSlow)?,
-            _ => started.await,
+            None => started.await,
         };
         send.map_err(|_| Reason::NoAnswer)
     }
@@ -118,20 +152,32 @@ impl Upstreams {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             open.remove(&None)
         };
-        if let (Some(pool), Some(upstream)) =
-            (&self.way.http2, kept.as_ref().and_then(|cell| cell.get()))
-        {
+        let Some(upstream) = kept.as_ref().and_then(|cell| cell.get()) else {
+            return;
+        };
+        // The application may be another one by now.
+        let takes_it = upstream.is_extended_connect_protocol_enabled();
+        self.way.port.extended_connect.set(takes_it);
+        if let Some(pool) = &self.way.http2 {
             pool.put(upstream.clone(), self.way.port.settings.keep_idle);
         }
     }
 }
 
-/// Starts HTTP/2 on a stream, and a task that runs it.
+fn key(route: &Route) -> Option<u64> {
+    match route {
+        Route::Original => None,
+        Route::Claim(held) => Some(held.identity),
+    }
+}
+
+/// Starts HTTP/2 on a stream, and a task that runs it. What is not known of the place is found out.
 async fn start(
     stream: BoxStream,
     closed: Option<Arc<Notify>>,
+    extended_connect: &Knowledge,
 ) -> Result<SendRequest<Bytes>, h2::Error> {
-    let (send, connection) = h2::client::Builder::new()
+    let (send, mut connection) = h2::client::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(LARGEST_FRAME)
@@ -140,6 +186,7 @@ async fn start(
         .enable_push(false)
         .handshake::<_, Bytes>(stream)
         .await?;
+    let ping_pong = connection.ping_pong();
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection that speaks HTTP/2 ended");
@@ -148,6 +195,11 @@ async fn start(
             closed.notify_one();
         }
     });
+    if let (None, Some(mut ping_pong)) = (extended_connect.get(), ping_pong) {
+        // A place greets before it answers anything.
+        ping_pong.ping(Ping::opaque()).await?;
+        extended_connect.set(send.is_extended_connect_protocol_enabled());
+    }
     Ok(send)
 }
 

@@ -3,7 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
 use tokio::time::Sleep;
@@ -11,7 +11,8 @@ use tokio::time::Sleep;
 use super::Way;
 use crate::claims::HeldClaim;
 use crate::detect::{Protocol, detect, is_http2_settings};
-use crate::http1::leg::Leg;
+use crate::http1::leg::{Leg, Route};
+use crate::relay::Unanswered;
 use crate::stream::{Arrival, BoxFuture, BoxStream, Outbox, Read, Rewound, poll_read};
 
 /// What the first bytes told.
@@ -36,7 +37,7 @@ pub(super) async fn first(
 ) -> Option<First> {
     let settings = &way.port.settings;
     let mut waiting = Waiting {
-        have_certificates: way.port.tls.is_some() && arrival.tls.is_none(),
+        have_certificates: arrival.tls.is_none() && way.port.tls().is_some(),
         bytes: BytesMut::new(),
         opening: None,
         leg: None,
@@ -66,20 +67,33 @@ pub(super) async fn first(
             }
             waiting.silence = None;
         }
-        if waiting.leg.is_none() {
-            let opening = waiting
-                .opening
-                .get_or_insert_with(|| Box::pin(way.open_owner(owner, arrival)));
-            match opening.as_mut().poll(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Ready(leg) => waiting.leg = leg,
+        loop {
+            if waiting.leg.is_none() {
+                let opening = waiting
+                    .opening
+                    .get_or_insert_with(|| Box::pin(way.open_owner(owner, arrival)));
+                match opening.as_mut().poll(context) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(None) => return Poll::Ready(None),
+                    Poll::Ready(leg) => waiting.leg = leg,
+                }
+            }
+            if waiting.server_speaks_http2 {
+                return Poll::Pending;
+            }
+            match ready!(waiting.poll_server(context)) {
+                Server::Speaks => return Poll::Ready(Some(Protocol::Raw)),
+                Server::Greets => return Poll::Pending,
+                Server::Failed { held, was_orderly } => {
+                    let unanswered = Unanswered {
+                        request: Some(BytesMut::new()),
+                        was_orderly,
+                    };
+                    way.tell_unanswered(&held, &unanswered);
+                    waiting.opening = Some(Box::pin(way.open_owner(None, arrival)));
+                }
             }
         }
-        if waiting.server_speaks_http2 {
-            return Poll::Pending;
-        }
-        waiting.poll_server(context).map(Some)
     })
     .await?;
     Some(First {
@@ -121,7 +135,7 @@ impl Waiting<'_> {
         }
     }
 
-    fn poll_server(&mut self, context: &mut Context<'_>) -> Poll<Protocol> {
+    fn poll_server(&mut self, context: &mut Context<'_>) -> Poll<Server> {
         let Some(mut leg) = self.leg.take() else {
             return Poll::Pending;
         };
@@ -133,11 +147,29 @@ impl Waiting<'_> {
             self.server_speaks_http2 = true;
             leg.stream = Box::new(Rewound::new(first, leg.stream));
             self.leg = Some(leg);
-            return Poll::Pending;
+            return Poll::Ready(Server::Greets);
+        }
+        if let (Poll::Ready(Ok(Read::End) | Err(_)), Route::Claim(held)) = (&read, &leg.route) {
+            return Poll::Ready(Server::Failed {
+                held: held.clone(),
+                was_orderly: matches!(read, Poll::Ready(Ok(_))),
+            });
         }
         self.to_client.push(&first);
         self.leg = Some(leg);
         // Whether it speaks or ends, it does so before the client.
-        read.map(|_| Protocol::Raw)
+        read.map(|_| Server::Speaks)
     }
+}
+
+/// What a server does before the client speaks.
+enum Server {
+    Speaks,
+    /// It sends its HTTP/2 settings, and waits for the client.
+    Greets,
+    /// It is a session's, and has gone.
+    Failed {
+        held: Arc<HeldClaim>,
+        was_orderly: bool,
+    },
 }

@@ -13,16 +13,16 @@ use tokio::sync::mpsc;
 
 /// Sends the bytes in pieces of the given sizes, over and over, and checks what the application sees.
 pub(crate) fn check(bytes: &[u8], pieces: &[usize]) {
-    // HTTP/2 is put together anew, so its bytes are not those that were sent.
-    if detect(bytes, false) == Some(Protocol::Http2) {
-        return;
-    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("a runtime can be had");
     let seen = runtime.block_on(send(bytes, pieces));
+    // HTTP/2 is put together anew, so its bytes are not those that were sent. It is enough that nothing panics.
+    if detect(bytes, false) == Some(Protocol::Http2) {
+        return;
+    }
     // A connection on which nothing was sent is made in case the application speaks first.
     let seen: Vec<_> = seen.iter().filter(|seen| !seen.is_empty()).collect();
     let expected: Vec<_> = [bytes]
@@ -53,6 +53,7 @@ async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
                 mode: Mode::Steal,
                 filter: Some(NOBODYS.clone()),
                 takes_probes: true,
+                answer_within: None,
                 destination: Arc::new(Nowhere),
             },
             OnConflict::Abort,
@@ -89,7 +90,7 @@ async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
         tokio::task::yield_now().await;
     }
     let _ = client.shutdown().await;
-    let _ = serving.await;
+    serving.await.expect("whatever comes, nothing panics");
     drop(client);
     drop(_guard);
     application.await.unwrap_or_default()

@@ -1,172 +1,17 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::future::poll_fn;
 use std::time::Duration;
-use std::{future::poll_fn, io};
 
 use bytes::Bytes;
-use h2::client::SendRequest;
-use h2::{Reason, RecvStream};
-use http::{HeaderMap, Request, Response};
-use splitter::{
-    Arrival, BoxFuture, BoxStream, ClaimGuard, Destination, Filter, Mode, OnConflict, Port, Probes,
-    Settings,
-};
+use h2::Reason;
+use h2::ext::Protocol;
+use http::{HeaderMap, Method, Request, StatusCode};
+use splitter::{Filter, Mode};
 
-use super::stage::{arrival, claim};
-
-/// A place that speaks HTTP/2. What it does is said by the path.
-struct Http2Place {
-    name: &'static str,
-    opened: AtomicUsize,
-}
-
-impl Destination for Http2Place {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
-        Box::pin(async {
-            self.opened.fetch_add(1, Ordering::SeqCst);
-            let (ours, theirs) = tokio::io::duplex(64 * 1024);
-            let name = self.name;
-            tokio::spawn(async move {
-                let mut builder = h2::server::Builder::new();
-                builder.max_header_list_size(1024 * 1024);
-                let mut connection = builder.handshake::<_, Bytes>(theirs).await?;
-                while let Some(stream) = connection.accept().await {
-                    let (request, respond) = stream?;
-                    if request.uri().path() == "/close" {
-                        connection.graceful_shutdown();
-                    }
-                    if request.uri().path() == "/die" {
-                        return Ok(());
-                    }
-                    tokio::spawn(answer(name, request, respond));
-                }
-                Ok::<_, h2::Error>(())
-            });
-            Ok(Box::new(ours) as BoxStream)
-        })
-    }
-}
-
-/// Sends back what comes as it comes, with trailers, or does what the path says.
-async fn answer(
-    name: &'static str,
-    request: Request<RecvStream>,
-    mut respond: h2::server::SendResponse<Bytes>,
-) {
-    let path = request.uri().path().to_owned();
-    let length = request
-        .headers()
-        .get("x-long")
-        .map_or(0, http::HeaderValue::len);
-    let response = Response::builder()
-        .header("x-name", name)
-        .header("x-long-length", length)
-        .body(())
-        .unwrap();
-    match path.as_str() {
-        "/reset" => return respond.send_reset(Reason::ENHANCE_YOUR_CALM),
-        "/silent" => return std::future::pending().await,
-        _ => {}
-    }
-    let mut send = respond.send_response(response, false).unwrap();
-    if path == "/half" {
-        send.send_data(Bytes::from_static(b"half"), false).unwrap();
-        tokio::task::yield_now().await;
-        return send.send_reset(Reason::INADEQUATE_SECURITY);
-    }
-    let mut body = request.into_body();
-    while let Some(Ok(data)) = body.data().await {
-        let _ = body.flow_control().release_capacity(data.len());
-        send_all(&mut send, data).await;
-    }
-    let mut trailers = body.trailers().await.ok().flatten().unwrap_or_default();
-    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-    let _ = send.send_trailers(trailers);
-}
-
-async fn send_all(send: &mut h2::SendStream<Bytes>, mut data: Bytes) {
-    while !data.is_empty() {
-        send.reserve_capacity(data.len());
-        let Some(Ok(capacity)) = poll_fn(|context| send.poll_capacity(context)).await else {
-            return;
-        };
-        let part = data.split_to(capacity.min(data.len()));
-        let _ = send.send_data(part, false);
-    }
-}
-
-struct Http2Stage {
-    port: Arc<Port>,
-    application: Arc<Http2Place>,
-    alice: Arc<Http2Place>,
-    /// Connections of clients that are over.
-    ended: Arc<AtomicUsize>,
-    _guard: ClaimGuard,
-}
-
-fn stage_with(filter: Filter, settings: Settings) -> Http2Stage {
-    let place = |name| {
-        Arc::new(Http2Place {
-            name,
-            opened: AtomicUsize::new(0),
-        })
-    };
-    let (application, alice) = (place("application"), place("alice"));
-    let port = Arc::new(Port::new(application.clone(), settings).with_probes(Probes::default()));
-    let alices = claim("alice", Mode::Steal, Some(filter), alice.clone());
-    let guard = port.claims().claim(alices, OnConflict::Abort).unwrap();
-    Http2Stage {
-        port,
-        application,
-        alice,
-        ended: Arc::default(),
-        _guard: guard,
-    }
-}
-
-fn stage() -> Http2Stage {
-    let filter = Filter::header("^x-for: alice$").unwrap();
-    stage_with(filter, Settings::default())
-}
-
-impl Http2Stage {
-    async fn connect(&self) -> SendRequest<Bytes> {
-        let (client, served) = tokio::io::duplex(64 * 1024);
-        let (port, ended) = (self.port.clone(), Arc::clone(&self.ended));
-        tokio::spawn(async move {
-            port.serve(Box::new(served), arrival()).await;
-            ended.fetch_add(1, Ordering::SeqCst);
-        });
-        let (send, connection) = h2::client::handshake(client).await.unwrap();
-        tokio::spawn(connection);
-        send.ready().await.unwrap()
-    }
-}
-
-fn request(path: &str, session: &str) -> Request<()> {
-    Request::post(format!("http://host{path}"))
-        .header("x-for", session)
-        .body(())
-        .unwrap()
-}
-
-fn name(response: &Response<RecvStream>) -> &str {
-    response.headers()["x-name"].to_str().unwrap()
-}
-
-async fn read(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
-    let mut content = Vec::new();
-    while let Some(data) = body.data().await {
-        let data = data.unwrap();
-        let _ = body.flow_control().release_capacity(data.len());
-        content.extend_from_slice(&data);
-    }
-    (content, body.trailers().await.unwrap())
-}
+use super::http2_stage::{Http2Place, Http2Stage, greet, name, read, request, send_all};
 
 #[tokio::test]
 async fn streams_go_both_ways_to_who_wants_them_with_their_trailers() {
-    let stage = stage();
+    let stage = Http2Stage::new();
     let mut client = stage.connect().await;
     for _ in 0..2 {
         for (session, who) in [("nobody", "application"), ("alice", "alice")] {
@@ -196,40 +41,35 @@ async fn streams_go_both_ways_to_who_wants_them_with_their_trailers() {
             );
         }
     }
-    assert_eq!(
-        stage.application.opened.load(Ordering::SeqCst),
-        1,
-        "connections are kept"
-    );
-    assert_eq!(stage.alice.opened.load(Ordering::SeqCst), 1);
+    assert_eq!(stage.application.opened(), 1, "connections are kept");
+    assert_eq!(stage.alice.opened(), 1);
 }
 
 /// Servers send their settings at once, so they seem to speak first.
 #[tokio::test]
 async fn a_server_that_sends_its_settings_first_is_no_stranger() {
-    let stage = stage();
-    let (client, served) = tokio::io::duplex(64 * 1024);
-    let port = stage.port.clone();
-    tokio::spawn(async move { port.serve(Box::new(served), arrival()).await });
-    while stage.application.opened.load(Ordering::SeqCst) == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    let (client, connection) = h2::client::handshake(client).await.unwrap();
-    tokio::spawn(connection);
-    let mut client = client.ready().await.unwrap();
+    let stage = Http2Stage::new();
+    let stream = stage.stream();
+    // The splitter has seen what the server sent.
+    let was_read = &stage.application.was_read;
+    was_read
+        .subscribe()
+        .wait_for(|read| *read > 0)
+        .await
+        .unwrap();
+    let mut client = greet(stream).await;
     for (session, who) in [("nobody", "application"), ("alice", "alice")] {
         let (response, _) = client
             .send_request(request("/echo", session), true)
             .unwrap();
         assert_eq!(name(&response.await.unwrap()), who);
     }
-    assert_eq!(stage.application.opened.load(Ordering::SeqCst), 1);
+    assert_eq!(stage.application.opened(), 1);
 }
 
 #[tokio::test]
 async fn resets_keep_their_reasons() {
-    let stage = stage();
+    let stage = Http2Stage::new();
     let mut client = stage.connect().await;
     for session in ["nobody", "alice"] {
         let (response, _) = client
@@ -254,7 +94,7 @@ async fn resets_keep_their_reasons() {
 
 #[tokio::test]
 async fn large_heads_and_bodies_get_through() {
-    let stage = stage();
+    let stage = Http2Stage::new();
     let mut client = stage.connect().await;
     for session in ["nobody", "alice"] {
         let mut large = request("/echo", session);
@@ -276,7 +116,7 @@ async fn large_heads_and_bodies_get_through() {
 
 #[tokio::test]
 async fn a_reader_that_stalls_stops_its_sender_and_nobody_else() {
-    let stage = stage();
+    let stage = Http2Stage::new();
     let mut client = stage.connect().await;
     let (stalled, mut send) = client.send_request(request("/echo", "x"), false).unwrap();
     let stalled = stalled.await.unwrap();
@@ -307,7 +147,8 @@ async fn a_reader_that_stalls_stops_its_sender_and_nobody_else() {
 #[tokio::test]
 async fn json_bodies_decide() {
     let filter = Filter::json_body("$.user", "^alice$").unwrap();
-    let stage = stage_with(filter, Settings::default());
+    let (application, alice) = (Http2Place::new("application"), Http2Place::new("alice"));
+    let stage = Http2Stage::of(application, alice, Mode::Steal, filter, |_| {});
     let mut client = stage.connect().await;
     for (body, who) in [
         ("{\"user\":\"alice\"}", "alice"),
@@ -325,16 +166,14 @@ async fn json_bodies_decide() {
 #[tokio::test(start_paused = true)]
 async fn what_a_session_does_not_answer_the_application_does() {
     for path in ["/die", "/silent"] {
-        let stage = stage();
+        let stage = Http2Stage::new();
         let mut client = stage.connect().await;
         let (response, mut send) = client.send_request(request(path, "alice"), false).unwrap();
         send.send_data(Bytes::from_static(b"body"), true).unwrap();
         if path == "/silent" {
             // The application is as silent as the session, so it is enough that it was asked.
-            while stage.application.opened.load(Ordering::SeqCst) == 0 {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-            assert_eq!(stage.alice.opened.load(Ordering::SeqCst), 1);
+            stage.application.wait_until(|got| got.len() == 1).await;
+            assert_eq!(stage.alice.streams.borrow().len(), 1);
             continue;
         }
         // The application dies of it as well, and is asked once more: then the client is told.
@@ -352,22 +191,24 @@ async fn what_a_session_does_not_answer_the_application_does() {
 
 #[tokio::test]
 async fn the_next_client_gets_the_last_ones_connection() {
-    let stage = stage();
+    let stage = Http2Stage::new();
     for client_number in 1..=3 {
         let mut client = stage.connect().await;
         let (response, _) = client.send_request(request("/echo", "x"), true).unwrap();
         read(response.await.unwrap().into_body()).await;
         drop(client);
-        while stage.ended.load(Ordering::SeqCst) < client_number {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let mut ended = stage.ended.subscribe();
+        ended
+            .wait_for(|ended| *ended == client_number)
+            .await
+            .unwrap();
     }
-    assert_eq!(stage.application.opened.load(Ordering::SeqCst), 1);
+    assert_eq!(stage.application.opened(), 1);
 }
 
 #[tokio::test]
 async fn a_client_is_told_when_the_application_closes() {
-    let stage = stage();
+    let stage = Http2Stage::new();
     let mut client = stage.connect().await;
     let (response, _) = client.send_request(request("/close", "x"), true).unwrap();
     read(response.await.unwrap().into_body()).await;
@@ -375,4 +216,94 @@ async fn a_client_is_told_when_the_application_closes() {
     while client.clone().ready().await.is_ok() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+#[tokio::test]
+async fn what_is_said_before_an_answer_is_heard_before_it() {
+    let stage = Http2Stage::new();
+    let mut client = stage.connect().await;
+    for (session, who) in [("nobody", "application"), ("alice", "alice")] {
+        let (mut response, _) = client
+            .send_request(request("/hints", session), true)
+            .unwrap();
+        let hints = poll_fn(|context| response.poll_informational(context)).await;
+        let hints = hints.unwrap().unwrap();
+        assert_eq!(hints.status(), StatusCode::EARLY_HINTS);
+        assert_eq!(hints.headers()["link"], who);
+        assert_eq!(name(&response.await.unwrap()), who);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_a_word_gets_it() {
+    let filter = || Filter::json_body("$.user", "^alice$").unwrap();
+    for decides_by_body in [false, true] {
+        let mut stage = Http2Stage::new();
+        if decides_by_body {
+            stage.claim(Http2Place::new("bob"), Mode::Steal, filter());
+        }
+        let mut client = stage.connect().await;
+        let mut expecting = request("/echo", "alice");
+        let go_on = http::HeaderValue::from_static("100-continue");
+        expecting.headers_mut().insert("expect", go_on);
+        if decides_by_body {
+            expecting.headers_mut().remove("x-for");
+        }
+        let (mut response, mut send) = client.send_request(expecting, false).unwrap();
+        let word = poll_fn(|context| response.poll_informational(context)).await;
+        assert_eq!(word.unwrap().unwrap().status(), StatusCode::CONTINUE);
+        let body = Bytes::from_static(b"{\"user\":\"alice\"}");
+        send.send_data(body.clone(), true).unwrap();
+        let response = response.await.unwrap();
+        let who = if decides_by_body { "bob" } else { "alice" };
+        assert_eq!(name(&response), who);
+        assert_eq!(read(response.into_body()).await.0, body);
+    }
+}
+
+#[tokio::test]
+async fn websockets_go_both_ways_to_who_wants_them() {
+    let (application, alice) = (
+        Http2Place::with_tunnels("application"),
+        Http2Place::with_tunnels("alice"),
+    );
+    let filter = Filter::header("^x-for: alice$").unwrap();
+    let stage = Http2Stage::of(application, alice, Mode::Steal, filter, |_| {});
+    for _ in 0..2 {
+        let mut client = stage.connect().await;
+        for (session, who) in [("nobody", "application"), ("alice", "alice")] {
+            let mut asking = request("/chat", session);
+            *asking.method_mut() = Method::CONNECT;
+            let websocket = Protocol::from_static("websocket");
+            asking.extensions_mut().insert(websocket);
+            let (response, mut send) = client.send_request(asking, false).unwrap();
+            let mut response = response.await.unwrap();
+            assert_eq!(name(&response), who);
+            assert_eq!(response.headers()["x-protocol"], "websocket");
+            for message in [&b"one"[..], b"two"] {
+                send.send_data(Bytes::from_static(message), false).unwrap();
+                let echoed = response.body_mut().data().await.unwrap().unwrap();
+                assert_eq!(echoed, message);
+            }
+            send.send_data(Bytes::new(), true).unwrap();
+            assert_eq!(read(response.into_body()).await, (Vec::new(), None));
+        }
+        assert!(client.is_extended_connect_protocol_enabled());
+    }
+}
+
+/// A client that is told so uses another connection, which works; one that is not would fail.
+#[tokio::test]
+async fn websockets_are_promised_only_where_the_application_takes_them() {
+    let (application, alice) = (
+        Http2Place::new("application"),
+        Http2Place::with_tunnels("alice"),
+    );
+    let filter = Filter::header("^x-for: alice$").unwrap();
+    let stage = Http2Stage::of(application, alice, Mode::Steal, filter, |_| {});
+    let mut client = stage.connect().await;
+    let ask = Request::get("http://host/").body(()).unwrap();
+    let (response, _) = client.send_request(ask, true).unwrap();
+    response.await.unwrap();
+    assert!(!client.is_extended_connect_protocol_enabled());
 }

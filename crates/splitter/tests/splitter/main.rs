@@ -10,10 +10,14 @@
 mod exact;
 /// The check that the fuzzer and the properties share.
 mod exact_check;
+/// Sessions that are slow or flooded, and everybody else.
+mod fairness;
 /// HTTP/1: who gets which request, and what becomes of answers.
 mod http1;
 /// HTTP/2: streams, trailers, resets, windows.
 mod http2;
+/// Places that speak HTTP/2.
+mod http2_stage;
 /// Copies that never slow what they are a copy of.
 mod mirror;
 /// Real servers and clients over the loopback interface.

@@ -1,7 +1,13 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use h2::Reason;
+use http::{HeaderMap, HeaderValue};
 use splitter::{Filter, Mode, Notice};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::stage::{Manner, Stage, bodies};
+use super::http2_stage::{Got, Http2Place, Http2Stage, name, read, request, send_all};
+use super::stage::{Manner, Place, Stage, To, bodies};
 
 const GET: &str = "GET /1 HTTP/1.1\r\nHost: a\r\n\r\n";
 const BLUE: &str = "POST /2 HTTP/1.1\r\nTeam: blue\r\nContent-Length: 2\r\n\r\nok";
@@ -68,4 +74,114 @@ async fn a_copy_that_is_dead_or_slow_holds_nobody_up() {
             assert_eq!(stage.notices(), [Notice::CopyDropped { holder }]);
         }
     }
+}
+
+#[tokio::test]
+async fn a_copy_of_streams_has_what_it_wants_with_trailers_and_resets() {
+    let (application, alice) = (Http2Place::new("application"), Http2Place::new("alice"));
+    let filter = Filter::header("^x-for: alice$").unwrap();
+    let stage = Http2Stage::of(application, alice, Mode::Mirror, filter, |_| {});
+    let mut client = stage.connect().await;
+    for (path, session) in [("/1", "nobody"), ("/2", "alice"), ("/3", "alice")] {
+        let (response, mut send) = client.send_request(request(path, session), false).unwrap();
+        send_all(&mut send, Bytes::from_static(b"some ")).await;
+        send_all(&mut send, Bytes::from_static(b"body")).await;
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-checksum", HeaderValue::from_static("7"));
+        send.send_trailers(trailers).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(name(&response), "application");
+        assert_eq!(read(response.into_body()).await.0, b"some body");
+    }
+    // A request without a body, and one that its client gives up.
+    let (response, _) = client.send_request(request("/4", "alice"), true).unwrap();
+    read(response.await.unwrap().into_body()).await;
+    let (response, mut send) = client.send_request(request("/5", "alice"), false).unwrap();
+    send_all(&mut send, Bytes::from_static(b"half")).await;
+    let mut response = response.await.unwrap();
+    response.body_mut().data().await.unwrap().unwrap();
+    let half = |streams: &Vec<Got>| {
+        streams
+            .iter()
+            .any(|got| got.path == "/5" && got.body == b"half")
+    };
+    stage.alice.wait_until(half).await;
+    send.send_reset(Reason::CANCEL);
+    stage
+        .alice
+        .wait_until(|streams| streams.len() == 4 && streams.iter().all(|got| got.end.is_some()))
+        .await;
+    let mut got = stage.alice.streams.borrow().clone();
+    got.sort_by(|one, other| one.path.cmp(&other.path));
+    for (got, path) in got.iter().zip(["/2", "/3"]) {
+        assert_eq!((got.path.as_str(), got.end), (path, Some(Ok(()))));
+        assert_eq!(got.body, b"some body");
+        assert_eq!(got.trailers.as_ref().unwrap()["x-checksum"], "7");
+    }
+    assert_eq!(
+        (got[2].body.as_slice(), got[2].end),
+        (&b""[..], Some(Ok(())))
+    );
+    assert_eq!(got[3].end, Some(Err(Reason::CANCEL)));
+    assert_eq!(stage.application.streams.borrow().len(), 5);
+    assert_eq!(stage.alice.opened(), 1, "all on one connection");
+}
+
+/// The body decides, so it has been read before it is known who gets a copy.
+#[tokio::test]
+async fn a_copy_of_streams_chosen_by_body_has_all_of_it() {
+    let (application, alice) = (Http2Place::new("application"), Http2Place::new("alice"));
+    let filter = Filter::json_body("$.user", "^alice$").unwrap();
+    let stage = Http2Stage::of(application, alice, Mode::Mirror, filter, |_| {});
+    let mut client = stage.connect().await;
+    for user in ["bob", "alice"] {
+        let body = format!("{{\"user\":\"{user}\"}}");
+        let (response, mut send) = client.send_request(request("/", "x"), false).unwrap();
+        send_all(&mut send, Bytes::from(body.clone())).await;
+        send.send_data(Bytes::new(), true).unwrap();
+        assert_eq!(
+            read(response.await.unwrap().into_body()).await.0,
+            body.as_bytes()
+        );
+    }
+    let is_whole = |streams: &Vec<Got>| streams.first().is_some_and(|got| got.end.is_some());
+    stage.alice.wait_until(is_whole).await;
+    let got = stage.alice.streams.borrow().clone();
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].body, b"{\"user\":\"alice\"}");
+}
+
+#[tokio::test]
+async fn copies_of_streams_that_are_not_taken_end_and_hold_nobody_up() {
+    let application = Http2Place::new("application");
+    let filter = || Filter::header("^x-for: alice$").unwrap();
+    let unused = Filter::header("^x-for: nobody$").unwrap();
+    let place = Http2Place::new("unused");
+    let mut stage = Http2Stage::of(application, place, Mode::Mirror, unused, |settings| {
+        settings.copy_limit = 256 * 1024;
+    });
+    // Its copies never get anywhere: it does not even greet.
+    let stuck = Place::new("alice", Manner::Stuck);
+    stage.claim_to("alice", Arc::new(To(stuck)), Mode::Mirror, filter());
+    let mut client = stage.connect().await;
+    for _ in 0..3 {
+        let (response, mut send) = client.send_request(request("/", "alice"), false).unwrap();
+        const LENGTH: usize = 1024 * 1024;
+        let sending = tokio::spawn(async move {
+            send_all(&mut send, vec![b'x'; LENGTH].into()).await;
+            send.send_data(Bytes::new(), true).unwrap();
+        });
+        let (back, _) = read(response.await.unwrap().into_body()).await;
+        assert_eq!(back.len(), LENGTH);
+        sending.await.unwrap();
+    }
+    let holder = "alice".to_owned();
+    while stage.notices.lock().unwrap().is_empty() {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert_eq!(
+        *stage.notices.lock().unwrap(),
+        [Notice::CopyDropped { holder }],
+        "said once for a client"
+    );
 }

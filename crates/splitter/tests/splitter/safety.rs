@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use splitter::{Filter, Mode, Notice, OnConflict, Reason};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::stage::{Manner, Place, Stage, To, arrival, bodies, claim, read_until};
 
@@ -75,6 +75,95 @@ async fn a_whole_port_falls_back_too() {
     let (_alice, _guard) = stage.claim("alice", Manner::Refuses, Mode::Steal, None);
     let mut client = stage.connect();
     read_until(&mut client, "220 application").await;
+}
+
+/// A session has the whole port and opens connections, and then fails before it has said anything.
+#[tokio::test(start_paused = true)]
+async fn a_whole_connection_that_is_not_answered_is_the_applications() {
+    let text = "not HTTP at all\n";
+    for (manner, keeps_its_turn) in [(Manner::Closes, true), (Manner::Breaks, false)] {
+        let stage = Stage::new(Manner::SpeaksFirst);
+        let (alice, _guard) = stage.claim("alice", manner, Mode::Steal, None);
+        let mut client = stage.connect();
+        client.write_all(text.as_bytes()).await.unwrap();
+        read_until(&mut client, text).await;
+        assert_eq!(stage.application.got(), text, "{manner:?}");
+        let (holder, reason) = ("alice".to_owned(), Reason::NoAnswer);
+        assert_eq!(stage.notices(), [Notice::FellBack { holder, reason }]);
+        // Later bytes follow the first.
+        client.write_all(b"more\n").await.unwrap();
+        read_until(&mut client, "more\n").await;
+        // One that only closed is there.
+        alice.set_manner(Manner::SpeaksFirst);
+        let who = if keeps_its_turn {
+            "alice"
+        } else {
+            "application"
+        };
+        read_until(&mut stage.connect(), &format!("220 {who}")).await;
+    }
+}
+
+/// The client speaks first, in pieces, and the session takes them all before it breaks.
+#[tokio::test(start_paused = true)]
+async fn the_application_gets_all_that_a_session_took_without_a_word() {
+    for (limit, is_lost) in [(64, false), (10, true)] {
+        let stage = Stage::with(Manner::Silent, |settings| settings.replay_limit = limit);
+        let (alice, _guard) = stage.claim("alice", Manner::BreaksAt("end"), Mode::Steal, None);
+        let mut client = stage.connect();
+        let mut sent = String::new();
+        for piece in ["\u{1}first ", "second "] {
+            client.write_all(piece.as_bytes()).await.unwrap();
+            sent += piece;
+            alice.wait_until_got(&sent).await;
+        }
+        client.write_all(b"end").await.unwrap();
+        let (holder, reason) = ("alice".to_owned(), Reason::NoAnswer);
+        if is_lost {
+            assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
+            assert_eq!(stage.notices(), [Notice::Lost { holder, reason }]);
+        } else {
+            stage.application.wait_until_got(&(sent + "end")).await;
+            assert_eq!(stage.notices(), [Notice::FellBack { holder, reason }]);
+        }
+    }
+}
+
+/// In some protocols nobody answers: the client says all it has to say, and both ends close.
+#[tokio::test(start_paused = true)]
+async fn a_whole_connection_that_needs_no_answer_is_no_failure() {
+    let stage = Stage::new(Manner::Answers);
+    let (alice, _guard) = stage.claim("alice", Manner::Silent, Mode::Steal, None);
+    let text = "\u{1}a line of a log\n";
+    assert_eq!(stage.ask(text).await, "");
+    assert_eq!((alice.got(), stage.notices()), (text.to_owned(), vec![]));
+    assert_eq!(stage.application.got(), "");
+}
+
+/// Two sessions hang. One is left after a second, and the other as the port says.
+#[tokio::test(start_paused = true)]
+async fn each_session_has_its_own_patience() {
+    let stage = Stage::new(Manner::Answers);
+    let (alice, bob) = (
+        Place::new("alice", Manner::Silent),
+        Place::new("bob", Manner::Silent),
+    );
+    let mut guards = Vec::new();
+    for (place, within) in [(alice, Some(Duration::from_secs(1))), (bob, None)] {
+        let name = place.name;
+        let filter = Filter::header(&format!("^x-for: {name}$")).unwrap();
+        let mut claim = claim(name, Mode::Steal, Some(filter), Arc::new(To(place)));
+        claim.answer_within = within;
+        guards.push(stage.port.claims().claim(claim, OnConflict::Abort).unwrap());
+    }
+    for (name, seconds) in [("alice", 1), ("bob", 30)] {
+        let asked = tokio::time::Instant::now();
+        let request = format!("GET / HTTP/1.1\r\nX-For: {name}\r\n\r\n");
+        let mut client = stage.connect();
+        client.write_all(request.as_bytes()).await.unwrap();
+        read_until(&mut client, "application GET /").await;
+        assert_eq!(asked.elapsed().as_secs(), seconds, "{name}");
+    }
 }
 
 #[tokio::test]

@@ -30,6 +30,10 @@ pub(crate) enum Manner {
     Stuck,
     /// Closes at once.
     Closes,
+    /// Takes what comes, and then something breaks.
+    Breaks,
+    /// The same, when this has come.
+    BreaksAt(&'static str),
     /// Cannot be reached.
     Refuses,
     /// Speaks first, and then sends back what comes.
@@ -104,6 +108,15 @@ impl Place {
                 drop(stream);
             }
             Manner::Closes | Manner::Refuses => {}
+            Manner::Breaks => stream.breaks.store(true, Ordering::SeqCst),
+            Manner::BreaksAt(end) => {
+                let mut stream = stream;
+                let mut seen = Vec::new();
+                while !seen.ends_with(end.as_bytes()) {
+                    seen.push(stream.read_u8().await.unwrap());
+                }
+                stream.breaks.store(true, Ordering::SeqCst);
+            }
             Manner::SpeaksFirst => {
                 let (mut read, mut write) = tokio::io::split(stream);
                 let _ = write
@@ -175,11 +188,16 @@ impl Destination for To {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
             let got = Arc::<Mutex<Vec<u8>>>::default();
             self.0.got.lock().unwrap().push(got.clone());
+            let breaks = Arc::<AtomicBool>::default();
             tokio::spawn(self.0.clone().serve(Recorded {
                 stream: theirs,
                 got,
+                breaks: breaks.clone(),
             }));
-            Ok(Box::new(ours) as BoxStream)
+            Ok(Box::new(Breakable {
+                stream: ours,
+                breaks,
+            }) as BoxStream)
         })
     }
 }
@@ -188,6 +206,7 @@ impl Destination for To {
 struct Recorded {
     stream: DuplexStream,
     got: Arc<Mutex<Vec<u8>>>,
+    breaks: Arc<AtomicBool>,
 }
 
 impl AsyncRead for Recorded {
@@ -207,6 +226,46 @@ impl AsyncRead for Recorded {
 }
 
 impl AsyncWrite for Recorded {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// A stream whose end is an error if its other end broke.
+struct Breakable {
+    stream: DuplexStream,
+    breaks: Arc<AtomicBool>,
+}
+
+impl AsyncRead for Breakable {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let poll = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let is_end = poll.is_ready() && buffer.filled().len() == before;
+        if is_end && self.breaks.load(Ordering::SeqCst) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        poll
+    }
+}
+
+impl AsyncWrite for Breakable {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -314,6 +373,7 @@ pub(crate) fn claim(
         mode,
         filter,
         takes_probes: false,
+        answer_within: None,
         destination,
     }
 }

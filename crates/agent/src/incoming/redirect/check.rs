@@ -20,6 +20,8 @@ use crate::{Error, Result};
 
 /// Longer than a first packet may be lost and sent again.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// From outside the target is on the same machine, or not reached at all: then it would only be waited for.
+const OUTSIDE_PATIENCE: Duration = Duration::from_millis(300);
 
 /// What a check has proven.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,7 +161,11 @@ impl Inside {
                 () = sent => false,
             }
         };
-        let arrived = timeout(PATIENCE, arrived).await.unwrap_or(false);
+        let patience = match from_inside {
+            true => PATIENCE,
+            false => OUTSIDE_PATIENCE,
+        };
+        let arrived = timeout(patience, arrived).await.unwrap_or(false);
         self.seen.expect_no_more(own_port, destination);
         Ok(arrived)
     }

@@ -10,9 +10,10 @@ use rustix::io::Errno;
 use rustix::net::netlink::NETFILTER;
 
 use super::Port;
+use super::holder::Holder;
 use super::netlink::{Content, Netlink, attributes};
 use super::rules::{
-    Listening, Part, TABLE_USER_DATA, Transaction, UdpListening, ask_for_claim, comment,
+    Listening, Part, TABLE_USER_DATA, Transaction, UdpListening, ask_for_claim,
 };
 use crate::{Error, Result};
 
@@ -26,7 +27,7 @@ pub(super) type Retired = Arc<Mutex<Vec<UdpListening>>>;
 pub(super) struct Rules {
     netlink: Netlink,
     table: String,
-    holder: String,
+    holder: Holder,
     ports: BTreeMap<Port, Held>,
     pub(super) retired: Retired,
 }
@@ -44,7 +45,7 @@ pub(super) enum Held {
 
 impl Rules {
     /// Opens the socket that will own the rules. Must run inside the target's network.
-    pub(super) fn open(holder: String) -> Result<Self> {
+    pub(super) fn open(holder: Holder) -> Result<Self> {
         let netlink = Netlink::open(Some(NETFILTER)).map_err(|source| Error::Agent {
             action: "speak with the kernel about traffic rules",
             hint: "run it on a kernel with nf_tables (module nf_tables)",
@@ -151,19 +152,23 @@ impl Rules {
         if let (Part::Claim(port), Errno::PERM | Errno::EXIST) = (part, errno)
             && let Some(holder) = self.holder_of(port)
         {
-            return Error::PortTaken { port, holder };
+            return Error::PortTaken {
+                port,
+                holder: holder.name,
+                meeting_point: holder.meeting_point,
+            };
         }
         refusal(part, errno)
     }
 
-    /// Who has claimed a port, as he calls himself.
-    fn holder_of(&mut self, port: Port) -> Option<String> {
+    /// Who has claimed a port.
+    fn holder_of(&mut self, port: Port) -> Option<Holder> {
         let items = self.netlink.items(ask_for_claim(port)).ok()?;
         let item = items.first()?;
         let user_data = attributes(item.get(MESSAGE_HEADER..)?)
             .find(|(kind, _)| *kind == TABLE_USER_DATA)
-            .and_then(|(_, value)| comment(value));
-        Some(user_data.unwrap_or_else(|| "another agent".to_owned()))
+            .map(|(_, value)| value);
+        Some(Holder::from_user_data(user_data.unwrap_or_default()))
     }
 }
 

@@ -51,6 +51,7 @@ use super::expressions::{
     FAMILY_IPV4, FAMILY_IPV6, TCP, UDP, data, fixed_port, give_to, has_mark, is_claimed, is_family,
     is_local, is_protocol, jump, map_source_port, mapped_port, port_is_in, return_to_caller,
 };
+use super::holder::Holder;
 use super::netlink::{APPEND, Attributes, CREATE, CREATE_NEW, Message};
 use super::{Port, Protocol};
 
@@ -80,8 +81,6 @@ const DELETE_ELEMENT: u16 = 14;
 const FAMILY_INET: u8 = 1;
 const TABLE_OWNED: u32 = 2;
 pub(super) const TABLE_USER_DATA: u16 = 6;
-/// The kernel keeps up to 256 bytes with a table: two for a header and one for the end.
-const COMMENT_BYTES: usize = 250;
 
 const PREROUTING: u32 = 0;
 const OUTPUT: u32 = 3;
@@ -142,12 +141,12 @@ impl<'a> Transaction<'a> {
     }
 
     /// Everything but ports.
-    pub(super) fn make_table(&mut self, listening: Listening, comment: &str) {
+    pub(super) fn make_table(&mut self, listening: Listening, holder: &Holder) {
         self.push(
             Part::Table,
             NEW_TABLE,
             CREATE_NEW,
-            table(self.table, comment),
+            table(self.table, holder),
         );
         self.set("tcp", false);
         for map in ["udp_ipv4", "udp_ipv6", "udp_replies"] {
@@ -195,8 +194,8 @@ impl<'a> Transaction<'a> {
     }
 
     /// Makes the port ours, before anything is redirected.
-    pub(super) fn claim(&mut self, port: Port, comment: &str) {
-        let attributes = table(&claim_name(port), comment);
+    pub(super) fn claim(&mut self, port: Port, holder: &Holder) {
+        let attributes = table(&claim_name(port), holder);
         self.push(Part::Claim(port), NEW_TABLE, CREATE_NEW, attributes);
     }
 
@@ -328,16 +327,6 @@ pub(super) fn ask_for_claim(port: Port) -> Message {
     message(GET_TABLE, 0, name)
 }
 
-/// The comment in a table's user data: a kind (0), a length, and a text with its end.
-pub(super) fn comment(user_data: &[u8]) -> Option<String> {
-    let [0, length, rest @ ..] = user_data else {
-        return None;
-    };
-    let text = rest.get(..usize::from(*length))?;
-    let text = text.strip_suffix(&[0]).unwrap_or(text);
-    Some(String::from_utf8_lossy(text).into_owned())
-}
-
 fn claim_name(port: Port) -> String {
     let protocol = match port.protocol {
         Protocol::Tcp => "tcp",
@@ -346,17 +335,11 @@ fn claim_name(port: Port) -> String {
     format!("standin-{protocol}-{}", port.number)
 }
 
-fn table(name: &str, comment: &str) -> Attributes {
-    let mut end = comment.len().min(COMMENT_BYTES);
-    while !comment.is_char_boundary(end) {
-        end -= 1;
-    }
-    let text = &comment.as_bytes()[..end];
-    let length = u8::try_from(text.len() + 1).unwrap_or(u8::MAX);
+fn table(name: &str, holder: &Holder) -> Attributes {
     Attributes::new()
         .text(1, name)
         .number(2, TABLE_OWNED)
-        .bytes(TABLE_USER_DATA, &[&[0, length], text, &[0]].concat())
+        .bytes(TABLE_USER_DATA, &holder.to_user_data())
 }
 
 fn message(kind: u16, flags: u16, attributes: Attributes) -> Message {
@@ -371,30 +354,16 @@ fn message(kind: u16, flags: u16, attributes: Attributes) -> Message {
 
 #[cfg(test)]
 mod tests {
-    use super::super::netlink::attributes;
     use super::*;
-
-    #[test]
-    fn a_holders_name_is_read_back() {
-        let read = |name: &str| {
-            let bytes = table("standin-tcp-80", name).into_bytes();
-            let mut all = attributes(&bytes);
-            let (_, value) = all.find(|(kind, _)| *kind == TABLE_USER_DATA).unwrap();
-            comment(value)
-        };
-        assert_eq!(read("Ada").as_deref(), Some("Ada"));
-        assert_eq!(read("").as_deref(), Some(""));
-        // Cut where a letter ends.
-        let long = "ü".repeat(200);
-        assert_eq!(read(&long), Some("ü".repeat(COMMENT_BYTES / 2)));
-        assert_eq!(comment(&[0, 9, b'a']), None);
-        assert_eq!(comment(&[]), None);
-    }
 
     #[test]
     fn only_the_last_change_is_acknowledged() {
         let mut transaction = Transaction::new("table");
-        transaction.claim(Port::tcp(80), "Ada");
+        let holder = Holder {
+            name: "Ada".to_owned(),
+            meeting_point: None,
+        };
+        transaction.claim(Port::tcp(80), &holder);
         transaction.add_tcp(80);
         let transaction = transaction.end();
         let asks = |message: &Message| message.flags & super::super::netlink::ACKNOWLEDGE != 0;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use cluster::{
     Access, Agent, AgentSettings, Cluster, Kind, PodSettings, Replica, Replicas, Toleration,
     Workload,
@@ -28,6 +28,9 @@ const SUCCESSION: Duration = Duration::from_secs(30);
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 /// Entries of agents that have ended, in one pod, that are worth a word: they cannot be removed.
 const MANY_AGENTS: usize = 20;
+
+const NAME_A_TARGET: &str = "name a target: `standin exec -t deployment/<name> -- COMMAND` in a cluster, `-t \
+    process/<pid>` or `-t container/<name>` on this machine. `standin ls`, `ps aux` and `podman ps` list what is there";
 
 /// Starts agents for a target in a cluster.
 #[derive(Debug)]
@@ -57,11 +60,16 @@ struct Current {
 }
 
 impl InCluster {
-    pub(crate) fn new(settings: &Settings, progress: &Progress) -> Self {
+    pub(crate) fn new(settings: &Settings, progress: &Progress) -> Result<Self> {
         let path = settings
             .target
             .as_ref()
             .and_then(|target| target.path.clone());
+        // Who says nothing of clusters means none.
+        ensure!(
+            path.is_some() || settings.agent.image.is_some(),
+            NAME_A_TARGET
+        );
         let target = match path {
             Some(Target::Workload {
                 kind,
@@ -70,14 +78,14 @@ impl InCluster {
             }) => Some((kind_of(kind), name, container)),
             _ => None,
         };
-        Self {
+        Ok(Self {
             access: access(settings),
             target,
-            settings: agent_settings(&settings.agent),
+            settings: agent_settings(&settings.agent)?,
             progress: progress.clone(),
             place: OnceCell::new(),
             current: Mutex::default(),
-        }
+        })
     }
 
     pub(crate) fn is_targetless(&self) -> bool {
@@ -112,7 +120,11 @@ impl InCluster {
         };
         let namespace = place.cluster.namespace();
         if let Some(replica) = &replica {
-            tracing::info!(pod = replica.pod, container = replica.container, "the target");
+            tracing::info!(
+                pod = replica.pod,
+                container = replica.container,
+                "the target"
+            );
             self.warn_of_many_agents(replica);
         }
         self.progress.begin("starting the agent");
@@ -136,10 +148,7 @@ impl InCluster {
         let link = Link::connect(reachable.dialer, settings)
             .await
             .with_context(|| {
-                format!(
-                    "the agent in pod {} cannot be used",
-                    reachable.agent.pod()
-                )
+                format!("the agent in pod {} cannot be used", reachable.agent.pod())
             })?;
         let current = Current {
             agent: reachable.agent,
@@ -158,10 +167,7 @@ impl InCluster {
     async fn find(&self) -> Result<Place> {
         let cluster = Cluster::connect(&self.access).await;
         let cluster = match &self.target {
-            None => cluster.context(
-                "name a target: `standin exec -t deployment/<name> -- COMMAND` in a cluster, `-t process/<pid>` or \
-                 `-t container/<name>` on this machine. `standin ls`, `ps aux` and `podman ps` list what is there",
-            )?,
+            None => cluster.context(NAME_A_TARGET)?,
             Some(_) => cluster?,
         };
         let Some((kind, name, container)) = &self.target else {
@@ -255,10 +261,13 @@ fn with_home(path: &str) -> PathBuf {
     }
 }
 
-fn agent_settings(settings: &config::AgentSettings) -> AgentSettings {
-    let map = |map: &OrderedMap<String>| -> BTreeMap<String, String> {
-        map.iter().cloned().collect()
-    };
+fn agent_settings(settings: &config::AgentSettings) -> Result<AgentSettings> {
+    let image = settings.image.clone().context(
+        "name the image of the agent, from which nodes start it: --agent-image, STANDIN_AGENT_IMAGE or `agent.image`; \
+         `cargo xtask image` makes it",
+    )?;
+    let map =
+        |map: &OrderedMap<String>| -> BTreeMap<String, String> { map.iter().cloned().collect() };
     let secrets = settings.image_pull_secrets.iter();
     let tolerations = settings.tolerations.as_ref().map(|tolerations| {
         let tolerations = tolerations.iter().map(|toleration| Toleration {
@@ -269,8 +278,8 @@ fn agent_settings(settings: &config::AgentSettings) -> AgentSettings {
         });
         tolerations.collect()
     });
-    AgentSettings {
-        image: settings.image.clone(),
+    Ok(AgentSettings {
+        image,
         image_pull_policy: format!("{:?}", settings.image_pull_policy),
         image_pull_secrets: secrets.map(|secret| secret.name.clone()).collect(),
         log_level: settings.log_level.clone(),
@@ -288,7 +297,7 @@ fn agent_settings(settings: &config::AgentSettings) -> AgentSettings {
             service_account: settings.service_account.clone(),
             priority_class: settings.priority_class.clone(),
         },
-    }
+    })
 }
 
 fn kind_of(kind: WorkloadKind) -> Kind {

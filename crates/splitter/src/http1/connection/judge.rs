@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use tokio::time::Instant;
 
-use crate::claims::{self, Choice, HeldClaim, Mode, Snapshot, choose};
-use crate::filter::{Judgement, RequestView};
+use crate::claims::{Choice, HeldClaim, choose, mirrors};
+use crate::filter::RequestView;
 use crate::http1::body::Body;
 use crate::http1::head::{Malformed, RequestShape, read_request};
 use crate::http1::leg::Route;
@@ -43,9 +43,9 @@ pub(super) fn judge(
         let request = RequestView::http1(head);
         let claims = way.port.claims.snapshot();
         let now = Instant::now();
-        let choice = choose(&claims, &way.port.probes, &request, None, now);
-        let mirrors = mirrors(&claims, &request, None);
-        if let (Some(mirrors), Some(route)) = (mirrors, route(choice)) {
+        let choice = choose(&claims, &way.port.probes(), &request, None, now);
+        let known = mirrors(&claims, &request, None);
+        if let (Some(mirrors), Some(route)) = (known, route(choice)) {
             return Judging::Done {
                 route,
                 shape,
@@ -66,10 +66,10 @@ pub(super) fn judge(
             Peeked::Json(body) => Some(body),
             Peeked::Incomplete | Peeked::Unknown => None,
         };
-        let choice = choose(&claims, &way.port.probes, &request, Some(body), now);
+        let choice = choose(&claims, &way.port.probes(), &request, Some(body), now);
         Judging::Done {
             route: route(choice).unwrap_or(Route::Original),
-            mirrors: self::mirrors(&claims, &request, Some(body)).unwrap_or_default(),
+            mirrors: mirrors(&claims, &request, Some(body)).unwrap_or_default(),
             shape,
         }
     })
@@ -81,27 +81,6 @@ fn route(choice: Choice) -> Option<Route> {
         Choice::Claim(held) => Some(Route::Claim(held)),
         Choice::NeedsBody => None,
     }
-}
-
-/// Sessions with a filter that get a copy of the request. `None` if the body decides.
-fn mirrors(
-    claims: &Snapshot,
-    request: &RequestView<'_>,
-    body: Option<Option<&serde_json::Value>>,
-) -> Option<Vec<Arc<HeldClaim>>> {
-    let mut mirrors = Vec::new();
-    for held in claims.iter() {
-        // Those without a filter get a copy of the whole connection.
-        if held.claim.mode != Mode::Mirror || held.claim.filter.is_none() {
-            continue;
-        }
-        match claims::judge(&held.claim, request, body) {
-            Judgement::Wanted => mirrors.push(held.clone()),
-            Judgement::NotWanted => {}
-            Judgement::NeedsBody => return None,
-        }
-    }
-    Some(mirrors)
 }
 
 fn peek(body: Option<Body>, bytes: &[u8], limit: usize) -> Peeked {

@@ -5,9 +5,10 @@ use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 use super::{Connection, RequestState};
+use crate::http1::leg::Route;
 
 /// What is waited for, and until when.
 pub(super) type Patience = (Waiting, Pin<Box<Sleep>>);
@@ -32,8 +33,7 @@ impl Connection {
             .as_ref()
             .is_none_or(|(known, _)| *known != waiting)
         {
-            let until = Instant::now() + patience;
-            self.patience = Some((waiting, Box::pin(tokio::time::sleep_until(until))));
+            self.patience = Some((waiting, Box::pin(tokio::time::sleep(patience))));
         }
         let (_, sleep) = self.patience.as_mut()?;
         if sleep.as_mut().poll(context).is_pending() {
@@ -47,9 +47,9 @@ impl Connection {
         let settings = &self.way.port.settings;
         if let Some(leg) = &self.leg
             && leg.awaits_answer
-            && !leg.route.is_original()
+            && let Route::Claim(held) = &leg.route
         {
-            let within = settings.answer_within?;
+            let within = held.answer_within(settings)?;
             return Some((Waiting::Answer { sent: self.sent }, within));
         }
         if !matches!(self.request, RequestState::Head) || self.client_has_ended {

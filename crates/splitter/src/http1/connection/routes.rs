@@ -100,12 +100,15 @@ impl Connection {
     }
 
     /// The other end has closed a leg on which nothing was going on. Without us the client would notice, so it does if it
-    /// is the application's; a session's end is no matter.
+    /// is the application's or was announced; otherwise a session's end is no matter.
     pub(super) fn drop_closed_leg(&mut self) -> bool {
-        let was_original = self.leg.take().is_some_and(|leg| leg.route.is_original());
+        let is_noticed = self
+            .leg
+            .take()
+            .is_some_and(|leg| leg.route.is_original() || !leg.responses.may_be_reused());
         let is_between_requests =
             self.input.is_empty() && matches!(self.request, RequestState::Head);
-        !(was_original && is_between_requests)
+        !(is_noticed && is_between_requests)
     }
 
     fn take_parked(&mut self, route: &Route) -> Option<Leg> {

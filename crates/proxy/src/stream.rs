@@ -1,8 +1,9 @@
-//! A byte stream between the application and the target, both ways, each at the pace of its reader and with its own end.
+//! A byte stream between the application and the agent, both ways, each at the pace of its reader and with its own end.
 //!
 //! HTTP/2 takes the application's bytes from the socket when it can send them, and only then, so that there is no queue
 //! between the two and no task that fills it. A socket without traffic has no buffer at all.
 
+use std::any::Any;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -13,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt as _;
-use interceptor::{Registration, Transport};
+use interceptor::Transport;
 use link::http2::BoxError;
 use protocol::rpc::Failure;
 use tokio::net::{TcpStream, UnixStream};
@@ -24,11 +25,14 @@ const LARGEST_PIECE: usize = 128 * 1024;
 
 /// Our end of the application's connection.
 #[derive(Debug)]
-pub(super) struct LocalStream {
+pub(crate) struct LocalStream {
     socket: Socket,
-    /// Kept to the end: with it goes what the application sees as the names of both ends.
-    _registration: Option<Registration>,
+    /// With it goes what the application sees as the names of both ends.
+    kept: Kept,
 }
+
+/// Something that has to be there as long as a stream.
+pub(crate) type Kept = Box<dyn Any + Send + Sync>;
 
 #[derive(Debug)]
 enum Socket {
@@ -37,10 +41,10 @@ enum Socket {
 }
 
 impl LocalStream {
-    pub(super) fn new(
+    pub(crate) fn new(
         transport: Transport,
         socket: OwnedFd,
-        registration: Option<Registration>,
+        kept: impl Any + Send + Sync,
     ) -> io::Result<Self> {
         let socket = if transport == Transport::Unix {
             let stream = std::os::unix::net::UnixStream::from(socket);
@@ -55,8 +59,31 @@ impl LocalStream {
         };
         Ok(Self {
             socket,
-            _registration: registration,
+            kept: Box::new(kept),
         })
+    }
+
+    /// The socket itself, and what has to be there as long.
+    pub(crate) fn into_tcp(self) -> io::Result<(TcpStream, Kept)> {
+        match self.socket {
+            Socket::Tcp(stream) => Ok((stream, self.kept)),
+            Socket::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Waits until a connection that was begun is there.
+    pub(crate) async fn connected(&self) -> io::Result<()> {
+        let error = match &self.socket {
+            Socket::Tcp(stream) => {
+                stream.writable().await?;
+                stream.take_error()?
+            }
+            Socket::Unix(stream) => {
+                stream.writable().await?;
+                stream.take_error()?
+            }
+        };
+        error.map_or(Ok(()), Err)
     }
 
     fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -120,8 +147,8 @@ impl LocalStream {
     }
 }
 
-/// Brings the target's bytes to the application, until they end.
-pub(super) async fn to_application<B>(stream: Arc<LocalStream>, mut from_target: B)
+/// Brings the agent's bytes to the application, until they end.
+pub(crate) async fn to_application<B>(stream: Arc<LocalStream>, mut from_target: B)
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -150,10 +177,12 @@ where
 
 /// The application's bytes as a body. It waits for the connection, which is asked for with it.
 #[derive(Debug)]
-pub(super) struct FromApplication {
+pub(crate) struct FromApplication {
     state: State,
     /// How much is read at once: grows while the application fills it.
     piece: usize,
+    /// What comes before the application's bytes, once the connection is there.
+    first: Bytes,
 }
 
 #[derive(Debug)]
@@ -167,11 +196,17 @@ enum State {
 
 impl FromApplication {
     /// The body, and where to put the stream that it reads.
-    pub(super) fn new() -> (oneshot::Sender<Arc<LocalStream>>, Self) {
+    pub(crate) fn new() -> (oneshot::Sender<Arc<LocalStream>>, Self) {
+        Self::after(Bytes::new())
+    }
+
+    /// The same, with some bytes before those of the stream.
+    pub(crate) fn after(first: Bytes) -> (oneshot::Sender<Arc<LocalStream>>, Self) {
         let (stream, awaited) = oneshot::channel();
         let body = Self {
             state: State::Awaited(awaited),
             piece: FIRST_PIECE,
+            first,
         };
         (stream, body)
     }
@@ -194,6 +229,10 @@ impl Body for FromApplication {
                         Ok(stream) => State::Open(stream),
                         Err(_) => State::Ended,
                     };
+                }
+                State::Open(_) if !this.first.is_empty() => {
+                    let first = std::mem::take(&mut this.first);
+                    return Poll::Ready(Some(Ok(Frame::data(first))));
                 }
                 State::Open(stream) => {
                     let read = ready!(poll_read(stream, &mut this.piece, context));

@@ -89,7 +89,7 @@ async fn connect(client: &Client, path: &str) -> TcpStream {
     let (give, body) = FromApplication::new();
     let request = Request::post(path).body(body).unwrap();
     let response = client.clone().send(request).await.unwrap();
-    let stream = Arc::new(LocalStream::new(Transport::Tcp, ours, None).unwrap());
+    let stream = Arc::new(LocalStream::new(Transport::Tcp, ours, ()).unwrap());
     // A body that nobody wants is given up at once.
     let _ = give.send(Arc::clone(&stream));
     tokio::spawn(to_application(stream, response.into_body()));

@@ -1,0 +1,324 @@
+//! A redirected port of UDP. What one client sends to one address is a flow, and goes one way until it has been silent.
+//!
+//! As in a network, what nobody takes in time is dropped.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
+use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, OnConflict};
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::{Instant, sleep_until};
+
+use super::queue::Queue;
+use super::redirect::{self, Datagram, Flow};
+use super::stream::{FromSession, SessionStream, Writer};
+use super::wanted::Wanted;
+use crate::agent::Agent;
+use crate::outgoing::receive_one;
+use crate::{Error, Result};
+
+/// A flow ends when it has been silent for so long.
+const IDLE: Duration = Duration::from_secs(60);
+/// Datagrams of a flow that wait to be taken.
+const WAITING: usize = 128;
+/// More flows than this are nobody's clients.
+const FLOWS: usize = 4096;
+/// How long an application may take to take a flow, unless its session says otherwise.
+const TAKEN_WITHIN: Duration = Duration::from_secs(5);
+
+/// A redirected port of UDP.
+pub(super) struct UdpPort {
+    agent: Agent,
+    claims: Arc<Claims>,
+    sessions: Mutex<Vec<Session>>,
+    flows: Mutex<HashMap<Ends, mpsc::Sender<Bytes>>>,
+}
+
+/// Who sends, and where to.
+type Ends = (SocketAddr, SocketAddr);
+
+#[derive(Debug, Clone)]
+struct Session {
+    queue: Arc<Queue>,
+    mode: Mode,
+    taken_within: Duration,
+}
+
+/// A session gets the port's datagrams as long as this lives.
+#[derive(Debug)]
+pub(super) struct UdpClaim {
+    pub(super) guard: ClaimGuard,
+    port: Arc<UdpPort>,
+    queue: Arc<Queue>,
+}
+
+impl Drop for UdpClaim {
+    fn drop(&mut self) {
+        let mut sessions = self.port.sessions();
+        sessions.retain(|session| !Arc::ptr_eq(&session.queue, &self.queue));
+    }
+}
+
+impl UdpPort {
+    pub(super) fn new(agent: &Agent) -> Self {
+        Self {
+            agent: agent.clone(),
+            claims: Arc::default(),
+            sessions: Mutex::default(),
+            flows: Mutex::default(),
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Vec<Session>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, mpsc::Sender<Bytes>>> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn claim(self: &Arc<Self>, wanted: &Wanted, queue: Arc<Queue>) -> Result<UdpClaim> {
+        let claim = Claim {
+            holder: wanted.holder.clone(),
+            mode: wanted.mode,
+            filter: None,
+            takes_probes: true,
+            answer_within: wanted.answer_within,
+            destination: Arc::clone(&queue) as _,
+        };
+        let guard = self.claims.claim(claim, wanted.on_conflict);
+        let guard = guard.map_err(Error::Claim)?;
+        let mut sessions = self.sessions();
+        if wanted.mode == Mode::Steal && wanted.on_conflict == OnConflict::Override {
+            sessions.retain(|session| session.mode == Mode::Mirror);
+        }
+        sessions.push(Session {
+            queue: Arc::clone(&queue),
+            mode: wanted.mode,
+            taken_within: wanted.answer_within.unwrap_or(TAKEN_WITHIN),
+        });
+        drop(sessions);
+        Ok(UdpClaim {
+            guard,
+            port: Arc::clone(self),
+            queue,
+        })
+    }
+
+    /// Gives a datagram to its flow, and begins one if there is none.
+    pub(super) fn take(self: &Arc<Self>, datagram: Datagram) {
+        let Datagram { payload, flow } = datagram;
+        let ends = (flow.peer, flow.original_destination);
+        let mut flows = self.flows();
+        let payload = match flows.get(&ends).map(|known| known.try_send(payload.clone())) {
+            // As a socket does whose buffer is full.
+            Some(Ok(()) | Err(TrySendError::Full(_))) => return,
+            Some(Err(TrySendError::Closed(payload))) => payload,
+            None if flows.len() >= FLOWS => return,
+            None => payload,
+        };
+        let (to_flow, datagrams) = mpsc::channel(WAITING);
+        // There is room for one.
+        let _ = to_flow.try_send(payload);
+        flows.insert(ends, to_flow);
+        drop(flows);
+        tokio::spawn(Arc::clone(self).run(flow, datagrams));
+    }
+
+    async fn run(self: Arc<Self>, flow: Flow, datagrams: mpsc::Receiver<Bytes>) {
+        let arrival = Arrival {
+            client: flow.peer,
+            server: flow.original_destination,
+            tls: None,
+        };
+        let sessions = self.sessions().clone();
+        let is_copy = |session: &&Session| session.mode == Mode::Mirror;
+        let copies = sessions.iter().filter(is_copy);
+        let copies = copies.map(|session| copy(session, &arrival)).collect();
+        let mut datagrams = Arriving {
+            datagrams,
+            copies,
+            first: Some(Vec::new()),
+        };
+        let owner = sessions.iter().find(|session| session.mode == Mode::Steal);
+        let is_served = match owner {
+            Some(owner) => steal(owner, &arrival, &flow, &mut datagrams).await,
+            None => false,
+        };
+        if !is_served {
+            let passed = pass_on(&self.agent, &flow, &mut datagrams).await;
+            if let Err(error) = passed {
+                tracing::debug!(%error, "a flow of datagrams ended");
+            }
+        }
+        // Whatever comes now begins another flow.
+        drop(datagrams);
+        let mut flows = self.flows();
+        let ends = (flow.peer, flow.original_destination);
+        if flows.get(&ends).is_some_and(mpsc::Sender::is_closed) {
+            flows.remove(&ends);
+        }
+    }
+}
+
+/// The datagrams of a flow, as they arrive.
+struct Arriving {
+    datagrams: mpsc::Receiver<Bytes>,
+    copies: Vec<mpsc::Sender<Bytes>>,
+    /// What has arrived, as long as somebody else may have to get it.
+    first: Option<Vec<Bytes>>,
+}
+
+impl Arriving {
+    async fn next(&mut self) -> Option<Bytes> {
+        let payload = self.datagrams.recv().await?;
+        for copy in &self.copies {
+            // A copy that is behind misses some.
+            let _ = copy.try_send(payload.clone());
+        }
+        if let Some(first) = &mut self.first
+            && first.len() < WAITING
+        {
+            first.push(payload.clone());
+        }
+        Some(payload)
+    }
+}
+
+/// Gives a flow to a session until one of them has been silent. Says whether the session has taken it.
+async fn steal(
+    owner: &Session,
+    arrival: &Arrival,
+    flow: &Flow,
+    datagrams: &mut Arriving,
+) -> bool {
+    let Ok(stream) = owner.queue.open(arrival).await else {
+        return false;
+    };
+    let (mut from_session, mut to_session) = stream.split();
+    let mut answers = DatagramDecoder::default();
+    let offered_until = Instant::now() + owner.taken_within;
+    let mut idle_from = Instant::now();
+    loop {
+        let until = match from_session.is_taken() {
+            true => idle_from + IDLE,
+            false => offered_until,
+        };
+        tokio::select! {
+            datagram = datagrams.next() => match datagram {
+                Some(payload) => send(&mut to_session, payload),
+                None => break,
+            },
+            answered = answer(&mut from_session, &mut answers, flow) => match answered {
+                Ok(true) => {}
+                Ok(false) | Err(_) => break,
+            },
+            () = owner.queue.ended() => break,
+            () = sleep_until(until) => break,
+        }
+        if from_session.is_taken() {
+            datagrams.first = None;
+        }
+        idle_from = Instant::now();
+    }
+    from_session.is_taken()
+}
+
+/// What does not fit is dropped.
+fn send(to_session: &mut Writer, payload: Bytes) {
+    let mut frame = BytesMut::new();
+    let framed = Framed::Payload {
+        address: None,
+        payload,
+    };
+    framed.encode(&mut frame);
+    let _ = to_session.try_write(&frame);
+}
+
+/// Sends the next answers to the client. Says whether there may be more.
+async fn answer(
+    from_session: &mut FromSession,
+    answers: &mut DatagramDecoder,
+    flow: &Flow,
+) -> io::Result<bool> {
+    while let Some(datagram) = answers.next_datagram().map_err(io::Error::other)? {
+        if let Framed::Payload { payload, .. } = datagram
+            && let Err(error) = flow.reply(&payload).await
+        {
+            tracing::debug!(%error, "an answer could not be sent");
+        }
+    }
+    let bytes = from_session.next().await?;
+    answers.push(&bytes);
+    Ok(!bytes.is_empty())
+}
+
+/// Passes a flow on to the application until both have been silent.
+async fn pass_on(agent: &Agent, flow: &Flow, datagrams: &mut Arriving) -> Result<()> {
+    let socket = redirect::open_udp_to_original(agent, flow.original_destination).await?;
+    for payload in datagrams.first.take().unwrap_or_default() {
+        forward(&socket, &payload).await;
+    }
+    loop {
+        tokio::select! {
+            datagram = datagrams.next() => match datagram {
+                Some(payload) => forward(&socket, &payload).await,
+                None => return Ok(()),
+            },
+            // An error is what the application's host answered: that nobody listens. The client may try again.
+            received = receive_one(&socket) => if let Ok(payload) = received {
+                flow.reply(&payload).await?;
+            },
+            () = tokio::time::sleep(IDLE) => return Ok(()),
+        }
+    }
+}
+
+async fn forward(socket: &UdpSocket, payload: &[u8]) {
+    if let Err(error) = socket.send(payload).await {
+        tracing::debug!(%error, "a datagram could not be passed on");
+    }
+}
+
+/// Begins a copy of a flow. It ends with it.
+fn copy(session: &Session, arrival: &Arrival) -> mpsc::Sender<Bytes> {
+    let (to_copy, mut datagrams) = mpsc::channel(WAITING);
+    let (session, arrival) = (session.clone(), arrival.clone());
+    tokio::spawn(async move {
+        let stream: SessionStream = session.queue.open(&arrival).await?;
+        let (mut from_session, mut to_session) = stream.split();
+        let discard = async {
+            while !from_session.next().await?.is_empty() {}
+            io::Result::Ok(())
+        };
+        let write = async {
+            while let Some(payload) = datagrams.recv().await {
+                send(&mut to_session, payload);
+            }
+        };
+        tokio::select! {
+            _ = discard => {}
+            () = write => {}
+            () = session.queue.ended() => {}
+        }
+        io::Result::Ok(())
+    });
+    to_copy
+}
+
+impl fmt::Debug for UdpPort {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("UdpPort")
+            .field("claims", &self.claims)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,241 @@
+//! Agents of one network that share its ports.
+//!
+//! Each session on a process or a pod may have an agent of its own, and only one of them can redirect a port. It waits for
+//! the others at its meeting point, a socket whose name and secret the kernel keeps with the claim on the port. They speak
+//! the session protocol there, and of it only what is about incoming traffic: a subscription is passed on, and so is every
+//! request for a connection, body for body.
+
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net as std_unix;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use protocol::control::VERSION;
+use protocol::failure::Failure;
+use protocol::incoming::Accept;
+use protocol::rpc::control_client::ControlClient;
+use protocol::rpc::incoming_client::IncomingClient;
+use protocol::rpc::subscribe_event::Event;
+use protocol::rpc::{HelloRequest, SubscribeEvent, SubscribeRequest, Subscribed};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::{Status, Streaming};
+
+use super::lent::Lent;
+use super::reachable::Reachable;
+use super::redirect::MeetingPoint;
+use crate::agent::Agent;
+use crate::connection::{
+    self, Access, CONNECTION_WINDOW, Connection, FRAME, RESETS, SEND_BUFFER, STREAM_WINDOW, STREAMS,
+};
+use crate::{Error, Result};
+
+/// How long one who comes may take to say the secret.
+const SECRET_WITHIN: Duration = Duration::from_secs(2);
+/// How many may be about to say it.
+const STRANGERS: usize = 64;
+
+/// Waits for other agents of the target's network.
+pub(super) async fn listen(agent: &Agent, point: &MeetingPoint) -> Result<UnixListener> {
+    let name = point.socket_name();
+    let make = move || {
+        let address = std_unix::SocketAddr::from_abstract_name(name);
+        let listener = address.and_then(|address| std_unix::UnixListener::bind_addr(&address));
+        let listener = listener.and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        listener.map_err(Error::io("listen for other agents"))
+    };
+    let listener = agent.sockets().run(make).await?;
+    UnixListener::from_std(listener).map_err(Error::io("listen for other agents"))
+}
+
+/// Serves other agents.
+pub(super) async fn serve_all(agent: Agent, listener: UnixListener, point: MeetingPoint) {
+    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    while let Ok(permit) = Arc::clone(&strangers).acquire_owned().await {
+        let Ok((mut stream, _)) = listener.accept().await else {
+            // No descriptor is left. Sessions go on, and somebody may go.
+            tokio::time::sleep(SECRET_WITHIN).await;
+            continue;
+        };
+        let agent = agent.clone();
+        tokio::spawn(async move {
+            let is_peer = says_secret(&mut stream, &point).await;
+            drop(permit);
+            if !is_peer {
+                return tracing::warn!("somebody who is no agent came to the meeting point");
+            }
+            let connection = Arc::new(Connection::new(agent, Access::Peer, Reachable::always()));
+            if let Err(error) = connection::serve(connection, stream).await {
+                tracing::debug!(%error, "another agent has gone");
+            }
+        });
+    }
+}
+
+async fn says_secret(stream: &mut UnixStream, point: &MeetingPoint) -> bool {
+    let mut said = [0; 16];
+    let read = timeout(SECRET_WITHIN, stream.read_exact(&mut said)).await;
+    matches!(read, Ok(Ok(_))) && point.accepts(&said)
+}
+
+/// A subscription at another agent.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) peer: Peer,
+    /// As the other agent told it.
+    pub(super) subscribed: Subscribed,
+    pub(super) events: Streaming<SubscribeEvent>,
+}
+
+/// Another agent, and the number under which it knows a subscription.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    sender: Sender,
+    subscription: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Sender(http2::SendRequest<Body>);
+
+/// Asks the agent at a meeting point for what it redirects.
+pub(super) async fn join(
+    agent: &Agent,
+    point: &MeetingPoint,
+    request: SubscribeRequest,
+) -> Result<Joined> {
+    let gone = |_| Error::PeerGone;
+    let mut stream = reach(agent, point).await?;
+    stream.write_all(point.secret()).await.map_err(gone)?;
+    let sender = start(stream).await?;
+    let hello = HelloRequest {
+        version: Some(VERSION),
+        client: concat!("standind ", env!("CARGO_PKG_VERSION")).to_owned(),
+        ..HelloRequest::default()
+    };
+    let mut control = ControlClient::with_origin(sender.clone(), origin());
+    control.hello(hello).await.map_err(refused)?;
+    let mut incoming = IncomingClient::with_origin(sender.clone(), origin());
+    let events = incoming.subscribe(request).await.map_err(refused)?;
+    let mut events = events.into_inner();
+    let first = events.message().await.map_err(refused)?;
+    let Some(Event::Subscribed(subscribed)) = first.and_then(|first| first.event) else {
+        return Err(Error::PeerGone);
+    };
+    Ok(Joined {
+        peer: Peer {
+            sender,
+            subscription: subscribed.subscription,
+        },
+        subscribed,
+        events,
+    })
+}
+
+async fn reach(agent: &Agent, point: &MeetingPoint) -> Result<UnixStream> {
+    let name = point.socket_name();
+    let make = move || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .and_then(|socket: OwnedFd| {
+                let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+                // A Unix socket is connected at once or not at all.
+                connect(&socket, &address)?;
+                Ok(socket)
+            });
+        connected.map_err(|_| Error::PeerGone)
+    };
+    let socket = agent.sockets().run(make).await?;
+    UnixStream::from_std(socket.into()).map_err(Error::io("speak with another agent"))
+}
+
+async fn start(stream: UnixStream) -> Result<Sender> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME)
+        .initial_max_send_streams(STREAMS as usize)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_concurrent_reset_streams(RESETS);
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = handshake.map_err(|_| Error::PeerGone)?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "another agent has gone");
+        }
+    });
+    Ok(Sender(sender))
+}
+
+/// Why another agent did not do it: it said so, or it is gone.
+fn refused(status: Status) -> Error {
+    Failure::from_status(&status).map_or(Error::PeerGone, Error::Peer)
+}
+
+impl Peer {
+    /// Waits until there is a connection, and answers with it.
+    pub(super) async fn accept(&self, from_session: Lent) -> Result<Response<Body>> {
+        let mut request = Request::new(Body::new(from_session));
+        *request.method_mut() = http::Method::POST;
+        *request.uri_mut() = Uri::from_static(ACCEPT_AT_PEER);
+        *request.headers_mut() = Accept {
+            subscription: self.subscription,
+        }
+        .to_headers();
+        let response = self.sender.clone().0.send_request(request).await;
+        let response = response.map_err(|_| Error::PeerGone)?;
+        match Failure::from_headers(response.headers()) {
+            Some(failure) => Err(Error::Peer(failure)),
+            None if response.status() != http::StatusCode::OK => Err(Error::PeerGone),
+            None => Ok(response.map(Body::new)),
+        }
+    }
+}
+
+/// HTTP/2 wants a scheme and a host, which mean nothing here.
+const ACCEPT_AT_PEER: &str = "http://peer/standin.session.v1/incoming/accept";
+
+fn origin() -> Uri {
+    Uri::from_static("http://peer")
+}
+
+impl Service<Request<Body>> for Sender {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::incoming::ACCEPT;
+
+    use super::*;
+
+    #[test]
+    fn connections_are_asked_for_where_the_protocol_says() {
+        assert_eq!(Uri::from_static(ACCEPT_AT_PEER).path(), ACCEPT);
+    }
+}

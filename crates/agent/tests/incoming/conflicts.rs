@@ -1,0 +1,75 @@
+//! Sessions that want the same: at one agent, and at two of the same network.
+
+use agent::Agent;
+use protocol::failure::Errno;
+use protocol::rpc::subscribe_event::Event;
+use protocol::rpc::{OnConflict, SubscribeRequest};
+
+use crate::session::{Session, copy_of, whole_port, with_header};
+use crate::web::{Site, ask, serve};
+use crate::world::{TARGET_IPV4, World, socket_address, world};
+
+const ADA: &str = "x-user: ada";
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn conflicts_at_one_agent() {
+    let Some(world) = world() else { return };
+    let agent = world.agent();
+    check(&world, &agent, &agent).await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn conflicts_at_two_agents() {
+    let Some(world) = world() else { return };
+    check(&world, &world.agent(), &world.agent()).await;
+}
+
+async fn check(world: &World, first: &Agent, second: &Agent) {
+    let _site = Site::start(&world.target, 80, "original");
+    let to = socket_address(TARGET_IPV4, 80);
+    let ada = Session::of(first).await;
+    let grace = Session::of(second).await;
+    let answers = async |header: &str| ask(&world.client, to, "/", header).await;
+    let on = |request: SubscribeRequest, on_conflict: OnConflict| SubscribeRequest {
+        on_conflict: on_conflict.into(),
+        ..request
+    };
+
+    let mut adas = ada.subscribe(with_header(80, "Ada", ADA)).await.unwrap();
+    let _adas = adas.serve(|_, stream| serve(stream, "ada"));
+    // The same requests and the whole port are Ada's; others and copies are nobody's.
+    for wanted in [with_header(80, "Grace", ADA), whole_port(80, "Grace")] {
+        let Err(failure) = grace.subscribe(wanted).await else {
+            panic!("it is refused");
+        };
+        assert_eq!(failure.errno(), Errno::Eaddrinuse);
+        assert!(failure.detail.starts_with("Ada already takes"), "{failure:?}");
+    }
+    let other = grace.subscribe(with_header(80, "Grace", "x-user: grace"));
+    drop(other.await.unwrap());
+    drop(grace.subscribe(copy_of(80, "Grace")).await.unwrap());
+    assert_eq!(answers("x-user: ada\r\n").await, "ada / 0");
+
+    // What Ada leaves is Grace's.
+    let all = on(whole_port(80, "Grace"), OnConflict::Continue);
+    let graces = grace.subscribe(all).await.unwrap();
+    let _graces = graces.serve(|_, stream| serve(stream, "grace"));
+    assert_eq!(answers("x-user: ada\r\n").await, "ada / 0");
+    assert_eq!(answers("").await, "grace / 0");
+    drop(graces);
+
+    // And what Grace takes is no longer Ada's.
+    let taken = on(whole_port(80, "Grace"), OnConflict::Override);
+    let graces = grace.subscribe(taken).await.unwrap();
+    let _graces = graces.serve(|_, stream| serve(stream, "grace"));
+    assert_eq!(adas.event().await, Some(Event::TrafficSeen(true)));
+    assert_eq!(adas.event().await, Some(Event::LostTo("Grace".to_owned())));
+    assert_eq!(adas.event().await, None);
+    assert_eq!(answers("x-user: ada\r\n").await, "grace / 0");
+
+    drop((adas, graces));
+    world.nothing_is_left().await;
+    assert_eq!(answers("x-user: ada\r\n").await, "original / 0");
+}

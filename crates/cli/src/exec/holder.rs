@@ -1,0 +1,61 @@
+//! Whose session it is, in words for others who want the same traffic.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::environment::{SUDO_USER, USER};
+
+/// As in `alice@laptop (server.py)`.
+pub(super) fn name(command: &[OsString]) -> String {
+    let user = [SUDO_USER, USER]
+        .into_iter()
+        .find_map(|name| env::var(name).ok());
+    let machine = rustix::system::uname();
+    let machine = machine.nodename().to_string_lossy().into_owned();
+    format!(
+        "{}@{machine} ({})",
+        user.as_deref().unwrap_or("somebody"),
+        program(command)
+    )
+}
+
+/// What is run: with an interpreter, the first argument that is no option.
+fn program(command: &[OsString]) -> String {
+    let name = |text: &OsString| {
+        let name = Path::new(text).file_name().unwrap_or(text);
+        name.to_string_lossy().into_owned()
+    };
+    let Some((first, rest)) = command.split_first() else {
+        return String::new();
+    };
+    let script = rest
+        .iter()
+        .find(|argument| !argument.to_string_lossy().starts_with('-'))
+        .filter(|argument| Path::new(argument).extension().is_some());
+    match script {
+        Some(script) => format!("{} {}", name(first), name(script)),
+        None => name(first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_known_by_what_they_run() {
+        for (command, expected) in [
+            (
+                &["/usr/bin/python3", "-u", "src/server.py", "80"] as &[&str],
+                "python3 server.py",
+            ),
+            (&["./checkout", "--port", "80"], "checkout"),
+            (&["npm", "start"], "npm"),
+            (&[], ""),
+        ] {
+            let command: Vec<OsString> = command.iter().map(OsString::from).collect();
+            assert_eq!(program(&command), expected);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Which listeners of the process get traffic of the target, and which traffic.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::settings::{
+    HttpFilterItem, HttpFilterSettings, IncomingMode, IncomingSettings, List, PatternText, Port,
+    PortPair,
+};
+
+/// Decided once for a session.
+#[derive(Debug, Clone)]
+pub struct IncomingRules {
+    mode: IncomingMode,
+    mapping: List<PortPair>,
+    only: Option<HashSet<u16>>,
+    ignored: HashSet<u16>,
+    ignore_localhost: bool,
+    filter: Option<HttpFilter>,
+    filter_ports: Option<HashSet<u16>>,
+}
+
+/// Which requests are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HttpFilter {
+    Header(String),
+    Path(String),
+    Method(String),
+    Body { query: String, matches: String },
+    AllOf(Vec<HttpFilter>),
+    AnyOf(Vec<HttpFilter>),
+}
+
+impl IncomingRules {
+    pub fn new(settings: &IncomingSettings) -> Self {
+        let numbers = |ports: &List<Port>| ports.iter().map(|port| port.0).collect();
+        Self {
+            mode: settings.mode,
+            mapping: settings.port_mapping.clone(),
+            only: settings.ports.as_ref().map(numbers),
+            ignored: numbers(&settings.ignore_ports),
+            ignore_localhost: settings.ignore_localhost,
+            filter: HttpFilter::of(&settings.http_filter),
+            filter_ports: settings.http_filter.ports.as_ref().map(numbers),
+        }
+    }
+
+    pub fn mode(&self) -> IncomingMode {
+        self.mode
+    }
+
+    /// The port of the target whose traffic comes to a listener of the process, if any does.
+    pub fn choose(&self, address: SocketAddr) -> Option<u16> {
+        let port = address.port();
+        let stays_local = self.mode == IncomingMode::Off
+            || self.ignore_localhost && is_localhost(address.ip())
+            || self.only.as_ref().is_some_and(|only| !only.contains(&port))
+            || self.ignored.contains(&port);
+        if stays_local {
+            return None;
+        }
+        let mapped = self.mapping.iter().find(|pair| pair.0.0 == port);
+        if let Some(PortPair(_, remote)) = mapped {
+            return Some(remote.0);
+        }
+        // The target's port of this number goes to the listener that it is mapped to.
+        let is_taken = self.mapping.iter().any(|pair| pair.1.0 == port);
+        (!is_taken).then_some(port)
+    }
+
+    /// Which requests are wanted of a port, or none if it is everything. The filter's list of ports may name either number.
+    pub fn filter(&self, local: u16, remote: u16) -> Option<&HttpFilter> {
+        let is_meant = self
+            .filter_ports
+            .as_ref()
+            .is_none_or(|ports| ports.contains(&local) || ports.contains(&remote));
+        self.filter.as_ref().filter(|_| is_meant)
+    }
+}
+
+impl HttpFilter {
+    fn of(settings: &HttpFilterSettings) -> Option<Self> {
+        let text = |pattern: &PatternText| pattern.as_str().to_owned();
+        let list = |items: &List<HttpFilterItem>| items.iter().filter_map(Self::of_item).collect();
+        let HttpFilterSettings {
+            header_filter,
+            path_filter,
+            method_filter,
+            body_filter,
+            all_of,
+            any_of,
+            ports: _,
+        } = settings;
+        let header = header_filter
+            .as_ref()
+            .map(|header| Self::Header(text(header)));
+        header
+            .or_else(|| path_filter.as_ref().map(|path| Self::Path(text(path))))
+            .or_else(|| method_filter.clone().map(Self::Method))
+            .or_else(|| {
+                body_filter.as_ref().map(|body| Self::Body {
+                    query: body.query.as_str().to_owned(),
+                    matches: text(&body.matches),
+                })
+            })
+            .or_else(|| all_of.as_ref().map(|items| Self::AllOf(list(items))))
+            .or_else(|| any_of.as_ref().map(|items| Self::AnyOf(list(items))))
+    }
+
+    fn of_item(item: &HttpFilterItem) -> Option<Self> {
+        let text = |pattern: &PatternText| pattern.as_str().to_owned();
+        let header = item
+            .header
+            .as_ref()
+            .map(|header| Self::Header(text(header)));
+        header
+            .or_else(|| item.path.as_ref().map(|path| Self::Path(text(path))))
+            .or_else(|| item.method.clone().map(Self::Method))
+            .or_else(|| {
+                let (query, matches) = item.query.as_ref().zip(item.matches.as_ref())?;
+                Some(Self::Body {
+                    query: query.as_str().to_owned(),
+                    matches: text(matches),
+                })
+            })
+    }
+}
+
+fn is_localhost(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Format, Layers};
+
+    fn rules(incoming: &str) -> IncomingRules {
+        let text = format!("feature: {{network: {{incoming: {incoming}}}}}");
+        let resolved = Layers::new()
+            .file("test", &text, Format::Yaml)
+            .resolve()
+            .unwrap();
+        IncomingRules::new(&resolved.settings.feature.network.incoming)
+    }
+
+    #[test]
+    fn listeners_are_chosen() {
+        let listeners = [
+            "0.0.0.0:80",
+            "[::]:8080",
+            "127.0.0.1:9229",
+            "[::1]:8081",
+            "[::ffff:127.0.0.1]:5005",
+        ];
+        for (incoming, expected) in [
+            ("true", "80 8080 9229 8081 5005"),
+            ("mirror", "80 8080 9229 8081 5005"),
+            ("steal", "80 8080 9229 8081 5005"),
+            ("false", ""),
+            ("off", ""),
+            ("{ignore_localhost: true}", "80 8080"),
+            ("{ignore_ports: [9229, 5005]}", "80 8080 8081"),
+            ("{ignore_ports: 80}", "8080 9229 8081 5005"),
+            ("{ports: [80]}", "80"),
+            ("{ports: '80;8080'}", "80 8080"),
+            ("{ports: []}", ""),
+            ("{ports: [8081], port_mapping: [[8081, 8080]]}", "8080"),
+            ("{port_mapping: [[8081, 8080]]}", "80 9229 8080 5005"),
+            ("{port_mapping: '8081:8080;80:81'}", "81 9229 8080 5005"),
+            ("{port_mapping: [8081, 1]}", "80 8080 9229 1 5005"),
+        ] {
+            let rules = rules(incoming);
+            let ports = listeners.iter().filter_map(|address| {
+                let port = rules.choose(address.parse().unwrap())?;
+                Some(port.to_string())
+            });
+            assert_eq!(ports.collect::<Vec<_>>().join(" "), expected, "{incoming}");
+        }
+    }
+
+    #[test]
+    fn filters_are_for_ports() {
+        let header = |text: &str| HttpFilter::Header(text.to_owned());
+        for (incoming, local, remote, expected) in [
+            ("{}", 80, 80, None),
+            ("{http_filter: {}}", 80, 80, None),
+            (
+                "{http_filter: {header_filter: 'a: b'}}",
+                80,
+                80,
+                Some(header("a: b")),
+            ),
+            (
+                "{http_filter: {header_filter: 'a: b', ports: [81]}}",
+                80,
+                80,
+                None,
+            ),
+            (
+                "{http_filter: {header_filter: 'a: b', ports: 81}}",
+                80,
+                81,
+                Some(header("a: b")),
+            ),
+            (
+                "{http_filter: {all_of: [{header: 'a: b'}, {body: json, query: $.x, matches: y}]}}",
+                80,
+                80,
+                Some(HttpFilter::AllOf(vec![
+                    header("a: b"),
+                    HttpFilter::Body {
+                        query: "$.x".to_owned(),
+                        matches: "y".to_owned(),
+                    },
+                ])),
+            ),
+            (
+                "{http_filter: {any_of: {method: POST}}}",
+                80,
+                80,
+                Some(HttpFilter::AnyOf(vec![HttpFilter::Method(
+                    "POST".to_owned(),
+                )])),
+            ),
+        ] {
+            let rules = rules(incoming);
+            assert_eq!(rules.filter(local, remote), expected.as_ref(), "{incoming}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `bind` and `listen`: which sockets get the target's traffic, and the host's answer.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::places::Bound;
+use super::{Listener, Listening, Socket};
+use crate::Errno;
+use crate::host::{ListenerChoice, Notice};
+use crate::notification::Notification;
+use crate::outgoing::{Transport, internet, read_address, transport_of};
+use crate::supervisor::{Decision, Supervisor};
+use crate::sys::socket;
+
+pub(super) fn decide_bind(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
+    let bytes = read_address(from, from.argument(1), from.word(2))?;
+    let Some(address) = internet(&bytes).filter(|address| address.port() != 0) else {
+        return Ok(Decision::Pass);
+    };
+    let theirs = from.copy_descriptor(from.int(0))?;
+    let Some(transport @ (Transport::Tcp | Transport::Udp)) = transport_of(&theirs) else {
+        return Ok(Decision::Pass);
+    };
+    let choice = supervisor.host.choose_listener(transport, address);
+    if choice == ListenerChoice::Local || !is_here(&theirs) {
+        return Ok(Decision::Pass);
+    }
+    Ok(Decision::later(move |supervisor, call| {
+        match bind(supervisor, transport, &theirs, &bytes) {
+            Ok(()) if transport == Transport::Udp => subscribe(supervisor, transport, theirs, call),
+            result => call.finish(result.map(|()| 0)),
+        }
+    }))
+}
+
+fn bind(
+    supervisor: &Supervisor,
+    transport: Transport,
+    theirs: &OwnedFd,
+    bytes: &[u8],
+) -> Result<(), Errno> {
+    let is_own = |address| supervisor.connections.has_own(transport, address);
+    let incoming = &supervisor.incoming;
+    let bound = incoming.places.bind(theirs, transport, bytes, is_own)?;
+    if bound != Bound::AsAsked {
+        incoming.any.store(true, Ordering::Relaxed);
+    }
+    if let (Bound::Moved(used), Some(asked)) = (bound, internet(bytes)) {
+        supervisor.host.notice(&Notice::PortMoved {
+            transport,
+            asked,
+            used,
+        });
+    }
+    Ok(())
+}
+
+pub(super) fn decide_listen(
+    supervisor: &Supervisor,
+    from: &Notification,
+) -> Result<Decision, Errno> {
+    let theirs = from.copy_descriptor(from.int(0))?;
+    if transport_of(&theirs) != Some(Transport::Tcp) {
+        return Ok(Decision::Pass);
+    }
+    supervisor.connections.add_own_listener(&theirs);
+    if !supervisor.catch.incoming || !is_here(&theirs) {
+        return Ok(Decision::Pass);
+    }
+    let cookie = socket::cookie(theirs.as_fd())?;
+    let listens = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN)?;
+    if listens != 0 && supervisor.incoming.get(cookie).is_some() {
+        // Only the length of its queue changes.
+        return Ok(Decision::Pass);
+    }
+    let bound = internet(&socket::local_address(theirs.as_fd())?).ok_or(Errno::EAFNOSUPPORT)?;
+    let address = supervisor.incoming.places.known_as(cookie).unwrap_or(bound);
+    // The kernel chooses a port only when it listens.
+    let is_known = address.port() != 0;
+    if is_known && supervisor.host.choose_listener(Transport::Tcp, address) == ListenerChoice::Local
+    {
+        return Ok(Decision::Pass);
+    }
+    Ok(Decision::later(move |supervisor, call| {
+        // First, so that there is a queue before there is traffic.
+        if let Err(errno) = socket::listen(theirs.as_fd(), call.int(1)) {
+            return call.fail(errno);
+        }
+        // Its port may be known, or another, only now.
+        supervisor.connections.add_own_listener(&theirs);
+        subscribe(supervisor, Transport::Tcp, theirs, call);
+    }))
+}
+
+/// Asks the host for the target's traffic. The call is answered when it has it.
+fn subscribe(supervisor: &Supervisor, transport: Transport, theirs: OwnedFd, call: Notification) {
+    let incoming = &supervisor.incoming;
+    let made = socket::cookie(theirs.as_fd()).and_then(|cookie| {
+        let bound = socket::local_address(theirs.as_fd())?;
+        let bound = internet(&bound).ok_or(Errno::EAFNOSUPPORT)?;
+        let known = incoming.places.known_as(cookie).unwrap_or(bound);
+        Socket::new(&theirs, transport, known)
+    });
+    let socket = match made {
+        Ok(socket) => Arc::new(socket),
+        Err(errno) => return call.fail(errno),
+    };
+    let choice = supervisor.host.choose_listener(transport, socket.address);
+    if choice == ListenerChoice::Local {
+        return call.succeed(0);
+    }
+    incoming.add(&socket);
+    let listener = Listener {
+        socket,
+        incoming: Arc::clone(incoming),
+        connections: Arc::clone(&supervisor.connections),
+    };
+    supervisor.host.listen(Listening {
+        listener,
+        call: Some(call),
+        theirs: Some(theirs),
+    });
+}
+
+/// Whether a socket is in our network: in another one we do not reach it.
+fn is_here(theirs: &OwnedFd) -> bool {
+    let network = |socket: &OwnedFd| socket::network_cookie(socket.as_fd()).ok();
+    let ours = socket::create(libc::AF_INET, libc::SOCK_DGRAM, 0);
+    ours.is_ok_and(|ours| network(&ours) == network(theirs))
+}

@@ -1,0 +1,123 @@
+//! Where a socket is bound on this machine when it cannot be where the application wants it.
+//!
+//! The target's port may be taken here, be one that only root may use, or belong to an address that this machine does not
+//! have. The application does not care where on this machine it is reached, so it gets another port and sees the one that
+//! it asked for.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
+
+use crate::Errno;
+use crate::outgoing::{Transport, domain_of, encode_internet, internet};
+use crate::sys::socket;
+use crate::workers::lock;
+
+/// Sockets that are remembered.
+const MANY: usize = 1024;
+
+#[derive(Debug, Default)]
+struct Table {
+    /// What the application takes for a socket's address, by cookie, and in the order of binding.
+    known_as: HashMap<u64, (u64, SocketAddr)>,
+    number: u64,
+    /// Where an address was found to be on this machine. Sockets that share a port must be at the same.
+    moved: HashMap<(Transport, SocketAddr), SocketAddr>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Places(Mutex<Table>);
+
+/// How a socket was bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bound {
+    AsAsked,
+    /// To another address, here for the first time.
+    Moved(SocketAddr),
+    /// To another address, as before.
+    MovedAgain,
+}
+
+impl Places {
+    /// What the application takes for the address of a socket, if it is another than the kernel says.
+    pub(super) fn known_as(&self, cookie: u64) -> Option<SocketAddr> {
+        let table = lock(&self.0);
+        table.known_as.get(&cookie).map(|(_, address)| *address)
+    }
+
+    /// Where on this machine an address is that the application takes for its own.
+    pub(super) fn moved(&self, transport: Transport, asked: SocketAddr) -> Option<SocketAddr> {
+        let table = lock(&self.0);
+        let same = |known: &SocketAddr| {
+            known.port() == asked.port()
+                && (known.ip() == asked.ip() || known.ip().is_unspecified())
+        };
+        let mut moved = table.moved.iter();
+        moved
+            .find(|((of, known), _)| *of == transport && same(known))
+            .map(|(_, real)| *real)
+    }
+
+    /// Binds the application's socket. `is_own` says whether a port is taken by the application itself, which then gets
+    /// the error that it would get.
+    pub(super) fn bind(
+        &self,
+        theirs: &OwnedFd,
+        transport: Transport,
+        bytes: &[u8],
+        is_own: impl Fn(SocketAddr) -> bool,
+    ) -> Result<Bound, Errno> {
+        let asked = internet(bytes).ok_or(Errno::EAFNOSUPPORT)?;
+        let domain = domain_of(theirs.as_fd())?;
+        let cookie = socket::cookie(theirs.as_fd())?;
+        let key = (transport, asked);
+        let known = lock(&self.0).moved.get(&key).copied();
+        if let Some(real) = known {
+            let result = socket::bind(theirs.as_fd(), &encode_internet(real, domain));
+            if result.is_ok() {
+                self.remember(cookie, asked);
+            }
+            // If it is taken, it is by the application.
+            return result.map(|()| Bound::MovedAgain);
+        }
+        let failure = match socket::bind(theirs.as_fd(), bytes) {
+            Ok(()) => return Ok(Bound::AsAsked),
+            Err(Errno::EADDRINUSE) if is_own(asked) => return Err(Errno::EADDRINUSE),
+            Err(errno @ (Errno::EADDRINUSE | Errno::EACCES | Errno::EADDRNOTAVAIL)) => errno,
+            Err(errno) => return Err(errno),
+        };
+        let ip = match (failure, asked.ip()) {
+            (Errno::EADDRNOTAVAIL, IpAddr::V4(_)) => Ipv4Addr::LOCALHOST.into(),
+            (Errno::EADDRNOTAVAIL, IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+            (_, ip) => ip,
+        };
+        let ports = match failure {
+            Errno::EADDRNOTAVAIL => vec![asked.port(), 0],
+            _ => vec![0],
+        };
+        let bind = |port: u16| {
+            let address = encode_internet(SocketAddr::new(ip, port), domain);
+            socket::bind(theirs.as_fd(), &address)
+        };
+        if !ports.into_iter().any(|port| bind(port).is_ok()) {
+            return Err(failure);
+        }
+        let real = socket::local_address(theirs.as_fd())?;
+        let real = internet(&real).ok_or(Errno::EAFNOSUPPORT)?;
+        lock(&self.0).moved.insert(key, real);
+        self.remember(cookie, asked);
+        Ok(Bound::Moved(real))
+    }
+
+    fn remember(&self, cookie: u64, address: SocketAddr) {
+        let mut table = lock(&self.0);
+        table.number += 1;
+        let number = table.number;
+        table.known_as.insert(cookie, (number, address));
+        if table.known_as.len() > MANY {
+            let old = number.saturating_sub(MANY as u64 / 2);
+            table.known_as.retain(|_, (number, _)| *number > old);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The image of the program beside services: `standind`, linked statically, in an image that has nothing else.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::command::run;
+use crate::environment;
+use crate::error::Result;
+use crate::image::Image;
+use crate::progress::Progress;
+
+/// How the lab's pods name it.
+pub const REFERENCE: &str = "registry.lab/standind:1";
+
+/// How it is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Quickly.
+    Dev,
+    /// As it is given away.
+    Release,
+}
+
+/// Compiles the program. A caller without root does this before it asks for root, and passes the result on through the
+/// environment.
+pub fn build(
+    repository: &Path,
+    target: &Path,
+    profile: Profile,
+    progress: &Progress,
+) -> Result<PathBuf> {
+    if let Some(program) = env::var_os(environment::STATIC_STANDIND) {
+        return Ok(program.into());
+    }
+    progress.step("building the agent for images");
+    let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .current_dir(repository)
+        // With an explicit target these flags are for the program alone, not for build scripts and macros.
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env("CARGO_PROFILE_DEV_STRIP", "symbols")
+        .env("CARGO_TARGET_DIR", target)
+        .args(["build", "--locked", "--package", "server"])
+        .args(["--target", &triple]);
+    if profile == Profile::Release {
+        cargo.arg("--release");
+    }
+    run(&mut cargo)?;
+    let folder = match profile {
+        Profile::Dev => "debug",
+        Profile::Release => "release",
+    };
+    Ok(target.join(triple).join(folder).join("standind"))
+}
+
+/// The image with the program.
+pub fn image(reference: &str, program: &Path) -> Image {
+    Image::new(reference)
+        .file("/standind", program, 0o755)
+        .entrypoint(["/standind"])
+}

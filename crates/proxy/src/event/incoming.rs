@@ -1,0 +1,302 @@
+//! What a user should know of the target's traffic.
+
+use std::fmt;
+
+/// Something about a port of the target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IncomingEvent {
+    /// The port at the target.
+    pub port: u16,
+    pub is_udp: bool,
+    pub news: News,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum News {
+    /// The port's traffic comes to the program.
+    Subscribed(Subscribed),
+    /// The first traffic from outside of the target has come.
+    TrafficSeen,
+    /// For so many seconds, nothing came.
+    Silent { seconds: u64, checked: Checked },
+    /// For so many seconds, requests came and none of them was wanted.
+    NothingMatched { seconds: u64, filter: String },
+    /// Requests that were wanted went to the application, or were lost.
+    Missed {
+        reason: MissedReason,
+        count: u64,
+        lost: u64,
+    },
+    /// The program was too far behind with copies, so these ended.
+    CopiesDropped { count: u64 },
+    /// Somebody else has taken the traffic.
+    LostTo { holder: String },
+    /// The program could not listen.
+    Refused { reason: String },
+    /// The program listens, and gets nothing of the target.
+    Local { reason: String, tries_again: bool },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subscribed {
+    /// The program's port.
+    pub local: u16,
+    pub steals: bool,
+    /// Which requests, if not all traffic.
+    pub filter: Option<String>,
+    pub checked: Checked,
+    /// The mesh whose sidecar clients seem to be.
+    pub mesh: Option<String>,
+    /// Connections that were reset.
+    pub flushed: u32,
+    /// After an agent was replaced.
+    pub again: bool,
+}
+
+/// How far it is known that traffic comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checked {
+    Nothing,
+    Loopback,
+    Outside,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MissedReason {
+    Unreachable,
+    NoAnswer,
+    TooSlow,
+}
+
+impl IncomingEvent {
+    /// Whether the user should do or know something, and not only be reassured.
+    #[must_use]
+    pub fn is_warning(&self) -> bool {
+        !matches!(self.news, News::Subscribed(_) | News::TrafficSeen)
+    }
+}
+
+impl fmt::Display for IncomingEvent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = self.port;
+        if self.is_udp {
+            write!(formatter, "UDP port {port} of the target: ")?;
+        } else {
+            write!(formatter, "port {port} of the target: ")?;
+        }
+        self.news.fmt(formatter)
+    }
+}
+
+impl fmt::Display for News {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Subscribed(subscribed) => subscribed.fmt(formatter),
+            Self::TrafficSeen => formatter.write_str("the first traffic from outside has come"),
+            Self::Silent { seconds, checked } => write_silence(formatter, *seconds, *checked),
+            Self::NothingMatched { seconds, filter } => write!(
+                formatter,
+                "requests have come, and in {seconds} s none {filter}: compare the filter with a request"
+            ),
+            Self::Missed {
+                reason,
+                count,
+                lost,
+            } => {
+                let requests = counted(*count, "request");
+                write!(formatter, "{requests} {reason}")?;
+                match (*lost, *count) {
+                    (0, _) => formatter.write_str("; the application at the target got them instead"),
+                    (lost, count) if lost == count => formatter
+                        .write_str("; the application at the target could not take over, and the clients got no answer"),
+                    (lost, _) => write!(
+                        formatter,
+                        "; the application at the target got them instead, except for {lost}, whose clients got no answer"
+                    ),
+                }
+            }
+            Self::CopiesDropped { count } => write!(
+                formatter,
+                "{} ended early, because the program reads too slowly; the originals were not disturbed",
+                counted(*count, "copied connection")
+            ),
+            Self::LostTo { holder } => write!(
+                formatter,
+                "{holder} has taken the traffic; the program gets none from now on (see on_concurrent_steal)"
+            ),
+            Self::Refused { reason } => write!(formatter, "the program cannot listen: {reason}"),
+            Self::Local {
+                reason,
+                tries_again,
+            } => {
+                write!(
+                    formatter,
+                    "the program gets nothing of it, and listens on this machine alone: {reason}"
+                )?;
+                if *tries_again {
+                    formatter.write_str("; it is tried again")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Subscribed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let again = if self.again { "again, " } else { "" };
+        let local = self.local;
+        match (&self.filter, self.steals) {
+            (Some(filter), true) => write!(
+                formatter,
+                "{again}requests that {filter} are answered by the program (port {local}), all others by the application there"
+            )?,
+            (Some(filter), false) => write!(
+                formatter,
+                "{again}the program (port {local}) gets a copy of requests that {filter}"
+            )?,
+            (None, true) => write!(
+                formatter,
+                "{again}everything goes to the program (port {local}) instead of the application there"
+            )?,
+            (None, false) => write!(
+                formatter,
+                "{again}the program (port {local}) gets a copy of everything"
+            )?,
+        }
+        match self.checked {
+            Checked::Nothing => formatter.write_str("; not checked")?,
+            Checked::Loopback => formatter.write_str("; checked on loopback only")?,
+            Checked::Outside => formatter.write_str("; checked from outside")?,
+        }
+        if let Some(mesh) = &self.mesh {
+            write!(
+                formatter,
+                "; {mesh} is there, so that the peers that the program sees are its proxy"
+            )?;
+        }
+        if self.flushed > 0 {
+            let flushed = counted(self.flushed.into(), "open connection");
+            write!(formatter, "; {flushed} reset")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for MissedReason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Unreachable => "did not reach the program, which does not take connections",
+            Self::NoAnswer => "got no answer from the program",
+            Self::TooSlow => "got no answer from the program in time (see answer_within)",
+        })
+    }
+}
+
+fn write_silence(
+    formatter: &mut fmt::Formatter<'_>,
+    seconds: u64,
+    checked: Checked,
+) -> fmt::Result {
+    write!(formatter, "nothing has come for {seconds} s: ")?;
+    formatter.write_str(match checked {
+        Checked::Outside => {
+            "the way from outside is free, so nobody may have sent anything since; connections that were open before stay \
+             with the application (see flush_connections)"
+        }
+        Checked::Nothing | Checked::Loopback => {
+            "does anybody send to this port of the target? Connections that were open before stay with the application \
+             (see flush_connections)"
+        }
+    })
+}
+
+fn counted(count: u64, what: &str) -> String {
+    if count == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{count} {what}s")
+    }
+}
+
+/// A filter in words that follow "requests that".
+pub(crate) fn describe(filter: &config::HttpFilter) -> String {
+    use config::HttpFilter::{AllOf, AnyOf, Body, Header, Method, Path};
+    let list = |filters: &[config::HttpFilter], word: &str| {
+        let parts: Vec<String> = filters.iter().map(describe).collect();
+        parts.join(word)
+    };
+    match filter {
+        Header(pattern) => format!("have a header like `{pattern}`"),
+        Path(pattern) => format!("have a path like `{pattern}`"),
+        Method(method) => format!("are {}", method.to_ascii_uppercase()),
+        Body { query, matches } => format!("have `{query}` like `{matches}` in the body"),
+        AllOf(filters) => list(filters, " and "),
+        AnyOf(filters) => list(filters, " or "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(news: News, expected: &str) {
+        let event = IncomingEvent {
+            port: 8080,
+            is_udp: false,
+            news,
+        };
+        assert_eq!(event.to_string(), expected);
+    }
+
+    fn subscribed(steals: bool, filter: Option<&str>) -> Subscribed {
+        Subscribed {
+            local: 8081,
+            steals,
+            filter: filter.map(str::to_owned),
+            checked: Checked::Loopback,
+            mesh: None,
+            flushed: 0,
+            again: false,
+        }
+    }
+
+    #[test]
+    fn news_are_sentences() {
+        check(
+            News::Subscribed(subscribed(true, Some("have a header like `a: b`"))),
+            "port 8080 of the target: requests that have a header like `a: b` are answered by the program (port 8081), all \
+             others by the application there; checked on loopback only",
+        );
+        check(
+            News::Subscribed(Subscribed {
+                mesh: Some("Istio".to_owned()),
+                flushed: 2,
+                again: true,
+                ..subscribed(false, None)
+            }),
+            "port 8080 of the target: again, the program (port 8081) gets a copy of everything; checked on loopback only; \
+             Istio is there, so that the peers that the program sees are its proxy; 2 open connections reset",
+        );
+        check(
+            News::Missed {
+                reason: MissedReason::NoAnswer,
+                count: 3,
+                lost: 1,
+            },
+            "port 8080 of the target: 3 requests got no answer from the program; the application at the target got them \
+             instead, except for 1, whose clients got no answer",
+        );
+    }
+
+    #[test]
+    fn filters_are_described() {
+        let filter = config::HttpFilter::AllOf(vec![
+            config::HttpFilter::Path("^/a".to_owned()),
+            config::HttpFilter::Method("post".to_owned()),
+        ]);
+        assert_eq!(describe(&filter), "have a path like `^/a` and are POST");
+    }
+}

@@ -1,0 +1,373 @@
+//! The proxy's side of incoming traffic, with an agent that does what a test says and listeners that are real.
+
+mod agent;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use config::{Format, Layers};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming as Body;
+use interceptor::Errno;
+use protocol::incoming::Arrived;
+use protocol::outgoing::{Datagram, DatagramDecoder};
+use protocol::rpc::subscribe_event::Event as Happening;
+use protocol::rpc::{Failure, IncomingMode as Mode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::oneshot;
+
+use self::agent::FakeAgent;
+use super::door::{Delivered, Door};
+use super::*;
+use crate::event::News;
+
+const CLIENT: &str = "192.0.2.7:40000";
+const SERVER: &str = "10.77.0.2:80";
+
+/// A listener of an application.
+#[derive(Debug)]
+struct Place {
+    address: SocketAddr,
+    is_udp: bool,
+    is_there: AtomicBool,
+}
+
+impl Door for Place {
+    fn is_there(&self) -> bool {
+        self.is_there.load(Ordering::Relaxed)
+    }
+
+    fn deliver(&self, client: SocketAddr, server: SocketAddr) -> Result<Delivered, Errno> {
+        assert_eq!(client, CLIENT.parse().unwrap());
+        assert_eq!(server, SERVER.parse().unwrap());
+        let socket: OwnedFd = if self.is_udp {
+            let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            socket.connect(self.address).unwrap();
+            socket.into()
+        } else {
+            let socket = std::net::TcpStream::connect(self.address);
+            socket.map_err(|_| Errno::ECONNREFUSED)?.into()
+        };
+        let kept = Box::new(());
+        Ok(Delivered { socket, kept })
+    }
+}
+
+struct World {
+    agent: FakeAgent,
+    incoming: Incoming,
+    connection: crate::agent::Connection,
+}
+
+impl World {
+    async fn new(settings: &str) -> Self {
+        let text = format!("feature: {{network: {{incoming: {settings}}}}}");
+        let layers = Layers::new().file("test", &text, Format::Yaml);
+        let settings = layers.resolve().unwrap().settings.feature.network.incoming;
+        let fake = FakeAgent::default();
+        let (agent, connection) = fake.connect().await;
+        let incoming = Incoming::new(agent, &settings, "alice".to_owned()).unwrap();
+        Self {
+            agent: fake,
+            incoming,
+            connection,
+        }
+    }
+
+    /// The application listens; says what its call returns.
+    async fn listen(&self, address: SocketAddr, is_udp: bool) -> Result<Arc<Place>, Errno> {
+        let place = Arc::new(Place {
+            address,
+            is_udp,
+            is_there: AtomicBool::new(true),
+        });
+        let (answer, answered) = oneshot::channel();
+        let door = Arc::clone(&place);
+        // The port that the application sees is always the same here.
+        let seen = SocketAddr::new(address.ip(), 8080);
+        self.incoming.ask(Asking::new(is_udp, seen, move |refused| {
+            answer.send(refused).unwrap();
+            refused.is_none().then_some(door as Arc<dyn Door>)
+        }));
+        answered.await.unwrap().map_or(Ok(place), Err)
+    }
+}
+
+fn arrived() -> Arrived {
+    Arrived {
+        client: CLIENT.parse().unwrap(),
+        server: SERVER.parse().unwrap(),
+        tls: None,
+    }
+}
+
+async fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+async fn accept(listener: &TcpListener) -> TcpStream {
+    listener.accept().await.unwrap().0
+}
+
+async fn bytes(body: &mut Body, count: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < count {
+        let frame = body.frame().await.unwrap().unwrap();
+        bytes.extend_from_slice(&frame.into_data().unwrap());
+    }
+    bytes
+}
+
+#[tokio::test]
+async fn a_connection_is_carried_both_ways_to_each_end() {
+    let world = World::new("{mode: steal, port_mapping: [[8080, 80]]}").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let request = world.agent.subscribed(1).await;
+    assert_eq!((request.port, request.mode()), (80, Mode::Steal));
+    assert_eq!(request.holder, "alice");
+    let mut client = world.agent.arrive(&arrived()).await;
+    let mut application = accept(&listener).await;
+    assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
+
+    let question = Bytes::from_static(b"question");
+    client.to_application.send_data(question).await.unwrap();
+    let mut heard = [0; 8];
+    application.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"question");
+    // The client has said everything, and still hears.
+    drop(client.to_application);
+    assert_eq!(application.read(&mut heard).await.unwrap(), 0);
+    application.write_all(b"answer").await.unwrap();
+    assert_eq!(bytes(&mut client.from_application, 6).await, b"answer");
+    drop(application);
+    let rest = client.from_application.collect().await.unwrap();
+    assert!(rest.to_bytes().is_empty());
+}
+
+#[tokio::test]
+async fn resets_are_resets_on_the_other_side() {
+    let world = World::new("steal").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+
+    let client = world.agent.arrive(&arrived()).await;
+    let mut application = accept(&listener).await;
+    client.to_application.abort("reset".into());
+    let error = application.read_u8().await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+
+    let mut client = world.agent.arrive(&arrived()).await;
+    let application = accept(&listener).await;
+    assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
+    application.set_zero_linger().unwrap();
+    drop(application);
+    assert!(client.from_application.frame().await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn who_takes_no_connections_says_so() {
+    let world = World::new("steal").await;
+    let (listener, address) = listener().await;
+    let place = world.listen(address, false).await.unwrap();
+    place.is_there.store(false, Ordering::Relaxed);
+    drop(listener);
+    let client = world.agent.arrive(&arrived()).await;
+    let rest = client.from_application.collect().await.unwrap();
+    assert!(rest.to_bytes().is_empty());
+}
+
+#[tokio::test]
+async fn listeners_that_share_a_port_share_a_subscription() {
+    let world = World::new("steal").await;
+    let (first, address) = listener().await;
+    let one = world.listen(address, false).await.unwrap();
+    let (second, address) = listener().await;
+    let two = world.listen(address, false).await.unwrap();
+    world.agent.arrive(&arrived()).await;
+    world.agent.arrive(&arrived()).await;
+    tokio::join!(accept(&first), accept(&second));
+    world.agent.subscribed(1).await;
+
+    // One of them goes, and everything comes to the other; with the last one goes the subscription.
+    one.is_there.store(false, Ordering::Relaxed);
+    drop(first);
+    for _ in 0..3 {
+        world.agent.arrive(&arrived()).await;
+        accept(&second).await;
+    }
+    two.is_there.store(false, Ordering::Relaxed);
+    world.agent.unsubscribed().await;
+    let (_third, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    world.agent.subscribed(2).await;
+}
+
+#[tokio::test]
+async fn more_wait_when_more_come() {
+    let world = World::new("steal").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let few = world.agent.waiting(1).await;
+    assert!(few <= 4, "{few}");
+    let mut connections = Vec::new();
+    for _ in 0..100 {
+        connections.push(world.agent.arrive(&arrived()).await);
+        connections.push(world.agent.arrive(&arrived()).await);
+        accept(&listener).await;
+        accept(&listener).await;
+    }
+    world.agent.waiting(64).await;
+}
+
+#[tokio::test]
+async fn a_port_that_somebody_has_cannot_be_listened_on() {
+    let world = World::new("steal").await;
+    let (_listener, address) = listener().await;
+    let detail = "bob already takes all traffic of this port";
+    world
+        .agent
+        .refuse(Some(Failure::from_errno(libc::EADDRINUSE, detail)));
+    let refused = world.listen(address, false).await.unwrap_err();
+    assert_eq!(refused, Errno::EADDRINUSE);
+    let reason = world.agent.news(|news| match news {
+        News::Refused { reason } => Some(reason.clone()),
+        _ => None,
+    });
+    assert_eq!(reason.await, detail);
+    // It is asked for again when the application tries again.
+    world.agent.refuse(None);
+    world.listen(address, false).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_application_that_would_get_copies_can_do_without() {
+    let world = World::new("mirror").await;
+    let (_listener, address) = listener().await;
+    let failure = Failure::new(protocol::rpc::Reason::Agent, "it needs NET_ADMIN");
+    world.agent.refuse(Some(failure));
+    world.listen(address, false).await.unwrap();
+    world
+        .agent
+        .news(|news| match news {
+            News::Local {
+                tries_again: false, ..
+            } => Some(()),
+            _ => None,
+        })
+        .await;
+    // Another worker of the same application is not asked for.
+    world.listen(address, false).await.unwrap();
+    world.agent.subscribed(1).await;
+}
+
+#[tokio::test]
+async fn another_agent_is_asked_again() {
+    let world = World::new("steal").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let mut open = world.agent.arrive(&arrived()).await;
+    let _application = accept(&listener).await;
+    assert_eq!(bytes(&mut open.from_application, 1).await, [1]);
+    world.connection.await_another();
+    world.agent.break_off();
+    let client = world.agent.client().await;
+    world.connection.replace(client);
+    world.agent.subscribed(2).await;
+    let again = world.agent.news(|news| match news {
+        News::Subscribed(subscribed) if subscribed.again => Some(()),
+        _ => None,
+    });
+    again.await;
+    world.agent.arrive(&arrived()).await;
+    accept(&listener).await;
+}
+
+#[tokio::test]
+async fn who_loses_a_port_is_told_and_stays_local() {
+    let world = World::new("steal").await;
+    let (_listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    world.agent.subscribed(1).await;
+    world.agent.happen(Happening::LostTo("bob".to_owned()));
+    let holder = world.agent.news(|news| match news {
+        News::LostTo { holder } => Some(holder.clone()),
+        _ => None,
+    });
+    assert_eq!(holder.await, "bob");
+    world.agent.unsubscribed().await;
+    world.agent.subscribed(1).await;
+}
+
+#[tokio::test]
+async fn what_the_agent_tells_is_told() {
+    let world = World::new("steal").await;
+    let (_listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    world.agent.subscribed(1).await;
+    world.agent.happen(Happening::TrafficSeen(true));
+    let missed = protocol::rpc::Missed {
+        reason: protocol::rpc::MissedReason::NoAnswer.into(),
+        lost: false,
+    };
+    world.agent.happen(Happening::Missed(missed));
+    let seen = |news: &News| (*news == News::TrafficSeen).then_some(());
+    world.agent.news(seen).await;
+    let missed = world.agent.news(|news| match news {
+        News::Missed { count, .. } => Some(*count),
+        _ => None,
+    });
+    assert_eq!(missed.await, 1);
+}
+
+#[tokio::test]
+async fn datagrams_go_both_ways() {
+    let world = World::new("steal").await;
+    let application = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = application.local_addr().unwrap();
+    world.listen(address, true).await.unwrap();
+    let mut client = world.agent.arrive(&arrived()).await;
+    assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
+    let framed = |payload: &'static [u8]| {
+        let payload = Bytes::from_static(payload);
+        let address = None;
+        let mut frames = BytesMut::new();
+        Datagram::Payload { address, payload }.encode(&mut frames);
+        frames.freeze()
+    };
+    let ping = framed(b"ping");
+    client.to_application.send_data(ping).await.unwrap();
+    let mut buffer = [0; 16];
+    let (count, peer) = application.recv_from(&mut buffer).await.unwrap();
+    assert_eq!(&buffer[..count], b"ping");
+    application.send_to(b"pong", peer).await.unwrap();
+    let mut decoder = DatagramDecoder::default();
+    decoder.push(&bytes(&mut client.from_application, framed(b"pong").len()).await);
+    let payload = Bytes::from_static(b"pong");
+    let expected = Datagram::Payload {
+        address: None,
+        payload,
+    };
+    assert_eq!(decoder.next_datagram().unwrap(), Some(expected));
+}
+
+#[test]
+fn unix_sockets_and_ignored_ports_are_local() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let world = World::new("{ignore_ports: [81]}").await;
+        let choose = |transport, port| {
+            let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+            world.incoming.choose(transport, address)
+        };
+        assert_eq!(choose(Transport::Tcp, 80), ListenerChoice::Target);
+        assert_eq!(choose(Transport::Udp, 80), ListenerChoice::Target);
+        assert_eq!(choose(Transport::Tcp, 81), ListenerChoice::Local);
+        assert_eq!(choose(Transport::Unix, 80), ListenerChoice::Local);
+    });
+}
