@@ -27,6 +27,7 @@ mod server;
 mod sessions;
 mod settings;
 mod targets;
+mod uninstall;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::error::{Error, Result};
+pub use crate::uninstall::uninstall;
 pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
 
 use crate::cache::SessionCache;

@@ -20,12 +20,15 @@ enum Role {
     Agent(agent::AgentArguments),
     /// Serve sessions to everybody who may have them, through the cluster's API server
     Operator(operator::OperatorArguments),
+    /// Take the operator's API away and end its sessions, before it is removed
+    OperatorUninstall,
 }
 
 fn main() -> ExitCode {
     let result = match Role::parse() {
         Role::Agent(arguments) => agent::run(&arguments),
         Role::Operator(arguments) => operator::run(arguments),
+        Role::OperatorUninstall => operator::uninstall(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -64,7 +64,7 @@ pub(crate) struct OperatorArguments {
 }
 
 pub(crate) fn run(arguments: OperatorArguments) -> Result<()> {
-    start_log(&arguments);
+    start_log(arguments.log, arguments.log_json);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -75,6 +75,15 @@ pub(crate) fn run(arguments: OperatorArguments) -> Result<()> {
         ::operator::run(settings(arguments), shutdown).await?;
         Ok(())
     })
+}
+
+pub(crate) fn uninstall() -> Result<()> {
+    start_log(LevelFilter::INFO, true);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
+    Ok(runtime.block_on(::operator::uninstall())?)
 }
 
 fn settings(arguments: OperatorArguments) -> Settings {
@@ -105,18 +114,18 @@ fn settings(arguments: OperatorArguments) -> Settings {
     }
 }
 
-fn start_log(arguments: &OperatorArguments) {
+fn start_log(level: LevelFilter, as_json: bool) {
     // What others log may contain headers, and headers may contain secrets.
     let ours = ["api", "audit", "cluster", "link", "operator", "standind"];
-    let others = arguments.log.min(LevelFilter::WARN);
+    let others = level.min(LevelFilter::WARN);
     let filter = Targets::new()
         .with_default(others)
-        .with_targets(ours.map(|name| (name, arguments.log)));
+        .with_targets(ours.map(|name| (name, level)));
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(false);
     let registry = tracing_subscriber::registry().with(filter);
-    if arguments.log_json {
+    if as_json {
         registry.with(layer.json().flatten_event(true)).init();
     } else {
         registry.with(layer).init();
