@@ -54,12 +54,12 @@ pub(crate) async fn connect(
 ) -> Result<Answer, Refusal> {
     let began = Instant::now();
     let key = handshake(request.headers())?;
-    let client = Caller::read(request.headers())?;
-    let outcome = admitted(shared, user, &asking, &client).await;
+    let outcome = admitted(shared, user, &asking, request.headers()).await;
     let (namespace, target) = (&asking.namespace, &asking.target);
     tracing::info!(
         target: "audit",
-        user = user.name, %namespace, %target, session = %client.id, hostname = client.hostname,
+        user = user.name, %namespace, %target,
+        session = outcome.as_ref().map(|session| session.name_any()).unwrap_or_default(),
         outcome = outcome.as_ref().err().map_or("connected", |refusal| refusal.message.as_str()),
         "a client asks for a session"
     );
@@ -85,13 +85,14 @@ async fn admitted(
     shared: &Shared,
     user: &User,
     asking: &Asking,
-    client: &Caller,
+    headers: &HeaderMap,
 ) -> Result<MirrordClusterSession, Refusal> {
     authorize(&shared.client, user, &asking.namespace, &asking.target).await?;
+    let client = Caller::read(headers)?;
     let labels = asking.parameters.label_target.as_deref();
     workload(&asking.namespace, &asking.target, labels)
         .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
-    let session = wanted(user, asking, client, &shared.settings.session);
+    let session = wanted(user, asking, &client, &shared.settings.session);
     let session = find_or_make(shared, session).await?;
     ready(shared, &session).await
 }
