@@ -122,10 +122,10 @@ async fn users_need_rights(operator: &Operator, shop: &Stage) -> Result<()> {
     let refused = operator.connect_as(shop, "eve", &path).await?;
     ensure!(refused.contains("may not have a session with deployment/web"), "{refused}");
     ensure!(refused.contains("resourceNames: [deployment.web], verbs: [proxy]"), "{refused}");
-    // Anna gets past that question, and fails at the next one: she shows no certificate.
+    // Anna gets past that question, and fails at the next one: she does not say which session.
     let path = path.replace("/v1/namespaces", "/v1/proxy/namespaces");
     let answered = operator.connect_as(shop, "anna", &path).await?;
-    ensure!(answered.contains("x-client-der"), "{answered}");
+    ensure!(answered.contains("x-session-id"), "{answered}");
     let elsewhere = path.replace("deployment.web", "service.web");
     let refused = operator.connect_as(shop, "anna", &elsewhere).await?;
     ensure!(refused.contains("forbidden"), "{refused}");
