@@ -241,11 +241,7 @@ mod tests {
                 None,
                 "the connect parameter `resume_window` is `long`; it can be a number of seconds",
             ),
-            (
-                "key=%ff",
-                None,
-                "the connect parameter `key` is not UTF-8",
-            ),
+            ("key=%ff", None, "the connect parameter `key` is not UTF-8"),
             (
                 "",
                 Some("?"),

@@ -27,9 +27,9 @@ pub const GROUP_VERSION: &str = "operator.metalbear.co/v1";
 pub const SUBPROTOCOL: &str = "standin.link.v1";
 
 /// The custom resources that the operator stores, for charts and for tests.
-pub fn custom_resource_definitions() -> Vec<
-    k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-> {
+pub fn custom_resource_definitions()
+-> Vec<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition>
+{
     use kube::CustomResourceExt as _;
     vec![
         MirrordClusterSession::crd(),

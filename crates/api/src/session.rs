@@ -200,8 +200,7 @@ impl SessionId {
 
     /// As people see it.
     pub fn from_hexadecimal(text: &str) -> Option<Self> {
-        let plausible =
-            text.len() <= 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let plausible = text.len() <= 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         (plausible && !text.is_empty())
             .then(|| u64::from_str_radix(text, 16).ok().map(Self))
             .flatten()

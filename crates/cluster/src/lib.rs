@@ -28,13 +28,13 @@ mod target;
 
 pub use access::{Access, Cluster};
 pub use agent::{
-    Agent, AgentDialer, AgentSettings, Mode, Order, Ordered, OrderedState, PORTS, PodSettings, Reachable,
-    Toleration, ordered,
+    Agent, AgentDialer, AgentSettings, Mode, Order, Ordered, OrderedState, PORTS, PodSettings,
+    Reachable, Toleration, ordered,
 };
 pub use error::{Error, Result};
 pub use forward::PortForward;
-pub use look::pods_of;
 pub use list::{Listed, Listing, list};
+pub use look::pods_of;
 pub use operator::{OperatorConnection, OperatorSession, PlaceDialer};
 pub use pod::{Replica, Unfit};
 pub use refusal::Refusal;

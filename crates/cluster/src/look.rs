@@ -43,7 +43,11 @@ async fn jobs_of(cluster: &Cluster, namespace: &str, cron_job: &str) -> Result<H
     let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), namespace);
     let found = jobs.list(&ListParams::default()).await;
     let found = found.map_err(|error| Error::api("list jobs", error))?;
-    let is_ours = |job: &Job| job.owner_references().iter().any(|owner| owner.uid == cron_job);
+    let is_ours = |job: &Job| {
+        job.owner_references()
+            .iter()
+            .any(|owner| owner.uid == cron_job)
+    };
     let ours = found.items.iter().filter(|job| is_ours(job));
     Ok(ours.filter_map(|job| job.uid()).collect())
 }

@@ -101,10 +101,13 @@ impl OperatorSession {
         if headers.get(header::SEC_WEBSOCKET_ACCEPT) != expected.as_ref()
             || headers.get(header::SEC_WEBSOCKET_PROTOCOL) != Some(&protocol)
         {
-            let text = "another operator, which standin does not understand, answers in this cluster";
+            let text =
+                "another operator, which standin does not understand, answers in this cluster";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
-        let upgraded = hyper::upgrade::on(response).await.map_err(io::Error::other)?;
+        let upgraded = hyper::upgrade::on(response)
+            .await
+            .map_err(io::Error::other)?;
         let socket = TokioIo::new(upgraded);
         let socket = WebSocketStream::from_raw_socket(socket, Role::Client, None).await;
         let (channels, events, driver) = Channels::over(socket);
@@ -204,6 +207,9 @@ impl Dial for PlaceDialer {
 impl fmt::Debug for OperatorSession {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = formatter.debug_struct("OperatorSession");
-        debug.field("id", &self.id).field("path", &self.path).finish_non_exhaustive()
+        debug
+            .field("id", &self.id)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }

@@ -48,8 +48,8 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    cluster_sessions, clusters, crowds, extensions, faults, kubernetes, lifecycle, network, operator,
-    power, programs, resume, sessions, shop,
+    cluster_sessions, clusters, crowds, extensions, faults, kubernetes, lifecycle, network,
+    operator, power, programs, resume, sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.

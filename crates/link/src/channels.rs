@@ -302,7 +302,10 @@ impl Channel {
 
     /// Also tells the other end, unless it knows.
     fn close(&self, why: &str) {
-        if lock(&self.channels.inner.open).remove(&self.number).is_some() {
+        if lock(&self.channels.inner.open)
+            .remove(&self.number)
+            .is_some()
+        {
             self.channels.tell(&Frame::Close {
                 channel: self.number,
                 why: why.to_owned(),

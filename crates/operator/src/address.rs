@@ -89,7 +89,10 @@ fn resource(
         return session(id).map(Asked::EndSession);
     }
     only_get(method)?;
-    if query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1")) {
+    if query
+        .split('&')
+        .any(|pair| matches!(pair, "watch=true" | "watch=1"))
+    {
         return Err(Refusal::method_not_allowed(
             "what the operator serves live cannot be watched; ask again",
         ));
@@ -234,10 +237,7 @@ mod tests {
                 "+/proxy/namespaces/shop/targets/deployment.checkout",
                 Ok(connect(ConnectParameters::default())),
             ),
-            (
-                "+/namespaces/shop/targets/deploy.checkout",
-                Err(400),
-            ),
+            ("+/namespaces/shop/targets/deploy.checkout", Err(400)),
             (
                 "+/namespaces/shop/targets/deployment.checkout?connect=maybe",
                 Err(400),
@@ -246,7 +246,10 @@ mod tests {
             ("+/sessions/1f", Ok(Asked::Session(SessionId(31)))),
             ("+/sessions/anna", Err(404)),
             ("/", Err(404)),
-            ("/apis/operator.metalbear.co/v1/../../../api/v1/secrets", Err(404)),
+            (
+                "/apis/operator.metalbear.co/v1/../../../api/v1/secrets",
+                Err(404),
+            ),
         ];
         for (address, expected) in cases {
             let address = address.replacen('+', BASE, 1);
@@ -257,14 +260,22 @@ mod tests {
     #[test]
     fn only_sessions_can_be_ended() {
         let cases = [
-            (Method::DELETE, "/sessions/1f", Ok(Asked::EndSession(SessionId(31)))),
+            (
+                Method::DELETE,
+                "/sessions/1f",
+                Ok(Asked::EndSession(SessionId(31))),
+            ),
             (Method::DELETE, "/sessions", Err(405)),
             (Method::POST, "/sessions", Err(405)),
             (Method::DELETE, "/namespaces/shop/targets/pod.a", Err(405)),
             (Method::PATCH, "/mirrordoperators/operator", Err(405)),
         ];
         for (method, path, expected) in cases {
-            assert_eq!(asked(method.clone(), &format!("{BASE}{path}")), expected, "{method} {path}");
+            assert_eq!(
+                asked(method.clone(), &format!("{BASE}{path}")),
+                expected,
+                "{method} {path}"
+            );
         }
     }
 }

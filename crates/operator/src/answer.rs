@@ -62,7 +62,11 @@ impl Refusal {
     }
 
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "ServiceUnavailable",
+            message,
+        )
     }
 
     pub(crate) fn internal(message: impl Into<String>) -> Self {
@@ -146,7 +150,11 @@ pub(crate) fn json(body: &impl Serialize) -> Answer {
     with_type(StatusCode::OK, JSON, body)
 }
 
-pub(crate) fn with_type(code: StatusCode, media_type: &'static str, body: &impl Serialize) -> Answer {
+pub(crate) fn with_type(
+    code: StatusCode,
+    media_type: &'static str,
+    body: &impl Serialize,
+) -> Answer {
     // Our own types always become JSON: their maps have text as keys.
     let body = serde_json::to_vec(body).unwrap_or_default();
     let mut answer = Response::new(Full::new(Bytes::from(body)));
@@ -241,7 +249,10 @@ mod tests {
                 "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
                 Form::MetadataOnly,
             ),
-            ("application/json;as=Table;v=v1;g=other.example", Form::Object),
+            (
+                "application/json;as=Table;v=v1;g=other.example",
+                Form::Object,
+            ),
         ];
         for (accept, expected) in cases {
             let mut headers = HeaderMap::new();

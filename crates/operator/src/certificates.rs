@@ -104,9 +104,8 @@ impl Certificates {
     pub(crate) fn for_server(
         &self,
     ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
-        let unreadable = |error: rustls::pki_types::pem::Error| {
-            Error::UnreadableCertificate(error.to_string())
-        };
+        let unreadable =
+            |error: rustls::pki_types::pem::Error| Error::UnreadableCertificate(error.to_string());
         let certificates = vec![
             CertificateDer::from_pem_slice(self.certificate.as_bytes()).map_err(unreadable)?,
             CertificateDer::from_pem_slice(self.authority.as_bytes()).map_err(unreadable)?,
@@ -119,9 +118,8 @@ impl Certificates {
 impl Certificates {
     /// Who the operator is for agents.
     pub(crate) fn identity(&self) -> Result<Identity> {
-        let unreadable = |error: rustls::pki_types::pem::Error| {
-            Error::UnreadableCertificate(error.to_string())
-        };
+        let unreadable =
+            |error: rustls::pki_types::pem::Error| Error::UnreadableCertificate(error.to_string());
         Ok(Identity::from_parts(
             CertificateDer::from_pem_slice(self.identity.as_bytes()).map_err(unreadable)?,
             PrivatePkcs8KeyDer::from_pem_slice(self.identity_key.as_bytes()).map_err(unreadable)?,
@@ -268,7 +266,12 @@ fn read(pem: &str) -> Option<Read> {
     let (_, certificate) = x509_parser::certificate::X509Certificate::from_der(&der).ok()?;
     let validity = certificate.validity();
     let names = match certificate.subject_alternative_name() {
-        Ok(Some(names)) => names.value.general_names.iter().filter_map(dns_name).collect(),
+        Ok(Some(names)) => names
+            .value
+            .general_names
+            .iter()
+            .filter_map(dns_name)
+            .collect(),
         _ => Vec::new(),
     };
     Some(Read {

@@ -64,7 +64,10 @@ pub(crate) async fn connect(
         "a client asks for a session"
     );
     let session = outcome?;
-    shared.metrics.session_start_seconds.observe(began.elapsed().as_secs_f64());
+    shared
+        .metrics
+        .session_start_seconds
+        .observe(began.elapsed().as_secs_f64());
     let upgrade = hyper::upgrade::on(&mut request);
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
@@ -99,7 +102,11 @@ async fn admitted(
 
 /// Both ends must speak the same protocol. Others use the same address for another one.
 fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
-    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
     let is_upgrade = text(UPGRADE).is_some_and(|value| value.eq_ignore_ascii_case("websocket"));
     let (Some(key), true) = (text(SEC_WEBSOCKET_KEY), is_upgrade) else {
         return Err(Refusal::bad_request(
@@ -126,7 +133,10 @@ fn switching(accept: &str) -> Answer {
     let headers = answer.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    headers.insert(
+        SEC_WEBSOCKET_PROTOCOL,
+        HeaderValue::from_static(SUBPROTOCOL),
+    );
     if let Ok(accept) = HeaderValue::from_str(accept) {
         headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     }
@@ -176,7 +186,9 @@ fn wanted(
     settings: &SessionSettings,
 ) -> MirrordClusterSession {
     let asked = asking.parameters.resume_window.map(Duration::from_secs);
-    let window = asked.unwrap_or(settings.time_to_live).min(settings.most_resume);
+    let window = asked
+        .unwrap_or(settings.time_to_live)
+        .min(settings.most_resume);
     let spec = MirrordClusterSessionSpec {
         owner: SessionOwner {
             user_id: client.certificate.to_string(),
@@ -218,10 +230,7 @@ async fn find_or_make(
 }
 
 /// Whether a client that comes back is the one that the session is for.
-fn returning(
-    found: &MirrordClusterSession,
-    wanted: &MirrordClusterSession,
-) -> Result<(), Refusal> {
+fn returning(found: &MirrordClusterSession, wanted: &MirrordClusterSession) -> Result<(), Refusal> {
     let is_same = found.spec.owner.k8s_username == wanted.spec.owner.k8s_username
         && found.spec.client_certificate == wanted.spec.client_certificate
         && found.spec.namespace == wanted.spec.namespace
@@ -234,7 +243,10 @@ fn returning(
     }
     let status = found.status.clone().unwrap_or_default();
     match status.closed {
-        Some(closed) => Err(Refusal::gone(format!("the session is over: {}", closed.message))),
+        Some(closed) => Err(Refusal::gone(format!(
+            "the session is over: {}",
+            closed.message
+        ))),
         None if found.metadata.deletion_timestamp.is_some() => {
             Err(Refusal::gone("the session was ended"))
         }
@@ -252,7 +264,10 @@ async fn ready(
     let waited = timeout(PATIENCE, async {
         let mut was_seen = false;
         loop {
-            let known = shared.sessions.get(&name).filter(|known| known.uid() == session.uid());
+            let known = shared
+                .sessions
+                .get(&name)
+                .filter(|known| known.uid() == session.uid());
             was_seen |= known.is_some();
             match known.as_deref().map(judged) {
                 Some(Some(Ok(()))) => return Ok(session.clone()),

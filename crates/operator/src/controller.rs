@@ -51,10 +51,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         .await;
 }
 
-async fn look(
-    session: Arc<MirrordClusterSession>,
-    shared: Arc<Shared>,
-) -> Result<Action, Error> {
+async fn look(session: Arc<MirrordClusterSession>, shared: Arc<Shared>) -> Result<Action, Error> {
     let now = Timestamp::now();
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
     let wanted = validate::validate(&session);
@@ -76,10 +73,7 @@ async fn look(
     Ok(Action::requeue(plan.look_again))
 }
 
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "the controller's signature"
-)]
+#[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]
 fn after_failure(
     session: Arc<MirrordClusterSession>,
     error: &Error,

@@ -15,7 +15,9 @@ pub enum Error {
     },
     #[error("the target's pods cannot be looked at")]
     Cluster(#[source] Box<cluster::Error>),
-    #[error("cannot find the API server: this runs in a pod with a service account, or with a kubeconfig")]
+    #[error(
+        "cannot find the API server: this runs in a pod with a service account, or with a kubeconfig"
+    )]
     NoCluster(#[source] Box<kube::config::InferConfigError>),
     #[error(
         "the Secret {name} is not there; the chart makes it empty, and the operator fills it. Reinstall the chart, or \
@@ -27,7 +29,9 @@ pub enum Error {
          layer. Start kube-apiserver with --requestheader-client-ca-file"
     )]
     NoFrontProxy { key: &'static str },
-    #[error("`{key}` of the ConfigMap kube-system/extension-apiserver-authentication cannot be read")]
+    #[error(
+        "`{key}` of the ConfigMap kube-system/extension-apiserver-authentication cannot be read"
+    )]
     FrontProxy {
         key: &'static str,
         #[source]

@@ -148,8 +148,7 @@ fn all(headers: &HeaderMap, names: &[String]) -> Vec<String> {
 }
 
 fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
-    let (_, certificate) =
-        x509_parser::certificate::X509Certificate::from_der(certificate).ok()?;
+    let (_, certificate) = x509_parser::certificate::X509Certificate::from_der(certificate).ok()?;
     let name = certificate.subject().iter_common_name().next()?;
     name.as_str().ok().map(str::to_owned)
 }
@@ -232,9 +231,7 @@ mod tests {
     fn a_cluster_without_aggregation_is_told_what_to_do() {
         let error = FrontProxy::from_config_map(&config_map(&[])).unwrap_err();
         assert!(
-            error
-                .to_string()
-                .contains("--requestheader-client-ca-file"),
+            error.to_string().contains("--requestheader-client-ca-file"),
             "{error}"
         );
     }

@@ -7,7 +7,9 @@ use serde_json::Value;
 
 /// With `UPDATE_GOLDEN` set, the file is written instead.
 pub(crate) fn check(name: &str, found: &Value) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("golden")
+        .join(name);
     let found = format!("{found:#}\n");
     if env::var_os("UPDATE_GOLDEN").is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();

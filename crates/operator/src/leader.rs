@@ -191,7 +191,11 @@ mod tests {
             (Some("them"), stale, Step::Take),
         ];
         for (holder, unchanged, expected) in cases {
-            assert_eq!(step(&held_by(holder), "us", unchanged), expected, "{holder:?}");
+            assert_eq!(
+                step(&held_by(holder), "us", unchanged),
+                expected,
+                "{holder:?}"
+            );
         }
         assert!(STEP_BACK + BETWEEN_LOOKS * 2 < LEASE, "never two leaders");
     }

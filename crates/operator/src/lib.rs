@@ -39,8 +39,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::error::{Error, Result};
-pub use crate::uninstall::uninstall;
 pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
+pub use crate::uninstall::uninstall;
 
 use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
@@ -93,14 +93,22 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let background = CancellationToken::new();
     let _ends_with_us = background.clone().drop_guard();
     for task in [
-        tokio::spawn(background.clone().run_until_cancelled_owned(certificates.keep())),
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(certificates.keep()),
+        ),
         tokio::spawn(background.clone().run_until_cancelled_owned(trust.keep())),
         tokio::spawn(
             background
                 .clone()
                 .run_until_cancelled_owned(probes::serve(Arc::clone(&shared), probes)),
         ),
-        tokio::spawn(background.clone().run_until_cancelled_owned(lead(Arc::clone(&shared)))),
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(lead(Arc::clone(&shared))),
+        ),
     ] {
         drop(task);
     }

@@ -92,7 +92,10 @@ fn schema_name(kind: &str) -> String {
 fn schema_of<T: JsonSchema>() -> Value {
     let mut settings = SchemaSettings::openapi3();
     settings.inline_subschemas = true;
-    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
+    let mut schema = settings
+        .into_generator()
+        .into_root_schema_for::<T>()
+        .to_value();
     simplify(&mut schema);
     schema
 }

@@ -1,10 +1,12 @@
 //! `mirrordoperators/operator`: what this operator is and what it is doing.
 
 use api::operator::{License, RunningSession, Statistics};
-use api::{Feature, MirrordClusterSession, MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
+use api::{
+    Feature, MirrordClusterSession, MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus,
+};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
@@ -30,12 +32,17 @@ pub(crate) fn operator(
         operator_namespace: settings.namespace.clone(),
         operator_version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_version: PROTOCOL_VERSION.to_owned(),
-        supported_features: Feature::SUPPORTED.map(|feature| feature.as_str().to_owned()).to_vec(),
+        supported_features: Feature::SUPPORTED
+            .map(|feature| feature.as_str().to_owned())
+            .to_vec(),
     };
     let status = MirrordOperatorStatus {
         connected_clusters: Vec::new(),
         copy_targets: Vec::new(),
-        sessions: sessions.iter().map(|session| running(session, now)).collect(),
+        sessions: sessions
+            .iter()
+            .map(|session| running(session, now))
+            .collect(),
         // Users are counted by the usage records, which there are none of yet.
         statistics: Statistics::default(),
     };

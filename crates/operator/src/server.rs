@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::trust::{Trust, TrustKeeper};
 use crate::address::{self, Asked};
-use crate::connect::{self, Asking};
 use crate::answer::{Answer, Form, Refusal, json, list, one};
+use crate::connect::{self, Asking};
 use crate::error::{Error, chain};
 use crate::front_proxy::User;
 use crate::metrics::RequestLabels;

@@ -1,7 +1,7 @@
 //! Sessions, as people list and end them.
 
-use api::session::{Session, SessionId, SessionSpec};
 use api::MirrordClusterSession;
+use api::session::{Session, SessionId, SessionSpec};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams};
@@ -133,7 +133,13 @@ mod tests {
 
     #[test]
     fn ages_are_short() {
-        let cases = [(5, "5s"), (119, "119s"), (120, "2m"), (7200, "2h"), (864_000, "10d")];
+        let cases = [
+            (5, "5s"),
+            (119, "119s"),
+            (120, "2m"),
+            (7200, "2h"),
+            (864_000, "10d"),
+        ];
         for (seconds, expected) in cases {
             assert_eq!(age(seconds), expected);
         }

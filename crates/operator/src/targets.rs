@@ -117,9 +117,7 @@ where
         .collect())
 }
 
-fn is_target(
-    owner: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference,
-) -> bool {
+fn is_target(owner: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference) -> bool {
     let kind = owner.kind.to_ascii_lowercase();
     owner.controller == Some(true) && TargetKind::ALL.iter().any(|known| known.as_str() == kind)
 }
@@ -142,7 +140,10 @@ fn targets(found: &[Workload], sessions: &[MirrordClusterSession]) -> Vec<Target
 /// is a CronJob's Job, which nobody names.
 fn is_listed(workload: &Workload) -> bool {
     !(workload.is_owned
-        && matches!(workload.kind, Some(TargetKind::ReplicaSet | TargetKind::Job)))
+        && matches!(
+            workload.kind,
+            Some(TargetKind::ReplicaSet | TargetKind::Job)
+        ))
 }
 
 fn target(
@@ -206,7 +207,9 @@ trait Described {
 }
 
 fn with_pods(kind: TargetKind, replicas: Option<i32>, pods: Option<&PodSpec>) -> Option<Workload> {
-    let containers = pods.map(|pods| pods.containers.as_slice()).unwrap_or_default();
+    let containers = pods
+        .map(|pods| pods.containers.as_slice())
+        .unwrap_or_default();
     let ports = containers
         .iter()
         .flat_map(|container| container.ports.iter().flatten())
@@ -226,21 +229,32 @@ fn with_pods(kind: TargetKind, replicas: Option<i32>, pods: Option<&PodSpec>) ->
 impl Described for Deployment {
     fn describe(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
-        with_pods(TargetKind::Deployment, spec.replicas, spec.template.spec.as_ref())
+        with_pods(
+            TargetKind::Deployment,
+            spec.replicas,
+            spec.template.spec.as_ref(),
+        )
     }
 }
 
 impl Described for StatefulSet {
     fn describe(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
-        with_pods(TargetKind::StatefulSet, spec.replicas, spec.template.spec.as_ref())
+        with_pods(
+            TargetKind::StatefulSet,
+            spec.replicas,
+            spec.template.spec.as_ref(),
+        )
     }
 }
 
 impl Described for DaemonSet {
     fn describe(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
-        let wanted = self.status.as_ref().map(|status| status.desired_number_scheduled);
+        let wanted = self
+            .status
+            .as_ref()
+            .map(|status| status.desired_number_scheduled);
         with_pods(TargetKind::DaemonSet, wanted, spec.template.spec.as_ref())
     }
 }

@@ -57,7 +57,10 @@ async fn end_sessions(client: &Client) -> Result<()> {
                 let deleted = sessions.delete(&name, &DeleteParams::default()).await;
                 gone_is_fine(deleted.map(drop)).doing(format!("end {name}"))?;
             } else if nobody_does_it {
-                tracing::warn!(name, "the operator does not clean up; agents end when their clients stay away");
+                tracing::warn!(
+                    name,
+                    "the operator does not clean up; agents end when their clients stay away"
+                );
                 let patch = json!({"metadata": {"finalizers": null}});
                 let patched = sessions
                     .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))

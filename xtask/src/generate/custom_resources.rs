@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 const FOLDER: &str = "charts/standin-operator/templates";
-const HEAD: &str = "# Made from the types of crates/api by `cargo xtask generate`. Do not change it here.\n";
+const HEAD: &str =
+    "# Made from the types of crates/api by `cargo xtask generate`. Do not change it here.\n";
 
 /// What every generated file should contain now. The paths are relative to the top of the repository.
 pub(crate) fn generated_files(_root: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {

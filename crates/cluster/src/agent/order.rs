@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
+use k8s_openapi::api::core::v1::{ContainerState, EphemeralContainer, Pod};
 use link::tls::Fingerprint;
 
 use super::condition::{Condition, condition};
@@ -57,6 +57,16 @@ pub struct Ordered {
     pub container_id: String,
     pub port: u16,
     pub state: OrderedState,
+    /// Whether it ended in a way that it should not have.
+    pub has_failed: bool,
+}
+
+impl Ordered {
+    /// The number at the end of its name.
+    pub fn number(&self) -> usize {
+        let digits = self.name.rsplit('-').next();
+        digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,21 +79,26 @@ pub enum OrderedState {
     Ended(String),
 }
 
-/// The agents in a pod whose names begin with this, in the order in which they were started.
+/// The agents in a pod whose names begin with this and go on with a number, by their numbers. The pod does not have them
+/// in any order that can be relied on.
 pub fn ordered(pod: &Pod, prefix: &str) -> Vec<Ordered> {
     let spec = pod.spec.as_ref();
     let containers = spec.and_then(|spec| spec.ephemeral_containers.as_ref());
-    containers
+    let mut agents: Vec<Ordered> = containers
         .into_iter()
         .flatten()
         .filter(|container| container.name.starts_with(prefix))
         .map(|container| read(pod, container))
-        .collect()
+        .collect();
+    agents.sort_by_key(Ordered::number);
+    agents
 }
 
 fn read(pod: &Pod, container: &EphemeralContainer) -> Ordered {
     let arguments = container.args.as_deref().unwrap_or_default();
-    let after_container = arguments.iter().skip_while(|argument| *argument != "--container");
+    let mut after_container = arguments
+        .iter()
+        .skip_while(|argument| *argument != "--container");
     let port = arguments
         .iter()
         .find_map(|argument| argument.strip_prefix("--listen="))
@@ -91,8 +106,9 @@ fn read(pod: &Pod, container: &EphemeralContainer) -> Ordered {
         .map_or(0, |listen| listen.port());
     Ordered {
         name: container.name.clone(),
-        container_id: after_container.skip(1).next().cloned().unwrap_or_default(),
+        container_id: after_container.nth(1).cloned().unwrap_or_default(),
         port,
+        has_failed: exit_code(pod, &container.name).is_some_and(|code| code != 0),
         state: match condition(Some(pod), &container.name) {
             Condition::Trouble(why) => OrderedState::Trouble(why),
             Condition::Ended(why) => OrderedState::Ended(why),
@@ -103,14 +119,18 @@ fn read(pod: &Pod, container: &EphemeralContainer) -> Ordered {
 }
 
 fn is_running(pod: &Pod, container: &str) -> bool {
-    let status = pod.status.as_ref();
-    status
-        .and_then(|status| status.ephemeral_container_statuses.as_ref())
-        .into_iter()
-        .flatten()
-        .filter(|status| status.name == container)
-        .filter_map(|status| status.state.as_ref())
-        .any(|state| state.running.is_some())
+    state_of(pod, container).is_some_and(|state| state.running.is_some())
+}
+
+fn exit_code(pod: &Pod, container: &str) -> Option<i32> {
+    let ended = state_of(pod, container)?.terminated.as_ref()?;
+    Some(ended.exit_code)
+}
+
+fn state_of<'pod>(pod: &'pod Pod, container: &str) -> Option<&'pod ContainerState> {
+    let statuses = pod.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
+    let status = statuses.iter().find(|status| status.name == container)?;
+    status.state.as_ref()
 }
 
 #[cfg(test)]
@@ -123,13 +143,11 @@ mod tests {
     fn pods_tell_which_agents_were_ordered() {
         let arguments = ["agent", "--container", "abc", "--listen=0.0.0.0:20001"];
         let container = |name: &str| json!({"name": name, "args": arguments});
-        let state = |name: &str, state: serde_json::Value| {
-            json!({"name": name, "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0})
-        };
+        let state = |name: &str, state: serde_json::Value| json!({"name": name, "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0});
         let pod: Pod = serde_json::from_value(json!({
             "spec": {
                 "containers": [],
-                "ephemeralContainers": [container("a-1"), container("a-2"), container("a-3"), container("b-1"), container("a-4")],
+                "ephemeralContainers": [container("a-10"), container("a-3"), container("b-1"), container("a-2"), container("a-1")],
             },
             "status": {
                 "phase": "Running",
@@ -142,7 +160,12 @@ mod tests {
         }))
         .unwrap();
         let found = ordered(&pod, "a-");
-        assert!(found.iter().all(|agent| agent.container_id == "abc" && agent.port == 20001));
+        assert!(
+            found
+                .iter()
+                .all(|agent| agent.container_id == "abc" && agent.port == 20001)
+        );
+        assert!(found[0].has_failed && !found[1].has_failed);
         let states: Vec<_> = found
             .into_iter()
             .map(|agent| (agent.name, agent.state))
@@ -150,10 +173,16 @@ mod tests {
         assert_eq!(
             states,
             [
-                ("a-1".to_owned(), OrderedState::Ended("cannot listen on x".to_owned())),
+                (
+                    "a-1".to_owned(),
+                    OrderedState::Ended("cannot listen on x".to_owned())
+                ),
                 ("a-2".to_owned(), OrderedState::Running),
-                ("a-3".to_owned(), OrderedState::Trouble("ImagePullBackOff: no".to_owned())),
-                ("a-4".to_owned(), OrderedState::Starting),
+                (
+                    "a-3".to_owned(),
+                    OrderedState::Trouble("ImagePullBackOff: no".to_owned())
+                ),
+                ("a-10".to_owned(), OrderedState::Starting),
             ]
         );
     }

@@ -12,8 +12,8 @@ use cluster::{Cluster, OperatorConnection, OperatorSession};
 use e2e::{LaterWorld, Needs, Stage, Story, tell, until};
 use lab::standind;
 use libtest_mimic::Trial;
-use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
 use link::tls::rustls::pki_types::ServerName;
+use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
 use link::{Link, Settings};
 
 use super::surroundings::load_agent_image;
@@ -53,25 +53,43 @@ async fn an_operator_serves_sessions(story: &Story<'_>) -> Result<()> {
 
 fn kubectl_knows_the_operator(operator: &Operator, shop: &Stage) -> Result<()> {
     let object = shop.kubectl(&["get", "mirrordoperators", "operator", "--output=yaml"])?;
-    for line in ["kind: MirrordOperator", "  features:\n  - ProxyApi", "  sessions: []"] {
+    for line in [
+        "kind: MirrordOperator",
+        "  features:\n  - ProxyApi",
+        "  sessions: []",
+    ] {
         ensure!(object.contains(line), "{line} is missing:\n{object}");
     }
-    ensure!(!object.contains("license"), "there is no licence:\n{object}");
+    ensure!(
+        !object.contains("license"),
+        "there is no licence:\n{object}"
+    );
     let namespace = format!("operator_namespace: {}", operator.stage.namespace);
     ensure!(object.contains(&namespace), "{object}");
     let table = shop.kubectl(&["get", "targets"])?;
-    let row = table.lines().find(|line| line.starts_with("deployment.web "));
+    let row = table
+        .lines()
+        .find(|line| line.starts_with("deployment.web "));
     let cells: Vec<&str> = row.context("no row")?.split_whitespace().collect();
     ensure!(cells == ["deployment.web", "web", "2", "-"], "{table}");
     let explained = shop.kubectl(&["explain", "targets.spec.containers"])?;
-    ensure!(explained.contains("beside which an agent can work"), "{explained}");
+    ensure!(
+        explained.contains("beside which an agent can work"),
+        "{explained}"
+    );
     Ok(())
 }
 
 fn another_operator_is_refused(operator: &Operator) -> Result<()> {
     let refused = operator.helm(&["install", "another", CHART]);
-    let text = format!("{:#}", refused.err().context("a second operator was installed")?);
-    ensure!(text.contains("already that is not of this release"), "{text}");
+    let text = format!(
+        "{:#}",
+        refused.err().context("a second operator was installed")?
+    );
+    ensure!(
+        text.contains("already that is not of this release"),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -79,9 +97,16 @@ fn forged_sessions_are_refused(operator: &Operator) -> Result<()> {
     let forged = "apiVersion: mirrord.metalbear.co/v1alpha\nkind: MirrordClusterSession\nmetadata: {name: \
                   session-00000000000000aa}\nspec: {owner: {userId: '', username: '', hostname: '', k8sUsername: \
                   admin}, namespace: default, target: deployment/web, resumeWindowSecs: 60, clientCertificate: ''}\n";
-    let refused = operator.stage.apply(forged).err().context("a forged session was accepted")?;
+    let refused = operator
+        .stage
+        .apply(forged)
+        .err()
+        .context("a forged session was accepted")?;
     let text = format!("{refused:#}");
-    ensure!(text.contains("only the operator makes and changes sessions"), "{text}");
+    ensure!(
+        text.contains("only the operator makes and changes sessions"),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -94,7 +119,13 @@ async fn only_the_api_server_is_answered(operator: &Operator) -> Result<()> {
         stage.namespace
     );
     let curl = [
-        "curl", "-sSk", "-H", "X-Remote-User: admin", "-H", "X-Remote-Group: system:masters", &url,
+        "curl",
+        "-sSk",
+        "-H",
+        "X-Remote-User: admin",
+        "-H",
+        "X-Remote-Group: system:masters",
+        &url,
     ];
     let answer = stage.run("client", &curl).await?;
     ensure!(answer.contains("\"code\":401"), "{answer}");
@@ -109,10 +140,29 @@ async fn users_need_rights(operator: &Operator, shop: &Stage) -> Result<()> {
     }
     let account = |name: &str| format!("system:serviceaccount:{}:{name}", shop.namespace);
     let user = format!("--user={}", account("anna"));
-    shop.kubectl(&["create", "role", "sessions", "--verb=proxy", "--resource=targets.operator.metalbear.co", "--resource-name=deployment.web"])?;
-    shop.kubectl(&["create", "rolebinding", "sessions", "--role=sessions", &user])?;
+    shop.kubectl(&[
+        "create",
+        "role",
+        "sessions",
+        "--verb=proxy",
+        "--resource=targets.operator.metalbear.co",
+        "--resource-name=deployment.web",
+    ])?;
+    shop.kubectl(&[
+        "create",
+        "rolebinding",
+        "sessions",
+        "--role=sessions",
+        &user,
+    ])?;
     // By the plain form the API server asks for `get` only, so the operator's own question is what refuses.
-    shop.kubectl(&["create", "role", "looks", "--verb=get", "--resource=targets.operator.metalbear.co"])?;
+    shop.kubectl(&[
+        "create",
+        "role",
+        "looks",
+        "--verb=get",
+        "--resource=targets.operator.metalbear.co",
+    ])?;
     let eve = format!("--user={}", account("eve"));
     shop.kubectl(&["create", "rolebinding", "looks", "--role=looks", &eve])?;
     let path = format!(
@@ -120,8 +170,14 @@ async fn users_need_rights(operator: &Operator, shop: &Stage) -> Result<()> {
         shop.namespace
     );
     let refused = operator.connect_as(shop, "eve", &path).await?;
-    ensure!(refused.contains("may not have a session with deployment/web"), "{refused}");
-    ensure!(refused.contains("resourceNames: [deployment.web], verbs: [proxy]"), "{refused}");
+    ensure!(
+        refused.contains("may not have a session with deployment/web"),
+        "{refused}"
+    );
+    ensure!(
+        refused.contains("resourceNames: [deployment.web], verbs: [proxy]"),
+        "{refused}"
+    );
     // Anna gets past that question, and fails at the next one: she does not say which session.
     let path = path.replace("/v1/namespaces", "/v1/proxy/namespaces");
     let answered = operator.connect_as(shop, "anna", &path).await?;
@@ -145,28 +201,50 @@ async fn a_session_reaches_every_pod_and_outlives_a_replica(
         ..ConnectParameters::default()
     };
     let target = "deployment/web".parse()?;
-    let session = OperatorSession::new(&cluster, &shop.namespace, &target, &parameters, id, &identity)
-        .introduce("Anna", "laptop");
+    let session = OperatorSession::new(
+        &cluster,
+        &shop.namespace,
+        &target,
+        &parameters,
+        id,
+        &identity,
+    )
+    .introduce("Anna", "laptop");
     let connection = session.connect().await?;
     let pods = ready_places(&connection, 2).await?;
+    let mut links = Vec::new();
     for place in &pods {
-        greet(&connection, *place, &identity).await?;
+        links.push(greet(&connection, *place, &identity).await?);
     }
     // Somebody else's certificate gets nowhere, also through the right channel.
     let stranger = Identity::generate()?;
-    ensure!(greet(&connection, pods[0], &stranger).await.is_err(), "a stranger uses an agent");
+    ensure!(
+        greet(&connection, pods[0], &stranger).await.is_err(),
+        "a stranger uses an agent"
+    );
     let listed = shop.kubectl(&["get", "sessions.operator.metalbear.co"])?;
-    ensure!(listed.contains(&id.to_string()) && listed.contains("Ready"), "{listed}");
+    ensure!(
+        listed.contains(&id.to_string()) && listed.contains("Ready"),
+        "{listed}"
+    );
     let table = shop.kubectl(&["get", "targets", "deployment.web"])?;
-    ensure!(table.contains("admin"), "the target does not show who is there:\n{table}");
+    ensure!(
+        table.contains("admin"),
+        "the target does not show who is there:\n{table}"
+    );
 
     // The replicas are exchanged: the client is told, comes back, and finds its session.
-    operator.stage.kubectl(&["rollout", "restart", "deployment/mirrord-operator"])?;
+    operator
+        .stage
+        .kubectl(&["rollout", "restart", "deployment/mirrord-operator"])?;
     connection.ended().await;
-    let connection = until("the session to continue", async || Ok(Some(session.connect().await?))).await?;
+    let connection = until("the session to continue", async || {
+        Ok(Some(session.connect().await?))
+    })
+    .await?;
     let again = ready_places(&connection, 2).await?;
     ensure!(again == pods, "other places: {again:?} instead of {pods:?}");
-    greet(&connection, again[0], &identity).await?;
+    links.push(greet(&connection, again[0], &identity).await?);
 
     // A pod that comes joins, and has a number of its own.
     shop.kubectl(&["scale", "deployment/web", "--replicas=3"])?;
@@ -181,8 +259,13 @@ async fn a_session_reaches_every_pod_and_outlives_a_replica(
     })
     .await?;
     until("the agents to end", async || {
-        let running = "--output=jsonpath={.items[*].status.ephemeralContainerStatuses[*].state.running}";
-        Ok(shop.kubectl(&["get", "pods", running])?.trim().is_empty().then_some(()))
+        let running =
+            "--output=jsonpath={.items[*].status.ephemeralContainerStatuses[*].state.running}";
+        Ok(shop
+            .kubectl(&["get", "pods", running])?
+            .trim()
+            .is_empty()
+            .then_some(()))
     })
     .await
 }
@@ -203,15 +286,13 @@ async fn ready_places(connection: &OperatorConnection, count: usize) -> Result<V
 }
 
 /// Makes a link with an agent, end to end: TLS with the client's certificate, and the link's own greeting.
-async fn greet(connection: &OperatorConnection, place: u32, identity: &Identity) -> Result<()> {
+async fn greet(connection: &OperatorConnection, place: u32, identity: &Identity) -> Result<Link> {
     let name = ServerName::try_from("agent")?;
     let trust = Trust::FirstSeen(FirstSeen::default());
     let dialer = TlsDialer::with_identity(connection.dialer(place), name, trust, identity)?;
     let mut settings = Settings::default();
     settings.redial.first_connection = std::time::Duration::from_secs(2);
-    let link = Link::connect(dialer, settings).await?;
-    drop(link);
-    Ok(())
+    Ok(Link::connect(dialer, settings).await?)
 }
 
 /// The operator is gone before its release: nothing hangs, and namespaces can be deleted.
@@ -221,7 +302,9 @@ async fn an_operator_that_is_down(story: &Story<'_>) -> Result<()> {
     stage.kubectl(&["scale", "deployment/mirrord-operator", "--replicas=0"])?;
     until("the API to be unavailable", async || {
         let available = stage.kubectl(&[
-            "get", "apiservice", API_SERVICE,
+            "get",
+            "apiservice",
+            API_SERVICE,
             "--output=jsonpath={.status.conditions[?(@.type==\"Available\")].status}",
         ])?;
         Ok((available == "False").then_some(()))
@@ -229,7 +312,9 @@ async fn an_operator_that_is_down(story: &Story<'_>) -> Result<()> {
     .await?;
     operator.uninstall()?;
     let victim = story.stage_in(1).await?;
-    victim.kubectl(&["delete", "namespace", &victim.namespace, "--timeout=60s"]).map(drop)
+    victim
+        .kubectl(&["delete", "namespace", &victim.namespace, "--timeout=60s"])
+        .map(drop)
 }
 
 /// An operator in a namespace of its own.
@@ -248,17 +333,30 @@ impl Operator {
         let tag = format!("operator.image.tag={tag}");
         ensure!(Path::new(CHART).exists(), "the chart is not at {CHART}");
         operator.helm(&[
-            "install", "standin", CHART, "--wait", "--timeout=120s", "--set", &repository, "--set-string", &tag,
+            "install",
+            "standin",
+            CHART,
+            "--wait",
+            "--timeout=120s",
+            "--set",
+            &repository,
+            "--set-string",
+            &tag,
         ])?;
         operator.stage.kubectl(&[
-            "wait", "--for=condition=Available", &format!("apiservice/{API_SERVICE}"), "--timeout=60s",
+            "wait",
+            "--for=condition=Available",
+            &format!("apiservice/{API_SERVICE}"),
+            "--timeout=60s",
         ])?;
         Ok(operator)
     }
 
     fn helm(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.stage.cluster.client.helm();
-        let command = command.args(["--namespace", &self.stage.namespace]).args(arguments);
+        let command = command
+            .args(["--namespace", &self.stage.namespace])
+            .args(arguments);
         Ok(lab::output_of(command)?)
     }
 
@@ -290,6 +388,10 @@ impl Operator {
              'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==' -H \
              'Sec-WebSocket-Protocol: standin.link.v1' 'https://kubernetes.default.svc{path}'"
         );
-        Ok(self.stage.exec("client", &["sh", "-c", &curl], None).await?.stdout)
+        Ok(self
+            .stage
+            .exec("client", &["sh", "-c", &curl], None)
+            .await?
+            .stdout)
     }
 }

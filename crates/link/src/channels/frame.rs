@@ -91,7 +91,11 @@ impl Frame {
 
 /// A frame with the first bytes of these, at most so many, and how many they are.
 pub(super) fn data(channel: u32, slices: &[IoSlice<'_>], most: usize) -> (Bytes, usize) {
-    let length = slices.iter().map(|slice| slice.len()).sum::<usize>().min(most);
+    let length = slices
+        .iter()
+        .map(|slice| slice.len())
+        .sum::<usize>()
+        .min(most);
     let mut frame = BytesMut::with_capacity(HEADER + length);
     frame.put_u8(DATA);
     frame.put_u32(channel);

@@ -163,7 +163,10 @@ async fn whoever_sends_more_than_it_may_is_cut_off() {
     let channel = client.channels.open(1);
     let (_, _not_reading) = server.opened().await;
     // As a client would that does not count.
-    channel.outgoing.credit.store(usize::MAX / 2, Ordering::Relaxed);
+    channel
+        .outgoing
+        .credit
+        .store(usize::MAX / 2, Ordering::Relaxed);
     let mut channel = channel;
     let writing = tokio::spawn(async move {
         let part = vec![0; PORTION];

@@ -90,8 +90,12 @@ async fn ensure(client: &Client, settings: &Settings, now: Timestamp) -> Result<
             name: settings.secret.clone(),
         })?;
         let data = secret.data.clone().unwrap_or_default();
-        let found =
-            Certificates::from_secret(&data.into_iter().map(|(key, value)| (key, value.0)).collect());
+        let found = Certificates::from_secret(
+            &data
+                .into_iter()
+                .map(|(key, value)| (key, value.0))
+                .collect(),
+        );
         let renewal = needed(found.as_ref(), &names, now);
         let certificates = renewed(found, renewal, &names, now)?;
         if renewal == Renewal::Nothing {

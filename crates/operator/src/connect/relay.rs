@@ -98,7 +98,10 @@ impl Relay {
     fn session(&self) -> Option<Arc<MirrordClusterSession>> {
         let session = self.shared.sessions.get(&self.name)?;
         let is_over = session.metadata.deletion_timestamp.is_some()
-            || session.status.as_ref().is_some_and(|status| status.closed.is_some());
+            || session
+                .status
+                .as_ref()
+                .is_some_and(|status| status.closed.is_some());
         (!is_over).then_some(session)
     }
 
@@ -121,7 +124,9 @@ impl Relay {
         tokio::spawn(async move {
             match reach(address).await {
                 Ok(agent) => carry(&shared, channel, agent).await,
-                Err(error) => channel.refuse(&format!("the agent at {address} does not answer: {error}")),
+                Err(error) => {
+                    channel.refuse(&format!("the agent at {address} does not answer: {error}"))
+                }
             }
         });
     }
@@ -181,7 +186,9 @@ fn address_of(session: &MirrordClusterSession, place: u32) -> Result<SocketAddr,
         .ok_or_else(|| format!("the session has no pod {place}"))?;
     let address = pod.address.as_deref();
     let not_yet = || format!("the agent in pod {} is not ready", pod.name);
-    address.and_then(|address| address.parse().ok()).ok_or_else(not_yet)
+    address
+        .and_then(|address| address.parse().ok())
+        .ok_or_else(not_yet)
 }
 
 async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
@@ -205,6 +212,10 @@ async fn carry(shared: &Shared, mut channel: Channel, mut agent: TcpStream) {
     let (to_agent, to_client) = carried.unwrap_or_default();
     for (direction, bytes) in [("to_agent", to_agent), ("to_client", to_client)] {
         let labels = DirectionLabels { direction };
-        shared.metrics.relayed_bytes.get_or_create(&labels).inc_by(bytes);
+        shared
+            .metrics
+            .relayed_bytes
+            .get_or_create(&labels)
+            .inc_by(bytes);
     }
 }

@@ -80,10 +80,7 @@ fn what_a_client_says_of_itself_is_read() {
     ]))
     .unwrap();
     assert_eq!(found.id, SessionId(31));
-    assert_eq!(
-        found.certificate,
-        Fingerprint::of(&vec![0, 1, 2].into())
-    );
+    assert_eq!(found.certificate, Fingerprint::of(&vec![0, 1, 2].into()));
     for incomplete in [
         headers(&[("x-session-id", "31")]),
         headers(&[("x-client-der", "AAEC")]),
@@ -96,7 +93,12 @@ fn what_a_client_says_of_itself_is_read() {
 
 #[test]
 fn clients_get_at_most_what_the_administrator_allows() {
-    for (asked, expected) in [(None, 60), (Some(30), 30), (Some(600), 600), (Some(9000), 900)] {
+    for (asked, expected) in [
+        (None, 60),
+        (Some(30), 30),
+        (Some(600), 600),
+        (Some(9000), 900),
+    ] {
         let asking = asking("deployment/web", asked);
         let session = wanted(&user("anna"), &asking, &caller(1, 1), &SETTINGS);
         assert_eq!(session.spec.resume_window_secs, expected, "{asked:?}");
@@ -106,7 +108,12 @@ fn clients_get_at_most_what_the_administrator_allows() {
 #[test]
 fn only_its_own_client_comes_back_to_a_session() {
     let session = |name: &str, target: &str, certificate: u8| {
-        wanted(&user(name), &asking(target, None), &caller(1, certificate), &SETTINGS)
+        wanted(
+            &user(name),
+            &asking(target, None),
+            &caller(1, certificate),
+            &SETTINGS,
+        )
     };
     let found = session("anna", "deployment/web", 1);
     let cases = [

@@ -58,7 +58,10 @@ pub(super) async fn report(
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let name = session.name_any();
     for address in &plan.end {
-        if let Err(error) = timeout(PATIENCE, end(shared, address)).await.unwrap_or_else(|late| Err(late.into())) {
+        if let Err(error) = timeout(PATIENCE, end(shared, address))
+            .await
+            .unwrap_or_else(|late| Err(late.into()))
+        {
             tracing::debug!(session = name, address, %error, "an agent does not hear that it is to end");
         }
     }
@@ -74,10 +77,20 @@ pub(super) async fn report(
             .doing(format!("write the status of {name}"))?;
     }
     if plan.delete {
-        gone_is_fine(sessions.delete(&name, &DeleteParams::default()).await.map(drop))
-            .doing(format!("delete {name}"))?;
+        gone_is_fine(
+            sessions
+                .delete(&name, &DeleteParams::default())
+                .await
+                .map(drop),
+        )
+        .doing(format!("delete {name}"))?;
     }
-    if plan.release && session.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+    if plan.release
+        && session
+            .finalizers()
+            .iter()
+            .any(|finalizer| finalizer == FINALIZER)
+    {
         let others: Vec<&String> = session
             .finalizers()
             .iter()
@@ -127,8 +140,7 @@ async fn end(
     let address: SocketAddr = address.parse()?;
     let name = ServerName::try_from("agent")?;
     let trust = Trust::FirstSeen(FirstSeen::default());
-    let dialer =
-        TlsDialer::with_identity(TcpDialer::new(address), name, trust, &shared.identity)?;
+    let dialer = TlsDialer::with_identity(TcpDialer::new(address), name, trust, &shared.identity)?;
     let mut pipe = dialer.dial().await?;
     // It says nothing, and ends: then so does the connection.
     let _ = tokio::io::AsyncReadExt::read(&mut pipe, &mut [0; 1]).await;

@@ -28,9 +28,13 @@ fn observed(pods: &[Pod], wanted: &Wanted) -> Observed {
                 agents: ordered(pod, &prefix),
                 replica,
             }),
-            Err(unfit) => observed.unfit.push(format!("pod {} {unfit}", pod.name_any())),
+            Err(unfit) => observed
+                .unfit
+                .push(format!("pod {} {unfit}", pod.name_any())),
         }
     }
-    observed.pods.sort_by(|one, other| one.replica.pod.cmp(&other.replica.pod));
+    observed
+        .pods
+        .sort_by(|one, other| one.replica.pod.cmp(&other.replica.pod));
     observed
 }

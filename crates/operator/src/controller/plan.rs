@@ -15,8 +15,10 @@ use crate::settings::SessionSettings;
 const STARTUP: Duration = Duration::from_secs(60);
 /// How long a session that failed is kept for people to look at.
 const KEPT: Duration = Duration::from_secs(60);
-/// An agent that ends again and again, beside the same container, is not started any more.
+/// An agent that fails again and again, beside the same container, is not started any more.
 const ATTEMPTS: usize = 3;
+/// The entry of an ephemeral container stays in its pod, so their number is bounded, whatever happens.
+const MOST_AGENTS: usize = 20;
 /// How soon to look again at what changes without telling.
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(15);
@@ -101,7 +103,14 @@ pub(crate) fn plan(
     now: Timestamp,
 ) -> Plan {
     let status = session.status.clone().unwrap_or_default();
-    let age = since(session.metadata.creation_timestamp.as_ref().map(|time| time.0), now);
+    let age = since(
+        session
+            .metadata
+            .creation_timestamp
+            .as_ref()
+            .map(|time| time.0),
+        now,
+    );
     if session.metadata.deletion_timestamp.is_some() {
         return ending(&status);
     }
@@ -208,33 +217,41 @@ fn going_on(
         next_channel,
         closed: None,
     };
-    let look_again = if phase == SessionPhase::Pending { SOON } else { LATER };
+    let look_again = if phase == SessionPhase::Pending {
+        SOON
+    } else {
+        LATER
+    };
     Plan {
-        start: if phase == SessionPhase::Failed { Vec::new() } else { start },
+        start: if phase == SessionPhase::Failed {
+            Vec::new()
+        } else {
+            start
+        },
         ..reporting(status, report, look_again)
     }
 }
 
 /// The agent that serves the container as it is now, if one does or may.
 fn current(pod: &ObservedPod) -> Option<&Ordered> {
-    let last = pod.agents.last()?;
-    let serves = last.container_id == pod.replica.container_id;
-    (serves && !matches!(last.state, OrderedState::Ended(_))).then_some(last)
+    let agents = pod.agents.iter().rev();
+    agents
+        .filter(|agent| agent.container_id == pod.replica.container_id)
+        .find(|agent| !matches!(agent.state, OrderedState::Ended(_)))
 }
 
 fn failures(pod: &ObservedPod) -> impl Iterator<Item = &Ordered> {
-    pod.agents.iter().filter(|agent| {
-        agent.container_id == pod.replica.container_id
-            && matches!(agent.state, OrderedState::Ended(_))
-    })
+    let agents = pod.agents.iter();
+    agents.filter(|agent| agent.has_failed && agent.container_id == pod.replica.container_id)
 }
 
 fn needs_agent(pod: &ObservedPod) -> bool {
-    current(pod).is_none() && failures(pod).count() < ATTEMPTS
+    current(pod).is_none() && failures(pod).count() < ATTEMPTS && pod.agents.len() < MOST_AGENTS
 }
 
 fn next_agent(pod: &ObservedPod, wanted: &Wanted) -> Start {
-    let name = format!("{}{}", wanted.agent_prefix(), pod.agents.len() + 1);
+    let last = pod.agents.last().map_or(0, Ordered::number);
+    let name = format!("{}{}", wanted.agent_prefix(), last + 1);
     Start {
         replica: pod.replica.clone(),
         port: port_of(&name),
@@ -261,6 +278,9 @@ fn covered(pod: &ObservedPod, channel: u32) -> SessionPod {
         });
     let error = match agent.map(|agent| &agent.state) {
         Some(OrderedState::Trouble(why)) => Some(why.clone()),
+        None if pod.agents.len() >= MOST_AGENTS => Some(format!(
+            "{MOST_AGENTS} agents of this session have been in it, and no more are started"
+        )),
         None if !needs_agent(pod) => failures(pod).last().and_then(|agent| match &agent.state {
             OrderedState::Ended(why) => Some(why.clone()),
             _ => None,
@@ -287,13 +307,17 @@ fn phase(
 ) -> (SessionPhase, Option<String>) {
     if pods.iter().any(|pod| pod.ready) {
         let waiting = pods.iter().filter(|pod| !pod.ready).count();
-        let message = (waiting > 0).then(|| format!("{waiting} of {} pods have no agent yet", pods.len()));
+        let message =
+            (waiting > 0).then(|| format!("{waiting} of {} pods have no agent yet", pods.len()));
         return (SessionPhase::Ready, message);
     }
     let why = why_not(observed, pods);
     if status.phase == Some(SessionPhase::Ready) {
         // It has been well: pods come back, and the client waits.
-        return (SessionPhase::Ready, Some(format!("no pod has an agent now: {why}")));
+        return (
+            SessionPhase::Ready,
+            Some(format!("no pod has an agent now: {why}")),
+        );
     }
     let hopeless = !pods.is_empty() && pods.iter().all(|pod| pod.error.is_some());
     if hopeless || observed.missing.is_some() || age > STARTUP {
@@ -306,9 +330,11 @@ fn why_not(observed: &Observed, pods: &[SessionPod]) -> String {
     if let Some(missing) = &observed.missing {
         return missing.clone();
     }
-    let errors = pods
-        .iter()
-        .filter_map(|pod| pod.error.as_ref().map(|error| format!("pod {}: {error}", pod.name)));
+    let errors = pods.iter().filter_map(|pod| {
+        pod.error
+            .as_ref()
+            .map(|error| format!("pod {}: {error}", pod.name))
+    });
     let reasons: Vec<String> = errors.chain(observed.unfit.iter().cloned()).collect();
     match (reasons.is_empty(), pods.is_empty()) {
         (false, _) => reasons.join("; "),

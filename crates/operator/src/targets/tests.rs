@@ -37,7 +37,8 @@ fn pods() -> Value {
 fn workloads_are_listed_and_what_they_made_is_not() {
     let deployment: Deployment =
         object(json!({"spec": {"replicas": 2, "selector": {}, "template": pods()}}));
-    let set: ReplicaSet = object(json!({"spec": {"replicas": 2, "selector": {}, "template": pods()}}));
+    let set: ReplicaSet =
+        object(json!({"spec": {"replicas": 2, "selector": {}, "template": pods()}}));
     let pod: Pod = object(json!({"spec": pods()["spec"], "status": {"phase": "Running"}}));
     let service: Service = object(json!({"spec": {"selector": {"app": "web"}}}));
     let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);

@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use link::tls::{
-    Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of,
-};
+use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of};
 use link::{Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};

@@ -34,12 +34,16 @@ fn status(phase: SessionPhase) -> MirrordClusterSessionStatus {
 }
 
 fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> ObservedPod {
-    let agents = agents.iter().enumerate().map(|(index, (container_id, state))| Ordered {
-        name: format!("standin-agent-000000000000001f-{}", index + 1),
-        container_id: (*container_id).to_owned(),
-        port: 20_001,
-        state: state.clone(),
-    });
+    let agents = agents
+        .iter()
+        .enumerate()
+        .map(|(index, (container_id, state))| Ordered {
+            name: format!("standin-agent-000000000000001f-{}", index + 1),
+            container_id: (*container_id).to_owned(),
+            port: 20_001,
+            has_failed: matches!(state, OrderedState::Ended(why) if why != "in peace"),
+            state: state.clone(),
+        });
     ObservedPod {
         replica: Replica {
             pod: name.to_owned(),
@@ -71,9 +75,17 @@ fn ended() -> OrderedState {
     OrderedState::Ended("it has ended".to_owned())
 }
 
+fn peace() -> OrderedState {
+    OrderedState::Ended("in peace".to_owned())
+}
+
 /// Which agents are started, in the pod `web` of the container `c`.
 fn started(agents: &[(&str, OrderedState)]) -> Vec<String> {
-    let plan = planned(status(SessionPhase::Pending), vec![pod("web", "c", agents)], at(1));
+    let plan = planned(
+        status(SessionPhase::Pending),
+        vec![pod("web", "c", agents)],
+        at(1),
+    );
     plan.start.into_iter().map(|start| start.name).collect()
 }
 
@@ -90,17 +102,32 @@ fn agents_are_started_where_there_is_none() {
         ("one has ended",                &[("c", ended())],                           Some("2")),
         ("the container was restarted",  &[("b", Running)],                           Some("2")),
         ("it ends again and again",      &[("c", ended()), ("c", ended()), ("c", ended())], None),
+        ("an older one still runs",      &[("c", Running), ("c", ended())],           None),
+        ("clients came and went",        &[("c", peace()), ("c", peace()), ("c", peace())], Some("4")),
         ("it did, before a restart",     &[("b", ended()), ("b", ended()), ("b", ended())], Some("4")),
     ];
     for (what, agents, expected) in cases {
         let expected = expected.map(|number| format!("standin-agent-000000000000001f-{number}"));
-        assert_eq!(started(agents), expected.into_iter().collect::<Vec<_>>(), "{what}");
+        assert_eq!(
+            started(agents),
+            expected.into_iter().collect::<Vec<_>>(),
+            "{what}"
+        );
     }
 }
 
 #[test]
+fn the_number_of_agents_in_a_pod_is_bounded() {
+    let many = vec![("c", peace()); MOST_AGENTS];
+    assert_eq!(started(&many), Vec::<String>::new());
+    assert_eq!(started(&many[1..]).len(), 1);
+}
+
+#[test]
 fn agents_have_ports_of_their_own() {
-    let ports: Vec<u16> = (1..10).map(|number| port_of(&format!("agent-{number}"))).collect();
+    let ports: Vec<u16> = (1..10)
+        .map(|number| port_of(&format!("agent-{number}")))
+        .collect();
     assert!(ports.iter().all(|port| PORTS.contains(port)));
     let different: std::collections::BTreeSet<_> = ports.iter().collect();
     assert!(different.len() > 5);
@@ -125,8 +152,14 @@ fn the_phase_follows_the_agents() {
     ];
     for (what, before, pods, second, phase, message) in cases {
         let plan = planned(status(before), pods, at(second));
-        let report = plan.report.unwrap_or_else(|| panic!("{what}: nothing is reported"));
-        assert_eq!((report.phase, report.message.as_deref()), (phase, message), "{what}");
+        let report = plan
+            .report
+            .unwrap_or_else(|| panic!("{what}: nothing is reported"));
+        assert_eq!(
+            (report.phase, report.message.as_deref()),
+            (phase, message),
+            "{what}"
+        );
     }
 }
 
@@ -138,19 +171,27 @@ fn a_target_that_is_not_there_fails_at_once() {
     let plan = plan(&session, Some(&wanted), &observed, &SETTINGS, at(0));
     let report = plan.report.unwrap();
     assert_eq!(report.phase, SessionPhase::Failed);
-    assert_eq!(report.message.as_deref(), Some("there is no deployment/web"));
+    assert_eq!(
+        report.message.as_deref(),
+        Some("there is no deployment/web")
+    );
 }
 
 #[test]
 fn pods_keep_their_channels_and_no_channel_is_given_twice() {
     let running = [("c", OrderedState::Running)];
     let both = vec![pod("a", "c", &running), pod("b", "c", &running)];
-    let report = planned(status(SessionPhase::Pending), both, at(1)).report.unwrap();
+    let report = planned(status(SessionPhase::Pending), both, at(1))
+        .report
+        .unwrap();
     let channels = |report: &Report| -> Vec<(String, u32)> {
         let pods = report.pods.iter();
         pods.map(|pod| (pod.name.clone(), pod.channel)).collect()
     };
-    assert_eq!(channels(&report), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
+    assert_eq!(
+        channels(&report),
+        [("a".to_owned(), 1), ("b".to_owned(), 2)]
+    );
     let after = MirrordClusterSessionStatus {
         pods: report.pods,
         next_channel: report.next_channel,
@@ -159,7 +200,10 @@ fn pods_keep_their_channels_and_no_channel_is_given_twice() {
     // One pod goes, and another comes.
     let next = vec![pod("b", "c", &running), pod("c", "c", &running)];
     let report = planned(after, next, at(2)).report.unwrap();
-    assert_eq!(channels(&report), [("b".to_owned(), 2), ("c".to_owned(), 3)]);
+    assert_eq!(
+        channels(&report),
+        [("b".to_owned(), 2), ("c".to_owned(), 3)]
+    );
     assert_eq!(report.pods[0].address.as_deref(), Some("10.0.0.1:20001"));
 }
 
@@ -167,7 +211,9 @@ fn pods_keep_their_channels_and_no_channel_is_given_twice() {
 fn nothing_new_is_not_reported() {
     let running = [("c", OrderedState::Running)];
     let pods = || vec![pod("a", "c", &running)];
-    let report = planned(status(SessionPhase::Pending), pods(), at(1)).report.unwrap();
+    let report = planned(status(SessionPhase::Pending), pods(), at(1))
+        .report
+        .unwrap();
     let after = MirrordClusterSessionStatus {
         phase: Some(report.phase),
         pods: report.pods,
@@ -189,11 +235,26 @@ fn sessions_are_over_when_their_client_stays_away() {
     };
     let cases = [
         ("within the window", status(SessionPhase::Ready), 99, None),
-        ("after the window", status(SessionPhase::Ready), 101, Some("ClientGone")),
+        (
+            "after the window",
+            status(SessionPhase::Ready),
+            101,
+            Some("ClientGone"),
+        ),
         ("never there, yet", never.clone(), 119, None),
         ("never there", never, 121, Some("NeverConnected")),
-        ("failed a moment ago", status(SessionPhase::Failed), 59, None),
-        ("failed long ago", status(SessionPhase::Failed), 61, Some("Failed")),
+        (
+            "failed a moment ago",
+            status(SessionPhase::Failed),
+            59,
+            None,
+        ),
+        (
+            "failed long ago",
+            status(SessionPhase::Failed),
+            61,
+            Some("Failed"),
+        ),
         ("closed", closed, 1, Some("")),
     ];
     for (what, status, second, expected) in cases {
@@ -201,7 +262,11 @@ fn sessions_are_over_when_their_client_stays_away() {
         let plan = planned(status, vec![pod("a", "c", &running)], at(second));
         assert_eq!(plan.delete, expected.is_some(), "{what}");
         let closed = plan.report.and_then(|report| report.closed);
-        assert_eq!(closed.map(|closed| closed.reason).as_deref(), expected, "{what}");
+        assert_eq!(
+            closed.map(|closed| closed.reason).as_deref(),
+            expected,
+            "{what}"
+        );
     }
 }
 
