@@ -238,6 +238,13 @@ async fn a_session_reaches_every_pod_and_outlives_a_replica(
         .stage
         .kubectl(&["rollout", "restart", "deployment/mirrord-operator"])?;
     connection.ended().await;
+    // Another old replica would send the client away once more.
+    operator.stage.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/mirrord-operator",
+        "--timeout=120s",
+    ])?;
     let connection = until("the session to continue", async || {
         Ok(Some(session.connect().await?))
     })
