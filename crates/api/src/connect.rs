@@ -138,7 +138,7 @@ fn decoded(name: &str, value: &str) -> Result<String, InvalidParameters> {
     let spaced = value.replace('+', " ");
     percent_decode_str(&spaced)
         .decode_utf8()
-        .map(|text| text.into_owned())
+        .map(std::borrow::Cow::into_owned)
         .map_err(|_| InvalidParameters::NotText(name.to_owned()))
 }
 

@@ -49,5 +49,5 @@ async fn jobs_of(cluster: &Cluster, namespace: &str, cron_job: &str) -> Result<H
             .any(|owner| owner.uid == cron_job)
     };
     let ours = found.items.iter().filter(|job| is_ours(job));
-    Ok(ours.filter_map(|job| job.uid()).collect())
+    Ok(ours.filter_map(kube::ResourceExt::uid).collect())
 }

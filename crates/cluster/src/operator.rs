@@ -155,7 +155,9 @@ async fn listen(mut events: mpsc::UnboundedReceiver<Event>, known: watch::Sender
 async fn refused(response: http::Response<kube::client::Body>) -> io::Error {
     let code = response.status();
     let body = response.into_body().collect().await;
-    let bytes = body.map(|body| body.to_bytes()).unwrap_or_default();
+    let bytes = body
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
     let message = serde_json::from_slice::<serde_json::Value>(&bytes)
         .ok()
         .and_then(|status| Some(status.get("message")?.as_str()?.to_owned()))

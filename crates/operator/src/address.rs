@@ -171,9 +171,9 @@ mod tests {
 
     const BASE: &str = "/apis/operator.metalbear.co/v1";
 
-    fn asked(method: Method, address: &str) -> Result<Asked, u16> {
+    fn asked(method: &Method, address: &str) -> Result<Asked, u16> {
         let (path, query) = address.split_once('?').unwrap_or((address, ""));
-        read(&method, path, query, &HeaderMap::new()).map_err(|refusal| refusal.code.as_u16())
+        read(method, path, query, &HeaderMap::new()).map_err(|refusal| refusal.code.as_u16())
     }
 
     fn checkout() -> TargetPath {
@@ -253,7 +253,7 @@ mod tests {
         ];
         for (address, expected) in cases {
             let address = address.replacen('+', BASE, 1);
-            assert_eq!(asked(Method::GET, &address), expected, "{address}");
+            assert_eq!(asked(&Method::GET, &address), expected, "{address}");
         }
     }
 
@@ -272,7 +272,7 @@ mod tests {
         ];
         for (method, path, expected) in cases {
             assert_eq!(
-                asked(method.clone(), &format!("{BASE}{path}")),
+                asked(&method, &format!("{BASE}{path}")),
                 expected,
                 "{method} {path}"
             );

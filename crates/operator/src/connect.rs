@@ -59,7 +59,7 @@ pub(crate) async fn connect(
     tracing::info!(
         target: "audit",
         user = user.name, %namespace, workload = %target,
-        session = outcome.as_ref().map(|session| session.name_any()).unwrap_or_default(),
+        session = outcome.as_ref().map(kube::ResourceExt::name_any).unwrap_or_default(),
         outcome = outcome.as_ref().err().map_or("connected", |refusal| refusal.message.as_str()),
         "a client asks for a session"
     );

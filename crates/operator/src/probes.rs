@@ -32,11 +32,10 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
 
 fn answer(shared: &Shared, path: &str) -> Response<Full<Bytes>> {
     let (code, text) = match path {
-        "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
         "/readyz" if shared.ending.is_cancelled() => {
             (StatusCode::SERVICE_UNAVAILABLE, "ending\n".to_owned())
         }
-        "/readyz" => (StatusCode::OK, "ok\n".to_owned()),
+        "/healthz" | "/readyz" => (StatusCode::OK, "ok\n".to_owned()),
         "/metrics" => (StatusCode::OK, shared.metrics.text()),
         _ => (StatusCode::NOT_FOUND, "nothing is here\n".to_owned()),
     };

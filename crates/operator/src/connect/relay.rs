@@ -125,7 +125,7 @@ impl Relay {
             match reach(address).await {
                 Ok(agent) => carry(&shared, channel, agent).await,
                 Err(error) => {
-                    channel.refuse(&format!("the agent at {address} does not answer: {error}"))
+                    channel.refuse(&format!("the agent at {address} does not answer: {error}"));
                 }
             }
         });

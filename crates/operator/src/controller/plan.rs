@@ -195,15 +195,12 @@ fn going_on(
     let mut start = Vec::new();
     let mut pods = Vec::new();
     for pod in &observed.pods {
-        let channel = status
+        let known = status
             .pods
             .iter()
-            .find(|known| known.uid == pod.replica.uid)
-            .map(|known| known.channel)
-            .unwrap_or_else(|| {
-                next_channel += 1;
-                next_channel
-            });
+            .find(|known| known.uid == pod.replica.uid);
+        let channel = known.map_or(next_channel + 1, |known| known.channel);
+        next_channel = next_channel.max(channel);
         pods.push(covered(pod, channel));
         if needs_agent(pod) {
             start.push(next_agent(pod, wanted));

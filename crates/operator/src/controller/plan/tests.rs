@@ -1,3 +1,5 @@
+#![allow(clippy::type_complexity, reason = "a table is read by its columns")]
+
 use super::*;
 
 const SETTINGS: SessionSettings = SessionSettings {
