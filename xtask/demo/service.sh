@@ -13,4 +13,4 @@ ip link set lo up
 ip addr add 10.77.0.1/32 dev lo
 ip addr add 10.77.0.2/32 dev lo
 export CHECKOUT_CURRENCY=EUR
-exec "$1" 10.77.0.2:8080
+exec "$1" 10.77.0.2:8080 10.77.0.1:8000

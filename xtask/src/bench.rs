@@ -2,6 +2,7 @@
 //!
 //! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
 
+mod incoming;
 mod lab;
 mod repository;
 mod row;
@@ -52,6 +53,13 @@ const BENCHES: &[Bench] = &[
         prepare: session::prepare,
         needs_root: true,
         measure: session::measure,
+    },
+    Bench {
+        name: "incoming",
+        description: "incoming traffic: stolen, not matched, mirrored; for minutes, and with many connections",
+        prepare: session::prepare,
+        needs_root: true,
+        measure: incoming::measure,
     },
     Bench {
         name: "repository",

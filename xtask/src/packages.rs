@@ -20,7 +20,7 @@ pub(crate) const SHOP: [Requirement; 2] = [
 ];
 
 /// What sessions on one machine are tested with.
-pub(crate) const SESSION: [Requirement; 7] = [
+pub(crate) const SESSION: [Requirement; 9] = [
     Requirement {
         program: "podman",
         package: "podman",
@@ -50,6 +50,16 @@ pub(crate) const SESSION: [Requirement; 7] = [
         program: "curl",
         package: "curl",
         purpose: "makes requests in a script that stands in",
+    },
+    Requirement {
+        program: "gunicorn",
+        package: "gunicorn",
+        purpose: "runs a Python server with several workers that stands in",
+    },
+    Requirement {
+        program: "nginx",
+        package: "nginx-light",
+        purpose: "is a server that stands in",
     },
     Requirement {
         program: "prlimit",

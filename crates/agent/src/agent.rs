@@ -8,7 +8,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::connection::{Access, Connection};
 use crate::dns::Silent;
+use crate::files::LocalDevices;
+use crate::identity::OwnIdentity;
 use crate::incoming::{Ports, Reachable};
+use crate::outgoing::Spare;
 use crate::target::Target;
 use crate::workers::{Pool, Workers};
 use crate::{Result, connection};
@@ -31,6 +34,10 @@ struct Inside {
     names: Workers,
     silent_nameservers: Silent,
     ports: Arc<Ports>,
+    spare_sockets: Spare,
+    local_devices: LocalDevices,
+    /// As whom the runtime's threads access files.
+    own_identity: OwnIdentity,
     /// End the threads with the agent.
     _pools: [Pool; 3],
 }
@@ -82,6 +89,9 @@ impl Agent {
                 names: pools[2].workers(),
                 silent_nameservers: Silent::default(),
                 ports: Arc::default(),
+                spare_sockets: Spare::default(),
+                local_devices: LocalDevices::default(),
+                own_identity: OwnIdentity::of_this_thread(),
                 _pools: pools,
             }
         });
@@ -113,6 +123,12 @@ impl Agent {
         connection::serve(Arc::new(connection), io).await
     }
 
+    /// Prepares for the end: gives the target's traffic back, and waits until nothing seems to be under way on the connections
+    /// that pass through here. Not all of them are a session's. The caller may be less patient.
+    pub async fn end(&self) {
+        self.ports().end().await;
+    }
+
     /// The process for which this agent acts.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -142,6 +158,19 @@ impl Agent {
     /// A thread that has the target's hostname.
     pub(crate) fn names(&self) -> &Workers {
         &self.0.names
+    }
+
+    pub(crate) fn local_devices(&self) -> &LocalDevices {
+        &self.0.local_devices
+    }
+
+    pub(crate) fn own_identity(&self) -> &OwnIdentity {
+        &self.0.own_identity
+    }
+
+    /// Sockets of the target's network that are there already.
+    pub(crate) fn spare_sockets(&self) -> &Spare {
+        &self.0.spare_sockets
     }
 
     pub(crate) fn silent_nameservers(&self) -> &Silent {

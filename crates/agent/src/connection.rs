@@ -19,7 +19,7 @@ use protocol::{
     MESSAGE_BYTES, files as file_streams, incoming as incoming_streams,
     outgoing as outgoing_streams,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, BufWriter};
 use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -39,6 +39,8 @@ pub(crate) const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
 /// What a stream may have waiting for the link.
 pub(crate) const SEND_BUFFER: usize = 512 * 1024;
 pub(crate) const FRAME: u32 = 128 * 1024;
+/// Frames up to this size are copied together; larger ones are written as they are.
+const GATHERED: usize = 16 * 1024;
 /// A client may give up on many calls at once, and is known: it is no attacker.
 pub(crate) const RESETS: usize = 64 * 1024;
 /// How long a stream waits for Hello.
@@ -128,6 +130,9 @@ where
         let connection = Arc::clone(&connection);
         async move { Ok::<_, Infallible>(route(connection, request).await) }
     });
+    // What HTTP/2 writes one by one, such as the head and the end of an answer, leaves together: one packet wakes the
+    // client once. HTTP/2 flushes whenever it has written what there is.
+    let io = BufWriter::with_capacity(GATHERED, io);
     http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)

@@ -22,6 +22,10 @@ pub enum Error {
     #[error("there is no process {0}: look for the target again")]
     NoTarget(u32),
 
+    #[error(
+        "process {0} is a thread of the kernel, which has neither files nor an environment: choose a program"
+    )]
+    KernelThread(u32),
     #[error("there is no container {0} here: look for the target again")]
     NoContainer(String),
 
@@ -70,6 +74,9 @@ pub enum Error {
     #[error("the agent that has the port cannot be reached")]
     PeerGone,
 
+    #[error("the agent is about to end: start the session again")]
+    Ending,
+
     #[error("the subscription has ended")]
     SubscriptionEnded,
 
@@ -115,12 +122,14 @@ impl Error {
             Self::Operation { source, .. } => {
                 return Failure::from_errno(source.raw_os_error(), self.to_string());
             }
-            Self::NoTarget(_) | Self::NoContainer(_) | Self::TargetGone(_) => Reason::TargetGone,
+            Self::NoTarget(_) | Self::NoContainer(_) | Self::TargetGone(_) | Self::Ending => {
+                Reason::TargetGone
+            }
             Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
                 return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
             }
             Self::Peer(failure) => return failure.clone(),
-            Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
+            Self::KernelThread(_) | Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
             Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
             Self::NoSubscription(_) | Self::SubscriptionEnded | Self::Certificate(_) => {
                 Reason::BadRequest

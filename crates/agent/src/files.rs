@@ -1,7 +1,7 @@
 //! Files: the target's, with the target's permissions.
 //!
 //! Every operation is a short job for a thread that has the target's identity. [`tree`] resolves paths, [`operations`]
-//! does what a call asks, and this file turns messages into jobs. Bytes of files go through [`stream`].
+//! does what a call asks, and this file turns messages into jobs. What needs no waiting is done [`at_once`]. Bytes of files go through [`stream`].
 
 use std::pin::Pin;
 
@@ -12,16 +12,19 @@ use protocol::rpc::{
     GetAttributeResponse, LinkRequest, ListAttributesRequest, ListAttributesResponse, ListRequest,
     ListResponse, MakeDirectoryRequest, MakeNodeRequest, OpenRequest, OpenResponse, Place,
     ReadLinkRequest, ReadLinkResponse, RemoveAttributeRequest, RemoveDirectoryRequest,
-    RenameRequest, SeekRequest, SeekResponse, SetAttributeRequest, SetModeRequest, SetOwnerRequest,
-    SetTimesRequest, StatFilesystemRequest, StatFilesystemResponse, StatRequest, StatResponse,
-    SymbolicLinkRequest, SyncRequest, TruncateRequest, UnlinkRequest, place,
+    RenameRequest, ResolvePathRequest, ResolvePathResponse, SeekRequest, SeekResponse,
+    SetAttributeRequest, SetModeRequest, SetOwnerRequest, SetTimesRequest, StatFilesystemRequest,
+    StatFilesystemResponse, StatRequest, StatResponse, SymbolicLinkRequest, SyncRequest,
+    TruncateRequest, UnlinkRequest, place,
 };
 use tonic::{Request, Response, Status};
 
 use crate::connection::Connection;
 use crate::{Error, Result};
 
+mod at_once;
 mod attributes;
+mod canonical;
 mod handles;
 mod listing;
 mod metadata;
@@ -30,6 +33,7 @@ mod operations;
 mod stream;
 mod tree;
 
+pub(crate) use at_once::LocalDevices;
 pub(crate) use handles::{HANDLES, Handles};
 pub(crate) use stream::{READ_BYTES, read, write};
 pub(crate) use tree::{Located, Tree};
@@ -46,6 +50,19 @@ impl Connection {
         let agent = self.agent.clone();
         let job = move || operation(Tree::new(&agent.target().root));
         self.agent.files().run(job).await
+    }
+
+    async fn open_in_tree(&self, request: OpenRequest) -> Result<open::Opened> {
+        let agent = self.agent.clone();
+        self.in_tree(move |tree| {
+            let opened = open::open(tree, &request, open::Reading::All);
+            let opened = opened.map_err(Error::operation("open this path"))?;
+            if let (Some(file), Some(metadata)) = (&opened.file, &opened.response.metadata) {
+                agent.local_devices().learn(file, metadata);
+            }
+            Ok(opened)
+        })
+        .await
     }
 
     async fn answer<T: Send + 'static>(
@@ -74,7 +91,11 @@ impl Files for Connection {
 
     async fn open(&self, request: Request<OpenRequest>) -> Answer<OpenResponse> {
         let request = request.into_inner();
-        let opened = self.in_tree(move |tree| open::open(tree, &request)).await?;
+        self.admit().await?;
+        let opened = match at_once::open(&self.agent, &request) {
+            Some(opened) => opened?,
+            None => self.open_in_tree(request).await?,
+        };
         let handle = match opened.file {
             Some(file) => self.handles.insert(file)?,
             None => 0,
@@ -100,7 +121,12 @@ impl Files for Connection {
 
     async fn stat(&self, request: Request<StatRequest>) -> Answer<StatResponse> {
         let place = self.locate(request.into_inner().place)?;
-        self.answer(move |tree| operations::stat(tree, &place))
+        self.admit().await?;
+        if let Some(answer) = at_once::stat(&self.agent, &place) {
+            return Ok(Response::new(answer?));
+        }
+        let agent = self.agent.clone();
+        self.answer(move |tree| operations::stat(tree, &place, agent.local_devices()))
             .await
     }
 
@@ -117,9 +143,22 @@ impl Files for Connection {
             .await
     }
 
+    async fn resolve_path(
+        &self,
+        request: Request<ResolvePathRequest>,
+    ) -> Answer<ResolvePathResponse> {
+        let path = request.into_inner().path;
+        self.answer(move |tree| canonical::canonical(tree, &path))
+            .await
+    }
+
     async fn access(&self, request: Request<AccessRequest>) -> Answer<Done> {
         let mut request = request.into_inner();
         let place = self.locate(request.place.take())?;
+        self.admit().await?;
+        if let Some(answer) = at_once::access(&self.agent, &place, &request) {
+            return Ok(Response::new(answer?));
+        }
         self.answer(move |tree| operations::access(tree, &place, &request))
             .await
     }

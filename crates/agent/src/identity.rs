@@ -80,6 +80,59 @@ impl Identity {
     }
 }
 
+/// What the agent's threads are before they become anything.
+#[derive(Debug)]
+pub(crate) struct OwnIdentity(Option<(Identity, CapabilitySets)>);
+
+impl OwnIdentity {
+    pub(crate) fn of_this_thread() -> Self {
+        let read = || {
+            let sets = capabilities(None)?;
+            let groups = getgroups()?.into_iter().map(Gid::as_raw).collect();
+            let identity = Identity {
+                uid: sys::filesystem_user(),
+                gid: sys::filesystem_group(),
+                groups,
+                capabilities: sets.effective,
+            };
+            Ok::<_, Errno>((identity, sets))
+        };
+        Self(read().ok())
+    }
+}
+
+impl Identity {
+    /// Does something with this identity on a thread that has the agent's own, and has it again afterwards. `None` if the thread
+    /// cannot become this. For what creates nothing: the thread's mask stays.
+    pub(crate) fn act<T>(&self, own: &OwnIdentity, work: impl FnOnce() -> T) -> Option<T> {
+        let (own, sets) = own.0.as_ref()?;
+        let effective = sets.permitted & self.capabilities;
+        if (self.uid, self.gid, &self.groups, effective)
+            == (own.uid, own.gid, &own.groups, own.capabilities)
+        {
+            return Some(work());
+        }
+        let take_ids = |wanted: &Self| -> Result<(), Errno> {
+            if self.groups != own.groups {
+                let groups: Vec<Gid> = wanted.groups.iter().copied().map(Gid::from_raw).collect();
+                set_thread_groups(&groups)?;
+            }
+            sys::set_filesystem_group(wanted.gid)?;
+            sys::set_filesystem_user(wanted.uid)
+        };
+        let take = || {
+            take_ids(self)?;
+            set_capabilities(None, CapabilitySets { effective, ..*sets })
+        };
+        let done = take().is_ok().then(work);
+        // The rights come back first: they are what the rest needs.
+        if let Err(errno) = set_capabilities(None, *sets).and_then(|()| take_ids(own)) {
+            tracing::error!(%errno, "a thread of the agent could not take its own identity back");
+        }
+        done
+    }
+}
+
 fn refused(action: &'static str) -> impl FnOnce(Errno) -> Error {
     move |source| Error::Agent {
         action,
@@ -107,6 +160,42 @@ mod tests {
                 capabilities: CapabilitySet::CHOWN | CapabilitySet::DAC_OVERRIDE,
             }
         );
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn a_thread_that_acts_as_another_is_itself_again_afterwards() {
+        let own = OwnIdentity::of_this_thread();
+        let before = (getgroups().unwrap(), capabilities(None).unwrap());
+        let other = Identity {
+            uid: 1000,
+            gid: 1001,
+            groups: vec![1001, 2000],
+            capabilities: CapabilitySet::CHOWN,
+        };
+        let secret = std::env::temp_dir().join(format!("standin-secret-{}", std::process::id()));
+        std::fs::write(&secret, "").unwrap();
+        std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
+        let as_other = other.act(&own, || {
+            let ids = (sys::filesystem_user(), sys::filesystem_group());
+            let groups: Vec<u32> = getgroups().unwrap().into_iter().map(Gid::as_raw).collect();
+            let effective = capabilities(None).unwrap().effective;
+            let read = std::fs::read(&secret).map_err(|error| error.kind());
+            (ids, groups, effective, read)
+        });
+        let read = std::fs::read(&secret);
+        std::fs::remove_file(&secret).unwrap();
+        let expected = (
+            (1000, 1001),
+            other.groups.clone(),
+            CapabilitySet::CHOWN,
+            Err(std::io::ErrorKind::PermissionDenied),
+        );
+        assert_eq!(as_other, Some(expected));
+        assert_eq!((sys::filesystem_user(), sys::filesystem_group()), (0, 0));
+        assert_eq!((getgroups().unwrap(), capabilities(None).unwrap()), before);
+        assert!(read.is_ok());
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! application.
 
 mod certificates;
+mod connections;
 mod datagrams;
 mod fate;
 mod filter;
@@ -20,6 +21,7 @@ mod keeper;
 mod lent;
 mod original;
 mod peers;
+mod port;
 mod ports;
 mod queue;
 mod reachable;
@@ -46,7 +48,7 @@ pub(crate) use self::ports::Ports;
 pub use self::reachable::Reachable;
 pub(crate) use self::subscription::Subscriptions;
 use self::wanted::Wanted;
-use crate::connection::Connection;
+use crate::connection::{Access, Connection};
 use crate::{Error, Result};
 
 #[tonic::async_trait]
@@ -56,6 +58,11 @@ impl Incoming for Connection {
     async fn subscribe(&self, request: Call<SubscribeRequest>) -> Result<Answer<Events>, Status> {
         self.admit().await?;
         let wanted = Wanted::validate(request.into_inner())?;
+        let tls = wanted.request.tls.as_ref();
+        if self.access == Access::Peer && tls.is_some_and(|tls| tls.certificate.is_empty()) {
+            // The files of our own target are not a peer's to name.
+            return Err(Error::Missing("certificate").into());
+        }
         let events = keeper::subscribe(self, wanted).await?;
         Ok(Answer::new(Events(events)))
     }
@@ -79,10 +86,7 @@ pub(crate) struct Events(mpsc::Receiver<Result<SubscribeEvent, Status>>);
 impl Stream for Events {
     type Item = Result<SubscribeEvent, Status>;
 
-    fn poll_next(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Self::Item>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(context)
     }
 }

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use protocol::outgoing::{Connected, TcpConnect, UdpOpen, UdpPeer, UnixConnect};
 use protocol::rpc::outgoing_server::Outgoing;
 use protocol::rpc::{RouteRequest, RouteResponse};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tonic::body::Body;
@@ -23,9 +24,11 @@ use crate::{Error, Result};
 
 mod datagrams;
 mod relay;
+mod spare;
 mod unix_socket;
 
 pub(crate) use datagrams::receive_one;
+pub(crate) use spare::Spare;
 
 /// A TCP connection. The response's headers are sent when it is up.
 pub(crate) async fn tcp(
@@ -111,7 +114,15 @@ pub(crate) async fn connect_tcp(
     bind_to: Option<SocketAddr>,
 ) -> Result<TcpStream> {
     let family = family(address.ip());
-    let socket = make_socket(agent, family, SocketType::STREAM, bind_to).await?;
+    let spare = agent.spare_sockets();
+    let ready = match bind_to {
+        None => spare.take(family),
+        Some(_) => None,
+    };
+    let socket = match ready {
+        Some(socket) => socket,
+        None => make_socket(agent, family, SocketType::STREAM, bind_to).await?,
+    };
     let socket = TcpSocket::from_std_stream(socket.into());
     let stream = socket.connect(address).await;
     let stream = stream.map_err(Error::io("connect to this address"))?;
@@ -119,6 +130,7 @@ pub(crate) async fn connect_tcp(
     stream
         .set_nodelay(true)
         .map_err(Error::io("set up a connection"))?;
+    spare.prepare(agent.sockets(), family);
     Ok(stream)
 }
 
@@ -155,9 +167,7 @@ async fn make_socket(
     bind_to: Option<SocketAddr>,
 ) -> Result<OwnedFd> {
     let make = move || {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket =
-            socket_with(family, kind, flags, None).map_err(Error::operation("make a socket"))?;
+        let socket = new_socket(family, kind).map_err(Error::operation("make a socket"))?;
         if kind == SocketType::DGRAM {
             // Whether an address is a broadcast address is known only where it is used.
             let _ = sockopt::set_socket_broadcast(&socket, true);
@@ -168,6 +178,11 @@ async fn make_socket(
         Ok(socket)
     };
     agent.sockets().run(make).await
+}
+
+fn new_socket(family: AddressFamily, kind: SocketType) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(family, kind, flags, None)
 }
 
 fn family(address: IpAddr) -> AddressFamily {

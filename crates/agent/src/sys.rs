@@ -24,13 +24,28 @@ pub(crate) fn set_filesystem_group(gid: u32) -> Result<()> {
     set_and_check(libc::SYS_setfsgid, gid)
 }
 
+/// The user as whom the thread accesses files.
+pub(crate) fn filesystem_user() -> u32 {
+    current(libc::SYS_setfsuid)
+}
+
+/// The group as which the thread accesses files.
+pub(crate) fn filesystem_group() -> u32 {
+    current(libc::SYS_setfsgid)
+}
+
+fn current(call: libc::c_long) -> u32 {
+    // SAFETY: both calls take a number and touch no memory of ours; -1 is no valid id, so nothing is changed.
+    let now = unsafe { libc::syscall(call, libc::c_ulong::from(u32::MAX)) };
+    // The kernel's numbers have 32 bits.
+    u32::try_from(now).unwrap_or(u32::MAX)
+}
+
 /// These calls answer the previous id, never an error: whether it worked is found by asking again.
 fn set_and_check(call: libc::c_long, id: u32) -> Result<()> {
     // SAFETY: both calls take a number, touch no memory of ours and change only this thread's credentials.
     unsafe { libc::syscall(call, libc::c_ulong::from(id)) };
-    // SAFETY: as above; -1 is no valid id, so nothing is changed.
-    let now = unsafe { libc::syscall(call, libc::c_ulong::from(u32::MAX)) };
-    if u32::try_from(now) == Ok(id) {
+    if current(call) == id {
         Ok(())
     } else {
         Err(Errno::PERM)

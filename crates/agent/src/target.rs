@@ -49,6 +49,10 @@ impl Target {
     }
 
     fn inspect(pid: u32, process: OwnedFd) -> Result<Self> {
+        let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+        if is_kernel_thread(&String::from_utf8_lossy(&stat)) {
+            return Err(Error::KernelThread(pid));
+        }
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .map_err(|error| unreadable(crate::error::errno_of(&error)))?;
         let user_namespace = Namespace::of(pid, "user", LinkNameSpaceType::User)?;
@@ -115,9 +119,40 @@ fn open(path: String, flags: OFlags) -> Result<OwnedFd> {
 }
 
 fn unreadable(source: Errno) -> Error {
+    let hint = if rustix::process::geteuid().is_root() {
+        "it is root, and lacks the capability SYS_PTRACE, as in many containers, or the kernel protects the target: add the \
+         capability, or choose another target"
+    } else {
+        "it needs the capability SYS_PTRACE, or the target's own user: use sudo, or be that user"
+    };
     Error::Agent {
         action: "look at the target",
-        hint: "it needs the capability SYS_PTRACE, or the target's own user: use sudo, or be that user",
+        hint,
         source,
+    }
+}
+
+/// By the flags in `/proc/<pid>/stat`.
+fn is_kernel_thread(stat: &str) -> bool {
+    const PF_KTHREAD: u64 = 0x0020_0000;
+    // The name before may contain anything.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let flags = fields.split_whitespace().nth(6);
+    flags
+        .and_then(|flags| flags.parse::<u64>().ok())
+        .is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_the_kernel_are_known_by_their_flags() {
+        assert!(is_kernel_thread("2 (kthreadd) S 0 0 0 0 -1 2129984 0 0"));
+        assert!(!is_kernel_thread(
+            "77 (odd) 2 (name) S 1 77 77 0 -1 4194560 0 0"
+        ));
+        assert!(!is_kernel_thread(""));
     }
 }

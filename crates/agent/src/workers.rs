@@ -92,6 +92,17 @@ impl Workers {
     }
 }
 
+impl Workers {
+    /// Has `work` done on one of the threads, without waiting for it. Without a thread, it is not done.
+    pub(crate) fn start(&self, work: impl FnOnce() + Send + 'static) {
+        let _ = self.0.clone().submit(Box::new(move |ready| {
+            if ready.is_ok() {
+                work();
+            }
+        }));
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // Jobs run outside of the lock, so a poisoned state is a whole one.

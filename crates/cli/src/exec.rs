@@ -6,6 +6,7 @@ mod ending;
 mod environment;
 mod holder;
 mod log;
+mod notices;
 pub(crate) mod podman;
 mod progress;
 pub(crate) mod settings;
@@ -25,6 +26,7 @@ pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster};
 use log::Verbosity;
+use notices::Kind;
 use signals::Caught;
 use target::LocalTarget;
 
@@ -74,6 +76,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     tracing::info!(%status, "the program has ended");
     drop(supervised);
     session.end();
+    progress.say_what_was_left_out();
     runtime.block_on(agent.end());
     runtime.shutdown_background();
     Ok(ending::end_as(status))
@@ -130,10 +133,11 @@ async fn start(
 /// Shows the user what happens to the session.
 fn tell(progress: &Progress) -> Tell {
     let progress = progress.clone();
-    Arc::new(move |event| match event {
-        // A program that does a thing a thousand times is spoken of once.
-        Event::Program(_) | Event::File(..) => progress.say(&event.to_string()),
-        Event::Incoming(incoming) if !incoming.is_warning() => progress.note(&event.to_string()),
+    Arc::new(move |event| match (Kind::of(event), event) {
+        (Some(kind), _) => progress.say_some(kind, &event.to_string()),
+        (None, Event::Incoming(incoming)) if !incoming.is_warning() => {
+            progress.note(&event.to_string());
+        }
         _ => progress.report(&event.to_string()),
     })
 }

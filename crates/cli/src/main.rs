@@ -13,8 +13,11 @@ mod ls;
 mod sys;
 mod verify;
 
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser};
 use clap_complete::Shell;
 
@@ -40,8 +43,30 @@ enum Command {
     Completions { shell: Shell },
 }
 
+/// Says what is missing when a program is named without `--` before it.
+fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    let is_exec = arguments.get(1).is_some_and(|command| command == "exec");
+    let has_dashes = arguments.iter().any(|argument| argument == "--");
+    let unknown = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(unknown)) if error.kind() == ErrorKind::UnknownArgument => {
+            unknown.clone()
+        }
+        _ => return error,
+    };
+    if is_exec && !has_dashes && !unknown.starts_with('-') {
+        let tip = format!("the program comes after `--`: standin exec … -- {unknown} …");
+        let tips = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tips);
+    }
+    error
+}
+
 fn main() -> ExitCode {
-    let result = match Command::parse() {
+    let arguments: Vec<OsString> = env::args_os().collect();
+    let command = Command::try_parse_from(&arguments).unwrap_or_else(|error| {
+        with_tip(error, &arguments).exit();
+    });
+    let result = match command {
         Command::Exec(arguments) => exec::run(&arguments),
         Command::Ls(arguments) => ls::run(&arguments),
         Command::VerifyConfig(arguments) => verify::run(&arguments),
@@ -63,4 +88,22 @@ fn main() -> ExitCode {
         }
         exit::of(&error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_forgets_the_dashes_is_told() {
+        let said = |line: &str| {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let error = Command::try_parse_from(&arguments).unwrap_err();
+            with_tip(error, &arguments).to_string()
+        };
+        let tip = "tip: the program comes after `--`: standin exec … -- ls …";
+        assert!(said("standin exec -t process/1 ls -l").contains(tip));
+        assert!(!said("standin exec -t process/1 --unknown -- ls").contains("the program comes"));
+        assert!(!said("standin diagnose ls").contains("the program comes"));
+    }
 }

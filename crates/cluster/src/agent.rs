@@ -30,7 +30,7 @@ use kube::api::DeleteParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use link::tls::rustls::pki_types::ServerName;
-use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
+use link::tls::{Fingerprint, FirstSeen, Identity, TlsDialer, Trust};
 use link::{Dial, LinkError};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -108,7 +108,8 @@ impl Agent {
         let mut tried = 1;
         loop {
             let identity = Identity::generate()?;
-            let agent = make(cluster, replica, namespace, settings, &identity, say).await?;
+            let client = identity.fingerprint();
+            let agent = Self::make(cluster, replica, namespace, settings, client, say).await?;
             match agent.reach(settings, &identity).await {
                 Ok(reachable) => return Ok(reachable),
                 Err(Error::AgentFailed { why, .. })
@@ -125,8 +126,30 @@ impl Agent {
         }
     }
 
+    /// Makes an agent for the client whose certificate has this fingerprint, and does not wait for it.
+    pub async fn make(
+        cluster: &Cluster,
+        replica: Option<&Replica>,
+        namespace: &str,
+        settings: &AgentSettings,
+        client: Fingerprint,
+        say: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<Self> {
+        make(cluster, replica, namespace, settings, client, say).await
+    }
+
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Makes connections to its port. What is spoken on them is between it and its client.
+    pub fn forward(&self) -> PortForward {
+        PortForward::new(
+            self.cluster.client.clone(),
+            &self.namespace,
+            &self.pod,
+            self.port,
+        )
     }
 
     /// The pod in which it is.
@@ -147,12 +170,7 @@ impl Agent {
 
     /// Waits until it answers.
     async fn reach(&self, settings: &AgentSettings, identity: &Identity) -> Result<Reachable> {
-        let forward = PortForward::new(
-            self.cluster.client.clone(),
-            &self.namespace,
-            &self.pod,
-            self.port,
-        );
+        let forward = self.forward();
         let name = ServerName::try_from("agent").map_err(|error| {
             LinkError::from(link::tls::rustls::Error::General(error.to_string()))
         })?;
@@ -246,14 +264,14 @@ async fn make(
     replica: Option<&Replica>,
     namespace: &str,
     settings: &AgentSettings,
-    identity: &Identity,
+    client: Fingerprint,
     say: &(dyn Fn(&str) + Send + Sync),
 ) -> Result<Agent> {
     let name = format!("{AGENT}{:08x}", rand::random::<u32>());
     let plan = Plan {
         name: &name,
         listen: (Ipv4Addr::LOCALHOST, rand::random_range(PORTS)).into(),
-        client: identity.fingerprint(),
+        client,
         ended_by: None,
         settings,
     };
@@ -290,7 +308,6 @@ async fn make(
 /// Where rights alone are missing, the rule to ask for is what helps.
 async fn refusal(cluster: &Cluster, namespace: &str, met: Vec<(Attempt, Obstacle)>) -> Error {
     let by_rights = |(_, obstacle): &(Attempt, Obstacle)| matches!(obstacle, Obstacle::Rights(_));
-    let namespace_owned = namespace.to_owned();
     match met.first() {
         Some((attempt, _)) if met.iter().all(by_rights) => {
             let needed = match attempt {
@@ -302,7 +319,7 @@ async fn refusal(cluster: &Cluster, namespace: &str, met: Vec<(Attempt, Obstacle
             rights::forbidden(&cluster.client, namespace, action, None, &needed).await
         }
         _ => Error::Refused(Refusal {
-            namespace: namespace_owned,
+            namespace: namespace.to_owned(),
             met,
         }),
     }

@@ -100,7 +100,7 @@ impl Replicas {
         let mut known = self.known.clone();
         if known.wait_for(|known| wish(known)).await.is_err() {
             // Nobody follows any more: nothing will change.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

@@ -222,7 +222,7 @@ mod tests {
         );
         check(
             json!({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "old", "operator": "DoesNotExist"}]}),
-            Some("!old,app=web"),
+            Some("app=web,!old"),
         );
         check(json!({}), None);
         check(json!("nonsense"), None);

@@ -39,8 +39,13 @@ impl Resolved {
                     self.explain(value, shape, join(inner), effective);
                 }
                 if let Some(shape) = &map.others {
-                    for (inner, value) in value.as_object().into_iter().flatten() {
+                    let members = value.as_object().into_iter().flatten();
+                    for (inner, value) in members.clone() {
                         self.explain(value, shape, join(inner), effective);
+                    }
+                    if members.count() == 0 {
+                        let (value, origin) = ("{}".to_owned(), self.origins.of(&key).clone());
+                        effective.push(Effective { key, value, origin });
                     }
                 }
             }

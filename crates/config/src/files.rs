@@ -114,6 +114,30 @@ impl FileRules {
         self.choose_mapped(path, write)
     }
 
+    /// The setting or list that decides about a path, by the name under which a user finds it.
+    pub fn rule(&self, path: &[u8]) -> &'static str {
+        const MODE: &str = "feature.fs.mode";
+        if self.mode == FileMode::Local || path.first() != Some(&b'/') {
+            return MODE;
+        }
+        let path = match &self.mapping {
+            Some(mapping) => mapping.apply(path),
+            None => Cow::Borrowed(path),
+        };
+        let mut lists = self.lists.iter();
+        match lists.find(|(_, patterns)| patterns.is_match(&path)) {
+            Some((Listed::NotFound, _)) => "feature.fs.not_found",
+            Some((Listed::Local, _)) => "feature.fs.local",
+            Some((Listed::ReadWrite, _)) => "feature.fs.read_write",
+            Some((Listed::ReadOnly, _)) => "feature.fs.read_only",
+            None => match self.built_in.is_remote(&path) {
+                Some(true) => "built-in list of configuration",
+                Some(false) => "built-in list of what a program needs here",
+                None => MODE,
+            },
+        }
+    }
+
     /// Whether a path that is at the target, under the name that it has there, may be changed there.
     pub fn may_write(&self, path: &[u8]) -> bool {
         let choice = self.choose_mapped(Cow::Borrowed(path), true);
@@ -243,6 +267,26 @@ mod tests {
             }
         };
         format!("{} {}", one(false), one(true))
+    }
+
+    #[test]
+    fn the_rule_is_told() {
+        let lists = "{local: '^/a', not_found: '^/b', mapping: {'^/c': '/a'}}";
+        for (fs, path, expected) in [
+            ("local", "/etc/hosts", "feature.fs.mode"),
+            ("read", "/srv/x", "feature.fs.mode"),
+            ("read", "/etc/hosts", "built-in list of configuration"),
+            (
+                "read",
+                "/usr/bin",
+                "built-in list of what a program needs here",
+            ),
+            (lists, "/a", "feature.fs.local"),
+            (lists, "/b", "feature.fs.not_found"),
+            (lists, "/c", "feature.fs.local"),
+        ] {
+            assert_eq!(rules(fs).rule(path.as_bytes()), expected, "{fs} {path}");
+        }
     }
 
     fn check(fs: &str, cases: &[(&str, &str)]) {

@@ -13,6 +13,7 @@ use crate::settings::{
 pub struct IncomingRules {
     mode: IncomingMode,
     mapping: List<PortPair>,
+    listen: List<PortPair>,
     only: Option<HashSet<u16>>,
     ignored: HashSet<u16>,
     ignore_localhost: bool,
@@ -37,6 +38,7 @@ impl IncomingRules {
         Self {
             mode: settings.mode,
             mapping: settings.port_mapping.clone(),
+            listen: settings.listen_ports.clone(),
             only: settings.ports.as_ref().map(numbers),
             ignored: numbers(&settings.ignore_ports),
             ignore_localhost: settings.ignore_localhost,
@@ -66,6 +68,12 @@ impl IncomingRules {
         // The target's port of this number goes to the listener that it is mapped to.
         let is_taken = self.mapping.iter().any(|pair| pair.1.0 == port);
         (!is_taken).then_some(port)
+    }
+
+    /// The port of this machine on which the process listens instead of the one that it asks for, if it is another.
+    pub fn listen_port(&self, asked: u16) -> Option<u16> {
+        let mut pairs = self.listen.iter();
+        pairs.find(|pair| pair.0.0 == asked).map(|pair| pair.1.0)
     }
 
     /// Which requests are wanted of a port, or none if it is everything. The filter's list of ports may name either number.
@@ -177,6 +185,14 @@ mod tests {
             });
             assert_eq!(ports.collect::<Vec<_>>().join(" "), expected, "{incoming}");
         }
+    }
+
+    #[test]
+    fn ports_of_this_machine_are_chosen() {
+        let rules = rules("{listen_ports: [[80, 8000]], port_mapping: [[80, 8080]]}");
+        assert_eq!(rules.listen_port(80), Some(8000));
+        assert_eq!(rules.listen_port(8000), None);
+        assert_eq!(rules.choose("0.0.0.0:80".parse().unwrap()), Some(8080));
     }
 
     #[test]

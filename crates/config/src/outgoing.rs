@@ -57,6 +57,20 @@ impl OutgoingRules {
         })
     }
 
+    /// The setting that decides about a connection or packet, by the name under which a user finds it.
+    pub fn rule(&self, protocol: Protocol, address: SocketAddr) -> &'static str {
+        match (protocol, &self.filter) {
+            (Protocol::Tcp, _) if !self.tcp => "feature.network.outgoing.tcp",
+            (Protocol::Udp, _) if !self.udp => "feature.network.outgoing.udp",
+            _ if self.ignore_localhost && is_this_machine(address.ip()) => {
+                "feature.network.outgoing.ignore_localhost"
+            }
+            (_, Some(AddressFilter::Remote(_))) => "feature.network.outgoing.filter.remote",
+            (_, Some(AddressFilter::Local(_))) => "feature.network.outgoing.filter.local",
+            (_, None) => "feature.network.outgoing",
+        }
+    }
+
     /// The names without wildcards that the filter mentions. None if it speaks of no names at all.
     pub fn names(&self) -> Option<Vec<String>> {
         let (AddressFilter::Remote(patterns) | AddressFilter::Local(patterns)) =
@@ -181,6 +195,31 @@ mod tests {
             ),
         ] {
             assert_eq!(local(outgoing), expected, "{outgoing}");
+        }
+    }
+
+    #[test]
+    fn the_rule_is_told() {
+        for (outgoing, address, expected) in [
+            ("true", "10.0.0.1:80", ""),
+            ("false", "10.0.0.1:80", ".tcp"),
+            ("{tcp: false}", "10.0.0.1:80", ".tcp"),
+            (
+                "{ignore_localhost: true}",
+                "127.0.0.1:80",
+                ".ignore_localhost",
+            ),
+            ("{ignore_localhost: true}", "10.0.0.1:80", ""),
+            (
+                "{filter: {local: ['10.0.0.0/8']}}",
+                "8.8.8.8:80",
+                ".filter.local",
+            ),
+            ("{filter: {remote: [db]}}", "8.8.8.8:80", ".filter.remote"),
+        ] {
+            let told = rules(outgoing).rule(Protocol::Tcp, address.parse().unwrap());
+            let told = told.strip_prefix("feature.network.outgoing");
+            assert_eq!(told, Some(expected), "{outgoing}");
         }
     }
 

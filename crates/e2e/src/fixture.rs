@@ -1,4 +1,4 @@
-//! The programs of `fixtures/programs`, compiled once for each content.
+//! The programs and servers of `fixtures`, compiled once for each content.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use sha2::{Digest as _, Sha256};
 
 /// Where the sources are.
-const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/programs");
+const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
 
 /// One compiler at a time: each uses all cores, and some write to a cache that they share.
 static COMPILING: Mutex<()> = Mutex::new(());
@@ -34,19 +34,25 @@ const STATIC_C: &[&str] = &["-O1", "-static", "-o"];
 
 #[rustfmt::skip] // A table is read by its columns.
 impl Recipe {
-    pub const GO_STATIC: Recipe = Recipe::new("go/tour.go", "go", GO, STATIC_GO, "tour-go-static");
-    pub const GO_CGO: Recipe = Recipe::new("go/tour.go", "go", GO, &[("CGO_ENABLED", "1"), ("GO111MODULE", "off")], "tour-go-cgo");
-    pub const RUST: Recipe = Recipe::new("rust/tour.rs", "rustc", &["--edition=2024", "-o"], &[], "tour-rust");
-    pub const C_DYNAMIC: Recipe = Recipe::new("c/tour.c", "gcc", C, &[], "tour-c");
-    pub const C_STATIC: Recipe = Recipe::new("c/tour.c", "gcc", STATIC_C, &[], "tour-c-static");
-    pub const C_MUSL: Recipe = Recipe::new("c/tour.c", "musl-gcc", STATIC_C, &[], "tour-c-musl");
-    pub const JAVA: Recipe = Recipe::new("java/Tour.java", "javac", &["-d"], &[], "classes");
-    pub const CROWD: Recipe = Recipe::new("crowd/crowd.go", "go", GO, STATIC_GO, "crowd");
+    pub const GO_STATIC: Recipe = Recipe::new("programs/go/tour.go", "go", GO, STATIC_GO, "tour-go-static");
+    pub const GO_CGO: Recipe = Recipe::new("programs/go/tour.go", "go", GO, &[("CGO_ENABLED", "1"), ("GO111MODULE", "off")], "tour-go-cgo");
+    pub const RUST: Recipe = Recipe::new("programs/rust/tour.rs", "rustc", &["--edition=2024", "-o"], &[], "tour-rust");
+    pub const C_DYNAMIC: Recipe = Recipe::new("programs/c/tour.c", "gcc", C, &[], "tour-c");
+    pub const C_STATIC: Recipe = Recipe::new("programs/c/tour.c", "gcc", STATIC_C, &[], "tour-c-static");
+    pub const C_MUSL: Recipe = Recipe::new("programs/c/tour.c", "musl-gcc", STATIC_C, &[], "tour-c-musl");
+    pub const JAVA: Recipe = Recipe::new("programs/java/Tour.java", "javac", &["-d"], &[], "classes");
+    pub const CROWD: Recipe = Recipe::new("programs/crowd/crowd.go", "go", GO, STATIC_GO, "crowd");
 
-    pub const VISIT: Recipe = Recipe::new("go/visit.go", "go", GO, STATIC_GO, "visit");
+    pub const VISIT: Recipe = Recipe::new("programs/go/visit.go", "go", GO, STATIC_GO, "visit");
+    pub const GO_HTTP: Recipe = Recipe::new("servers/go/http.go", "go", GO, STATIC_GO, "server-go-http");
+    pub const C_EPOLL: Recipe = Recipe::new("servers/c/epoll.c", "gcc", C, &[], "server-c-epoll");
+    pub const JAVA_SERVER: Recipe = Recipe::new("servers/java/Server.java", "javac", &["-d"], &[], "server-classes");
+    /// A module of its own, so it is compiled where it is.
+    pub const GO_GRPC: Recipe = Recipe::new("servers/grpc/main.go", "go", GO, &[("CGO_ENABLED", "0"), ("GOFLAGS", "-mod=readonly")], "server-go-grpc");
 
-    pub const ALL: [Recipe; 9] = [
-        Self::VISIT, Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
+    pub const ALL: [Recipe; 13] = [
+        Self::GO_STATIC, Self::GO_CGO, Self::RUST, Self::C_DYNAMIC, Self::C_STATIC, Self::C_MUSL, Self::JAVA, Self::CROWD,
+        Self::GO_HTTP, Self::C_EPOLL, Self::JAVA_SERVER, Self::GO_GRPC, Self::VISIT,
     ];
 }
 
@@ -70,6 +76,7 @@ impl Recipe {
     /// The program in a folder of its own below `cache`, compiled unless it is there.
     pub fn make(self, cache: &Path) -> Result<PathBuf> {
         let _one_at_a_time = COMPILING.lock().unwrap_or_else(PoisonError::into_inner);
+        let cache = std::path::absolute(cache)?;
         let source = source(self.source);
         let mut key = Sha256::new();
         key.update(fs::read(&source).with_context(|| format!("reading {}", source.display()))?);
@@ -88,6 +95,9 @@ impl Recipe {
             .arg(unfinished.join(self.result))
             .arg(&source)
             .envs(self.variables.iter().copied());
+        if let Some(folder) = source.parent() {
+            command.current_dir(folder);
+        }
         lab::output_of(&mut command)
             .with_context(|| format!("{} is needed to make {}", self.compiler, self.result))?;
         let _ = fs::remove_dir_all(&folder);

@@ -9,12 +9,15 @@
 //!                         │
 //!   ┌── ground ───────────┴──┐           ┌── target ──────────────┐
 //!   │ eth0 10.77.0.53, .80   ├── wire ───┤ eth0 10.77.0.2         │
-//!   │ nameserver, servers    │           │ files, host name       │
+//!   │ nameserver, servers    │           │ files, host name, the  │
+//!   │ clients                │           │ original application   │
 //!   └────────────────────────┘           └────────────────────────┘
 //! ```
 
 mod agent;
+mod application;
 mod ground;
+mod hyper;
 mod inside;
 mod nameserver;
 mod role;
@@ -23,6 +26,7 @@ mod session;
 mod target;
 
 pub use agent::{RunningAgent, Transport};
+pub use hyper::command as hyper_server;
 pub use role::run_if_asked;
 pub use session::{Ended, Programs};
 pub use target::Target;
@@ -33,6 +37,8 @@ pub mod network {
     pub const TARGET: &str = "10.77.0.2";
     pub const TARGET6: &str = "fd77::2";
     pub const NAMESERVER: &str = "10.77.0.53";
+    /// Where clients of the target come from: the first address beside it.
+    pub const CLIENT: &str = NAMESERVER;
     /// The machine of all servers except the nameserver.
     pub const SERVER: &str = "10.77.0.80";
     pub const SERVER6: &str = "fd77::80";
@@ -52,4 +58,11 @@ pub mod network {
     /// Sends a few bytes, waits for one, and resets the connection.
     pub const RESET: u16 = 13;
     pub const HTTP: u16 = 80;
+
+    /// Where the target's own application answers HTTP: with `original`, the path and who asks.
+    pub const APPLICATION: u16 = 8080;
+    /// Where it says `original` before anybody has asked, and then gives back what it gets.
+    pub const GREETER: u16 = 8070;
+    /// Where it answers datagrams, with `original` before them.
+    pub const DATAGRAMS: u16 = 8060;
 }

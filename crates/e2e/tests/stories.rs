@@ -22,6 +22,10 @@ mod stories {
     pub(crate) mod sessions;
     // Every kind of program in a session.
     pub(crate) mod programs;
+    // The target's traffic.
+    pub(crate) mod incoming;
+    // Every kind of server.
+    pub(crate) mod servers;
     // Many connections and many bytes.
     pub(crate) mod crowds;
     // What goes wrong in sessions.
@@ -48,8 +52,8 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    cluster_sessions, clusters, crowds, extensions, faults, kubernetes, lifecycle, network,
-    operator, power, programs, resume, sessions, shop,
+    cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
+    network, operator, power, programs, resume, servers, sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -68,6 +72,8 @@ fn main() -> ExitCode {
         shop::stories,
         sessions::stories,
         programs::stories,
+        incoming::stories,
+        servers::stories,
         crowds::stories,
         faults::stories,
         resume::stories,

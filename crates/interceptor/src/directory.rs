@@ -1,7 +1,7 @@
 //! A directory of this machine as a file system: for a target whose files are mounted here, and for tests.
 
 use std::ffi::{CString, OsStr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -204,6 +204,21 @@ impl RemoteFiles for Directory {
             let flags = LinkatFlags::empty();
             Ok(nix::unistd::linkat(&from, from_name, &to, to_name, flags)?)
         }
+    }
+
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+        let (to, to_name) = self.parent(to)?;
+        let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let from = from.map_err(|_| Errno::EINVAL)?;
+        let flags = AtFlags::AT_SYMLINK_FOLLOW;
+        let here = nix::fcntl::AT_FDCWD;
+        Ok(nix::unistd::linkat(
+            here,
+            from.as_c_str(),
+            &to,
+            to_name,
+            flags,
+        )?)
     }
 
     fn create_symbolic_link(&self, content: &Path, path: &Path) -> Answer<()> {

@@ -4,6 +4,9 @@
 //! is. A local file is left to the kernel. For a remote one, [`perform`] asks the host and writes the answer into the
 //! caller's memory, or gives it the descriptor that the host opened.
 //!
+//! Most calls only ask for something: [`begin`] has the host asked by the thread that received the call, and whoever
+//! gets the host's answer gives it to the caller.
+//!
 //! A path that leads from a remote directory back to this machine (`../…`) is one that the kernel cannot follow for
 //! the caller, who is not where it believes to be. Those calls we do ourselves, with the same code and this machine's
 //! root as the "remote" files.
@@ -11,6 +14,7 @@
 //! Symbolic links of this machine that lead into the target's files are followed. Those of the target are followed
 //! at the target, as the service itself would.
 
+mod begin;
 mod path;
 mod perform;
 mod request;
@@ -22,9 +26,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 pub(crate) use self::path::normalized;
+pub(crate) use self::resolve::working_directory;
 
 use crate::Errno;
 use crate::directory::Directory;
+use crate::files::begin::Question;
 use crate::files::request::{Operation, Request};
 use crate::files::resolve::{Effort, Place};
 use crate::notification::Notification;
@@ -132,7 +138,7 @@ pub(crate) fn decide(
             match act(supervisor, request, places.unwrap_or_default()) {
                 Decision::Pass => notification.pass(),
                 Decision::Answer(result) => notification.finish(result),
-                Decision::Now(job) | Decision::Later(job) => job(supervisor, notification),
+                Decision::Begin(job) | Decision::Later(job) => job(supervisor, notification),
             }
         })),
     }
@@ -154,6 +160,11 @@ fn act(supervisor: &Supervisor, request: Request, places: Vec<Place>) -> Decisio
     let leaves = request.operation == Operation::Chdir && supervisor.processes.any_directory();
     if places.iter().all(|place| *place == Place::Local) && !leaves {
         return Decision::Pass;
+    }
+    if let Some(question) = Question::of(&request, &places) {
+        return Decision::begin(move |supervisor, notification| {
+            question.ask(supervisor, notification);
+        });
     }
     Decision::later(move |supervisor, notification| {
         perform::perform(supervisor, notification, &request, &places);

@@ -1,12 +1,13 @@
 //! The other side: whoever knows what is remote and how to get it.
 //!
 //! [`Host::choose_path`] and [`Host::choose_destination`] are asked for each call, on the thread that receives all
-//! calls of the application, and so must be quick and never wait. Everything else is asked on threads that may wait as
-//! long as they like: a slow operation of one thread of the application never delays another's.
+//! calls of the application, and so must be quick and never wait. So are [`Host::connect`] and the questions of
+//! [`RemoteFiles`] that are only started. Everything else is asked on threads that may wait as long as they like: a slow
+//! operation of one thread of the application never delays another's.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::Errno;
@@ -72,6 +73,8 @@ pub enum Intent {
     Read,
     /// To create, change or remove it, or to open it for writing.
     Write,
+    /// To open it for reading and writing, with the content that it has.
+    ReadAndWrite,
 }
 
 /// Something that a user should know and that is no error.
@@ -94,6 +97,8 @@ pub enum Notice {
         asked: SocketAddr,
         used: SocketAddr,
     },
+    /// A Unix socket was bound to a remote path. It is made on this machine, where nobody at the target reaches it.
+    SocketHere { path: PathBuf },
     /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
     ProgramNotHere { path: PathBuf },
 }
@@ -122,8 +127,8 @@ pub trait Host: Send + Sync + 'static {
         &NoFiles
     }
 
-    /// Connects what [`choose_destination`](Host::choose_destination) says is [`DestinationChoice::Remote`]. May return before it is done:
-    /// `outgoing` is completed from any thread at any time.
+    /// Connects what [`choose_destination`](Host::choose_destination) says is [`DestinationChoice::Remote`]. Returns without waiting for
+    /// anybody else: `outgoing` is completed from any thread at any time.
     fn connect(&self, outgoing: Outgoing) {
         outgoing.refuse(Errno::ENETUNREACH);
     }
@@ -133,6 +138,13 @@ pub trait Host: Send + Sync + 'static {
     fn choose_listener(&self, transport: Transport, address: SocketAddr) -> ListenerChoice {
         let _ = (transport, address);
         ListenerChoice::Local
+    }
+
+    /// The port of this machine for a socket that the application binds, where it shall be another one than it asks for. It
+    /// sees the one that it asked for. Quick; see the module's documentation.
+    fn choose_port(&self, transport: Transport, address: SocketAddr) -> Option<u16> {
+        let _ = (transport, address);
+        None
     }
 
     /// The application listens where [`choose_listener`](Host::choose_listener) says [`ListenerChoice::Target`]. Its call
@@ -159,6 +171,10 @@ pub trait Host: Send + Sync + 'static {
     }
 }
 
+/// What is done with an answer, once. It belongs on a thread that may wait a moment for the application: it writes into its
+/// memory, or gives it a descriptor.
+pub type Then<T> = Box<dyn FnOnce(Answer<T>) + Send>;
+
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenOptions {
@@ -180,6 +196,42 @@ pub trait RemoteFiles: Send + Sync {
     fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd>;
 
     fn metadata(&self, path: &Path, follow: bool) -> Answer<Metadata>;
+
+    /// As [`open`](Self::open), but never waits: whoever has the answer calls `then` with it, at once or later. This and the
+    /// two below are asked on the thread that receives all calls of the application. A host that would have to wait gives `then`
+    /// back, and is asked again on a thread that may.
+    fn start_open(
+        &self,
+        path: &Path,
+        options: &OpenOptions,
+        then: Then<OwnedFd>,
+    ) -> Result<(), Then<OwnedFd>> {
+        let _ = (path, options);
+        Err(then)
+    }
+
+    /// As [`metadata`](Self::metadata), but never waits; see [`start_open`](Self::start_open).
+    fn start_metadata(
+        &self,
+        path: &Path,
+        follow: bool,
+        then: Then<Metadata>,
+    ) -> Result<(), Then<Metadata>> {
+        let _ = (path, follow);
+        Err(then)
+    }
+
+    /// As [`access`](Self::access), but never waits; see [`start_open`](Self::start_open).
+    fn start_access(
+        &self,
+        path: &Path,
+        mode: i32,
+        follow: bool,
+        then: Then<()>,
+    ) -> Result<(), Then<()>> {
+        let _ = (path, mode, follow);
+        Err(then)
+    }
 
     fn read_link(&self, path: &Path) -> Answer<PathBuf>;
 
@@ -226,6 +278,12 @@ pub trait RemoteFiles: Send + Sync {
 
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
         let _ = (from, to, follow);
+        unsupported()
+    }
+
+    /// Gives a name to a file that is open and may have none. `file` is what [`open`](Self::open) gave.
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+        let _ = (file, to);
         unsupported()
     }
 

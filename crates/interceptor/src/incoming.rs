@@ -21,13 +21,15 @@
 //! - A client with an IPv6 address has no name in a socket of IPv4: there, the address of our end stays.
 //! - `getsockname` of a connection that was reset tells this machine's address.
 //! - Several threads or processes that accept from one socket that waits, some with and some without room for an address:
-//!   one of the former may learn of a signal only when it has its connection.
+//!   one of the former may learn of a signal, and let go of the port when it is killed, only with the next connection.
 //! - A datagram socket that is bound to port 0 is a client's and gets nothing from the target. `IP_PKTINFO` tells this
 //!   machine's addresses.
 //! - A socket that is bound to a network interface (`SO_BINDTODEVICE`) is not reached.
+//! - A datagram socket that the host refuses stays bound, although `bind` fails.
 //! - Where the port that is asked for is taken on this machine, `/proc` and programs outside see another one.
 
 mod accepting;
+mod copies;
 mod deliveries;
 mod listening;
 mod places;
@@ -40,6 +42,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use self::accepting::Turns;
+use self::copies::Copies;
+pub(crate) use self::copies::Held;
 pub use self::deliveries::Registration as DeliveryRegistration;
 
 use self::deliveries::Deliveries;
@@ -126,12 +130,17 @@ impl Listener {
     #[must_use]
     pub fn is_there(&self) -> bool {
         let socket = &self.socket;
-        match socket.transport {
+        let is_there = match socket.transport {
             Transport::Udp => {
                 crate::outgoing::is_datagram_port_open(socket.reached.port(), socket.since)
             }
             _ => self.connections.has_own(socket.transport, socket.reached),
+        };
+        if !is_there {
+            // As the kernel ends what waits in its own queue.
+            socket.turns.clear();
         }
+        is_there
     }
 
     /// Begins a connection to the application (TCP), or opens a socket that exchanges datagrams with it (UDP). To the
@@ -141,16 +150,13 @@ impl Listener {
     /// # Errors
     /// `ECONNREFUSED` when the application no longer listens, and what making a socket fails with.
     pub fn deliver(&self, client: SocketAddr, server: SocketAddr) -> Result<Delivery, Errno> {
+        let (transport, reached) = (self.socket.transport, self.socket.reached);
         // Somebody else may have the port by now.
-        if !self.is_there() {
+        if !self.connections.has_own(transport, reached) {
             return Err(Errno::ECONNREFUSED);
         }
-        let names = deliveries::Names { client, server };
-        let (socket, registration) = self.incoming.deliveries.open(
-            self.socket.transport,
-            self.socket.reached,
-            Some(names),
-        )?;
+        let names = Some(deliveries::Names { client, server });
+        let (socket, registration) = self.incoming.deliveries.open(transport, reached, names)?;
         Ok(Delivery {
             socket,
             registration,
@@ -230,6 +236,7 @@ pub(crate) struct Incoming {
     listeners: Mutex<HashMap<u64, Arc<Socket>>>,
     deliveries: Arc<Deliveries>,
     places: Places,
+    copies: Copies,
 }
 
 impl Incoming {
@@ -239,6 +246,11 @@ impl Incoming {
 
     pub(crate) fn any_datagrams(&self) -> bool {
         self.any_datagrams.load(Ordering::Relaxed)
+    }
+
+    /// What is known of our copies of sockets on which calls wait.
+    pub(crate) fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     fn add(&self, socket: &Arc<Socket>) {
@@ -311,24 +323,36 @@ impl Incoming {
         if !self.any() {
             return None;
         }
-        let domain = domain_of(theirs.as_fd()).ok()?;
         if end == End::Local
             && let Some(address) = self.places.known_as(cookie)
         {
-            return encode_shown(address, domain);
+            return encode_shown(address, domain_of(theirs.as_fd()).ok()?);
         }
-        let peer = internet(&socket::peer_address(theirs.as_fd()).ok()?)?;
-        let transport = crate::outgoing::transport_of(theirs)?;
+        let peer = socket::peer_address(theirs.as_fd()).ok()?;
+        let kind = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
+        let transport = match kind {
+            Ok(libc::SOCK_STREAM) => Transport::Tcp,
+            _ => Transport::Udp,
+        };
         let names = self
             .deliveries
-            .find(transport, peer, || Some(cookie))
+            .find(transport, internet(&peer)?, || Some(cookie))
             .flatten()?;
+        let domain = family_of(&peer);
         match end {
             End::Peer => encode_shown(names.client, domain),
             End::Local if transport == Transport::Tcp => encode_shown(names.server, domain),
             End::Local => None,
         }
     }
+}
+
+/// The family of an address.
+fn family_of(address: &[u8]) -> i32 {
+    let family = address.first_chunk::<2>().copied();
+    family.map_or(libc::AF_UNSPEC, |family| {
+        i32::from(u16::from_ne_bytes(family))
+    })
 }
 
 /// The bytes of an address, if a socket of this family can show it.

@@ -23,9 +23,11 @@
 //!   processes share one (`CLONE_FS`). A child inherits it, unless its parent is killed before the child's first call
 //!   about a file.
 //! - A descriptor of a remote file that is opened with `O_PATH` is one for reading: symbolic links cannot be opened so, and
-//!   files without a right to read neither. A file made with `O_TMPFILE` cannot be given a name.
+//!   files without a right to read neither.
 //! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused there.
-//! - Unix sockets that the program itself makes are made on this machine, whatever their path.
+//! - Unix sockets that the program itself makes are made on this machine, whatever their path, which is told.
+//! - A socket that is bound to a device of this machine is released from it to lead to the target. Who may not do that gets
+//!   `ENETUNREACH`.
 //! - Who may not install filters freely gives up gaining privileges: set-user-ID programs run as the caller.
 //! - Limits of datagram sockets are told in the `outgoing` module, those of sockets that listen in `incoming`.
 //!
@@ -66,7 +68,7 @@ pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
     Answer, DestinationChoice, Host, Instead, Intent, ListenerChoice, Notice, OpenOptions,
-    PathChoice, RemoteFiles,
+    PathChoice, RemoteFiles, Then,
 };
 pub use crate::incoming::{Delivery, DeliveryRegistration, Listener, Listening};
 pub use crate::launch::{Launch, Prepared, Signaller, Supervised};

@@ -1,8 +1,9 @@
 //! What supervision costs on this machine: each measure beside the same thing bare, in the same run.
 //!
 //! The two are taken in turns, because a machine is never as idle for one as it is for the other. The measured process of
-//! [`open_local`] and [`stream_local`] is a copy of ours that does nothing else, so that nothing but the calls is measured.
+//! [`open_local`], [`stream_local`] and [`accept`] is a copy of ours that does nothing else, so that nothing but the calls is measured.
 
+mod accept;
 mod open;
 mod start;
 mod stream;
@@ -10,6 +11,7 @@ mod stream;
 use std::path::Path;
 use std::time::Duration;
 
+pub use self::accept::{Accept, accept};
 pub use self::open::{OpenLocal, open_local, open_local_with};
 pub use self::start::start;
 pub use self::stream::{StreamLocal, stream_local, stream_local_with};

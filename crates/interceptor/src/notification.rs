@@ -144,6 +144,14 @@ impl Notification {
         }
     }
 
+    /// Whether the caller still waits, for somebody else to ask.
+    pub(crate) fn waiting(&self) -> Waiting {
+        Waiting {
+            listener: Arc::clone(&self.listener),
+            id: self.received.id,
+        }
+    }
+
     /// Lets the kernel do the call.
     pub(crate) fn pass(mut self) {
         self.answer(Outcome::Pass);
@@ -227,6 +235,19 @@ impl Notification {
         }
         self.answered = true;
         Ok(())
+    }
+}
+
+/// A call that waits, or no longer does.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    listener: Arc<OwnedFd>,
+    id: u64,
+}
+
+impl Waiting {
+    pub(crate) fn is_valid(&self) -> bool {
+        seccomp::is_valid(self.listener.as_fd(), self.id)
     }
 }
 

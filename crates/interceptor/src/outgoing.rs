@@ -7,7 +7,7 @@
 //!
 //! | call | caught |
 //! |---|---|
-//! | `connect`, `getpeername`, `getsockname`, `listen` | always |
+//! | `connect`, `getpeername`, `getsockname`, `bind`, `listen` | always |
 //! | `getsockopt` | for `SO_ERROR` |
 //! | `sendto`, `recvfrom` | with an address |
 //! | `socket` | for internet datagrams |
@@ -27,8 +27,9 @@ mod calls;
 mod datagrams;
 mod own;
 mod relay;
+mod unix;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -40,6 +41,7 @@ pub use self::attempt::{Connection, Outgoing, Registration};
 pub(crate) use self::calls::{End, decide, read_address, write_address};
 pub(crate) use self::own::is_datagram_port_open;
 pub(crate) use self::relay::domain_of;
+pub(crate) use self::unix::look_at_bind;
 
 use crate::Errno;
 use crate::host::DestinationChoice;
@@ -54,15 +56,17 @@ use crate::workers::lock;
 pub enum Transport {
     Tcp,
     Udp,
-    /// A stream or a sequence of packets to a path.
+    /// A stream to a path.
     Unix,
+    /// A sequence of packets (`SOCK_SEQPACKET`) to a path.
+    UnixPackets,
 }
 
 /// Where a connection goes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Destination {
     Internet(SocketAddr),
-    /// The path as the application gave it.
+    /// An absolute path: a relative one starts in the application's working directory.
     Unix(PathBuf),
 }
 
@@ -117,10 +121,16 @@ struct Peer {
     ends: Ends,
 }
 
+/// So many failures are kept for applications that have not asked. One that closes its socket never does, and nobody
+/// tells us.
+const FAILURES: usize = 8192;
+
 /// All sockets of the application that lead to the target.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     sockets: Mutex<HashMap<u64, Socket>>,
+    /// The sockets that failed last, and their attempts. Locked while the sockets are.
+    failed: Mutex<VecDeque<(u64, u64)>>,
     /// Whether there ever was one, and one for datagrams, so that programs without pay nothing.
     any: AtomicBool,
     any_datagrams: AtomicBool,
@@ -140,12 +150,27 @@ impl Connections {
         let mut sockets = lock(&self.sockets);
         let current = matches!(sockets.get(&cookie), Some(Socket::Connecting(known)) if known.number() == attempt);
         if current {
+            let is_failure = matches!(result, Some(Socket::Failed(..)));
             match result {
                 Some(socket) => sockets.insert(cookie, socket),
                 None => sockets.remove(&cookie),
             };
+            if is_failure {
+                self.forget_old_failure(&mut sockets, (cookie, attempt));
+            }
         }
         current
+    }
+
+    fn forget_old_failure(&self, sockets: &mut HashMap<u64, Socket>, newest: (u64, u64)) {
+        let mut failed = lock(&self.failed);
+        failed.push_back(newest);
+        if failed.len() > FAILURES
+            && let Some((cookie, attempt)) = failed.pop_front()
+            && matches!(sockets.get(&cookie), Some(Socket::Failed(_, known)) if known.number() == attempt)
+        {
+            sockets.remove(&cookie);
+        }
     }
 
     /// The connection that an attempt made has ended.
@@ -160,6 +185,11 @@ impl Connections {
     /// The application is about to listen on a socket.
     pub(crate) fn add_own_listener(&self, theirs: &OwnedFd) {
         self.own.add_listener(theirs);
+    }
+
+    /// The application has a datagram socket.
+    pub(crate) fn add_own_datagrams(&self, theirs: &OwnedFd) {
+        self.own.add_datagrams(theirs);
     }
 
     /// Whether a socket of the application takes what is sent to an address of this machine.
@@ -282,7 +312,48 @@ pub(crate) fn transport_of(socket: &OwnedFd) -> Option<Transport> {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM) if protocol == libc::IPPROTO_UDP => {
             Some(Transport::Udp)
         }
-        (libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_SEQPACKET) => Some(Transport::Unix),
+        (libc::AF_UNIX, libc::SOCK_STREAM) => Some(Transport::Unix),
+        (libc::AF_UNIX, libc::SOCK_SEQPACKET) => Some(Transport::UnixPackets),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outgoing::attempt::{Caller, Purpose};
+
+    #[test]
+    fn failures_that_nobody_asks_for_are_forgotten() {
+        let connections = Arc::new(Connections::default());
+        let caller = Caller {
+            thread: 0,
+            number: 0,
+        };
+        let destination: SocketAddr = "198.51.100.7:7".parse().unwrap();
+        let attempt = |cookie: u64| {
+            let socket = socket::create(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+            let destination = Destination::Internet(destination);
+            let wanted = (Transport::Tcp, destination, Purpose::Connect);
+            let attempt = Attempt::new(&connections, wanted, socket, caller).unwrap();
+            connections.set(cookie, Socket::Connecting(Arc::clone(&attempt)));
+            attempt
+        };
+        let fail = |cookie: u64| {
+            let attempt = attempt(cookie);
+            // So that it does not keep the socket.
+            attempt.cancel();
+            let number = attempt.number();
+            let failed = Socket::Failed(Errno::ECONNREFUSED, attempt);
+            assert!(connections.complete(cookie, number, Some(failed)));
+        };
+        let count = FAILURES as u64;
+        (0..count).for_each(fail);
+        // This one is used again, and is no failure any more.
+        let _again = attempt(0);
+        (count..count + 2).for_each(fail);
+        assert_eq!(lock(&connections.sockets).len(), FAILURES + 1);
+        let is_known = |cookie| connections.with(cookie, |_| ()).is_some();
+        assert_eq!([0, 1, 2].map(is_known), [true, false, true]);
     }
 }

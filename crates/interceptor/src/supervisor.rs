@@ -41,18 +41,18 @@ pub(crate) enum Decision {
     Pass,
     /// The answer is known.
     Answer(Result<i64, Errno>),
-    /// It is answered at once, with more than a number.
-    Now(Job),
+    /// It takes time, and is begun without waiting: somebody else will answer.
+    Begin(Job),
     /// It takes time.
     Later(Job),
 }
 
-/// The rest of the work on a call, for a thread that may wait.
+/// The rest of the work on a call.
 type Job = Box<dyn FnOnce(&Supervisor, Notification) + Send>;
 
 impl Decision {
-    pub(crate) fn now(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
-        Self::Now(Box::new(job))
+    pub(crate) fn begin(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
+        Self::Begin(Box::new(job))
     }
 
     pub(crate) fn later(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
@@ -122,7 +122,7 @@ impl Supervisor {
         match decision {
             Decision::Pass => notification.pass(),
             Decision::Answer(result) => notification.finish(result),
-            Decision::Now(job) => job(self, notification),
+            Decision::Begin(job) => job(self, notification),
             Decision::Later(job) => {
                 let supervisor = self.clone();
                 self.workers.run(move || job(&supervisor, notification));

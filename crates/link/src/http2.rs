@@ -23,6 +23,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncWrite, BufWriter};
 use tower_service::Service;
 
 pub use self::body::{Sender, Sent, Unread, body};
@@ -37,6 +38,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 const RESETS: usize = 64 * 1024;
 /// What a stream may have waiting for the link at its sender.
 const SEND_BUFFER: usize = 512 * 1024;
+/// Frames up to this size are copied together; larger ones are written as they are.
+const GATHERED: usize = 16 * 1024;
 const LARGEST_WINDOW: u32 = i32::MAX as u32;
 
 /// How far senders may be ahead of readers.
@@ -87,7 +90,7 @@ impl Client {
             .max_concurrent_reset_streams(RESETS)
             .max_pending_accept_reset_streams(RESETS)
             .max_local_error_reset_streams(None);
-        let (send, connection) = builder.handshake(TokioIo::new(link)).await?;
+        let (send, connection) = builder.handshake(TokioIo::new(gathered(link))).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "HTTP/2 over a link ended");
@@ -163,13 +166,19 @@ where
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(None);
     let service = TowerToHyperService::new(service);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(link), service));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(gathered(link)), service));
     let mut shutdown = pin!(shutdown);
     tokio::select! {
         ended = connection.as_mut() => return Ok(ended?),
         () = shutdown.as_mut() => connection.as_mut().graceful_shutdown(),
     }
     Ok(connection.await?)
+}
+
+/// Lets the small frames that HTTP/2 writes one by one, such as the head and the end of a message, leave together: one
+/// packet wakes the peer once. HTTP/2 flushes whenever it has written what there is.
+fn gathered<P: AsyncWrite>(pipe: P) -> BufWriter<P> {
+    BufWriter::with_capacity(GATHERED, pipe)
 }
 
 /// HTTP/2 wants a scheme and a host, which mean nothing on a link.

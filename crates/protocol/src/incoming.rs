@@ -141,6 +141,9 @@ mod tests {
             ..TargetTls::default()
         };
         let shown = format!("{tls:?}");
-        assert!(shown.contains("/tls/key.pem") && !shown.contains("secret"), "{shown}");
+        assert!(
+            shown.contains("/tls/key.pem") && !shown.contains("secret"),
+            "{shown}"
+        );
     }
 }

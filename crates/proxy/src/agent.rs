@@ -17,7 +17,7 @@ use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
 
 use crate::event::Tell;
-use crate::outgoing::Routes;
+use crate::outgoing::{Budget, Routes};
 
 pub(crate) use connection::Connection;
 pub(crate) use keeper::{Greeted, Keeper, greet, refused};
@@ -29,6 +29,7 @@ pub(crate) struct Agent {
     pub(crate) client: Connection,
     pub(crate) runtime: Handle,
     pub(crate) routes: Arc<Routes>,
+    pub(crate) connections: Budget,
     pub(crate) tell: Tell,
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use config::{DnsRules, Side};
-use interceptor::{Names, Outgoing};
+use interceptor::{Names, Outgoing, Transport};
 use protocol::dns::hosts_lines;
 use protocol::files::FIRST_BYTES;
 use protocol::rpc::{self, DnsSettingsRequest, ExchangeRequest, LookupRequest, Outcome};
@@ -170,18 +170,26 @@ impl Dns {
     pub(crate) fn serve(&self, outgoing: Outgoing) {
         let resolver = Arc::clone(&self.resolver);
         let transport = outgoing.transport();
-        let connection = match outgoing.establish(Names::default()) {
-            Ok(connection) => connection,
-            Err(errno) => {
+        let establish = move || {
+            let established = outgoing.establish(Names::default());
+            established.inspect_err(|errno| {
                 tracing::debug!(%errno, "a socket for names could not be connected to us");
-                return;
-            }
+            })
         };
-        self.agent.runtime.spawn(async move {
-            if let Err(error) = service::serve(resolver, transport, connection).await {
+        let serve = async move |established| {
+            if let Ok(connection) = established
+                && let Err(error) = service::serve(resolver, transport, connection).await
+            {
                 tracing::debug!(%error, "a socket for names ended");
             }
-        });
+        };
+        // A stream is asked for on a thread that must not be held up, a datagram socket on one that waits for it.
+        let runtime = &self.agent.runtime;
+        if transport == Transport::Udp {
+            runtime.spawn(serve(establish()));
+        } else {
+            runtime.spawn(async move { serve(establish()).await });
+        }
     }
 
     /// Decides with the names that lead to an address.

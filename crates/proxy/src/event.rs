@@ -34,6 +34,8 @@ pub enum Event {
     Program(Notice),
     /// About the target's traffic.
     Incoming(IncomingEvent),
+    /// So many connections through the target are open, and no more can be made.
+    TooManyConnections(usize),
     /// A file of the target could not be what the program wanted it to be.
     File(PathBuf, FileProblem),
 }
@@ -46,6 +48,8 @@ pub enum FileProblem {
     TooLarge,
     /// A pipe, socket or device.
     Special,
+    /// It is opened for reading and writing, and so this machine's is used; the target has one too.
+    OtherContent,
     /// What the program wrote is lost.
     NotWritten(Errno),
 }
@@ -77,6 +81,11 @@ impl fmt::Display for Event {
             Self::TargetBack => formatter.write_str("the target is back"),
             Self::Program(notice) => write_notice(formatter, notice),
             Self::Incoming(event) => event.fmt(formatter),
+            Self::TooManyConnections(most) => write!(
+                formatter,
+                "{most} connections through the target are open, and no more can be made at the same time: the next \
+                 ones fail as if there were no free ports"
+            ),
             Self::File(path, problem) => write!(formatter, "{} {problem}", path.display()),
         }
     }
@@ -94,6 +103,10 @@ impl fmt::Display for FileProblem {
             ),
             Self::Special => formatter.write_str(
                 "is a pipe, a socket or a device of the target, which cannot be opened from here",
+            ),
+            Self::OtherContent => formatter.write_str(
+                "is at the target, and was opened for reading and writing: in the mode `read` that is a file of this machine, \
+                 with other content. Use `--fs-mode write`, or name it in `feature.fs.read_write`",
             ),
             Self::NotWritten(errno) => write!(
                 formatter,
@@ -125,10 +138,19 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
             "{} runs without the privileges that it has otherwise: only root can give them in a session",
             path.display()
         ),
+        Notice::SocketHere { path } => write!(
+            formatter,
+            "the socket {} is made on this machine: nobody at the target reaches it",
+            path.display()
+        ),
         Notice::ProgramNotHere { path } => write!(
             formatter,
             "{} is a program of the target: programs are started from this machine, which does not have it",
             path.display()
+        ),
+        Notice::PortMoved { asked, used, .. } => write!(
+            formatter,
+            "{asked} cannot be had on this machine: the program sees it as its own, and is reached from here at {used}"
         ),
         other => write!(formatter, "{other:?}"),
     }

@@ -3,24 +3,29 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`names`] | what is asked and done by name: `stat`, `mkdir`, `rename`, … |
+//! | [`starting`] | the most frequent questions, asked without a thread that waits |
 //! | [`cache`] | what was answered a moment ago |
 //! | [`fuse`] | descriptors that the kernel serves: lazy, cached, writable |
 //! | [`memory`] | descriptors without FUSE: whole files in memory, with limits |
 //! | [`served`] | files whose content is ours |
-//! | [`calls`], [`convert`], [`inodes`] | the agent's questions; words and numbers of both sides |
+//! | [`calls`], [`closer`] | the agent's questions; handles that are not needed any more |
+//! | [`convert`], [`inodes`] | words and numbers of both sides |
 
 mod cache;
 mod calls;
+mod closer;
 mod convert;
 mod fuse;
 mod inodes;
 mod memory;
 mod names;
 mod served;
+mod starting;
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use config::FileRules;
@@ -62,6 +67,21 @@ pub(crate) struct TargetFiles {
     inodes: Arc<Inodes>,
     served: Served,
     through: Through,
+    /// For what goes on after the question was asked.
+    this: Weak<Self>,
+    asked: Asked,
+}
+
+/// Paths about which the target was asked already, and not any number of them.
+#[derive(Debug, Default)]
+struct Asked(Mutex<HashSet<PathBuf>>);
+
+impl Asked {
+    fn is_new(&self, path: &Path) -> bool {
+        const MOST: usize = 4096;
+        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        !asked.contains(path) && asked.len() < MOST && asked.insert(path.to_path_buf())
+    }
 }
 
 #[derive(Debug)]
@@ -75,7 +95,7 @@ impl TargetFiles {
         agent: Agent,
         rules: FileRules,
         through: FilesThrough,
-    ) -> Result<Self, Error> {
+    ) -> Result<Arc<Self>, Error> {
         let calls = Calls::new(agent);
         let cache = Arc::new(Cache::new(fuse::FRESH));
         let inodes = Arc::new(Inodes::default());
@@ -89,17 +109,21 @@ impl TargetFiles {
                 memory()
             }),
         };
-        Ok(Self {
-            through: through.map_err(Error::Files)?,
-            served: Served::new().map_err(|error| Error::Files(errno_of(&error)))?,
+        let through = through.map_err(Error::Files)?;
+        let served = Served::new().map_err(|error| Error::Files(errno_of(&error)))?;
+        Ok(Arc::new_cyclic(|this| Self {
             calls,
             rules,
             cache,
             inodes,
-        })
+            served,
+            through,
+            asked: Asked::default(),
+            this: Weak::clone(this),
+        }))
     }
 
-    fn open_at_target(&self, path: &Path, options: &OpenOptions) -> Result<OwnedFd, Errno> {
+    async fn open_at_target(&self, path: &Path, options: &OpenOptions) -> Result<Opened, Errno> {
         let flags = options.flags;
         let creates = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
         let changes = creates || flags & libc::O_TRUNC != 0;
@@ -123,7 +147,8 @@ impl TargetFiles {
         let asked_to_open = Instant::now();
         let opened = self
             .calls
-            .ask(|mut files| async move { files.open(request).await });
+            .answer(|mut files| async move { files.open(request).await })
+            .await;
         if changes {
             self.changed();
         }
@@ -134,17 +159,20 @@ impl TargetFiles {
             let answer = cache::Answer::Metadata(metadata);
             self.cache.put(path, question, answer, asked);
         }
-        self.descriptor(path, opened?, flags, !may_write, asked_to_open)
+        Ok(Opened {
+            response: opened?,
+            read_only: !may_write,
+            asked: asked_to_open,
+        })
     }
 
-    fn descriptor(
-        &self,
-        path: &Path,
-        opened: rpc::OpenResponse,
-        flags: i32,
-        read_only: bool,
-        asked: Instant,
-    ) -> Result<OwnedFd, Errno> {
+    /// Waits for the kernel, and without FUSE for the target.
+    fn descriptor(&self, path: &Path, opened: Opened, flags: i32) -> Result<OwnedFd, Errno> {
+        let Opened {
+            response: opened,
+            read_only,
+            asked,
+        } = opened;
         let mode = opened.metadata.as_ref().map_or(0, |metadata| metadata.mode);
         if !matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
             self.calls.close(opened.handle);
@@ -155,6 +183,22 @@ impl TargetFiles {
             Through::Fuse(fuse) => fuse.open(opened, flags, read_only, asked),
             Through::Memory(memory) => memory.open(path, &opened, flags),
         }
+    }
+
+    /// Tells, once, that a program opens a file of this machine, with this path, in place of one that the target has. Does
+    /// not wait.
+    pub(crate) fn tell_if_there(&self, path: &Path, target: &Path) {
+        if !self.asked.is_new(path) {
+            return;
+        }
+        let (calls, path) = (self.calls.clone(), path.to_path_buf());
+        let place = convert::place(target, true);
+        self.calls.spawn(async move {
+            let found = calls.stat(place).await;
+            if found.is_ok_and(|found| found.mode & libc::S_IFMT == libc::S_IFREG) {
+                calls.say(&path, FileProblem::OtherContent);
+            }
+        });
     }
 
     /// Something was changed by name.
@@ -177,8 +221,17 @@ impl TargetFiles {
             return served.open(options.flags);
         }
         self.settle();
-        Ok(self.open_at_target(path, options)?)
+        let opened = self.calls.wait(self.open_at_target(path, options))?;
+        Ok(self.descriptor(path, opened, options.flags)?)
     }
+}
+
+/// What the target has opened, and the kernel here has not yet.
+struct Opened {
+    response: rpc::OpenResponse,
+    read_only: bool,
+    /// When the target was asked.
+    asked: Instant,
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

@@ -75,6 +75,10 @@ impl Incoming {
         }
     }
 
+    pub(crate) fn choose_port(&self, address: SocketAddr) -> Option<u16> {
+        self.shared.rules.listen_port(address.port())
+    }
+
     /// Subscribes on the session's runtime; returns at once.
     pub(crate) fn listen(&self, listening: Listening) {
         self.ask(Asking::from(listening));

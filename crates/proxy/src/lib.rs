@@ -22,5 +22,5 @@ pub use files::FilesThrough;
 /// Why a program could not be started.
 pub use interceptor::Error as LaunchError;
 /// Programs start processes in a session, and learn whether this machine can, through its host.
-pub use interceptor::{Diagnosis, Launch, Prepared, Signaller, check, diagnose};
+pub use interceptor::{Diagnosis, Launch, Notice, Prepared, Signaller, check, diagnose};
 pub use session::Session;

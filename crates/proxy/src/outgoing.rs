@@ -2,7 +2,9 @@
 //!
 //! Each is one HTTP/2 stream. Its response comes when the agent has connected, so the application learns the truth.
 
+mod budget;
 mod datagrams;
+mod packets;
 mod routes;
 
 use std::io;
@@ -18,8 +20,10 @@ use protocol::outgoing::{Connected, TCP, TcpConnect, UnixAddress, UnixConnect, U
 use protocol::rpc::Failure;
 
 use crate::agent::{Agent, errno};
+use crate::event::Event;
 use crate::stream::{self, FromApplication, LocalStream};
 
+pub(crate) use budget::Budget;
 pub(crate) use datagrams::until_closed;
 pub(crate) use routes::Routes;
 
@@ -27,13 +31,19 @@ pub(crate) use routes::Routes;
 pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
     let agent = agent.clone();
     let runtime = agent.runtime.clone();
+    let Some(permit) = agent.connections.take() else {
+        (agent.tell)(&Event::TooManyConnections(agent.connections.most));
+        // As if there were no more ports, which is what a program meets otherwise.
+        return outgoing.refuse(Errno::EADDRNOTAVAIL);
+    };
     if let (Transport::Udp, Destination::Internet(peer)) =
         (outgoing.transport(), outgoing.destination())
     {
         let peer = *peer;
-        return datagrams::connect(agent, outgoing, peer);
+        return datagrams::connect(agent, outgoing, peer, permit);
     }
     runtime.spawn(async move {
+        let _permit = permit;
         if let Err(error) = carry(&agent, outgoing).await {
             tracing::debug!(%error, "a connection ended");
         }
@@ -50,10 +60,17 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
             (TCP, connect.to_headers())
         }
         Destination::Unix(path) => {
+            let is_stream = outgoing.transport() != Transport::UnixPackets;
             let connect = UnixConnect {
                 address: UnixAddress::Path(path.as_os_str().as_bytes().to_vec()),
-                kind: UnixKind::Stream,
+                kind: match is_stream {
+                    true => UnixKind::Stream,
+                    false => UnixKind::SequencedPacket,
+                },
             };
+            if !is_stream {
+                return packets::carry(agent, outgoing, connect).await;
+            }
             (connect.path(), connect.to_headers())
         }
     };

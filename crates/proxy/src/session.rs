@@ -1,5 +1,6 @@
 //! One session: the rules of its configuration, and the agent behind them.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,6 +22,7 @@ use protocol::rpc::env_client::EnvClient;
 use protocol::rpc::{HelloResponse, ListEnvRequest};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
+use tracing::{Level, enabled};
 
 use crate::agent::{Agent, Connection, Greeted, Keeper, Reach, Reached, greet, refused};
 use crate::dns::Dns;
@@ -36,7 +38,7 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 /// A session with one agent. It is the host of the processes that stand in for the target.
 pub struct Session {
     agent: Agent,
-    files: TargetFiles,
+    files: Arc<TargetFiles>,
     dns: Arc<Dns>,
     incoming: Incoming,
     /// The target's environment, as it was when the session began.
@@ -125,10 +127,12 @@ impl Session {
         tell: Tell,
         holder: String,
     ) -> Result<Self, Error> {
+        let streams = hello.limits.map_or(0, |limits| limits.streams);
         let agent = Agent {
             client: connection,
             runtime: Handle::current(),
             routes: Arc::default(),
+            connections: outgoing::Budget::of(streams),
             tell: tell.clone(),
         };
         let dns = Dns::new(
@@ -195,7 +199,7 @@ async fn variables_of(agent: &Agent) -> Result<Variables, Error> {
 impl Session {
     /// The place of a file that says how names are resolved: it follows the names, unless a list of the user names it.
     fn choose_dns_file(&self, path: &Path, intent: Intent) -> Option<PathChoice> {
-        if intent == Intent::Write || !Dns::is_file(path) {
+        if writes(intent) || !Dns::is_file(path) {
             return None;
         }
         match self.dns.is_enabled() {
@@ -222,37 +226,57 @@ impl Session {
     }
 }
 
-impl Host for Session {
-    fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+fn writes(intent: Intent) -> bool {
+    matches!(intent, Intent::Write | Intent::ReadAndWrite)
+}
+
+fn to_path(path: Cow<'_, [u8]>) -> PathBuf {
+    PathBuf::from(OsString::from_vec(path.into_owned()))
+}
+
+impl Session {
+    /// The place of a path, and the rule that says so if it is none about files.
+    fn decide_path(&self, path: &Path, intent: Intent) -> (PathChoice, Option<&'static str>) {
+        const NAMES: Option<&str> = Some("feature.network.dns");
         if let Some(choice) = self.choose_dns_file(path, intent) {
-            return choice;
+            return (choice, NAMES);
         }
         let bytes = path.as_os_str().as_bytes();
-        let writes = intent == Intent::Write;
-        match self.rules.files.choose(bytes, writes) {
+        let writes = writes(intent);
+        let choice = match self.rules.files.choose(bytes, writes) {
             // Names are the target's wherever its files are.
             Choice::Local(_) if self.dns.is_enabled() && !writes && is_served(path) => {
-                PathChoice::Remote(path.to_path_buf())
+                return (PathChoice::Remote(path.to_path_buf()), NAMES);
             }
-            Choice::Local(_) => PathChoice::Local,
+            Choice::Local(_) => {
+                if intent == Intent::ReadAndWrite {
+                    self.tell_of_other_content(path);
+                }
+                PathChoice::Local
+            }
             Choice::ReadOnlyRemote(_) if writes => PathChoice::Refused(Errno::EROFS),
             Choice::Remote(path) | Choice::ReadOnlyRemote(path) => {
-                PathChoice::Remote(PathBuf::from(OsString::from_vec(path.into_owned())))
+                PathChoice::Remote(to_path(path))
             }
             Choice::NotFound => PathChoice::Refused(Errno::ENOENT),
+        };
+        (choice, None)
+    }
+
+    /// A file is opened for reading and writing on this machine. If it is the target's for those who only read, its content
+    /// is not what the program expects.
+    fn tell_of_other_content(&self, path: &Path) {
+        let to_read = self.rules.files.choose(path.as_os_str().as_bytes(), false);
+        if let Choice::Remote(target) | Choice::ReadOnlyRemote(target) = to_read {
+            self.files.tell_if_there(path, &to_path(target));
         }
     }
 
-    fn choose_destination(
+    fn decide_destination(
         &self,
-        transport: Transport,
+        protocol: Protocol,
         destination: &Destination,
     ) -> DestinationChoice {
-        let protocol = if transport == Transport::Udp {
-            Protocol::Udp
-        } else {
-            Protocol::Tcp
-        };
         let side = match destination {
             Destination::Internet(address) => self.choose_address(protocol, *address),
             Destination::Unix(path) => {
@@ -269,8 +293,54 @@ impl Host for Session {
         }
     }
 
+    /// The rule that decides about a destination, for the log.
+    fn rule_of(&self, protocol: Protocol, destination: &Destination) -> &'static str {
+        let address = match destination {
+            Destination::Unix(path) if self.dns.hides(path) => return "feature.network.dns",
+            Destination::Unix(_) => return "feature.network.outgoing.unix_streams",
+            Destination::Internet(address) => *address,
+        };
+        if self.dns.choose(address).is_some() {
+            return "feature.network.dns";
+        }
+        self.rules.outgoing.rule(protocol, address)
+    }
+}
+
+impl Host for Session {
+    fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+        let (choice, rule) = self.decide_path(path, intent);
+        if enabled!(Level::TRACE) {
+            let of_files = || {
+                let bytes = path.as_os_str().as_bytes();
+                self.rules.files.rule(bytes)
+            };
+            let rule = rule.unwrap_or_else(of_files);
+            tracing::trace!(path = %path.display(), ?intent, ?choice, rule, "path");
+        }
+        choice
+    }
+
+    fn choose_destination(
+        &self,
+        transport: Transport,
+        destination: &Destination,
+    ) -> DestinationChoice {
+        let protocol = if transport == Transport::Udp {
+            Protocol::Udp
+        } else {
+            Protocol::Tcp
+        };
+        let choice = self.decide_destination(protocol, destination);
+        if enabled!(Level::TRACE) {
+            let rule = self.rule_of(protocol, destination);
+            tracing::trace!(?transport, ?destination, ?choice, rule, "destination");
+        }
+        choice
+    }
+
     fn files(&self) -> &dyn RemoteFiles {
-        &self.files
+        &*self.files
     }
 
     fn connect(&self, outgoing: Outgoing) {
@@ -284,6 +354,10 @@ impl Host for Session {
 
     fn choose_listener(&self, transport: Transport, address: SocketAddr) -> ListenerChoice {
         self.incoming.choose(transport, address)
+    }
+
+    fn choose_port(&self, _: Transport, address: SocketAddr) -> Option<u16> {
+        self.incoming.choose_port(address)
     }
 
     fn listen(&self, listening: Listening) {

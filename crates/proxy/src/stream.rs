@@ -17,6 +17,7 @@ use http_body_util::BodyExt as _;
 use interceptor::Transport;
 use link::http2::BoxError;
 use protocol::rpc::Failure;
+use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
@@ -95,7 +96,8 @@ impl LocalStream {
 
     fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
         match &self.socket {
-            Socket::Tcp(stream) => stream.try_read_buf(buffer),
+            Socket::Tcp(stream) => try_read(stream, buffer),
+            // What carries descriptors is read in parts, so less than there is room for does not mean that it was all.
             Socket::Unix(stream) => stream.try_read_buf(buffer),
         }
     }
@@ -145,6 +147,22 @@ impl LocalStream {
         // An application that is gone needs no end.
         let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), how);
     }
+}
+
+/// Reads once. If less came than there was room for, that was all: the next read waits for the kernel's word instead of
+/// asking in vain.
+fn try_read(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<usize> {
+    let room = buffer.capacity() - buffer.len();
+    let mut count = None;
+    let tried = stream.try_io(Interest::READABLE, || {
+        let read = stream.try_read_buf(buffer)?;
+        count = Some(read);
+        if read == 0 || read == room {
+            return Ok(read);
+        }
+        Err(io::ErrorKind::WouldBlock.into())
+    });
+    count.map_or(tried, Ok)
 }
 
 /// Brings the agent's bytes to the application, until they end.

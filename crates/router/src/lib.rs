@@ -14,7 +14,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use protocol::route::{Reach, route};
+use protocol::{Reach, route};
 use tokio::sync::watch;
 
 pub use changes::{Change, Changes};

@@ -14,10 +14,11 @@ use ::agent::{
 use anyhow::{Context, Result};
 use clap::Args;
 use link::tls::Fingerprint;
-use link::{Link, ServerSettings, Status};
+use link::{Link, LinkError, ServerSettings, Status};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -27,6 +28,8 @@ use life::Sessions;
 
 /// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
 const TOKEN: &str = "STANDIN_AGENT_TOKEN";
+/// How long connections may take that others have through us. Whoever started us waits for our end.
+const ENDS_WITHIN: Duration = Duration::from_millis(1500);
 /// How long an agent of one session waits for it to begin.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -103,11 +106,13 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
         // As the first process of a container we would ignore it otherwise.
         let mut terminated = signal(SignalKind::terminate())?;
         tokio::select! {
-            result = serve(arguments, &agent, &proof, &sessions) => result,
-            () = sessions.over(PATIENCE), if arguments.end_with_session => Ok(()),
-            _ = end => Ok(()),
-            _ = terminated.recv() => Ok(()),
+            result = serve(arguments, &agent, &proof, &sessions) => return result,
+            () = sessions.over(PATIENCE), if arguments.end_with_session => {}
+            _ = end => {}
+            _ = terminated.recv() => {}
         }
+        let _ = timeout(ENDS_WITHIN, agent.end()).await;
+        Ok(())
     })
 }
 
@@ -197,13 +202,28 @@ async fn serve_arrival(
     match arrival.purpose().await? {
         Purpose::Session(link) => {
             let _running = sessions.begin();
-            let reachable = watch_link(&link);
-            let served = agent.serve_connection_while(link, reachable).await;
-            served.context("the session")
+            serve_session(link, agent).await
         }
         Purpose::Continuation => Ok(()),
         Purpose::End => Ok(end.send(()).await?),
     }
+}
+
+async fn serve_session(link: Link, agent: &Agent) -> Result<()> {
+    let mut status = link.status();
+    let reachable = watch_link(&link);
+    let served = agent.serve_connection_while(link, reachable).await;
+    // It is known a moment later how the link itself ended.
+    let is_over = |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
+    if served.is_err()
+        && let Ok(ending) = status.wait_for(is_over).await
+        && let Status::Failed(LinkError::Aborted(reason)) = &*ending
+    {
+        // That a client goes is how sessions end.
+        tracing::info!(%reason, "a client has gone");
+        return Ok(());
+    }
+    served.context("the session")
 }
 
 /// Whether there is a connection under the link at the moment.

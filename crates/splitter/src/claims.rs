@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::Error;
+use crate::copy::Budget;
 use crate::error::Held;
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
@@ -68,6 +69,8 @@ pub(crate) struct HeldClaim {
     pub(crate) claim: Claim,
     /// Whether whoever answers there takes WebSockets over HTTP/2.
     pub(crate) extended_connect: Knowledge,
+    /// What waits in memory to be copied to the session.
+    pub(crate) copies: Budget,
     health: Health,
     lost_to: watch::Sender<Option<String>>,
 }
@@ -111,6 +114,7 @@ impl Claims {
             identity: self.next_identity.fetch_add(1, Ordering::Relaxed),
             claim,
             extended_connect: Knowledge::default(),
+            copies: Budget::default(),
             health: Health::default(),
             lost_to: watch::Sender::new(None),
         });

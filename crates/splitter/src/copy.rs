@@ -1,33 +1,53 @@
 //! Copies of what clients send. A copy never slows what it is a copy of: it has a bounded memory, and ends when that is
 //! full.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::sync::Notify;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::claims::HeldClaim;
 use crate::settings::{Notice, Settings};
-use crate::stream::{Arrival, BoxStream};
+use crate::stream::{Arrival, BoxStream, Outbox, Read, poll_read};
 
 /// So long a session may go on answering a copy that has ended. Closing at once would look like an error to it.
 const LINGER: Duration = Duration::from_secs(10);
+
+/// What waits in memory for a session. All of its copies share it, so that one that is stuck does not take all there is.
+#[derive(Debug, Default)]
+pub(crate) struct Budget(AtomicUsize);
+
+impl Budget {
+    pub(crate) fn take(&self, amount: usize, limit: usize) -> bool {
+        let before = self.0.fetch_add(amount, Ordering::Relaxed);
+        let fits = before.saturating_add(amount) <= limit;
+        if !fits {
+            self.give(amount);
+        }
+        fits
+    }
+
+    pub(crate) fn give(&self, amount: usize) {
+        self.0.fetch_sub(amount, Ordering::Relaxed);
+    }
+}
 
 /// The end of a copy that bytes go into. Dropping it ends the copy.
 pub(crate) struct Copy {
     shared: Arc<Shared>,
     limit: usize,
+    session_limit: usize,
 }
 
-#[derive(Default)]
 struct Shared {
+    held: Arc<HeldClaim>,
     state: Mutex<State>,
-    changed: Notify,
 }
 
 #[derive(Default)]
@@ -37,21 +57,22 @@ struct State {
     in_flight: usize,
     has_ended: bool,
     was_dropped: bool,
+    /// Whoever delivers the copy.
+    delivery: Option<Waker>,
 }
 
 impl Copy {
     /// Starts a copy for a session.
     pub(crate) fn start(held: &Arc<HeldClaim>, arrival: &Arrival, settings: &Settings) -> Self {
-        let shared = Arc::<Shared>::default();
-        tokio::spawn(deliver(
-            held.clone(),
-            arrival.clone(),
-            settings.clone(),
-            shared.clone(),
-        ));
+        let shared = Arc::new(Shared {
+            held: held.clone(),
+            state: Mutex::default(),
+        });
+        tokio::spawn(deliver(arrival.clone(), settings.clone(), shared.clone()));
         Self {
             shared,
             limit: settings.copy_limit,
+            session_limit: settings.copies_limit,
         }
     }
 
@@ -61,22 +82,43 @@ impl Copy {
         if state.was_dropped {
             return;
         }
-        if state.waiting.len() + state.in_flight + bytes.len() > self.limit {
+        let budget = &self.shared.held.copies;
+        if state.waiting.len() + state.in_flight + bytes.len() > self.limit
+            || !budget.take(bytes.len(), self.session_limit)
+        {
+            budget.give(state.waiting.len());
             state.was_dropped = true;
             state.waiting = BytesMut::new();
         } else {
             state.waiting.extend_from_slice(bytes);
         }
-        drop(state);
-        self.shared.changed.notify_one();
+        state.wake();
     }
 }
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        self.shared.lock().has_ended = true;
-        self.shared.changed.notify_one();
+        let mut state = self.shared.lock();
+        state.has_ended = true;
+        state.wake();
     }
+}
+
+impl State {
+    fn wake(&mut self) {
+        if let Some(delivery) = self.delivery.take() {
+            delivery.wake();
+        }
+    }
+}
+
+/// What there is to do for a copy.
+enum Next {
+    Write(BytesMut),
+    /// The client has sent all.
+    End,
+    /// It is too far behind.
+    Dropped,
 }
 
 impl Shared {
@@ -84,74 +126,114 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for bytes. `None` is the end.
-    async fn next(&self) -> Option<BytesMut> {
-        loop {
-            {
-                let mut state = self.lock();
-                state.in_flight = 0;
-                if state.was_dropped {
-                    return None;
-                }
-                if !state.waiting.is_empty() {
-                    let bytes = std::mem::take(&mut state.waiting);
-                    state.in_flight = bytes.len();
-                    return Some(bytes);
-                }
-                if state.has_ended {
-                    return None;
-                }
-            }
-            self.changed.notified().await;
+    /// What is next, when all before it has been written.
+    fn poll_next(&self, context: &Context<'_>) -> Poll<Next> {
+        let mut state = self.lock();
+        self.held.copies.give(std::mem::take(&mut state.in_flight));
+        if state.was_dropped {
+            return Poll::Ready(Next::Dropped);
         }
+        if !state.waiting.is_empty() {
+            let bytes = std::mem::take(&mut state.waiting);
+            state.in_flight = bytes.len();
+            return Poll::Ready(Next::Write(bytes));
+        }
+        if state.has_ended {
+            return Poll::Ready(Next::End);
+        }
+        state.delivery = Some(context.waker().clone());
+        Poll::Pending
     }
 
-    /// Waits until the copy has fallen too far behind.
-    async fn dropped(&self) {
-        while !self.lock().was_dropped {
-            self.changed.notified().await;
-        }
+    /// Whether it fell behind while something is being written. If not, we are woken when it does.
+    fn was_dropped(&self, context: &Context<'_>) -> bool {
+        let mut state = self.lock();
+        state.delivery = Some(context.waker().clone());
+        state.was_dropped
+    }
+
+    /// Whatever comes from now on is not kept for anybody. Says whether it fell behind before.
+    fn close(&self) -> bool {
+        let mut state = self.lock();
+        let left = state.waiting.len() + std::mem::take(&mut state.in_flight);
+        self.held.copies.give(left);
+        state.waiting = BytesMut::new();
+        std::mem::replace(&mut state.was_dropped, true)
     }
 }
 
-/// Writes the copy to the session, and reads what it answers to nobody.
-async fn deliver(held: Arc<HeldClaim>, arrival: Arrival, settings: Settings, shared: Arc<Shared>) {
-    let written = async {
-        let stream = held.claim.destination.open(&arrival).await?;
-        let (mut answers, mut stream) = tokio::io::split(stream);
-        let discard = tokio::spawn(async move {
-            let _ = tokio::io::copy(&mut answers, &mut tokio::io::sink()).await;
-        });
-        while let Some(bytes) = shared.next().await {
-            tokio::select! {
-                written = stream.write_all(&bytes) => written?,
-                () = shared.dropped() => break,
-            }
-        }
-        if shared.lock().was_dropped {
-            discard.abort();
-        } else {
-            let _ = stream.shutdown().await;
-            let _ = tokio::time::timeout(LINGER, discard).await;
+/// Brings a copy to its session.
+async fn deliver(arrival: Arrival, settings: Settings, shared: Arc<Shared>) {
+    let holder = &shared.held.claim.holder;
+    let delivered = async {
+        let stream = shared.held.claim.destination.open(&arrival).await?;
+        let mut delivery = Delivery {
+            stream,
+            outbox: Outbox::default(),
+            answers_ended: false,
+        };
+        if poll_fn(|context| delivery.poll_write(&shared, context)).await? {
+            delivery.end().await;
         }
         io::Result::Ok(())
-    }
-    .await;
-    let overflowed = {
-        let mut state = shared.lock();
-        let overflowed = state.was_dropped;
-        // Whatever comes from now on is not kept for anybody.
-        state.was_dropped = true;
-        state.waiting = BytesMut::new();
-        overflowed
     };
-    if let Err(error) = written {
-        tracing::debug!(%error, holder = %held.claim.holder, "a copy ended early");
+    if let Err(error) = delivered.await {
+        tracing::debug!(%error, %holder, "a copy ended early");
     }
-    if overflowed {
-        settings.notices.tell(Notice::CopyDropped {
-            holder: held.claim.holder.clone(),
+    if shared.close() {
+        let holder = holder.clone();
+        settings.notices.tell(Notice::CopyDropped { holder });
+    }
+}
+
+/// Writes a copy, and reads what the session answers to nobody.
+struct Delivery {
+    stream: BoxStream,
+    outbox: Outbox,
+    answers_ended: bool,
+}
+
+impl Delivery {
+    /// Writes all that comes. Says whether that was all that the client sent.
+    fn poll_write(&mut self, shared: &Shared, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        loop {
+            let _ = self.poll_answers(context)?;
+            if self
+                .outbox
+                .poll_empty(&mut self.stream, context)?
+                .is_pending()
+            {
+                return if shared.was_dropped(context) {
+                    Poll::Ready(Ok(false))
+                } else {
+                    Poll::Pending
+                };
+            }
+            match ready!(shared.poll_next(context)) {
+                Next::Write(bytes) => self.outbox.write(&mut self.stream, context, &bytes)?,
+                Next::End => return Poll::Ready(Ok(true)),
+                Next::Dropped => return Poll::Ready(Ok(false)),
+            }
+        }
+    }
+
+    /// Ready when there are no more answers.
+    fn poll_answers(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.answers_ended {
+            match ready!(poll_read(&mut self.stream, context, |_, _| ()))? {
+                Read::Bytes(()) => {}
+                Read::End => self.answers_ended = true,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    async fn end(mut self) {
+        let ended = poll_fn(|context| {
+            let _ = ready!(Pin::new(&mut self.stream).poll_shutdown(context));
+            self.poll_answers(context)
         });
+        let _ = tokio::time::timeout(LINGER, ended).await;
     }
 }
 

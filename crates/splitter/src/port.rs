@@ -4,8 +4,8 @@ mod first;
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tokio::time::{Instant, timeout};
 
@@ -109,8 +109,9 @@ impl Port {
     }
 
     /// Serves a connection until it has ended.
+    ///
+    /// What a connection may need is in boxes of its own: otherwise each would have room for all of it, all the time.
     pub async fn serve(self: &Arc<Self>, client: BoxStream, arrival: Arrival) {
-        let client = self.with_copies(client, &arrival);
         let way = Way {
             port: self.clone(),
             original: self.original.clone(),
@@ -121,35 +122,44 @@ impl Port {
     }
 
     async fn serve_way(self: &Arc<Self>, way: Way, mut client: BoxStream, arrival: Arrival) {
-        if !self.needs_splitting() {
+        // Nobody wants a copy of what is encrypted and can be read.
+        let may_be_encrypted = arrival.tls.is_none() && self.tls().is_some();
+        if !may_be_encrypted {
+            client = self.with_copies(client, &arrival);
+        }
+        if !may_be_encrypted && !self.needs_splitting() {
             if let Ok(leg) = way.open_original(&arrival).await {
                 let to_client = Outbox::default();
-                way.pass_on(&mut client, leg, to_client, &[], &arrival)
-                    .await;
+                Box::pin(way.pass_on(&mut client, leg, to_client, &[], &arrival)).await;
             }
             return;
         }
         let owner = self.owner();
-        let Some(first) = first::first(&way, &mut client, &arrival, owner.as_ref()).await else {
+        let first = first::first(&way, &mut client, &arrival, owner.as_ref());
+        let Some(first) = Box::pin(first).await else {
             return;
         };
         let First {
             protocol,
-            bytes,
+            mut bytes,
             leg,
             to_client,
         } = first;
+        if may_be_encrypted && protocol != Protocol::Tls && self.has_copies() {
+            let first = std::mem::take(&mut bytes);
+            client = self.with_copies(Box::new(Rewound::new(first, client)), &arrival);
+        }
         if protocol != Protocol::Raw {
             self.clients_speak_first.store(true, Ordering::Relaxed);
         }
         match protocol {
             Protocol::Http1 => {
                 let connection = Connection::new(way, arrival, client, bytes, leg);
-                connection.serve().await;
+                Box::pin(connection.serve()).await;
             }
             Protocol::Http2 => {
                 let client = Box::new(Rewound::new(bytes, client));
-                http2::serve(way, client, arrival, leg).await;
+                Box::pin(http2::serve(way, client, arrival, leg)).await;
             }
             Protocol::Tls => {
                 if let Some(tls) = self.tls() {
@@ -162,11 +172,10 @@ impl Port {
             Protocol::Raw => {
                 let leg = match leg {
                     Some(leg) => Some(leg),
-                    None => way.open_owner(owner.as_ref(), &arrival).await,
+                    None => Box::pin(way.open_owner(owner.as_ref(), &arrival)).await,
                 };
                 if let Some(leg) = leg {
-                    way.pass_on(&mut client, leg, to_client, &bytes, &arrival)
-                        .await;
+                    Box::pin(way.pass_on(&mut client, leg, to_client, &bytes, &arrival)).await;
                 }
             }
         }
@@ -216,6 +225,14 @@ impl Port {
     /// Where bytes go that cannot be split into requests.
     pub(crate) fn raw_route(&self) -> Route {
         self.owner().map_or(Route::Original, Route::Claim)
+    }
+
+    /// Whether somebody wants a copy of everything.
+    fn has_copies(&self) -> bool {
+        let claims = self.claims.snapshot();
+        claims
+            .iter()
+            .any(|held| held.claim.mode == Mode::Mirror && held.claim.filter.is_none())
     }
 
     /// Starts copies for the sessions that want one of everything.

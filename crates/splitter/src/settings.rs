@@ -28,6 +28,8 @@ pub struct Settings {
     pub idle_limit: usize,
     /// A copy that is so many bytes behind ends.
     pub copy_limit: usize,
+    /// All copies of a session together may be so many bytes behind; one that would need more ends.
+    pub copies_limit: usize,
     /// On a port where clients speak first, a client that is silent for so long gets its connection all the same.
     pub silence: Duration,
     /// Told what a user of a session would want to know.
@@ -47,6 +49,7 @@ impl Default for Settings {
             keep_idle: Duration::from_secs(4),
             idle_limit: 64,
             copy_limit: 4 * 1024 * 1024,
+            copies_limit: 32 * 1024 * 1024,
             silence: Duration::from_millis(50),
             notices: Notices::default(),
         }

@@ -4,12 +4,14 @@
 //! - `worker` does what it is told on standard input, and says how long it took. It runs bare and in a session.
 //! - `relay` is a plain relay, with or without TLS: what a chain of hops costs without us. It can also cut what it
 //!   carries every now and then.
+//! - `http` is an application that answers requests, healthy or not, and `proxy` a plain proxy in front of one.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "a program: stdout carries results, stderr carries talk"
 )]
 
+mod http1;
 mod http2;
 mod relay;
 mod target;
@@ -28,6 +30,10 @@ enum Role {
     Worker,
     /// Carry connections to another place
     Relay(relay::RelayArguments),
+    /// Answer HTTP requests
+    Http(http1::HttpArguments),
+    /// Carry HTTP requests to another place
+    Proxy(http1::ProxyArguments),
 }
 
 fn main() -> ExitCode {
@@ -35,6 +41,8 @@ fn main() -> ExitCode {
         Role::Target(arguments) => target::run(&arguments),
         Role::Worker => worker::run(),
         Role::Relay(arguments) => relay::run(arguments),
+        Role::Http(arguments) => http1::run(arguments),
+        Role::Proxy(arguments) => http1::run_proxy(arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,6 +5,7 @@
 mod connections;
 mod faults;
 mod files;
+mod load;
 mod local;
 
 use std::collections::BTreeMap;
@@ -103,7 +104,15 @@ enum Order {
         address: SocketAddr,
         count: usize,
     },
+    /// Opens as many connections, makes a request on each, and keeps them until `let_go`.
+    HoldRequests {
+        address: SocketAddr,
+        from: String,
+        count: usize,
+    },
     LetGo,
+    /// Makes HTTP requests on as many connections.
+    Load(load::Load),
 }
 
 /// Numbers by name.
@@ -183,6 +192,12 @@ fn obey(order: Order, held: &mut Vec<std::net::TcpStream>) -> Result<Numbers> {
             milliseconds: time,
         } => faults::beside(full, &folder, echo, milliseconds(time)),
         Order::Hold { address, count } => connections::hold(address, count, held),
+        Order::HoldRequests {
+            address,
+            from,
+            count,
+        } => load::hold_requests(address, &from, count, held),
+        Order::Load(order) => load::load(&order),
         Order::LetGo => {
             held.clear();
             Ok(Numbers::new())

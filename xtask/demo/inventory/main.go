@@ -1,4 +1,5 @@
-// Inventory is a service that only its own network reaches.
+// Inventory is a service that only its own network reaches. The same program takes orders, at its second address, as the
+// version of checkout that is deployed.
 package main
 
 import (
@@ -19,6 +20,13 @@ func main() {
 		host, _, _ := net.SplitHostPort(request.RemoteAddr)
 		fmt.Fprintf(answer, "7 of %s, for %s\n", request.PathValue("item"), host)
 	})
+	orders, err := net.Listen("tcp", os.Args[2])
+	if err != nil {
+		log.Fatal(err)
+	}
+	go http.Serve(orders, http.HandlerFunc(func(answer http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(answer, "order taken by the deployed version")
+	}))
 	// The process file system is still the machine's, so it has the machine's number for us.
 	pid, err := os.Readlink("/proc/self")
 	if err != nil {

@@ -10,8 +10,8 @@ mod faults;
 mod files;
 mod local;
 mod memory;
-mod programs;
-mod site;
+pub(super) mod programs;
+pub(super) mod site;
 mod start;
 
 use anyhow::{Result, bail};
@@ -72,7 +72,7 @@ pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
+pub(super) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
@@ -86,11 +86,11 @@ fn least(numbers: &[f64]) -> f64 {
 }
 
 /// Seconds as microseconds.
-fn micro(seconds: f64) -> f64 {
+pub(super) fn micro(seconds: f64) -> f64 {
     seconds * 1e6
 }
 
 /// Bytes as mebibytes.
-fn mebi(bytes: f64) -> f64 {
+pub(super) fn mebi(bytes: f64) -> f64 {
     bytes / f64::from(1 << 20)
 }

@@ -1,7 +1,10 @@
-//! The demo on this machine alone: one program, run twice.
+//! The demo on this machine alone: one program, run twice, and another one that answers requests.
 //!
 //! A sample service is started in namespaces of its own, so that it has a host name, files and a network that nothing
 //! else on the machine has. Then a small program looks around, first as it is and then as the service's stand-in.
+//! At last a new version of the service answers some of its requests.
+
+mod traffic;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -15,11 +18,16 @@ use nix::unistd::geteuid;
 use crate::{environment, packages, process, workspace};
 
 /// What the sample service needs to be by itself.
-const REQUIREMENTS: [Requirement; 2] = [
+const REQUIREMENTS: [Requirement; 3] = [
     Requirement {
         program: "unshare",
         package: "util-linux",
         purpose: "puts the sample service into namespaces of its own",
+    },
+    Requirement {
+        program: "nsenter",
+        package: "util-linux",
+        purpose: "makes requests from the sample service's network",
     },
     Requirement {
         program: "ip",
@@ -67,11 +75,16 @@ $ look",
     println!(
         "
 The same program, on this machine, with the service's host name, environment, files, names and network. Nothing was
-rebuilt or deployed, and the service was not touched. Try it yourself: `standin exec --help`, at
+rebuilt or deployed, and the service was not touched."
+    );
+    judge(&outside, &inside)?;
+    traffic::show(&programs, &service)?;
+    println!(
+        "
+Try it yourself: `standin exec --help`, at
 {}",
         programs.standin.display()
     );
-    judge(&outside, &inside)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -98,6 +111,8 @@ struct Programs {
     standin: PathBuf,
     look: PathBuf,
     inventory: PathBuf,
+    checkout: PathBuf,
+    ask: PathBuf,
 }
 
 impl Programs {
@@ -114,7 +129,7 @@ impl Programs {
             Command::new("go")
                 .args(["build", "-o"])
                 .arg(&folder)
-                .args(["./look", "./inventory"])
+                .args(["./look", "./inventory", "./checkout", "./ask"])
                 .env(environment::CGO_ENABLED, "0")
                 .current_dir(root.join("xtask/demo")),
         )?;
@@ -122,6 +137,8 @@ impl Programs {
             standin: workspace::target()?.join("debug/standin"),
             look: folder.join("look"),
             inventory: folder.join("inventory"),
+            checkout: folder.join("checkout"),
+            ask: folder.join("ask"),
         })
     }
 }

@@ -43,7 +43,7 @@ const MAP: &[Place] = &[
     place("api",           Group::Words,       &[]),
     place("config",        Group::Words,       &[]),
     place("link",          Group::Plumbing,    &[]),
-    place("cluster",       Group::Plumbing,    &[]),
+    place("cluster",       Group::Plumbing,    &["link"]),
     place("tunnel",        Group::Plumbing,    &[]),
     place("interceptor",   Group::DataPath,    &[]),
     place("proxy",         Group::DataPath,    &["interceptor", "router"]),

@@ -16,6 +16,12 @@ pub(crate) fn of(file: impl AsFd) -> Result<Metadata, Errno> {
     statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map(|statx| message(&statx))
 }
 
+/// The same, as far as it is known without asking a server.
+pub(crate) fn as_known(file: impl AsFd) -> Result<Metadata, Errno> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(file, c"", flags, WANTED).map(|statx| message(&statx))
+}
+
 /// The metadata of a name in a directory; a symbolic link is not followed.
 pub(crate) fn of_entry(directory: impl AsFd, name: impl Arg) -> Result<Metadata, Errno> {
     statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED).map(|statx| message(&statx))

@@ -1,5 +1,6 @@
 //! Opening: the file, its metadata and its first bytes in one go.
 
+use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 
 use bytes::Bytes;
@@ -7,12 +8,11 @@ use protocol::files::FIRST_BYTES;
 use protocol::rpc::{AccessMode, Metadata, OpenRequest, OpenResponse};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{FileType, Mode, OFlags};
-use rustix::io::{Errno, pread};
+use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
 use super::handles::OpenFile;
 use super::metadata;
 use super::tree::Tree;
-use crate::{Error, Result};
 
 pub(crate) struct Opened {
     /// None when the first bytes are all there is and no handle is wanted.
@@ -21,12 +21,22 @@ pub(crate) struct Opened {
     pub(crate) response: OpenResponse,
 }
 
-pub(crate) fn open(tree: Tree<'_>, request: &OpenRequest) -> Result<Opened> {
+/// Which bytes are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reading {
+    All,
+    /// Those in memory. If the first are not, opening fails with `EAGAIN`.
+    OnlyCached,
+}
+
+pub(crate) fn open(
+    tree: Tree<'_>,
+    request: &OpenRequest,
+    reading: Reading,
+) -> Result<Opened, Errno> {
     let flags = flags(request);
-    let descriptor = tree
-        .open(&request.path, flags, mode(request, flags))
-        .map_err(Error::operation("open this path"))?;
-    let metadata = metadata::of(&descriptor).map_err(Error::operation("stat an opened file"))?;
+    let descriptor = tree.open(&request.path, flags, mode(request, flags))?;
+    let metadata = metadata::of(&descriptor)?;
     let wanted = request.first_bytes.min(FIRST_BYTES) as usize;
     let readable = matches!(
         request.access_mode(),
@@ -34,8 +44,13 @@ pub(crate) fn open(tree: Tree<'_>, request: &OpenRequest) -> Result<Opened> {
     );
     let mut first = FirstBytes::default();
     if readable && wanted > 0 && kind(&metadata) == FileType::RegularFile {
-        // A failure is for the read that the caller will make, not for the open.
-        first = first_bytes(&descriptor, &metadata, wanted).unwrap_or_default();
+        first = match first_bytes(&descriptor, &metadata, wanted, reading) {
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) if reading == Reading::OnlyCached => {
+                return Err(Errno::AGAIN);
+            }
+            // A failure is for the read that the caller will make, not for the open.
+            first => first.unwrap_or_default(),
+        };
     }
     let keep = !(first.whole && request.forget_when_whole);
     Ok(Opened {
@@ -97,13 +112,39 @@ fn kind(metadata: &Metadata) -> FileType {
     FileType::from_raw_mode(metadata.mode)
 }
 
+/// Reads behind what is in `bytes`, and answers how much.
+fn read_some(
+    file: impl AsFd,
+    bytes: &mut Vec<u8>,
+    offset: u64,
+    reading: Reading,
+) -> Result<usize, Errno> {
+    match reading {
+        Reading::All => pread(file, spare_capacity(bytes), offset),
+        Reading::OnlyCached => {
+            let start = bytes.len();
+            bytes.resize(bytes.capacity(), 0);
+            let room = bytes.get_mut(start..).unwrap_or_default();
+            let flags = ReadWriteFlags::NOWAIT;
+            let result = preadv2(file, &mut [IoSliceMut::new(room)], offset, flags);
+            bytes.truncate(start + result.unwrap_or_default());
+            result
+        }
+    }
+}
+
 #[derive(Default)]
 struct FirstBytes {
     bytes: Bytes,
     whole: bool,
 }
 
-fn first_bytes(file: impl AsFd, metadata: &Metadata, wanted: usize) -> Result<FirstBytes, Errno> {
+fn first_bytes(
+    file: impl AsFd,
+    metadata: &Metadata,
+    wanted: usize,
+    reading: Reading,
+) -> Result<FirstBytes, Errno> {
     // One byte more than the size shows the end at once. Files that the kernel makes up say that they are empty.
     const UNKNOWN: usize = 64 * 1024;
     let size = usize::try_from(metadata.size).unwrap_or(usize::MAX);
@@ -116,7 +157,7 @@ fn first_bytes(file: impl AsFd, metadata: &Metadata, wanted: usize) -> Result<Fi
     let mut whole = false;
     while bytes.len() < bytes.capacity().min(wanted) {
         let offset = bytes.len() as u64;
-        let count = match pread(&file, spare_capacity(&mut bytes), offset) {
+        let count = match read_some(&file, &mut bytes, offset, reading) {
             Err(Errno::INTR) => continue,
             count => count?,
         };

@@ -14,13 +14,24 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::at_once::LocalDevices;
 use super::handles::OpenFile;
 use super::metadata;
-use super::tree::{Located, Tree};
+use super::tree::{Found, Located, Tree};
 use crate::{Error, Result};
 
-pub(crate) fn stat(tree: Tree<'_>, place: &Located) -> Result<StatResponse> {
-    let metadata = tree.find(place).and_then(metadata::of);
+pub(crate) fn stat(
+    tree: Tree<'_>,
+    place: &Located,
+    devices: &LocalDevices,
+) -> Result<StatResponse> {
+    let describe = || {
+        let file = tree.find(place)?;
+        let metadata = metadata::of(&file)?;
+        devices.learn(&file, &metadata);
+        Ok(metadata)
+    };
+    let metadata: Result<_, Errno> = describe();
     Ok(StatResponse {
         metadata: Some(metadata.map_err(Error::operation("stat this file"))?),
     })
@@ -52,15 +63,18 @@ fn exists(tree: Tree<'_>, path: &[u8]) -> bool {
 }
 
 pub(crate) fn access(tree: Tree<'_>, place: &Located, wanted: &AccessRequest) -> Result<Done> {
+    tree.find(place)
+        .and_then(|file| may_access(&file, wanted))
+        .map_err(Error::operation("access this file"))
+}
+
+pub(super) fn may_access(file: &Found<'_>, wanted: &AccessRequest) -> Result<Done, Errno> {
     let mut access = Access::EXISTS;
     access.set(Access::READ_OK, wanted.read);
     access.set(Access::WRITE_OK, wanted.write);
     access.set(Access::EXEC_OK, wanted.execute);
-    tree.find(place)
-        // The effective identity is the one that this thread has taken.
-        .and_then(|file| accessat(CWD, file.as_path(), access, AtFlags::EACCESS))
-        .map_err(Error::operation("access this file"))
-        .map(done)
+    // The effective identity is the one that this thread has taken.
+    accessat(CWD, file.as_path(), access, AtFlags::EACCESS).map(done)
 }
 
 pub(crate) fn stat_filesystem(tree: Tree<'_>, place: &Located) -> Result<StatFilesystemResponse> {

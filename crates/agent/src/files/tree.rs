@@ -19,6 +19,7 @@ const TRIES: usize = 64;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tree<'target> {
     root: &'target OwnedFd,
+    resolve: ResolveFlags,
 }
 
 /// What a request is about.
@@ -37,19 +38,28 @@ pub(crate) enum Found<'place> {
 
 impl<'target> Tree<'target> {
     pub(crate) fn new(root: &'target OwnedFd) -> Self {
-        Self { root }
+        Self {
+            root,
+            resolve: ResolveFlags::IN_ROOT,
+        }
+    }
+
+    /// The part of the tree that the kernel has in its cache. Whatever is not fails with `EAGAIN`, and nothing waits.
+    pub(crate) fn cached(root: &'target OwnedFd) -> Self {
+        Self {
+            root,
+            resolve: ResolveFlags::IN_ROOT | ResolveFlags::CACHED,
+        }
     }
 
     pub(crate) fn open(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         check(path)?;
-        for _ in 0..TRIES {
-            let opened = openat2(
-                self.root,
-                path,
-                flags | OFlags::CLOEXEC,
-                mode,
-                ResolveFlags::IN_ROOT,
-            );
+        let tries = match self.resolve.contains(ResolveFlags::CACHED) {
+            true => 1,
+            false => TRIES,
+        };
+        for _ in 0..tries {
+            let opened = openat2(self.root, path, flags | OFlags::CLOEXEC, mode, self.resolve);
             match opened {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 opened => return opened,

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
+use protocol::rpc::{Missed, MissedReason, subscribe_event};
 use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, OnConflict};
 use tokio::net::UdpSocket;
-use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::keeper::{Events, tell};
 use super::queue::Queue;
 use super::redirect::{self, Datagram, Flow};
 use super::stream::{FromSession, SessionStream, Writer};
@@ -27,6 +29,10 @@ use crate::{Error, Result};
 
 /// A flow ends when it has been silent for so long.
 const IDLE: Duration = Duration::from_secs(60);
+/// A session that failed is left alone for so long.
+const LEFT_ALONE: Duration = Duration::from_secs(5);
+/// An answer may come so long after its flow goes another way.
+const LATE: Duration = Duration::from_secs(2);
 /// Datagrams of a flow that wait to be taken.
 const WAITING: usize = 128;
 /// More flows than this are nobody's clients.
@@ -40,6 +46,8 @@ pub(super) struct UdpPort {
     claims: Arc<Claims>,
     sessions: Mutex<Vec<Session>>,
     flows: Mutex<HashMap<Ends, mpsc::Sender<Bytes>>>,
+    /// Somebody has come who may want flows that go to the application, or the port is given up.
+    changed: watch::Sender<()>,
 }
 
 /// Who sends, and where to.
@@ -50,6 +58,31 @@ struct Session {
     queue: Arc<Queue>,
     mode: Mode,
     taken_within: Duration,
+    events: Events,
+    /// It has failed: so long it is left alone.
+    unwell_until: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Session {
+    fn is_well(&self) -> bool {
+        let until = *self.unwell();
+        until.is_none_or(|until| until <= Instant::now())
+    }
+
+    fn unwell(&self) -> MutexGuard<'_, Option<Instant>> {
+        let until = self.unwell_until.lock();
+        until.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It has not taken a flow.
+    fn fail(&self) {
+        *self.unwell() = Some(Instant::now() + LEFT_ALONE);
+        let missed = Missed {
+            reason: MissedReason::NoAnswer.into(),
+            lost: false,
+        };
+        tell(&self.events, subscribe_event::Event::Missed(missed));
+    }
 }
 
 /// A session gets the port's datagrams as long as this lives.
@@ -74,6 +107,7 @@ impl UdpPort {
             claims: Arc::default(),
             sessions: Mutex::default(),
             flows: Mutex::default(),
+            changed: watch::Sender::new(()),
         }
     }
 
@@ -85,7 +119,12 @@ impl UdpPort {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn claim(self: &Arc<Self>, wanted: &Wanted, queue: Arc<Queue>) -> Result<UdpClaim> {
+    pub(super) fn claim(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        queue: Arc<Queue>,
+        events: Events,
+    ) -> Result<UdpClaim> {
         let claim = Claim {
             holder: wanted.holder.clone(),
             mode: wanted.mode,
@@ -104,8 +143,11 @@ impl UdpPort {
             queue: Arc::clone(&queue),
             mode: wanted.mode,
             taken_within: wanted.answer_within.unwrap_or(TAKEN_WITHIN),
+            events,
+            unwell_until: Arc::default(),
         });
         drop(sessions);
+        self.change();
         Ok(UdpClaim {
             guard,
             port: Arc::clone(self),
@@ -113,12 +155,20 @@ impl UdpPort {
         })
     }
 
+    /// Lets flows that go to the application begin anew, with who is there now.
+    pub(super) fn change(&self) {
+        self.changed.send_replace(());
+    }
+
     /// Gives a datagram to its flow, and begins one if there is none.
     pub(super) fn take(self: &Arc<Self>, datagram: Datagram) {
         let Datagram { payload, flow } = datagram;
         let ends = (flow.peer, flow.original_destination);
         let mut flows = self.flows();
-        let payload = match flows.get(&ends).map(|known| known.try_send(payload.clone())) {
+        let payload = match flows
+            .get(&ends)
+            .map(|known| known.try_send(payload.clone()))
+        {
             // As a socket does whose buffer is full.
             Some(Ok(()) | Err(TrySendError::Full(_))) => return,
             Some(Err(TrySendError::Closed(payload))) => payload,
@@ -139,6 +189,7 @@ impl UdpPort {
             server: flow.original_destination,
             tls: None,
         };
+        let mut changed = self.changed.subscribe();
         let sessions = self.sessions().clone();
         let is_copy = |session: &&Session| session.mode == Mode::Mirror;
         let copies = sessions.iter().filter(is_copy);
@@ -148,13 +199,17 @@ impl UdpPort {
             copies,
             first: Some(Vec::new()),
         };
-        let owner = sessions.iter().find(|session| session.mode == Mode::Steal);
+        let is_owner = |session: &&Session| session.mode == Mode::Steal && session.is_well();
+        let owner = sessions.iter().find(is_owner);
         let is_served = match owner {
             Some(owner) => steal(owner, &arrival, &flow, &mut datagrams).await,
             None => false,
         };
         if !is_served {
-            let passed = pass_on(&self.agent, &flow, &mut datagrams).await;
+            if let Some(owner) = owner.filter(|owner| !owner.queue.has_ended()) {
+                owner.fail();
+            }
+            let passed = pass_on(&self.agent, &flow, &mut datagrams, &mut changed).await;
             if let Err(error) = passed {
                 tracing::debug!(%error, "a flow of datagrams ended");
             }
@@ -194,12 +249,7 @@ impl Arriving {
 }
 
 /// Gives a flow to a session until one of them has been silent. Says whether the session has taken it.
-async fn steal(
-    owner: &Session,
-    arrival: &Arrival,
-    flow: &Flow,
-    datagrams: &mut Arriving,
-) -> bool {
+async fn steal(owner: &Session, arrival: &Arrival, flow: &Flow, datagrams: &mut Arriving) -> bool {
     let Ok(stream) = owner.queue.open(arrival).await else {
         return false;
     };
@@ -261,23 +311,39 @@ async fn answer(
     Ok(!bytes.is_empty())
 }
 
-/// Passes a flow on to the application until both have been silent.
-async fn pass_on(agent: &Agent, flow: &Flow, datagrams: &mut Arriving) -> Result<()> {
+/// Passes a flow on to the application until both have been silent, or somebody else may want it. Late answers still come.
+async fn pass_on(
+    agent: &Agent,
+    flow: &Flow,
+    datagrams: &mut Arriving,
+    changed: &mut watch::Receiver<()>,
+) -> Result<()> {
     let socket = redirect::open_udp_to_original(agent, flow.original_destination).await?;
     for payload in datagrams.first.take().unwrap_or_default() {
         forward(&socket, &payload).await;
     }
+    let mut until = Instant::now() + IDLE;
+    let mut is_leaving = false;
     loop {
         tokio::select! {
-            datagram = datagrams.next() => match datagram {
+            datagram = datagrams.next(), if !is_leaving => match datagram {
                 Some(payload) => forward(&socket, &payload).await,
-                None => return Ok(()),
+                // All that had come before has been passed on.
+                None => {
+                    is_leaving = true;
+                    until = Instant::now() + LATE;
+                }
             },
             // An error is what the application's host answered: that nobody listens. The client may try again.
             received = receive_one(&socket) => if let Ok(payload) = received {
                 flow.reply(&payload).await?;
             },
-            () = tokio::time::sleep(IDLE) => return Ok(()),
+            // What comes from now on begins another flow.
+            _ = changed.changed(), if !is_leaving => datagrams.datagrams.close(),
+            () = sleep_until(until) => return Ok(()),
+        }
+        if !is_leaving {
+            until = Instant::now() + IDLE;
         }
     }
 }

@@ -95,12 +95,17 @@ impl Keeper {
             let (holder, point) = match self.hold_here().await {
                 Err(Error::PortTaken {
                     holder,
-                    meeting_point: Some(point),
+                    meeting_point,
                     ..
-                }) => (holder, point),
+                }) => (holder, meeting_point),
                 result => return result,
             };
-            match self.hold_there(&point).await {
+            let held = match &point {
+                Some(point) => self.hold_there(point).await,
+                // He does not share, or has gone a moment ago.
+                None => Err(Error::PeerGone),
+            };
+            match held {
                 Ok(Ending::Over) => return Ok(()),
                 Ok(Ending::HolderGone) => {
                     unreached_since = None;
@@ -197,6 +202,7 @@ impl Keeper {
         loop {
             tokio::select! {
                 () = self.events.closed() => return,
+                () = self.agent.ports().end_begins() => return,
                 by = held.overridden() => return self.tell(subscribe_event::Event::LostTo(by)),
                 () = is_seen(&mut traffic), if !traffic_was_seen => {
                     traffic_was_seen = true;
@@ -220,6 +226,7 @@ impl Keeper {
             let event = tokio::select! {
                 event = events.message() => event,
                 () = self.events.closed() => return Ok(Ending::Over),
+                () = self.agent.ports().end_begins() => return Ok(Ending::Over),
             };
             let Ok(Some(SubscribeEvent { event: Some(event) })) = event else {
                 return Ok(Ending::HolderGone);

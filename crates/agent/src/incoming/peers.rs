@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use protocol::control::VERSION;
-use protocol::failure::Failure;
+use protocol::failure::{Failure, Reason};
 use protocol::incoming::Accept;
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::incoming_client::IncomingClient;
@@ -128,11 +128,17 @@ pub(super) async fn join(
         ..HelloRequest::default()
     };
     let mut control = ControlClient::with_origin(sender.clone(), origin());
-    control.hello(hello).await.map_err(refused)?;
+    control
+        .hello(hello)
+        .await
+        .map_err(|status| refused(&status))?;
     let mut incoming = IncomingClient::with_origin(sender.clone(), origin());
-    let events = incoming.subscribe(request).await.map_err(refused)?;
+    let events = incoming
+        .subscribe(request)
+        .await
+        .map_err(|status| refused(&status))?;
     let mut events = events.into_inner();
-    let first = events.message().await.map_err(refused)?;
+    let first = events.message().await.map_err(|status| refused(&status))?;
     let Some(Event::Subscribed(subscribed)) = first.and_then(|first| first.event) else {
         return Err(Error::PeerGone);
     };
@@ -150,13 +156,14 @@ async fn reach(agent: &Agent, point: &MeetingPoint) -> Result<UnixStream> {
     let name = point.socket_name();
     let make = move || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .and_then(|socket: OwnedFd| {
+        let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).and_then(
+            |socket: OwnedFd| {
                 let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
                 // A Unix socket is connected at once or not at all.
                 connect(&socket, &address)?;
                 Ok(socket)
-            });
+            },
+        );
         connected.map_err(|_| Error::PeerGone)
     };
     let socket = agent.sockets().run(make).await?;
@@ -183,8 +190,13 @@ async fn start(stream: UnixStream) -> Result<Sender> {
 }
 
 /// Why another agent did not do it: it said so, or it is gone.
-fn refused(status: Status) -> Error {
-    Failure::from_status(&status).map_or(Error::PeerGone, Error::Peer)
+fn refused(status: &Status) -> Error {
+    match Failure::from_status(status) {
+        // It is about to be.
+        Some(failure) if failure.reason() == Reason::TargetGone => Error::PeerGone,
+        Some(failure) => Error::Peer(failure),
+        None => Error::PeerGone,
+    }
 }
 
 impl Peer {

@@ -3,26 +3,21 @@
 //! There is no redirection as long as nobody wants anything, and none after the last has gone.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Arrival, Claim, ClaimGuard, Notice, Notices, Reason, Settings};
+use splitter::Arrival;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::certificates;
-use super::datagrams::{UdpClaim, UdpPort};
+use super::connections::OpenConnections;
 use super::fate::{Fate, FatefulSocket, Side};
-use super::keeper::{Events, tell};
-use super::original::Original;
-use super::redirect::{
-    Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect,
-};
+use super::keeper::Events;
 use super::peers;
+use super::port::{AnyClaim, Kind, OpenPort};
 use super::queue::Queue;
+use super::redirect::{Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect};
 use super::wanted::Wanted;
 use crate::agent::Agent;
 use crate::{Error, Result};
@@ -30,11 +25,17 @@ use crate::{Error, Result};
 /// A client that has begun to connect is waited for so long, before the redirection ends.
 const DRAINED_WITHIN: Duration = Duration::from_secs(10);
 
+/// Between two looks at whether all ports are given back.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+
 /// What an agent redirects.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     state: AsyncMutex<State>,
     open: Arc<OpenPorts>,
+    connections: Arc<OpenConnections>,
+    /// The agent is about to end.
+    ending: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +53,12 @@ struct Running {
 }
 
 impl Running {
-    async fn start(agent: &Agent, holder: &str, ports: &Arc<OpenPorts>) -> Result<Self> {
+    async fn start(
+        agent: &Agent,
+        holder: &str,
+        ports: &Arc<OpenPorts>,
+        connections: &Arc<OpenConnections>,
+    ) -> Result<Self> {
         let point = MeetingPoint::new();
         // Before anybody can read where it is.
         let listener = peers::listen(agent, &point).await?;
@@ -61,7 +67,12 @@ impl Running {
             meeting_point: Some(point),
         };
         let redirect = Arc::new(Redirect::for_holder(agent, holder).await?);
-        let accepting = accept_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
+        let accepting = accept_all(
+            agent.clone(),
+            Arc::clone(&redirect),
+            Arc::clone(ports),
+            Arc::clone(connections),
+        );
         let receiving = receive_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
         let meeting = peers::serve_all(agent.clone(), listener, point);
         Ok(Self {
@@ -98,73 +109,9 @@ impl OpenPorts {
         ports.insert(port, open);
     }
 
-    fn remove(&self, port: Port) {
+    fn remove(&self, port: Port) -> Option<Arc<OpenPort>> {
         let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        ports.remove(&port);
-    }
-}
-
-/// A redirected port.
-#[derive(Debug)]
-struct OpenPort {
-    kind: Kind,
-    listeners: Arc<Listeners>,
-    /// Whether traffic has arrived that is not the target's own.
-    traffic: watch::Sender<bool>,
-    mesh: Mutex<Option<Mesh>>,
-}
-
-#[derive(Debug)]
-enum Kind {
-    Tcp(Arc<splitter::Port>),
-    Udp(Arc<UdpPort>),
-}
-
-/// A session gets what it wants as long as this lives.
-#[derive(Debug)]
-enum AnyClaim {
-    Tcp(ClaimGuard),
-    Udp(UdpClaim),
-}
-
-/// Who is told what happens to the requests of a port.
-#[derive(Debug, Default)]
-struct Listeners(Mutex<Vec<Listener>>);
-
-#[derive(Debug)]
-struct Listener {
-    holder: String,
-    events_to_session: Events,
-}
-
-impl Listeners {
-    fn all(&self) -> MutexGuard<'_, Vec<Listener>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tell(&self, notice: &Notice) {
-        let missed = |reason: Reason, lost| {
-            let reason = match reason {
-                Reason::Unreachable => MissedReason::Unreachable,
-                Reason::NoAnswer => MissedReason::NoAnswer,
-                Reason::TooSlow => MissedReason::TooSlow,
-            };
-            subscribe_event::Event::Missed(Missed {
-                reason: reason.into(),
-                lost,
-            })
-        };
-        let (holder, told) = match notice {
-            Notice::FellBack { holder, reason } => (holder, missed(*reason, false)),
-            Notice::Lost { holder, reason } => (holder, missed(*reason, true)),
-            Notice::CopyDropped { holder } => (holder, subscribe_event::Event::CopyDropped(true)),
-        };
-        tracing::info!(?notice, "incoming traffic");
-        for listener in self.all().iter() {
-            if listener.holder == *holder {
-                tell(&listener.events_to_session, told.clone());
-            }
-        }
+        ports.remove(&port)
     }
 }
 
@@ -183,10 +130,7 @@ pub(super) struct Held {
 impl Held {
     /// Waits until somebody takes it away, and says who.
     pub(super) async fn overridden(&self) -> String {
-        match &self.claim {
-            AnyClaim::Tcp(guard) => guard.overridden().await,
-            AnyClaim::Udp(claim) => claim.guard.overridden().await,
-        }
+        self.claim.overridden().await
     }
 
     /// Whether traffic has arrived.
@@ -206,11 +150,14 @@ impl Ports {
     ) -> Result<Held> {
         let port = wanted.port;
         let mut state = self.state.lock().await;
+        if *self.ending.borrow() {
+            return Err(Error::Ending);
+        }
         let redirect = self.use_port(&mut state, agent, wanted).await?;
         let claimed = async {
             let open = self.open.get(port).ok_or(Error::SubscriptionEnded)?;
             open.look_into(agent, wanted).await?;
-            let claim = open.claim(wanted, session)?;
+            let claim = open.claim(wanted, session, events_to_session.clone())?;
             let mut held = Held {
                 port,
                 claim,
@@ -224,10 +171,7 @@ impl Ports {
                 let flushed = redirect.flush_connections(port.number).await?;
                 held.flushed = u32::try_from(flushed).unwrap_or(u32::MAX);
             }
-            held.open.listeners.all().push(Listener {
-                holder: wanted.holder.clone(),
-                events_to_session,
-            });
+            held.open.listeners.add(&wanted.holder, events_to_session);
             Ok(held)
         };
         let claimed = claimed.await;
@@ -247,11 +191,26 @@ impl Ports {
             ..
         } = held;
         drop(claim);
-        open.listeners
-            .all()
-            .retain(|listener| !listener.events_to_session.same_channel(&events_to_session));
+        open.listeners.remove(&events_to_session);
         let mut state = self.state.lock().await;
         self.leave_port(&mut state, port).await;
+    }
+
+    /// Waits until the agent is about to end.
+    pub(super) async fn end_begins(&self) {
+        let mut ending = self.ending.subscribe();
+        // It lives as long as this does.
+        let _ = ending.wait_for(|ending| *ending).await;
+    }
+
+    /// Gives all ports back, and waits until nothing seems to be under way on the connections that are open.
+    pub(crate) async fn end(&self) {
+        self.ending.send_replace(true);
+        // What keeps subscriptions gives the ports back.
+        while self.state.lock().await.running.is_some() {
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+        self.connections.end().await;
     }
 
     async fn use_port(
@@ -263,7 +222,10 @@ impl Ports {
         let port = wanted.port;
         let running = match &mut state.running {
             Some(running) => running,
-            none => none.insert(Running::start(agent, &wanted.holder, &self.open).await?),
+            none => {
+                let started = Running::start(agent, &wanted.holder, &self.open, &self.connections);
+                none.insert(started.await?)
+            }
         };
         let redirect = Arc::clone(&running.redirect);
         *state.users.entry(port).or_default() += 1;
@@ -297,12 +259,15 @@ impl Ports {
             return;
         }
         state.users.remove(&port);
-        self.open.remove(port);
+        let open = self.open.remove(port);
         let Some(running) = &state.running else {
             return;
         };
         if let Err(error) = running.redirect.remove_port(port).await {
             tracing::warn!(%error, %port, "a redirection could not be removed");
+        }
+        if let Some(Kind::Udp(port)) = open.as_deref().map(|open| &open.kind) {
+            port.change();
         }
         if !state.users.is_empty() {
             return;
@@ -313,81 +278,13 @@ impl Ports {
     }
 }
 
-impl OpenPort {
-    fn new(agent: &Agent, protocol: Protocol) -> Self {
-        let listeners = Arc::<Listeners>::default();
-        let kind = match protocol {
-            Protocol::Udp => Kind::Udp(Arc::new(UdpPort::new(agent))),
-            Protocol::Tcp => {
-                let told = Arc::clone(&listeners);
-                let settings = Settings {
-                    notices: Notices::new(move |notice| told.tell(&notice)),
-                    ..Settings::default()
-                };
-                let original = Arc::new(Original(agent.clone()));
-                Kind::Tcp(Arc::new(splitter::Port::new(original, settings)))
-            }
-        };
-        Self {
-            kind,
-            listeners,
-            traffic: watch::Sender::new(false),
-            mesh: Mutex::default(),
-        }
-    }
-
-    /// Learns to know what a session knows of the application: its certificate, its health probes.
-    async fn look_into(&self, agent: &Agent, wanted: &Wanted) -> Result<()> {
-        let Kind::Tcp(splitter) = &self.kind else {
-            return Ok(());
-        };
-        if let Some(content) = &wanted.request.tls {
-            let tls = certificates::tls(agent, wanted.port.number, content).await?;
-            splitter.set_tls(tls);
-        }
-        splitter.add_probe_paths(wanted.probe_paths.clone());
-        Ok(())
-    }
-
-    fn claim(&self, wanted: &Wanted, session: Arc<Queue>) -> Result<AnyClaim> {
-        let splitter = match &self.kind {
-            Kind::Udp(port) => return port.claim(wanted, session).map(AnyClaim::Udp),
-            Kind::Tcp(splitter) => splitter,
-        };
-        let claim = Claim {
-            holder: wanted.holder.clone(),
-            mode: wanted.mode,
-            filter: wanted.filter.clone(),
-            takes_probes: wanted.takes_probes,
-            answer_within: wanted.answer_within,
-            destination: session,
-        };
-        let guard = splitter.claims().claim(claim, wanted.on_conflict);
-        Ok(AnyClaim::Tcp(guard.map_err(Error::Claim)?))
-    }
-
-    fn mesh(&self) -> Option<Mesh> {
-        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_mesh(&self, mesh: Option<Mesh>) {
-        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner) = mesh;
-    }
-
-    /// Notes that something has arrived. Behind a sidecar everything seems to come from inside.
-    fn note_traffic(&self, client: SocketAddr, server: SocketAddr) {
-        if *self.traffic.borrow() {
-            return;
-        }
-        let is_own = client.ip().is_loopback() || client.ip() == server.ip();
-        if !is_own || self.mesh().is_some() {
-            self.traffic.send_replace(true);
-        }
-    }
-}
-
 /// Takes connections as long as there is a redirection.
-async fn accept_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>) {
+async fn accept_all(
+    agent: Agent,
+    redirect: Arc<Redirect>,
+    ports: Arc<OpenPorts>,
+    connections: Arc<OpenConnections>,
+) {
     // What had begun to connect when its port was given up.
     let unwanted = Arc::new(OpenPort::new(&agent, Protocol::Tcp));
     while let Ok(arrived) = redirect.accept().await {
@@ -396,12 +293,16 @@ async fn accept_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>
         let open = open.as_ref().unwrap_or(&unwanted);
         open.note_traffic(arrived.peer, arrived.original_destination);
         if let Kind::Tcp(splitter) = &open.kind {
-            tokio::spawn(serve(Arc::clone(splitter), arrived));
+            tokio::spawn(serve(
+                Arc::clone(splitter),
+                arrived,
+                Arc::clone(&connections),
+            ));
         }
     }
 }
 
-async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived) {
+async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, connections: Arc<OpenConnections>) {
     let arrival = Arrival {
         client: arrived.peer,
         server: arrived.original_destination,
@@ -411,8 +312,8 @@ async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived) {
     let _ = arrived.stream.set_nodelay(true);
     let fate = Arc::<Fate>::default();
     let client = FatefulSocket::new(arrived.stream, Side::Client, Some(Arc::clone(&fate)));
-    let serving = splitter.serve(Box::new(client), arrival);
-    fate.shared_by(serving).await;
+    let serving = Box::pin(splitter.serve(Box::new(client), arrival));
+    connections.serve(fate, serving).await;
 }
 
 /// Takes datagrams as long as there is a redirection.

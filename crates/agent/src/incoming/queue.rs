@@ -89,6 +89,10 @@ impl Queue {
         self.has_ended.send_replace(true);
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        *self.has_ended.borrow()
+    }
+
     /// Waits until no connection comes any more.
     pub(super) async fn ended(&self) {
         let mut has_ended = self.has_ended.subscribe();

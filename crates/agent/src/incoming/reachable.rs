@@ -29,8 +29,10 @@ impl Reachable {
         }
     }
 
-    /// Waits until the client can be reached, or is gone for good.
+    /// Waits until the client can be reached. One that is gone for good never is.
     pub(super) async fn found(mut self) {
-        let _ = self.0.wait_for(|is_reachable| *is_reachable).await;
+        if self.0.wait_for(|is_reachable| *is_reachable).await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }

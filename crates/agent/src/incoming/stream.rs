@@ -213,10 +213,15 @@ impl Writer {
         Ok(())
     }
 
-    fn end(&mut self, end: End) {
+    /// Says that nothing more comes, or that the client has broken off.
+    fn finish(&mut self) {
         let mut content = self.slot.content();
         if content.end == End::NotYet {
-            content.end = end;
+            let is_broken = self.fate.as_ref().is_some_and(|fate| fate.client_broke());
+            content.end = match is_broken {
+                true => End::Broken,
+                false => End::Ended,
+            };
             content.wake_reader();
         }
     }
@@ -225,11 +230,7 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         // As when a socket is closed.
-        let is_broken = self.fate.as_ref().is_some_and(|fate| fate.client_broke());
-        self.end(match is_broken {
-            true => End::Broken,
-            false => End::Ended,
-        });
+        self.finish();
     }
 }
 
@@ -296,7 +297,7 @@ impl AsyncWrite for SessionStream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.to_session.end(End::Ended);
+        self.to_session.finish();
         Poll::Ready(Ok(()))
     }
 }

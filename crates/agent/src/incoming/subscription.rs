@@ -82,23 +82,32 @@ impl Subscription {
             let place = places.borrow_and_update().clone();
             match place {
                 Place::Here(queue) => return queue.wait(from_session.take()?).await,
-                // Nothing of the body has been read when this fails, so it can be given to the next.
-                Place::There(peer) => tokio::select! {
-                    response = peer.accept(from_session.lend()) => {
-                        if response.is_ok() {
-                            return response;
-                        }
+                Place::There(peer) => {
+                    if let Some(response) = self.wait_at(&peer, &from_session).await {
+                        return Ok(response);
                     }
-                    () = self.reachable.clone().lost() => {
-                        self.reachable.clone().found().await;
-                        continue;
-                    }
-                },
+                }
                 Place::Nowhere => {}
                 Place::Ended => return Err(Error::SubscriptionEnded),
             }
             let changed = places.changed().await;
             changed.map_err(|_| Error::SubscriptionEnded)?;
+        }
+    }
+
+    /// Waits for a connection at another agent, while the session can be reached. None: the other agent is gone. Nothing of
+    /// the body has been read then, so it can be given to the next.
+    async fn wait_at(&self, peer: &Peer, from_session: &Lender) -> Option<Response<Body>> {
+        loop {
+            self.reachable.clone().found().await;
+            let response = tokio::select! {
+                biased;
+                () = self.reachable.clone().lost() => continue,
+                response = peer.accept(from_session.lend(&self.reachable)) => response,
+            };
+            if self.reachable.is_so() {
+                return response.ok();
+            }
         }
     }
 }

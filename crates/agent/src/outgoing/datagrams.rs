@@ -3,7 +3,7 @@
 //! As in a network, what nobody takes is dropped: the kernel's receive buffer is the only queue.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use protocol::outgoing::{DATAGRAM_BYTES, Datagram, DatagramDecoder};
 use rustix::buffer::spare_capacity;
-use rustix::net::{RecvFlags, SocketAddrAny, recvfrom};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketAddrAny, SocketType, recvfrom, sockopt};
 use tokio::io::Interest;
 use tokio::net::{UdpSocket, UnixDatagram};
 use tokio::sync::mpsc;
@@ -42,6 +43,10 @@ pub(crate) trait DatagramSocket: Send + Sync + 'static {
         payload: &[u8],
         to: Option<SocketAddr>,
     ) -> impl Future<Output = io::Result<usize>> + Send;
+    /// The client sends nothing more. True if the peer may go on, because each direction has its own end.
+    fn finish(&self) -> bool {
+        false
+    }
 }
 
 impl DatagramSocket for UdpSocket {
@@ -71,11 +76,19 @@ impl DatagramSocket for UnixDatagram {
     fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>> {
         // Packets end with an empty one.
         let (count, _) = either(|interest| self.try_io(interest, || receive(self, buffer)))?;
+        if count > buffer.len() {
+            return Err(Errno::MSGSIZE.into());
+        }
         Ok((count > 0).then_some(None))
     }
 
     async fn send(&self, payload: &[u8], _to: Option<SocketAddr>) -> io::Result<usize> {
         UnixDatagram::send(self, payload).await
+    }
+
+    fn finish(&self) -> bool {
+        let has_ends = sockopt::socket_type(self) == Ok(SocketType::SEQPACKET);
+        has_ends && self.shutdown(Shutdown::Write).is_ok()
     }
 }
 
@@ -102,7 +115,8 @@ pub(crate) async fn receive_one(socket: &UdpSocket) -> io::Result<Bytes> {
 
 fn receive(socket: impl AsFd, buffer: &mut BytesMut) -> io::Result<(usize, Option<SocketAddrAny>)> {
     let mut payload = Vec::with_capacity(DATAGRAM_BYTES);
-    let (count, _, from) = recvfrom(socket, spare_capacity(&mut payload), RecvFlags::empty())?;
+    // The length is told of what had no room, too.
+    let (_, count, from) = recvfrom(socket, spare_capacity(&mut payload), RecvFlags::TRUNC)?;
     buffer.extend_from_slice(&payload);
     Ok((count, from))
 }
@@ -115,11 +129,12 @@ pub(crate) fn relay<S: DatagramSocket>(socket: Arc<S>, to_peers: Incoming) -> Bo
         arrival: Box::pin(Arc::clone(&socket).receivable()),
         socket,
         failures,
+        goes_on: false,
         ended: false,
     })
 }
 
-/// Ends with the request body; that the channel is then closed ends the response body.
+/// Ends with the request body; that the channel is then closed ends the response body, unless its direction goes on.
 async fn send_all<S: DatagramSocket>(
     socket: Arc<S>,
     mut to_peers: Incoming,
@@ -156,6 +171,8 @@ struct FromPeers<S: DatagramSocket> {
     arrival: Pin<Box<dyn Future<Output = io::Result<()>> + Send>>,
     /// From the task that sends. Closed when the client has ended its direction.
     failures: mpsc::Receiver<i32>,
+    /// The client has ended its direction, and this one goes on.
+    goes_on: bool,
     ended: bool,
 }
 
@@ -195,14 +212,19 @@ impl<S: DatagramSocket> http_body::Body for FromPeers<S> {
         if this.ended {
             return Poll::Ready(None);
         }
-        match this.failures.poll_recv(context) {
-            Poll::Pending => {}
-            Poll::Ready(Some(number)) => {
-                let mut frames = BytesMut::new();
-                Datagram::Failed(number).encode(&mut frames);
-                return Poll::Ready(Some(Ok(Frame::data(frames.freeze()))));
+        if !this.goes_on {
+            match this.failures.poll_recv(context) {
+                Poll::Pending => {}
+                Poll::Ready(Some(number)) => {
+                    let mut frames = BytesMut::new();
+                    Datagram::Failed(number).encode(&mut frames);
+                    return Poll::Ready(Some(Ok(Frame::data(frames.freeze()))));
+                }
+                Poll::Ready(None) => {
+                    this.goes_on = this.socket.finish();
+                    this.ended = !this.goes_on;
+                }
             }
-            Poll::Ready(None) => this.ended = true,
         }
         while !this.ended {
             if ready!(this.arrival.as_mut().poll(context)).is_err() {

@@ -45,7 +45,10 @@ async fn check(world: &World, first: &Agent, second: &Agent) {
             panic!("it is refused");
         };
         assert_eq!(failure.errno(), Errno::Eaddrinuse);
-        assert!(failure.detail.starts_with("Ada already takes"), "{failure:?}");
+        assert!(
+            failure.detail.starts_with("Ada already takes"),
+            "{failure:?}"
+        );
     }
     let other = grace.subscribe(with_header(80, "Grace", "x-user: grace"));
     drop(other.await.unwrap());

@@ -19,7 +19,7 @@ fn socket(network: &Network, address: SocketAddr) -> UdpSocket {
 }
 
 /// A client that takes answers only from where it has sent to.
-async fn client(network: &Network, to: SocketAddr) -> UdpSocket {
+pub(crate) async fn client(network: &Network, to: SocketAddr) -> UdpSocket {
     let any = if to.is_ipv4() { "0.0.0.0" } else { "::" };
     let socket = socket(network, socket_address(any, 0));
     socket.connect(to).await.expect("there is a way");
@@ -27,7 +27,7 @@ async fn client(network: &Network, to: SocketAddr) -> UdpSocket {
 }
 
 /// Says who it is and what it got.
-fn start_application(network: &Network, port: u16) {
+pub(crate) fn start_application(network: &Network, port: u16) {
     for any in ["0.0.0.0", "::"] {
         // As most applications do, it binds to all addresses and shares its port with nobody.
         let network_socket = network.inside(|| match any {
@@ -58,7 +58,7 @@ fn start_application(network: &Network, port: u16) {
     }
 }
 
-async fn exchange(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
+pub(crate) async fn exchange(client: &UdpSocket, payload: &[u8]) -> Vec<u8> {
     client.send(payload).await.expect("it is sent");
     let mut buffer = vec![0; 65_535];
     let length = soon(client.recv(&mut buffer))

@@ -7,9 +7,13 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use agent::incoming::redirect::{Evidence, Port};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 
-use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, socket};
+use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, socket, soon};
+use crate::session::{whole_port, with_header};
+use crate::sharing::OwnProcess;
+use crate::web::{Site, serve};
 use crate::world::{FROM_OUTSIDE, TARGET_IPV4, enter, socket_address, world};
 
 const CLIENTS: usize = 8;
@@ -161,4 +165,53 @@ async fn ten_thousand_connections_at_a_time() {
     writeln!(stdin).unwrap();
     assert!(lines.any(|line| line == "echoed"));
     clients.wait().unwrap();
+}
+
+/// What an agent's process has of the machine's memory, in KiB.
+fn memory(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:"));
+    let number = line.unwrap().split_whitespace().nth(1).unwrap();
+    number.parse().unwrap()
+}
+
+/// Prints what it costs. Nothing is asserted about it: it depends on the build.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs root"]
+async fn a_thousand_idle_connections() {
+    let Some(world) = world() else { return };
+    agent::raise_descriptor_limit().unwrap();
+    let _site = Site::start(&world.target, 80, "original");
+    let _application = Application::start(&world.target, 81);
+    let agent = OwnProcess::start(&world);
+    let session = agent.session().await;
+    let filtered = session.subscribe(with_header(80, "Ada", "x-user: ada"));
+    let filtered = filtered.await.unwrap();
+    let _serving = filtered.serve(|_, stream| serve(stream, "ada"));
+    let whole = session.subscribe(whole_port(81, "Ada")).await.unwrap();
+    let _serving_whole = whole.serve(|_, stream| serve(stream, "ada"));
+    let request = |header: &str| format!("GET / HTTP/1.1\r\nhost: shop\r\n{header}\r\n");
+    for (kind, port, header) in [
+        ("unmatched", 80, ""),
+        ("matched", 80, "x-user: ada\r\n"),
+        ("whole", 81, ""),
+    ] {
+        let before = memory(agent.pid());
+        let to = socket_address(TARGET_IPV4, port);
+        let mut clients = Vec::new();
+        for _ in 0..1000 {
+            let mut client = Client::connect(&world.client, to).await;
+            client
+                .stream
+                .write_all(request(header).as_bytes())
+                .await
+                .unwrap();
+            let mut answer = [0; 256];
+            let length = soon(client.stream.read(&mut answer)).await.unwrap();
+            assert!(answer[..length].ends_with(b" / 0"));
+            clients.push(client);
+        }
+        let after = memory(agent.pid());
+        eprintln!("1000 idle connections, {kind}: {before} KiB before, {after} KiB with them");
+    }
 }

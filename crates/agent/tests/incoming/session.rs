@@ -35,7 +35,8 @@ const WAITING: usize = 8;
 #[derive(Clone)]
 pub(crate) struct Session {
     sender: http2::SendRequest<Body>,
-    connection: Arc<JoinHandle<()>>,
+    /// The agent's end, if it is here.
+    served: Option<Arc<JoinHandle<()>>>,
 }
 
 impl Session {
@@ -43,8 +44,13 @@ impl Session {
     pub(crate) async fn of(agent: &Agent) -> Self {
         let (near, far) = tokio::io::duplex(1024 * 1024);
         let agent = agent.clone();
-        tokio::spawn(async move { agent.serve_connection(far).await });
-        Self::over(near).await
+        let served = tokio::spawn(async move {
+            let _ = agent.serve_connection(far).await;
+        });
+        Self {
+            served: Some(Arc::new(served)),
+            ..Self::over(near).await
+        }
     }
 
     /// Speaks with an agent, and says Hello.
@@ -55,12 +61,10 @@ impl Session {
             .handshake(TokioIo::new(io))
             .await
             .expect("the agent speaks HTTP/2");
-        let connection = tokio::spawn(async move {
-            let _ = connection.await;
-        });
+        tokio::spawn(connection);
         let session = Self {
             sender,
-            connection: Arc::new(connection),
+            served: None,
         };
         let hello = HelloRequest {
             version: Some(VERSION),
@@ -75,9 +79,9 @@ impl Session {
         session
     }
 
-    /// Ends as a program ends that is killed.
-    pub(crate) fn kill(&self) {
-        self.connection.abort();
+    /// Loses the connection to the agent for good, as when the session's program is killed.
+    pub(crate) fn lose_connection(&self) {
+        self.served.as_ref().expect("the agent is here").abort();
     }
 
     pub(crate) async fn subscribe(
@@ -138,7 +142,13 @@ fn origin() -> http::Uri {
 }
 
 async fn next_event(events: &mut Streaming<SubscribeEvent>) -> Option<Event> {
-    let event = soon(events.message()).await.ok()??;
+    let event = match soon(events.message()).await {
+        Ok(event) => event?,
+        Err(status) => {
+            eprintln!("a subscription ended: {status}");
+            return None;
+        }
+    };
     Some(event.event.expect("an event that we know"))
 }
 

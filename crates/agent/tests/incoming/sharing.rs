@@ -5,16 +5,18 @@ use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net as std_unix;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, fs};
 
 use agent::Agent;
+use protocol::rpc::subscribe_event::Event;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-use crate::programs::soon;
+use crate::programs::{Client, soon};
 use crate::session::{Session, whole_port, with_header};
 use crate::web::{Site, ask, serve, try_ask};
-use crate::world::{TARGET_IPV4, World, socket_address, world};
+use crate::world::{TARGET_IPV4, World, rootless_world, socket_address, world};
 
 const ADA: &str = "x-user: ada\r\n";
 const GRACE: &str = "x-user: grace\r\n";
@@ -46,7 +48,22 @@ pub(crate) struct OwnProcess {
 
 impl OwnProcess {
     pub(crate) fn start(world: &World) -> Self {
-        let mut process = Command::new(env::current_exe().expect("the test's own program"))
+        let program = env::current_exe().expect("the test's own program");
+        Self::start_with(world, Command::new(program))
+    }
+
+    /// One that has all rights over its target, and none over the machine.
+    pub(crate) fn start_rootless(world: &World) -> Self {
+        let target = world.target.pid().to_string();
+        let mut command = Command::new("nsenter");
+        command
+            .args(["--user", "--target", &target])
+            .arg(env::current_exe().expect("the test's own program"));
+        Self::start_with(world, command)
+    }
+
+    fn start_with(world: &World, mut command: Command) -> Self {
+        let mut process = command
             .args(["--exact", "sharing::role_agent", "--ignored", "--nocapture"])
             .env(TARGET, world.target.pid().to_string())
             .stdin(Stdio::null())
@@ -122,6 +139,35 @@ async fn sessions_of_two_agents_share_a_port() {
     world.nothing_is_left().await;
 }
 
+#[tokio::test]
+#[ignore = "needs root"]
+async fn rights_over_the_targets_own_network_are_enough() {
+    let Some(world) = rootless_world() else {
+        return;
+    };
+    let _site = Site::start(&world.target, 80, "original");
+    let to = socket_address(TARGET_IPV4, 80);
+    let (mut first, second) = (
+        OwnProcess::start_rootless(&world),
+        OwnProcess::start_rootless(&world),
+    );
+    let (ada, grace) = (first.session().await, second.session().await);
+    let adas = ada.subscribe(with_header(80, "Ada", "x-user: ada"));
+    let adas = adas.await.unwrap();
+    let _serving_ada = adas.serve(|_, stream| serve(stream, "ada"));
+    let graces = grace.subscribe(with_header(80, "Grace", "x-user: grace"));
+    let graces = graces.await.unwrap();
+    let _serving_grace = graces.serve(|_, stream| serve(stream, "grace"));
+    for (header, answer) in [(ADA, "ada / 0"), (GRACE, "grace / 0"), ("", "original / 0")] {
+        assert_eq!(ask(&world.client, to, "/", header).await, answer);
+    }
+    first.kill();
+    let taken_over = async { while ask(&world.client, to, "/", GRACE).await != "grace / 0" {} };
+    soon(taken_over).await;
+    drop(graces);
+    world.nothing_is_left().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root"]
 async fn when_the_agent_that_redirects_is_killed_under_load_another_takes_over() {
@@ -147,23 +193,30 @@ async fn when_the_agent_that_redirects_is_killed_under_load_another_takes_over()
         assert_eq!(ask(&world.client, to, "/", header).await, answer);
     }
 
-    let mut answers = Vec::new();
+    let is_dead = AtomicBool::new(false);
     let load = async {
-        for _ in 0..50 {
-            answers.push(try_ask(&world.client, to, "/", GRACE).await);
+        let (mut lost, mut answered) = (0, 0);
+        while answered < 50 {
+            let began_after = is_dead.load(Ordering::SeqCst);
+            match try_ask(&world.client, to, "/", GRACE).await {
+                // What was under way is lost with the agent, and nothing else.
+                Err(error) => {
+                    assert!(!began_after, "{error}");
+                    lost += 1;
+                }
+                Ok(_) => answered += usize::from(began_after),
+            }
         }
+        eprintln!("{lost} requests were lost with the agent");
     };
     let kill = async {
-        tokio::task::spawn_blocking(move || first.kill()).await.unwrap();
+        let killed = tokio::task::spawn_blocking(move || first.kill());
+        killed.await.unwrap();
+        is_dead.store(true, Ordering::SeqCst);
     };
-    tokio::join!(load, kill);
-    // What was under way is lost with the agent; nothing else is.
-    let lost = answers.iter().filter(|answer| answer.is_err()).count();
-    assert!(lost <= 1, "{answers:?}");
+    soon(async { tokio::join!(load, kill) }).await;
     for (header, expected) in [(GRACE, "grace / 0"), (EDSGER, "edsger / 0")] {
-        let taken_over = async {
-            while ask(&world.client, to, "/", header).await != expected {}
-        };
+        let taken_over = async { while ask(&world.client, to, "/", header).await != expected {} };
         soon(taken_over).await;
     }
     assert_eq!(ask(&world.client, to, "/", ADA).await, "original / 0");
@@ -174,26 +227,72 @@ async fn when_the_agent_that_redirects_is_killed_under_load_another_takes_over()
 
 #[tokio::test]
 #[ignore = "needs root"]
+async fn an_agent_that_ends_hands_over_and_breaks_nothing_that_is_under_way() {
+    let Some(world) = world() else { return };
+    let _site = Site::start(&world.target, 80, "original");
+    let to = socket_address(TARGET_IPV4, 80);
+    let first = world.agent();
+    let ada = Session::of(&first).await;
+    let adas = ada.subscribe(with_header(80, "Ada", "x-user: ada"));
+    let mut adas = adas.await.unwrap();
+    let grace = Session::of(&world.agent()).await;
+    let graces = grace.subscribe(with_header(80, "Grace", "x-user: grace"));
+    let graces = graces.await.unwrap();
+
+    // Grace thinks about a request, and somebody else's connection is idle.
+    let mut idle = Client::connect(&world.client, to).await;
+    let request = b"GET /idle HTTP/1.1\r\nhost: shop\r\n\r\n";
+    idle.stream.write_all(request).await.unwrap();
+    let mut answer = [0; 1024];
+    let length = soon(idle.stream.read(&mut answer)).await.unwrap();
+    assert!(answer[..length].ends_with(b"original /idle 0"));
+    let asking = ask(&world.client, to, "/slow", GRACE);
+    let thinking = async {
+        let taken = graces.accept().await.unwrap();
+        let ending = tokio::spawn(async move { first.end().await });
+        assert_eq!(adas.event().await, Some(Event::TrafficSeen(true)));
+        assert_eq!(adas.event().await, None);
+        // The idle connection ends, and the agent waits for the other.
+        assert_eq!(soon(idle.stream.read(&mut answer)).await.unwrap(), 0);
+        assert!(!ending.is_finished());
+        serve(taken.into_stream().await, "grace").await;
+        soon(ending).await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(asking, thinking);
+    assert_eq!(answer, "grace /slow 0");
+    let _serving = graces.serve(|_, stream| serve(stream, "grace"));
+    let taken_over = async { while ask(&world.client, to, "/", GRACE).await != "grace / 0" {} };
+    soon(taken_over).await;
+    drop(graces);
+    world.nothing_is_left().await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
 async fn who_does_not_know_the_secret_gets_nothing() {
     let Some(world) = world() else { return };
     let ada = Session::of(&world.agent()).await;
     let _adas = ada.subscribe(whole_port(80, "Ada")).await.unwrap();
+    // The kernel keeps it with the claim on the port, and tells it to nobody without rights over the network.
+    let table = "nft list table inet standin-tcp-80";
+    let shown = world.target.run(table);
+    assert!(shown.contains("standin-tcp-80"), "{shown}");
+    let ordinary = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    let mut refused = world.target.command(&format!("{ordinary} {table}"));
+    let refused = refused.stderr(Stdio::null()).status().unwrap();
+    assert!(!refused.success());
     let sockets = fs::read_to_string(format!("/proc/{}/net/unix", world.target.pid())).unwrap();
     let name = sockets.split('@').find(|name| name.starts_with("standin-"));
     let name = name.unwrap().split_whitespace().next().unwrap();
     let address = std_unix::SocketAddr::from_abstract_name(name).unwrap();
-    let mut stream = world.target.inside(|| {
+    let stream = world.target.inside(|| {
         let stream = std_unix::UnixStream::connect_addr(&address).unwrap();
         stream.set_nonblocking(true).unwrap();
         stream
     });
     // As many bytes as a secret has, then what would follow.
     let said = [&[7; 16][..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"].concat();
-    let mut stream = UnixStream::from_std(std::mem::replace(
-        &mut stream,
-        std_unix::UnixStream::pair().unwrap().0,
-    ))
-    .unwrap();
+    let mut stream = UnixStream::from_std(stream).unwrap();
     stream.write_all(&said).await.unwrap();
     let mut answer = Vec::new();
     // Closed, or reset because something was not read.

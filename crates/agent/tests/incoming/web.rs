@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::programs::{soon, socket};
+use crate::programs::{socket, soon};
 use crate::world::Network;
 
 /// Answers all requests of a connection.
@@ -75,11 +75,15 @@ pub(crate) async fn try_ask(
     let socket = network.inside(|| socket(to));
     let mut stream = soon(socket.connect(to)).await?;
     let head = format!("GET {path} HTTP/1.1\r\nhost: shop\r\nconnection: close\r\n");
-    stream.write_all(format!("{head}{headers}\r\n").as_bytes()).await?;
+    stream
+        .write_all(format!("{head}{headers}\r\n").as_bytes())
+        .await?;
     let mut answer = String::new();
     soon(stream.read_to_string(&mut answer)).await?;
     match answer.split_once("\r\n\r\n") {
         Some((_, body)) => Ok(body.to_owned()),
-        None => Err(io::Error::other(format!("an answer was cut short: {answer:?}"))),
+        None => Err(io::Error::other(format!(
+            "an answer was cut short: {answer:?}"
+        ))),
     }
 }

@@ -29,13 +29,22 @@ pub(crate) struct World {
 
 /// Makes both networks, or says why it cannot.
 pub(crate) fn world() -> Option<World> {
+    world_with(&["--net"])
+}
+
+/// The same, with a target in a user namespace of its own, as a container of an ordinary user has it.
+pub(crate) fn rootless_world() -> Option<World> {
+    world_with(&["--user", "--map-root-user", "--net"])
+}
+
+fn world_with(targets_namespaces: &[&str]) -> Option<World> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: making networks needs root");
         return None;
     }
     let world = World {
-        target: Network::new(),
-        client: Network::new(),
+        target: Network::new(targets_namespaces),
+        client: Network::new(&["--net"]),
     };
     let peer = world.client.pid().to_string();
     let cable = "link add eth0 type veth peer name eth0 netns";
@@ -65,7 +74,7 @@ impl World {
 
     /// A third network, which the client reaches through the target.
     pub(crate) fn beyond(&self) -> Network {
-        let beyond = Network::new();
+        let beyond = Network::new(&["--net"]);
         let peer = beyond.pid();
         let cable = "link add eth1 type veth peer name eth0 netns";
         self.target.run(&format!("ip {cable} {peer}"));
@@ -113,9 +122,10 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    fn new() -> Self {
+    fn new(namespaces: &[&str]) -> Self {
         let mut resident = Command::new("unshare")
-            .args(["--net", "sh", "-c"])
+            .args(namespaces)
+            .args(["sh", "-c"])
             .arg("ip link set lo up && echo ready && exec cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -158,10 +168,18 @@ impl Network {
         self.feed(command, "")
     }
 
-    pub(crate) fn feed(&self, command: &str, input: &str) -> String {
-        let mut running = Command::new("nsenter")
+    /// A program that is to run inside.
+    pub(crate) fn command(&self, command: &str) -> Command {
+        let mut inside = Command::new("nsenter");
+        inside
             .args(["--target", &self.pid().to_string(), "--net"])
-            .args(command.split(' '))
+            .args(command.split(' '));
+        inside
+    }
+
+    pub(crate) fn feed(&self, command: &str, input: &str) -> String {
+        let mut running = self
+            .command(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -32,11 +32,17 @@ fn program(command: &[OsString]) -> String {
     let script = rest
         .iter()
         .find(|argument| !argument.to_string_lossy().starts_with('-'))
-        .filter(|argument| Path::new(argument).extension().is_some());
+        .filter(|argument| is_file_name(&argument.to_string_lossy()));
     match script {
         Some(script) => format!("{} {}", name(first), name(script)),
         None => name(first),
     }
+}
+
+/// Code on a command line is no name, and nobody's business.
+fn is_file_name(text: &str) -> bool {
+    let is_plain = |character: char| character.is_alphanumeric() || "._-/+".contains(character);
+    text.chars().all(is_plain) && Path::new(text).extension().is_some()
 }
 
 #[cfg(test)]
@@ -52,6 +58,7 @@ mod tests {
             ),
             (&["./checkout", "--port", "80"], "checkout"),
             (&["npm", "start"], "npm"),
+            (&["node", "-e", "serve({ key: 1.5 })"], "node"),
             (&[], ""),
         ] {
             let command: Vec<OsString> = command.iter().map(OsString::from).collect();

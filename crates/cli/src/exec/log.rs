@@ -51,7 +51,10 @@ pub(crate) fn start(verbosity: Verbosity, file: Option<PathBuf>) -> Result<Optio
         Some(file) => file,
         None => default_file()?,
     };
-    let file = create(&path).with_context(|| format!("cannot write the log {}", path.display()))?;
+    let file = create(&path).with_context(|| {
+        let path = path.display();
+        format!("cannot write the log {path}: name a file that you may write with --log-file")
+    })?;
     let targets = Targets::new()
         .with_default(LevelFilter::WARN)
         .with_targets(OURS.iter().map(|name| (*name, verbosity.level())));
@@ -89,7 +92,10 @@ fn default_file() -> Result<PathBuf> {
             .mode(0o700)
             .recursive(true)
             .create(&folder)
-            .with_context(|| format!("cannot make the folder {} for logs", folder.display()))?;
+            .with_context(|| {
+                let folder = folder.display();
+                format!("cannot make the folder {folder} for logs: name a file with --log-file")
+            })?;
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let seconds = now.map_or(0, |now| now.as_secs());

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::notices::{Kind, Notices, Verdict};
 use crate::environment::{NO_COLOR, TERM};
 
 /// How often the time of a step that takes long is shown anew.
@@ -30,8 +31,9 @@ struct State {
     color: bool,
     steps: Vec<(&'static str, Duration)>,
     current: Option<(&'static str, Instant)>,
-    /// Things that are worth being said, and not twice.
+    /// What was said of the settings, which is not said twice.
     said: HashSet<String>,
+    notices: Notices,
 }
 
 impl Progress {
@@ -46,6 +48,7 @@ impl Progress {
             steps: Vec::new(),
             current: None,
             said: HashSet::new(),
+            notices: Notices::default(),
         })));
         if line {
             refresh(Arc::downgrade(&progress.0));
@@ -95,6 +98,29 @@ impl Progress {
         tracing::warn!("{text}");
         if state.said.insert(text.to_owned()) {
             state.print(text);
+        }
+    }
+
+    /// Tells the user something about a file or a program, once, and not of any number of them.
+    pub(super) fn say_some(&self, kind: Kind, text: &str) {
+        let mut state = self.state();
+        tracing::warn!("{text}");
+        match state.notices.judge(kind, text) {
+            Verdict::Say => state.print(text),
+            Verdict::SayThatThereAreMore => {
+                state.print("there are more messages of this kind; with -v, all are in the log");
+            }
+            Verdict::Silence => {}
+        }
+    }
+
+    pub(crate) fn say_what_was_left_out(&self) {
+        let state = self.state();
+        let left_out = state.notices.left_out();
+        if left_out > 0 {
+            state.print(&format!(
+                "{left_out} more such messages were left out; with -v, all are in the log"
+            ));
         }
     }
 

@@ -35,6 +35,42 @@ fn an_agent_that_is_killed_is_replaced() {
 }
 
 #[test]
+fn files_that_were_open_at_an_agent_that_was_killed_are_stale_and_are_opened_again() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let file = standin.write("remote", "content");
+    let settings = format!("feature: {{fs: {{read_write: ['^{}$']}}}}", file.display());
+    let settings = standin.write("settings.yaml", settings);
+    let script = r#"
+        my $file = shift;
+        open(my $old, "+<", $file) or die;
+        print STDERR "open\n";
+        select(undef, undef, undef, 0.02) until -e "done";
+        my $written = syswrite($old, "lost");
+        print STDERR "old: ", defined $written ? "written" : $!, "\n";
+        open(my $new, "<", $file) or die;
+        # What is changed through a descriptor asks the target about the file.
+        print STDERR "new: ", chmod(0600, $new) ? (stat $new)[7] : $!, "\n";
+        print STDERR "new: ", scalar <$new>, "\n";
+    "#;
+    let mut command = standin.command(["exec", "-t", &target.name()]);
+    command.arg("-f").arg(&settings);
+    command
+        .args(["--", "perl", "-e", script])
+        .arg(&file)
+        .stdout(Stdio::null());
+    let mut session = Running::start(command);
+    session.until_said("open");
+    let agent = Pid::from_raw(session.agent().try_into().unwrap());
+    kill(agent, Signal::SIGKILL).unwrap();
+    session.until_said("standin: the session goes on with another agent");
+    standin.write("done", "");
+    session.until_said("old: Stale file handle");
+    session.until_said("new: 7");
+    session.until_said("new: content");
+    session.wait().expect(0);
+}
+
+#[test]
 fn without_an_agent_the_program_goes_on_and_calls_fail() {
     let target = Target::new();
     let standin = Standin::new();
@@ -86,7 +122,12 @@ fn a_given_agent_that_is_restarted_is_greeted_again() {
     session.until_said("readable");
     standin.write("done", "");
     session.wait().expect(3);
-    drop(agent);
+    until("the agent says that its client has gone", || {
+        agent.said().contains("a client has gone")
+    });
+    let said = agent.said();
+    let (_, since) = said.split_once("a client has come").unwrap();
+    assert!(!since.contains("WARN"), "an end is no warning: {said}");
 }
 
 #[test]
@@ -113,4 +154,33 @@ fn an_agent_without_descriptors_goes_on_when_it_has_some_again() {
     limit("256");
     assert!(waiting.wait().unwrap().success());
     drop(silent);
+}
+
+#[test]
+fn a_file_that_is_read_and_written_here_in_place_of_the_targets_is_told() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let script = ": <>/etc/hostname; : <>/etc/hostname; until test -e done; do sleep 0.02; done";
+    let mut session = Running::start(standin.session(&target.name(), &[], script));
+    session.until_said("standin: /etc/hostname is at the target, and was opened for reading and");
+    standin.write("done", "");
+    let ended = session.wait();
+    ended.expect(0);
+    assert_eq!(ended.stderr.matches("/etc/hostname is").count(), 1);
+}
+
+#[test]
+fn the_most_talkative_log_explains_decisions() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let log = standin.path("log");
+    let options = ["-vvv", "--log-file", log.to_str().unwrap()];
+    let script = "cat /etc/hostname; : </dev/tcp/127.0.0.1/9; true";
+    let session = standin.session(&target.name(), &options, script).output();
+    assert!(session.unwrap().status.success());
+    let log = fs::read_to_string(log).unwrap();
+    for expected in [
+        "path=/etc/hostname intent=Read choice=Remote(\"/etc/hostname\") rule=\"built-in list of configuration\"",
+        "destination=Internet(127.0.0.1:9) choice=Remote rule=\"feature.network.outgoing\"",
+    ] {
+        assert!(log.contains(expected), "{expected} in\n{log}");
+    }
 }

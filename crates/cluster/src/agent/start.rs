@@ -125,11 +125,10 @@ async fn pod_of_job(cluster: &Cluster, namespace: &str, job: &str) -> Result<Str
             Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
                 return Ok(pod.name_any());
             }
-            Ok(_) => {}
             Err(watcher::Error::InitialListFailed(error)) => {
                 return Err(Error::api("find the agent's pod", error));
             }
-            Err(_) => {}
+            Ok(_) | Err(_) => {}
         }
     }
     std::future::pending().await

@@ -61,7 +61,7 @@ pub struct IncomingSettings {
     pub flush_connections: bool,
 
     /// How long the process may take to begin an answer to a stolen request. Then the target's application gets the
-    /// request, and for a while those after it.
+    /// request, and for a while those after it. By default 30 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "Patience::json_schema", extend("examples" = ["10s"]))]
     pub answer_within: Option<Patience>,

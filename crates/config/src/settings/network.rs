@@ -41,7 +41,7 @@ pub struct OutgoingSettings {
     /// Whether UDP packets leave from the target.
     pub udp: bool,
 
-    /// Unix sockets at the target, as regular expressions for their paths as the process gives them. All others are local.
+    /// Unix sockets at the target, as regular expressions for their absolute paths. All others are local.
     #[schemars(extend("examples" = [["^/run/shop/"]]))]
     pub unix_streams: List<RegexText>,
 

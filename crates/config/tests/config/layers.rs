@@ -102,6 +102,7 @@ fn the_effective_configuration_has_reasons_and_no_secrets() {
         "feature.env.override.PASSWORD = (hidden) (--password)",
         "feature.env.env_file = null (default)",
         "feature.fs.mode = \"read\" (standin.yaml:5:7)",
+        "feature.fs.mapping = {} (default)",
         "feature.network.outgoing.filter.local = [\"db\"] (standin.yaml:6:40)",
         "target.path = \"deployment/checkout\" (standin.yaml:2:9)",
     ] {

@@ -10,6 +10,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, pivot_root, sethostname};
 
+use super::application;
 use super::ground::ip;
 use super::network::{DOMAIN, HOST_NAME, NAMESERVER, TARGET, TARGET6};
 
@@ -41,6 +42,7 @@ pub(super) fn main() -> Result<()> {
     set_up_network()?;
     sethostname(HOST_NAME)?;
     become_root_of_nothing().context("a root file system of our own")?;
+    application::start()?;
     say("ready")?;
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

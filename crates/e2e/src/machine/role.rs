@@ -6,7 +6,7 @@ use std::process::{self, Command};
 
 use anyhow::{Context as _, Result};
 
-use super::{ground, inside};
+use super::{ground, hyper, inside};
 use crate::fixture::Recipe;
 
 /// Unlikely enough to never be a word of a test's own command line.
@@ -18,6 +18,8 @@ pub(super) enum Role {
     Ground,
     /// The target itself.
     Target,
+    /// A server that stands in.
+    Hyper,
 }
 
 impl Role {
@@ -25,6 +27,7 @@ impl Role {
         match self {
             Role::Ground => "ground",
             Role::Target => "target",
+            Role::Hyper => "hyper",
         }
     }
 
@@ -49,9 +52,10 @@ pub fn run_if_asked() {
     let result = match arguments.next().as_deref() {
         Some("ground") => ground::main(),
         Some("target") => inside::main(),
+        Some("hyper") => hyper::main(arguments.next()),
         Some("compile") => compile(arguments.next()),
         _ => Err(anyhow::anyhow!(
-            "usage: {MARKER} ground|target|compile FOLDER"
+            "usage: {MARKER} ground|target|hyper PORT|compile FOLDER"
         )),
     };
     if let Err(error) = result {

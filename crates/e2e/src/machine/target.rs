@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
@@ -62,6 +62,21 @@ impl Target {
 
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// A command in the network beside the target, from where its clients come.
+    pub fn outside(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/proc/{}/ns/net", self.ground.id()))
+            .args(["--", program])
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The process that `network::SERVER` is.
+    pub fn ground(&self) -> u32 {
+        self.ground.id()
     }
 
     /// Where a path of the target is for this program.

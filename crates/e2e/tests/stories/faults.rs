@@ -86,7 +86,7 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
 
 /// One function of the fixture, in a session in which files are written at the target.
 fn faults(target: &Target, function: &str) -> Result<Command> {
-    let program = Program::script("python3", "faults/faults.py").argument(function);
+    let program = Program::script("python3", "programs/faults/faults.py").argument(function);
     let mut command = programs()?.exec(target, &program.command);
     program
         .prepare(&mut command)

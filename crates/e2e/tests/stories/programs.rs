@@ -61,20 +61,20 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
         }),
         ("a_musl_program_stands_in", || compiled(Recipe::C_MUSL)),
         ("a_python_program_stands_in", || {
-            Ok(Program::script("python3", "python/tour.py"))
+            Ok(Program::script("python3", "programs/python/tour.py"))
         }),
         ("a_node_program_stands_in", || {
-            Ok(Program::script("node", "node/tour.mjs"))
+            Ok(Program::script("node", "programs/node/tour.mjs"))
         }),
         ("a_java_program_stands_in", java),
         ("a_bash_script_stands_in", || {
-            Ok(Program::script("bash", "bash/tour.sh"))
+            Ok(Program::script("bash", "programs/bash/tour.sh"))
         }),
         ("a_perl_program_stands_in", || {
-            Ok(Program::script("perl", "perl/tour.pl"))
+            Ok(Program::script("perl", "programs/perl/tour.pl"))
         }),
         ("a_tree_of_programs_stands_in", || {
-            Ok(Program::script("sh", "tree/tour.sh"))
+            Ok(Program::script("sh", "programs/tree/tour.sh"))
         }),
     ];
     kinds

@@ -1,15 +1,17 @@
 //! What stories of sessions share: the programs of this repository, and those that stand in.
 
 use std::env;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use anyhow::{Result, anyhow};
-use e2e::machine::Programs;
-use e2e::{Stage, Story, environment};
+use anyhow::{Context as _, Result, anyhow};
+use e2e::machine::{Ended, Programs};
+use e2e::{Stage, Story, environment, until};
 use lab::standind::{self, Profile};
 use lab::{Paths, Progress};
+use tempfile::TempDir;
 
 /// `standin` and `standind`.
 pub(crate) fn programs() -> Result<Programs> {
@@ -22,6 +24,78 @@ pub(crate) fn cache() -> PathBuf {
         || Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs"),
         PathBuf::from,
     )
+}
+
+/// A session that is watched while it runs. It ends with this value.
+pub(crate) struct Running {
+    process: Child,
+    folder: TempDir,
+}
+
+impl Running {
+    /// Starts a session whose settings are variables, by the ends of their names.
+    pub(crate) fn start(mut command: Command, settings: &[(&str, &str)]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        for (name, value) in settings {
+            command.env(format!("STANDIN_{name}"), value);
+        }
+        let process = command
+            .stdout(File::create(folder.path().join("stdout"))?)
+            .stderr(File::create(folder.path().join("stderr"))?)
+            .spawn()?;
+        Ok(Running { process, folder })
+    }
+
+    /// What the program has printed.
+    pub(crate) fn stdout(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.path().join("stdout"))?)
+    }
+
+    /// What `standin` has said, and the program.
+    pub(crate) fn stderr(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.path().join("stderr"))?)
+    }
+
+    pub(crate) async fn says(&self, words: &str) -> Result<()> {
+        let what = format!("the session to say {words:?}");
+        let waited = until(&what, async || {
+            Ok(self.stderr()?.contains(words).then_some(()))
+        });
+        waited.await.with_context(|| self.report())
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self) -> Result<Ended> {
+        let status = self.process.wait()?;
+        Ok(Ended::new(self.stdout()?, self.stderr()?, status))
+    }
+
+    /// As a user who is in a hurry ends it.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn report(&self) -> String {
+        let text = |said: Result<String>| said.unwrap_or_else(|error| format!("{error:#}"));
+        format!(
+            "--- stdout\n{}--- stderr\n{}",
+            text(self.stdout()),
+            text(self.stderr())
+        )
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 /// `standin`, for the cluster of a stage. Its agents have the image of this repository, which is loaded once.

@@ -1,7 +1,7 @@
 //! Doing what a call asks for, with the files of the target or of this machine.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::write_structure;
 use crate::host::{Answer, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles};
 use crate::metadata::{Moment, SetTime, Times};
 use crate::notification::Notification;
-use crate::process::creation_mask_of;
+use crate::process::{copy_descriptor_of, creation_mask_of};
 use crate::supervisor::Supervisor;
 use crate::{Errno, Metadata};
 
@@ -45,6 +45,9 @@ pub(super) fn perform(
         }
         [Place::Machine(path), Place::Machine(second)] => {
             on_machine(supervisor, &notification, request, path, second)
+        }
+        [Place::Open(process, number), Place::Remote { seen, target }] => {
+            name_open_file(supervisor, (*process, *number), seen, target)
         }
         [Place::Remote { seen, target }] => remotely(
             supervisor,
@@ -116,9 +119,32 @@ fn remotely(
     check_end(files, request, target)?;
     let outcome = do_it(files, notification, request, target, second);
     if let Ok(Outcome::Descriptor(descriptor)) = &outcome {
-        supervisor.files.remember(descriptor, seen);
+        match request.operation {
+            Operation::Open { flags, .. } if flags & libc::O_TMPFILE == libc::O_TMPFILE => {
+                supervisor.files.remember(descriptor, &unnamed(seen));
+            }
+            _ => supervisor.files.remember(descriptor, seen),
+        }
     }
     outcome
+}
+
+/// What the kernel calls a file of a directory that has no name.
+fn unnamed(directory: &Path) -> PathBuf {
+    directory.join("# (deleted)")
+}
+
+fn name_open_file(
+    supervisor: &Supervisor,
+    (process, number): (libc::pid_t, RawFd),
+    seen: &Path,
+    target: &Path,
+) -> Answer<Outcome> {
+    let file = copy_descriptor_of(process, number)?;
+    let files = supervisor.host.files();
+    files.name_open_file(file.as_fd(), target)?;
+    supervisor.files.remember(&file, seen);
+    Ok(().into())
 }
 
 fn answer_link(notification: &Notification, request: &Request, content: &Path) -> Answer<Outcome> {
@@ -227,7 +253,7 @@ fn check_end(files: &dyn RemoteFiles, request: &Request, target: &Path) -> Answe
     }
 }
 
-fn check_directory(metadata: &Metadata) -> Result<(), Errno> {
+pub(super) fn check_directory(metadata: &Metadata) -> Result<(), Errno> {
     if metadata.mode & libc::S_IFMT == libc::S_IFDIR {
         Ok(())
     } else {
@@ -255,23 +281,9 @@ fn do_it(
     match request.operation {
         Operation::Chroot => Err(Errno::EPERM.into()),
         Operation::Unsupported => Err(Errno::EOPNOTSUPP.into()),
-        Operation::Open {
-            flags,
-            mode,
-            resolve,
-        } => {
-            let directory = if wants_directory {
-                libc::O_DIRECTORY
-            } else {
-                0
-            };
-            let options = OpenOptions {
-                flags: (transferable(flags) | directory) & !libc::O_CLOEXEC,
-                mode: mode & !creation_mask_of(from.thread()),
-                // The path is absolute by now, and what it may not leave was for the caller's path.
-                resolve: resolve
-                    & !(libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT | libc::RESOLVE_CACHED),
-            };
+        Operation::Open { .. } => {
+            let mask = creation_mask_of(from.thread());
+            let options = open_options(request, mask).ok_or(Errno::EINVAL)?;
             still_wanted(from)?;
             Ok(Outcome::Descriptor(files.open(path, &options)?))
         }
@@ -357,6 +369,35 @@ fn change(
         }
         _ => Err(Instead::Local),
     }
+}
+
+/// How a file is to be opened, by a caller with this mask. `None` if that is not what is asked for.
+pub(super) fn open_options(request: &Request, mask: u32) -> Option<OpenOptions> {
+    let Operation::Open {
+        flags,
+        mode,
+        resolve,
+    } = request.operation
+    else {
+        return None;
+    };
+    let directory = if request.path.wants_directory() {
+        libc::O_DIRECTORY
+    } else {
+        0
+    };
+    Some(OpenOptions {
+        flags: (transferable(flags) | directory) & !libc::O_CLOEXEC,
+        mode: mode & !mask,
+        // The path is absolute by now, and what it may not leave was for the caller's path.
+        resolve: resolve & !(libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT | libc::RESOLVE_CACHED),
+    })
+}
+
+/// Whether an open may make or empty a file.
+pub(super) fn open_changes(flags: i32) -> bool {
+    let changes = libc::O_CREAT | libc::O_TRUNC;
+    flags & changes != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE
 }
 
 /// The kernel does not let an `O_PATH` descriptor be given to another process, so that one gets a readable one.

@@ -141,6 +141,10 @@ impl Operation {
                 let writes = libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
                 if flags & libc::O_PATH != 0 {
                     Intent::Look
+                } else if flags & libc::O_ACCMODE == libc::O_RDWR
+                    && flags & (libc::O_TRUNC | libc::O_EXCL | libc::O_DIRECTORY) == 0
+                {
+                    Intent::ReadAndWrite
                 } else if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & writes != 0 {
                     Intent::Write
                 } else {
@@ -287,6 +291,7 @@ impl Request {
             _ => return Self::read_property(call, from),
         };
         path.follow = call == Call::LinkAt && from.int(4) & libc::AT_SYMLINK_FOLLOW != 0;
+        path.empty = call == Call::LinkAt && from.int(4) & libc::AT_EMPTY_PATH != 0;
         Ok(Some(Self {
             operation,
             path,

@@ -33,6 +33,8 @@ pub(super) enum Place {
         /// Its name at the target.
         target: PathBuf,
     },
+    /// Open, by the descriptor of a process, and perhaps without a name.
+    Open(libc::pid_t, RawFd),
     /// The path is a descriptor's or working directory's link in `/proc`, and its content is for us to tell.
     Link(PathBuf),
     Refused(Errno),
@@ -77,6 +79,15 @@ pub(super) fn places(
         enters: request.operation == Operation::Chdir,
         effort,
     };
+    if let (Operation::HardLink, Some(second)) = (request.operation, &request.second)
+        && let Some((process, number)) = resolver.descriptor(&request.path)
+        && opened_path(supervisor, process, number).is_some()
+    {
+        return Some(match resolver.place(second)?.0 {
+            second @ Place::Remote { .. } => vec![Place::Open(process, number), second],
+            _ => vec![Place::Refused(Errno::EXDEV)],
+        });
+    }
     let first = resolver.place(&request.path)?;
     let Some(second) = &request.second else {
         let is_link_read = matches!(request.operation, Operation::ReadLink { .. });
@@ -144,6 +155,25 @@ impl Resolver<'_> {
         ))
     }
 
+    /// The descriptor that a path stands for: it is empty, or a link in `/proc` that is followed.
+    fn descriptor(&self, argument: &PathArgument) -> Option<(libc::pid_t, RawFd)> {
+        if argument.path.is_empty() {
+            return argument.empty.then_some((self.thread, argument.directory));
+        }
+        let path = normalized(Path::new(OsStr::from_bytes(&argument.path)));
+        if !argument.follow || !path.is_absolute() || !names_descriptor(&path) {
+            return None;
+        }
+        let own = ["/proc/self/fd", "/proc/thread-self/fd", "/dev/fd"];
+        if let Some(number) = own.iter().find_map(|own| path.strip_prefix(own).ok()) {
+            return Some((self.thread, number.to_str()?.parse().ok()?));
+        }
+        match process_link(&path)? {
+            (process, ProcessLink::Descriptor(number)) => Some((process, number)),
+            (_, ProcessLink::Directory) => None,
+        }
+    }
+
     fn choose(&self, seen: &Path, detached: bool) -> Place {
         match self.supervisor.host.choose_path(seen, self.intent) {
             PathChoice::Local if detached => Place::Machine(seen.to_path_buf()),
@@ -184,19 +214,13 @@ impl Resolver<'_> {
 
     /// Where a relative path starts, and whether the kernel is wrong about it.
     fn start(&self, directory: RawFd) -> Option<(PathBuf, bool)> {
-        let link = if directory == libc::AT_FDCWD {
-            if let Some(path) = self.supervisor.processes.directory_of(self.thread) {
-                return Some((path, true));
-            }
-            format!("/proc/{}/cwd", self.thread)
-        } else {
-            if let Some((path, _)) = opened_path(self.supervisor, self.thread, directory) {
-                return Some((path, true));
-            }
-            format!("/proc/{}/fd/{directory}", self.thread)
-        };
-        let path = std::fs::read_link(link).ok()?;
-        path.is_absolute().then_some((path, false))
+        if directory == libc::AT_FDCWD {
+            return working_directory(self.supervisor, self.thread);
+        }
+        if let Some((path, _)) = opened_path(self.supervisor, self.thread, directory) {
+            return Some((path, true));
+        }
+        linked(&format!("/proc/{}/fd/{directory}", self.thread))
     }
 
     fn resolve(&self, whole: &Path, follow: bool, detached: bool) -> Option<Resolved> {
@@ -429,6 +453,22 @@ enum Link {
 struct Special {
     link: ProcessLink,
     content: PathBuf,
+}
+
+/// The directory in which a thread is, and whether the kernel is wrong about it.
+pub(crate) fn working_directory(
+    supervisor: &Supervisor,
+    thread: libc::pid_t,
+) -> Option<(PathBuf, bool)> {
+    match supervisor.processes.directory_of(thread) {
+        Some(path) => Some((path, true)),
+        None => linked(&format!("/proc/{thread}/cwd")),
+    }
+}
+
+fn linked(link: &str) -> Option<(PathBuf, bool)> {
+    let path = std::fs::read_link(link).ok()?;
+    path.is_absolute().then_some((path, false))
 }
 
 /// The path under which a descriptor of the application was opened, if it is of a remote file.

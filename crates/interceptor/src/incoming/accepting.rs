@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Incoming, Socket, encode_shown};
+use super::{Incoming, Socket, encode_shown, family_of};
 use crate::Errno;
 use crate::notification::Notification;
 use crate::outgoing::{Transport, internet, write_address};
@@ -45,13 +45,18 @@ struct State {
 struct Accepted {
     socket: OwnedFd,
     from: Vec<u8>,
+    /// Whether it came back before: who watches the socket was told then, and still is.
+    has_returned: bool,
 }
 
 /// The way in which a call accepts.
 #[derive(Debug, Clone, Copy)]
 struct Manner {
     close_on_exec: bool,
+    /// Of the connection.
     nonblocking: bool,
+    /// Whether it waits for a connection.
+    waits: bool,
 }
 
 impl Manner {
@@ -65,6 +70,7 @@ impl Manner {
         (flags & !known == 0).then_some(Self {
             close_on_exec: flags & libc::SOCK_CLOEXEC != 0,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+            waits: true,
         })
     }
 }
@@ -82,12 +88,16 @@ pub(super) fn decide(
     let Some(listener) = supervisor.incoming.get(cookie) else {
         return Ok(Decision::Pass);
     };
-    if !socket::is_nonblocking(theirs.as_fd()) {
+    let manner = Manner {
+        waits: !socket::is_nonblocking(theirs.as_fd()),
+        ..manner
+    };
+    if manner.waits {
         return Ok(Decision::later(move |supervisor, call| {
             wait(&supervisor.incoming, &listener, theirs, call, manner);
         }));
     }
-    Ok(Decision::now(move |supervisor, call| {
+    Ok(Decision::begin(move |supervisor, call| {
         match take(&supervisor.incoming, &listener, &theirs, manner) {
             Ok(accepted) => give(&supervisor.incoming, &listener, accepted, call, manner),
             Err(errno) => call.fail(errno),
@@ -107,9 +117,8 @@ fn take(
         socket::set_nonblocking(accepted.socket.as_fd(), manner.nonblocking)?;
         return Ok(accepted);
     }
-    let waits = !socket::is_nonblocking(theirs.as_fd());
     loop {
-        if waits && !is_readable(theirs.as_fd()) {
+        if manner.waits && !is_readable(theirs.as_fd()) {
             return Err(Errno::EAGAIN);
         }
         let (socket, from) = socket::accept(theirs.as_fd(), manner.nonblocking)?;
@@ -119,7 +128,11 @@ fn take(
             }) == Some(None)
         });
         if !is_empty {
-            return Ok(Accepted { socket, from });
+            return Ok(Accepted {
+                socket,
+                from,
+                has_returned: false,
+            });
         }
     }
 }
@@ -152,8 +165,7 @@ fn give(
 
 /// The address of a connection's client as the application sees it.
 fn shown(incoming: &Incoming, accepted: &Accepted) -> Vec<u8> {
-    let family = accepted.from.first_chunk::<2>().copied();
-    let domain = family.map_or(0, |family| i32::from(u16::from_ne_bytes(family)));
+    let domain = family_of(&accepted.from);
     let cookie = || socket::cookie(accepted.socket.as_fd()).ok();
     internet(&accepted.from)
         .and_then(|address: SocketAddr| {
@@ -166,12 +178,17 @@ fn shown(incoming: &Incoming, accepted: &Accepted) -> Vec<u8> {
         .unwrap_or_else(|| accepted.from.clone())
 }
 
-fn put_back(incoming: &Arc<Incoming>, listener: &Socket, accepted: Accepted) {
-    lock(&listener.turns.state).returned.push_back(accepted);
-    // It is enough that it was there. If it cannot be made, the next connection brings the other along.
-    let _ = incoming
-        .deliveries
-        .open(Transport::Tcp, listener.reached, None);
+fn put_back(incoming: &Arc<Incoming>, listener: &Socket, mut accepted: Accepted) {
+    let is_new = !accepted.has_returned;
+    accepted.has_returned = true;
+    // Before all others, as it was.
+    lock(&listener.turns.state).returned.push_front(accepted);
+    if is_new {
+        // It is enough that it was there. If it cannot be made, the next connection brings the other along.
+        let _ = incoming
+            .deliveries
+            .open(Transport::Tcp, listener.reached, None);
+    }
 }
 
 /// Waits for a connection on behalf of a call, and answers it.
@@ -186,20 +203,23 @@ fn wait(
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
     let caller = process::open_thread_or_process(call.thread()).ok();
     let mut vigil = Vigil::new();
-    let mut copy = Some(theirs);
+    // Dropped in the opposite order: who waits for the turn, or for us to let go, must not find our copy.
     let mut turn = None;
+    let mut held = None;
+    let mut copy = Some(theirs);
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let pause = vigil.pause().min(left.unwrap_or(Duration::MAX));
         if turn.is_none() {
             turn = listener.turns.take(&mut copy, pause);
+            held = turn.as_ref().map(|_| incoming.copies.hold(&call));
         }
         if turn.is_some() {
             match watch(&mut copy, listener, &call, caller.as_ref(), pause)
                 .and_then(|theirs| take(incoming, listener, theirs, manner))
             {
                 Ok(accepted) => {
-                    drop((turn, copy));
+                    drop((copy, held, turn));
                     return give(incoming, listener, accepted, call, manner);
                 }
                 Err(Errno::EAGAIN) => {}
@@ -214,7 +234,7 @@ fn wait(
         }
         if has_signal(call.thread()) {
             // Let others go on first: the caller may be back soon.
-            drop(turn);
+            drop((copy, held, turn));
             return match deadline {
                 Some(_) => call.fail(Errno::EINTR),
                 None => call.restart(),
@@ -260,6 +280,12 @@ fn is_readable(socket: BorrowedFd<'_>) -> bool {
 struct Turn<'a>(&'a Turns);
 
 impl Turns {
+    /// Ends connections that came back: nobody will accept them.
+    pub(super) fn clear(&self) {
+        let returned = std::mem::take(&mut lock(&self.state).returned);
+        drop(returned);
+    }
+
     /// Waits a while for the turn. Who waits has no copy of the socket meanwhile.
     fn take(&self, copy: &mut Option<OwnedFd>, pause: Duration) -> Option<Turn<'_>> {
         let mut state = lock(&self.state);

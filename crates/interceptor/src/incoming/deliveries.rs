@@ -296,3 +296,94 @@ fn domain_for(address: SocketAddr) -> i32 {
         SocketAddr::V6(_) => libc::AF_INET6,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::*;
+
+    fn names(port: u16) -> Names {
+        Names {
+            client: SocketAddr::from(([203, 0, 113, 9], port)),
+            server: SocketAddr::from(([10, 1, 2, 3], 80)),
+        }
+    }
+
+    fn known(deliveries: &Deliveries) -> (usize, usize, usize) {
+        let table = lock(&deliveries.0);
+        (table.entries.len(), table.relays.len(), table.gone.len())
+    }
+
+    /// What `find` says about an accepted connection.
+    fn behind(deliveries: &Deliveries, accepted: &TcpStream) -> Option<Option<Names>> {
+        let peer = accepted.peer_addr().unwrap();
+        deliveries.find(Transport::Tcp, peer, || {
+            socket::cookie(accepted.as_fd()).ok()
+        })
+    }
+
+    #[test]
+    fn ten_thousand_connections_leave_little_behind() {
+        let deliveries = Arc::new(Deliveries::default());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let application = listener.local_addr().unwrap();
+        let open = |port| deliveries.open(Transport::Tcp, application, Some(names(port)));
+        for _ in 0..100 {
+            let ours: Vec<_> = (0..100).map(|port| open(port).unwrap()).collect();
+            let theirs: Vec<_> = ours.iter().map(|_| listener.accept().unwrap().0).collect();
+            // Half of them end here first, the others there.
+            let mut both: Vec<_> = ours.into_iter().zip(theirs).collect();
+            for (ours, theirs) in both.split_off(50) {
+                drop(theirs);
+                drop(ours);
+            }
+            for (ours, theirs) in both {
+                drop(ours);
+                assert!(matches!(behind(&deliveries, &theirs), Some(Some(_))));
+            }
+        }
+        let (entries, relays, gone) = known(&deliveries);
+        assert!(entries <= MANY && gone <= MANY, "{entries} {gone}");
+        assert_eq!(relays, 0);
+    }
+
+    #[test]
+    fn connections_that_are_used_stay_known() {
+        let deliveries = Arc::new(Deliveries::default());
+        let listener = TcpListener::bind("[::1]:0").unwrap();
+        let application = listener.local_addr().unwrap();
+        let theirs: Vec<_> = (0..300)
+            .map(|port| {
+                let ours = deliveries.open(Transport::Tcp, application, Some(names(port)));
+                let accepted = listener.accept().unwrap().0;
+                drop(ours);
+                accepted
+            })
+            .collect();
+        for (port, theirs) in theirs.iter().enumerate() {
+            let expected = names(u16::try_from(port).unwrap());
+            assert_eq!(behind(&deliveries, theirs), Some(Some(expected)));
+        }
+        // Another connection from the same address is not taken for it.
+        let peer = theirs[0].peer_addr().unwrap();
+        assert_eq!(deliveries.find(Transport::Tcp, peer, || Some(1)), None);
+    }
+
+    #[test]
+    fn clients_of_datagrams_are_known_until_their_end() {
+        let deliveries = Arc::new(Deliveries::default());
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let application = socket.local_addr().unwrap();
+        let port = application.port();
+        let open = || deliveries.open(Transport::Udp, application, Some(names(1)));
+        let (first, second) = (open().unwrap(), open().unwrap());
+        let relay = deliveries.relay(port, names(1).client).unwrap();
+        // The first one's end does not end the second.
+        drop(first);
+        assert_eq!(deliveries.relay(port, names(1).client), Some(relay));
+        drop(second);
+        assert_eq!(deliveries.relay(port, names(1).client), None);
+        assert_eq!(known(&deliveries), (0, 0, 0));
+    }
+}

@@ -16,6 +16,7 @@ use crate::sys::socket;
 pub(super) fn decide_bind(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
     let bytes = read_address(from, from.argument(1), from.word(2))?;
     let Some(address) = internet(&bytes).filter(|address| address.port() != 0) else {
+        crate::outgoing::look_at_bind(supervisor, from, &bytes);
         return Ok(Decision::Pass);
     };
     let theirs = from.copy_descriptor(from.int(0))?;
@@ -28,8 +29,15 @@ pub(super) fn decide_bind(supervisor: &Supervisor, from: &Notification) -> Resul
     }
     Ok(Decision::later(move |supervisor, call| {
         match bind(supervisor, transport, &theirs, &bytes) {
-            Ok(()) if transport == Transport::Udp => subscribe(supervisor, transport, theirs, call),
-            result => call.finish(result.map(|()| 0)),
+            Ok(()) if transport == Transport::Udp => {
+                supervisor.connections.add_own_datagrams(&theirs);
+                subscribe(supervisor, transport, theirs, call);
+            }
+            result => {
+                // First our copy goes, as the caller may close its own at once.
+                drop(theirs);
+                call.finish(result.map(|()| 0));
+            }
         }
     }))
 }
@@ -42,7 +50,15 @@ fn bind(
 ) -> Result<(), Errno> {
     let is_own = |address| supervisor.connections.has_own(transport, address);
     let incoming = &supervisor.incoming;
-    let bound = incoming.places.bind(theirs, transport, bytes, is_own)?;
+    let instead = |address| supervisor.host.choose_port(transport, address);
+    let try_it = || {
+        let places = &incoming.places;
+        places.bind(theirs, transport, bytes, instead, is_own)
+    };
+    let bound = match try_it() {
+        Err(Errno::EADDRINUSE) if incoming.copies.wait_for_those_of_the_gone() => try_it(),
+        result => result,
+    }?;
     if bound != Bound::AsAsked {
         incoming.any.store(true, Ordering::Relaxed);
     }
@@ -108,6 +124,7 @@ fn subscribe(supervisor: &Supervisor, transport: Transport, theirs: OwnedFd, cal
     };
     let choice = supervisor.host.choose_listener(transport, socket.address);
     if choice == ListenerChoice::Local {
+        drop(theirs);
         return call.succeed(0);
     }
     incoming.add(&socket);

@@ -59,13 +59,14 @@ impl Places {
             .map(|(_, real)| *real)
     }
 
-    /// Binds the application's socket. `is_own` says whether a port is taken by the application itself, which then gets
+    /// Binds the application's socket. `instead` says whether another port is wanted for it, `is_own` whether a port is taken by the application itself, which then gets
     /// the error that it would get.
     pub(super) fn bind(
         &self,
         theirs: &OwnedFd,
         transport: Transport,
         bytes: &[u8],
+        instead: impl Fn(SocketAddr) -> Option<u16>,
         is_own: impl Fn(SocketAddr) -> bool,
     ) -> Result<Bound, Errno> {
         let asked = internet(bytes).ok_or(Errno::EAFNOSUPPORT)?;
@@ -80,6 +81,13 @@ impl Places {
             }
             // If it is taken, it is by the application.
             return result.map(|()| Bound::MovedAgain);
+        }
+        if let Some(port) = instead(asked) {
+            let real = SocketAddr::new(asked.ip(), port);
+            socket::bind(theirs.as_fd(), &encode_internet(real, domain))?;
+            lock(&self.0).moved.insert(key, real);
+            self.remember(cookie, asked);
+            return Ok(Bound::MovedAgain);
         }
         let failure = match socket::bind(theirs.as_fd(), bytes) {
             Ok(()) => return Ok(Bound::AsAsked),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::address::{encode_internet, internet};
-use super::relay::{Look, Relay, domain_of, loopback};
+use super::relay::{Kind, Listener, Look, Relay, domain_of, loopback, release_from_device};
 use super::{Connections, Destination, Ends, Names, Peer, Socket, Transport, own};
 use crate::Errno;
 use crate::notification::Notification;
@@ -226,6 +226,8 @@ struct State {
     interrupted: bool,
     /// The local half, when the application does not wait.
     relay: Option<Relay>,
+    /// For the local half, when it does.
+    listener: Option<Listener>,
     result: Option<Result<(), Errno>>,
 }
 
@@ -243,6 +245,7 @@ impl Attempt {
         theirs: OwnedFd,
         caller: Caller,
     ) -> Result<Arc<Self>, Errno> {
+        release_from_device(theirs.as_fd())?;
         Ok(Arc::new(Self {
             transport,
             destination,
@@ -256,6 +259,7 @@ impl Attempt {
                 waiting: None,
                 interrupted: false,
                 relay: None,
+                listener: None,
                 result: None,
             }),
             completed: Condvar::new(),
@@ -333,6 +337,12 @@ impl Attempt {
     pub(super) fn wait(&self, call: Notification, timeout: Option<Duration>) {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let thread = call.thread();
+        self.expect(call);
+        self.watch(thread, deadline);
+    }
+
+    /// Has a call answered with the result: by whoever completes the attempt, or at once if that has happened.
+    pub(super) fn expect(&self, call: Notification) {
         let mut state = lock(&self.state);
         if let Some(result) = state.result {
             self.connections.with(self.cookie, |socket| {
@@ -342,37 +352,64 @@ impl Attempt {
             });
             return call.finish(result.map(|()| 0));
         }
+        // A caller whom a signal took away may be back already, with another call.
+        if state.waiting.is_some() && !call.is_valid() {
+            return;
+        }
         state.waiting = Some(call);
         state.interrupted = false;
+    }
+
+    /// Opens what the local half will need while the remote half is being made.
+    pub(super) fn prepare(&self) {
+        let kind = match &lock(&self.state).theirs {
+            Some(theirs) => Kind::of(theirs),
+            None => return,
+        };
+        // If it does not work now, it is tried again when it is needed.
+        let opened = kind.and_then(|kind| Listener::open(kind, self.address(), Look::Connected));
+        let mut state = lock(&self.state);
+        if state.theirs.is_some() {
+            state.listener = opened.ok();
+        }
+    }
+
+    /// Returns when the call that is expected is answered, and answers it itself if its thread has a signal or its time is
+    /// over.
+    pub(super) fn watch(&self, thread: libc::pid_t, deadline: Option<Instant>) {
+        let mut state = lock(&self.state);
         let mut vigil = Vigil::new();
-        loop {
+        // Who completes it answers the call too.
+        while state.result.is_none() && state.waiting.is_some() {
             (state, _) = self
                 .completed
                 .wait_timeout(state, vigil.pause())
                 .unwrap_or_else(PoisonError::into_inner);
-            // Who completes it answers the call too.
             if state.result.is_some() || state.waiting.is_none() {
                 return;
             }
             let signalled = has_signal(thread);
             let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             let gone = state.waiting.as_ref().is_some_and(|call| !call.is_valid());
-            if !(signalled || late || gone) {
-                continue;
+            if signalled || late || gone {
+                return self.interrupt(&mut state, signalled, late, deadline.is_some());
             }
-            // The connection goes on without the caller.
-            state.interrupted = true;
-            let detached = self.detach_locked(&mut state);
-            let Some(call) = state.waiting.take() else {
-                return;
-            };
-            return match detached {
-                Err(errno) => call.fail(errno),
-                Ok(()) if late => call.fail(Errno::EINPROGRESS),
-                Ok(()) if timeout.is_some() => call.fail(Errno::EINTR),
-                Ok(()) if signalled => call.restart(),
-                Ok(()) => drop(call),
-            };
+        }
+    }
+
+    /// The connection goes on without the caller.
+    fn interrupt(&self, state: &mut State, signalled: bool, late: bool, has_timeout: bool) {
+        state.interrupted = true;
+        let detached = self.detach_locked(state);
+        let Some(call) = state.waiting.take() else {
+            return;
+        };
+        match detached {
+            Err(errno) => call.fail(errno),
+            Ok(()) if late => call.fail(Errno::EINPROGRESS),
+            Ok(()) if has_timeout => call.fail(Errno::EINTR),
+            Ok(()) if signalled => call.restart(),
+            Ok(()) => drop(call),
         }
     }
 
@@ -425,7 +462,10 @@ impl Attempt {
         }
         let mut relay = match state.relay.take() {
             Some(relay) => relay,
-            None => Relay::connect(&theirs, self.address(), Look::Connected)?,
+            None => match state.listener.take() {
+                Some(listener) => Relay::connect_through(&theirs, listener, Look::Connected)?,
+                None => Relay::connect(&theirs, self.address(), Look::Connected)?,
+            },
         };
         // Known as connected before it is writable, or an early question would be answered wrongly.
         let connected = Socket::Connected {
@@ -544,6 +584,7 @@ impl Attempt {
 
     fn complete(&self, state: &mut State, result: Result<(), Errno>) {
         state.theirs = None;
+        state.listener = None;
         state.result = Some(result);
         if let Some(call) = state.waiting.take() {
             if result.is_err() && self.transport == Transport::Tcp {

@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::address::{Parsed, encode_internet, encode_unix, parse};
 use super::attempt::{Attempt, Caller, Purpose};
 use super::relay::domain_of;
-use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of};
+use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of, unix};
 use crate::Errno;
 use crate::host::DestinationChoice;
 use crate::notification::Notification;
@@ -82,6 +83,7 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
         return Ok(decision);
     }
+    let (destination, detached) = unix::located(supervisor, from, destination);
     if let Some(place) = place_here(supervisor, transport, &destination, &theirs) {
         supervisor.connections.disconnect(cookie);
         return Ok(Decision::later(move |_, call| {
@@ -95,15 +97,50 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
         DestinationChoice::Remote => {}
         DestinationChoice::Local => {
             supervisor.connections.disconnect(cookie);
-            return Ok(Decision::Pass);
+            return Ok(match destination {
+                // The kernel would look for it where the caller is not.
+                Destination::Unix(path) if detached => Decision::later(move |_, call| {
+                    let connected = socket::connect(theirs.as_fd(), &encode_unix(&path));
+                    call.finish(connected.map(|()| 0));
+                }),
+                _ => Decision::Pass,
+            });
         }
         DestinationChoice::Refused(errno) => return Ok(Decision::Answer(Err(errno))),
     }
     let wanted = (transport, destination, Purpose::Connect);
     let attempt = Attempt::new(&supervisor.connections, wanted, theirs, Caller::of(from))?;
-    Ok(Decision::later(move |supervisor, call| {
-        connect(supervisor, &attempt, transport, call);
-    }))
+    if transport != Transport::Udp {
+        // Before the next call is received: where signals do not wait, the same caller may be back any moment.
+        let connecting = Socket::Connecting(Arc::clone(&attempt));
+        supervisor.connections.set(cookie, connecting);
+    }
+    let (nonblocking, timeout) = attempt.manner();
+    let is_simple = transport != Transport::Udp && !nonblocking && supervisor.restarts.is_none();
+    Ok(if is_simple {
+        Decision::begin(move |supervisor, call| begin(supervisor, &attempt, call, timeout))
+    } else {
+        Decision::later(move |supervisor, call| connect(supervisor, &attempt, transport, call))
+    })
+}
+
+/// `connect` that waits: the host is asked without delay, and who completes the attempt answers the call. A worker
+/// prepares what will be needed then, and looks for signals and the end of the time.
+fn begin(
+    supervisor: &Supervisor,
+    attempt: &Arc<Attempt>,
+    call: Notification,
+    timeout: Option<Duration>,
+) {
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let thread = call.thread();
+    attempt.expect(call);
+    supervisor.host.connect(attempt.outgoing());
+    let attempt = Arc::clone(attempt);
+    supervisor.workers.run(move || {
+        attempt.prepare();
+        attempt.watch(thread, deadline);
+    });
 }
 
 /// Where on this machine a destination is that the application knows by another name: a client whose datagrams come to
@@ -118,7 +155,7 @@ fn place_here(
         return None;
     };
     match transport {
-        Transport::Unix => None,
+        Transport::Unix | Transport::UnixPackets => None,
         Transport::Udp => supervisor.incoming.relay(theirs, *address),
         Transport::Tcp => {
             let place = supervisor.incoming.moved(transport, *address)?;
@@ -135,7 +172,8 @@ fn decide_again(
     transport: Transport,
     theirs: &OwnedFd,
 ) -> Option<Decision> {
-    let waits = transport == Transport::Unix || !socket::is_nonblocking(theirs.as_fd());
+    let is_unix = matches!(transport, Transport::Unix | Transport::UnixPackets);
+    let waits = is_unix || !socket::is_nonblocking(theirs.as_fd());
     let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
     let mut failed = None;
     let decision = supervisor.connections.with(cookie, |known| match known {
@@ -173,10 +211,6 @@ fn connect(
     call: Notification,
 ) {
     let (nonblocking, timeout) = attempt.manner();
-    if transport != Transport::Udp {
-        let connecting = Socket::Connecting(Arc::clone(attempt));
-        supervisor.connections.set(attempt.cookie(), connecting);
-    }
     if transport == Transport::Tcp && nonblocking {
         match attempt.detach() {
             Ok(()) => call.fail(Errno::EINPROGRESS),

@@ -14,9 +14,9 @@ use super::relay::domain_of;
 use super::{Datagrams, Destination, Transport, choose, transport_of};
 use crate::Errno;
 use crate::host::DestinationChoice;
-use crate::incoming::encode_shown;
+use crate::incoming::{Held, encode_shown};
 use crate::notification::Notification;
-use crate::process::{Vigil, has_signal};
+use crate::process::{Vigil, has_signal, open_thread_or_process};
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::socket;
 use crate::syscalls::Call;
@@ -320,7 +320,7 @@ pub(super) fn decide_receive(
         return Ok(Decision::Pass);
     }
     Ok(Decision::later(move |supervisor, notification| {
-        receive_all(supervisor, call, notification, &theirs, cookie);
+        receive_all(supervisor, call, notification, theirs, cookie);
     }))
 }
 
@@ -343,15 +343,29 @@ impl Patience {
     }
 }
 
+/// Our copy of a socket. It is closed before others learn of that.
+struct Copy<'a> {
+    socket: OwnedFd,
+    _held: Held<'a>,
+}
+
 fn receive_all(
     supervisor: &Supervisor,
     call: Call,
     from: Notification,
-    theirs: &OwnedFd,
+    theirs: OwnedFd,
     cookie: u64,
 ) {
     let flags = flags_of(call, &from);
-    let patience = Patience::new(theirs, flags);
+    let patience = Patience::new(&theirs, flags);
+    // When the caller is gone, so is our copy of its socket, at once: others may want its port.
+    let caller = open_thread_or_process(from.thread()).ok();
+    let held = supervisor.incoming.copies().hold(&from);
+    let theirs = Copy {
+        socket: theirs,
+        _held: held,
+    };
+    let theirs = &theirs.socket;
     let messages = match Message::read(&from, call) {
         Ok(messages) => messages,
         Err(errno) => return from.fail(errno),
@@ -386,7 +400,10 @@ fn receive_all(
                 }
                 return;
             }
-            let mut waiting = [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)];
+            let descriptors = [Some(theirs), caller.as_ref()].into_iter().flatten();
+            let mut waiting: Vec<_> = descriptors
+                .map(|descriptor| PollFd::new(descriptor.as_fd(), PollFlags::POLLIN))
+                .collect();
             let pause = PollTimeout::try_from(vigil.pause()).unwrap_or(PollTimeout::ZERO);
             let _ = poll(&mut waiting, pause);
         }

@@ -77,7 +77,7 @@ impl OwnSockets {
         let ip = address.ip().to_canonical();
         let is_there = |entry: &Entry| entry.local.port() == address.port() && takes(entry, ip);
         match transport {
-            Transport::Unix => false,
+            Transport::Unix | Transport::UnixPackets => false,
             Transport::Tcp => {
                 let listeners = lock(&self.listeners);
                 let may_be = |port: &u16| *port == address.port() || *port == 0;

@@ -49,6 +49,28 @@ pub(crate) fn domain_of(socket: BorrowedFd<'_>) -> Result<i32, Errno> {
     socket::option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
+/// Lets go of a device of this machine to which the application has bound its socket. The connection leaves from the
+/// target, and through such a device its socket would never reach ours.
+///
+/// # Errors
+/// When we may not, because the kernel lets only those do it who may use any device.
+pub(super) fn release_from_device(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    const SO_BINDTOIFINDEX: i32 = 62;
+    const NONE: i32 = 0;
+    /// The same in every network.
+    const LOOPBACK: i32 = 1;
+    match socket::option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX) {
+        Err(_) | Ok(NONE | LOOPBACK) => Ok(()),
+        Ok(device) => {
+            let released = socket::set_option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, NONE);
+            released.map_err(|errno| {
+                tracing::warn!(%errno, device, "a socket that is bound to a device cannot lead to the target");
+                Errno::ENETUNREACH
+            })
+        }
+    }
+}
+
 impl Relay {
     /// Connects the application's socket to us.
     pub(super) fn connect(
@@ -56,9 +78,20 @@ impl Relay {
         destination: Option<SocketAddr>,
         look: Look,
     ) -> Result<Self, Errno> {
-        let domain = domain_of(theirs.as_fd())?;
-        let kind = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE)?;
-        let (listener, address) = listen(domain, kind, destination, look)?;
+        let listener = Listener::open(Kind::of(theirs)?, destination, look)?;
+        Self::connect_through(theirs, listener, look)
+    }
+
+    /// The same, to a listener that was opened for it.
+    pub(super) fn connect_through(
+        theirs: &OwnedFd,
+        Listener {
+            kind: Kind { domain, .. },
+            listener,
+            address,
+        }: Listener,
+        look: Look,
+    ) -> Result<Self, Errno> {
         let send_buffer = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF)?;
         let locked = socket::option(theirs.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
         let send_locked = locked & SEND_LOCKED != 0;
@@ -174,28 +207,61 @@ fn give_back(theirs: &OwnedFd, send_buffer: i32, locked: bool) {
     }
 }
 
-/// A listener for one connection, and its address for a socket of this family.
-fn listen(
+/// What the application's socket is, as `socket` was called.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind {
     domain: i32,
     kind: i32,
-    destination: Option<SocketAddr>,
-    look: Look,
-) -> Result<(OwnedFd, Vec<u8>), Errno> {
-    if domain == libc::AF_UNIX {
-        let listener = socket::create(domain, kind, 0)?;
-        // An address without a name makes the kernel choose an abstract one.
-        socket::bind(listener.as_fd(), &super::address::encode_unix("".as_ref()))?;
+}
+
+impl Kind {
+    pub(super) fn of(theirs: &OwnedFd) -> Result<Self, Errno> {
+        Ok(Self {
+            domain: domain_of(theirs.as_fd())?,
+            kind: socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE)?,
+        })
+    }
+}
+
+/// Waits for one connection.
+#[derive(Debug)]
+pub(super) struct Listener {
+    kind: Kind,
+    listener: OwnedFd,
+    /// For a socket of this kind.
+    address: Vec<u8>,
+}
+
+impl Listener {
+    pub(super) fn open(
+        kind: Kind,
+        destination: Option<SocketAddr>,
+        look: Look,
+    ) -> Result<Self, Errno> {
+        if kind.domain == libc::AF_UNIX {
+            let listener = socket::create(kind.domain, kind.kind, 0)?;
+            // An address without a name makes the kernel choose an abstract one.
+            socket::bind(listener.as_fd(), &super::address::encode_unix("".as_ref()))?;
+            socket::listen(listener.as_fd(), 1)?;
+            let address = socket::local_address(listener.as_fd())?;
+            return Ok(Self {
+                kind,
+                listener,
+                address,
+            });
+        }
+        let (listener, address) = loopback(kind.domain, kind.kind, destination)?;
+        if look == Look::Connecting {
+            socket::set_option(listener.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, SMALL)?;
+            let _ = socket::set_option(listener.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK, 0);
+        }
         socket::listen(listener.as_fd(), 1)?;
-        let address = socket::local_address(listener.as_fd())?;
-        return Ok((listener, address));
+        Ok(Self {
+            kind,
+            listener,
+            address,
+        })
     }
-    let (listener, address) = loopback(domain, kind, destination)?;
-    if look == Look::Connecting {
-        socket::set_option(listener.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, SMALL)?;
-        let _ = socket::set_option(listener.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK, 0);
-    }
-    socket::listen(listener.as_fd(), 1)?;
-    Ok((listener, address))
 }
 
 /// A socket of ours bound to a free loopback port, and its address for a socket of this family.

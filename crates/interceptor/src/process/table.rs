@@ -50,14 +50,21 @@ pub(crate) struct Processes {
     any_directory: AtomicBool,
     any_root: AtomicBool,
     table: Mutex<Table>,
+    /// Processes of which the user was told.
     told: Mutex<HashSet<libc::pid_t>>,
 }
 
 impl Processes {
-    /// Calls `say` the first time for each process.
+    /// Calls `say` the first time for each process, or once more for one that came long before many others.
     pub(crate) fn say_once(&self, thread: libc::pid_t, say: impl FnOnce(libc::pid_t)) {
         let process = group_of(thread).unwrap_or(thread);
-        if lock(&self.told).insert(process) {
+        let mut told = lock(&self.told);
+        if told.len() >= 4 * MANY {
+            told.clear();
+        }
+        let is_new = told.insert(process);
+        drop(told);
+        if is_new {
             say(process);
         }
     }
@@ -246,5 +253,26 @@ impl Table {
             parent_and_start(*process).is_some_and(|(_, started)| started == known.started)
         });
         self.clean_at = self.processes.len() * 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_each_process_is_told_once_and_not_all_are_remembered() {
+        let processes = Processes::default();
+        let mut said = Vec::new();
+        // There are no such processes, so they are taken for their own first threads.
+        for _ in 0..2 {
+            processes.say_once(-1, |process| said.push(process));
+        }
+        assert_eq!(said, [-1]);
+        for process in 2..10_000 {
+            processes.say_once(-process, |process| said.push(process));
+        }
+        assert_eq!(said.len(), 9_999);
+        assert!(lock(&processes.told).len() <= 4 * MANY);
     }
 }

@@ -33,6 +33,8 @@ unsafe impl Plain for libc::timespec {}
 unsafe impl Plain for libc::timeval {}
 // SAFETY: as above.
 unsafe impl Plain for libc::utimbuf {}
+// SAFETY: as above.
+unsafe impl Plain for libc::sockaddr_in {}
 // SAFETY: an integer.
 unsafe impl Plain for u32 {}
 // SAFETY: an integer.

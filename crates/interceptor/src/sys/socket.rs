@@ -174,6 +174,56 @@ pub(crate) fn accept(
     Ok((own(number), cut(&address, length)))
 }
 
+/// Listens on any port of localhost, and returns it. Only system calls.
+pub(crate) fn listen_anywhere(socket: BorrowedFd<'_>) -> Result<u16, Errno> {
+    let mut address: libc::sockaddr_in = super::memory::zeroed();
+    address.sin_family = libc::AF_INET as libc::sa_family_t;
+    address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    bind(socket, super::memory::bytes_of(&address))?;
+    listen(socket, 128)?;
+    let mut length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    // SAFETY: a structure with its length.
+    check_int(unsafe {
+        libc::getsockname(
+            socket.as_raw_fd(),
+            (&raw mut address).cast(),
+            &raw mut length,
+        )
+    })?;
+    Ok(u16::from_be(address.sin_port))
+}
+
+/// `accept` with room for an address. Only system calls.
+pub(crate) fn accept_somebody(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let mut address = [0_u8; ADDRESS_ROOM];
+    let mut length = address_length(&address);
+    // SAFETY: a buffer with its length.
+    let number = check_int(unsafe {
+        libc::accept4(
+            socket.as_raw_fd(),
+            address.as_mut_ptr().cast(),
+            &raw mut length,
+            libc::SOCK_CLOEXEC,
+        )
+    })?;
+    Ok(own(number))
+}
+
+/// `getpeername`. Only system calls.
+pub(crate) fn ask_for_peer(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut address = [0_u8; ADDRESS_ROOM];
+    let mut length = address_length(&address);
+    // SAFETY: a buffer with its length.
+    check_int(unsafe {
+        libc::getpeername(
+            socket.as_raw_fd(),
+            address.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    })
+    .map(drop)
+}
+
 pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     let mut address = [0_u8; ADDRESS_ROOM];
     let mut length = address_length(&address);

@@ -55,6 +55,24 @@ fn every_call_of_a_local_directory_is_untouched() {
 }
 
 #[test]
+fn a_host_may_answer_later_from_another_thread() {
+    let target = Target::new();
+    target.write("content-of-later", "17 bytes of text\n");
+    let script = "cd /remote-files
+        cat later
+        stat -c '%s %F' later
+        test -r later && echo readable
+        test -x later || echo not executable
+        stat -c %F later/ || true
+        cat given-up later || true
+        readlink -f /proc/self/fd/7 7<later";
+    let expected = "17 bytes of text\n17 regular file\nreadable\nnot executable\n\
+        stat: cannot statx 'later/': Not a directory\n\
+        cat: given-up: Input/output error\n17 bytes of text\n/remote-files/later\n";
+    assert_eq!(run(&target, script).output(), expected);
+}
+
+#[test]
 fn a_shell_works_with_remote_files() {
     let target = Target::new();
     target.write("a/one", "1\n");

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use interceptor::Notice;
+
 use crate::programs;
 use crate::target::{Target, run, shell, wait_until};
 
@@ -12,17 +14,20 @@ fn check(name: &str, expected: &str) {
 }
 
 pub(crate) fn check_program(program: &str, name: &str, expected: &str) {
+    check_with(&Target::new(), program, name, expected);
+}
+
+fn check_with(target: &Arc<Target>, program: &str, name: &str, expected: &str) {
     if !programs::is_there("python3") {
         return;
     }
-    let target = Target::new();
     target.write("file", "remote");
     let program = programs::source(program);
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
     let script = format!("python3 -u {} {name}", program.display());
     let mut supervised = shell(&script, &output)
-        .start(Arc::clone(&target) as _)
+        .start(Arc::clone(target) as _)
         .unwrap();
     let read = || std::fs::read_to_string(&output).unwrap_or_default();
     if expected.contains("waiting") {
@@ -85,6 +90,34 @@ fn a_send_timeout_ends_the_waiting_and_not_the_connection() {
 #[test]
 fn unix_sockets_by_path() {
     check("unix", "/remote-files/echo.sock\nHELLO\n");
+}
+
+#[test]
+fn packets_keep_their_ends() {
+    check("unix_packets", "b'ONE' b'TWO'\n");
+}
+
+#[test]
+fn a_relative_path_starts_where_the_program_is() {
+    let target = Target::new();
+    std::fs::create_dir(target.path("folder")).unwrap();
+    check_with(
+        &target,
+        "outgoing.py",
+        "unix_relative",
+        &("/remote-files/echo.sock\nHELLO\n".repeat(2) + "True\n"),
+    );
+}
+
+#[test]
+fn a_socket_at_a_remote_path_is_made_here_and_that_is_told() {
+    let target = Target::new();
+    check_with(&target, "outgoing.py", "unix_bound", "ENOENT\n");
+    let path = "/remote-files/made.sock".into();
+    assert_eq!(
+        *target.notices.lock().unwrap(),
+        [Notice::SocketHere { path }]
+    );
 }
 
 #[test]

@@ -24,11 +24,6 @@ pub(crate) fn source(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The content of a file beside the test programs.
-pub(crate) fn read(name: &str) -> String {
-    std::fs::read_to_string(source(name)).unwrap()
-}
-
 /// Compiles a program, once for each way and content. `None`, said aloud, if the compiler is not on this machine.
 fn compile(source: &Path, way: &str, command: impl FnOnce(&Path) -> Command) -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();

@@ -29,7 +29,8 @@ fn check_on(signals_wait: bool, arguments: &str, expected: &str) {
     let read = || std::fs::read_to_string(&output).unwrap_or_default();
     wait_until("the signals were sent", || read().contains("waiting"));
     target.open_gate();
-    assert!(supervised.wait().unwrap().success());
+    let status = supervised.wait().unwrap();
+    assert!(status.success(), "{status} after: {}", read());
     assert_eq!(read(), expected);
 }
 

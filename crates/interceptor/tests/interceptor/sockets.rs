@@ -20,6 +20,12 @@ fn send_buffers_are_given_back() {
 }
 
 #[test]
+#[ignore = "needs root"]
+fn a_device_of_this_machine_does_not_keep_from_the_target() {
+    check("bound_to_device", "HELLO\nEINPROGRESS\nHELLO\nHELLO\n");
+}
+
+#[test]
 fn an_association_is_dissolved() {
     check(
         "unspecified",

@@ -25,6 +25,17 @@ fn a_local_stream_stays_quick() {
 }
 
 #[test]
+fn a_connection_is_accepted_quickly() {
+    let measured = measure::accept().unwrap();
+    println!("{measured}");
+    assert!(measured.accept.bare.median > Duration::ZERO);
+    assert!(
+        measured.accept.added() < Duration::from_millis(5),
+        "{measured}"
+    );
+}
+
+#[test]
 fn a_program_starts_quickly() {
     let measured = measure::start(Path::new("true"), &[], 10, None).unwrap();
     println!("{measured}");
@@ -37,6 +48,7 @@ fn a_program_starts_quickly() {
 fn numbers() {
     println!("{}", measure::open_local().unwrap());
     println!("stream: {}", measure::stream_local().unwrap());
+    println!("{}", measure::accept().unwrap());
     let mut programs = vec![
         ("true", vec![], 100),
         ("python3", vec!["-c", "import json, http.client"], 15),

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use interceptor::{
     Answer, Connection, Destination, DestinationChoice, Directory, Errno, FileSystem, Host, Intent,
     Launch, Listener, ListenerChoice, Listening, Metadata, Names, Notice, OpenOptions, Outgoing,
-    PathChoice, RemoteFiles, Times, Transport,
+    PathChoice, RemoteFiles, Then, Times, Transport,
 };
 
 /// Methods that the folder answers.
@@ -199,8 +199,9 @@ impl Host for Target {
         if address.port() == REFUSED_PORT {
             return listening.refuse(Errno::EADDRINUSE);
         }
-        let listener = listening.accept();
+        // The program goes on when it is accepted, and may listen again before we are here.
         let mut listeners = self.listeners.lock().unwrap();
+        let listener = listening.accept();
         listeners.push((transport, address, listener));
     }
 
@@ -208,7 +209,8 @@ impl Host for Target {
         if path == Path::new("/etc/hidden-passwd") || path == Path::new("/etc/passwd") {
             return PathChoice::Refused(Errno::ENOENT);
         }
-        if path.starts_with("/remote-files/read-only") && intent == Intent::Write {
+        let writes = matches!(intent, Intent::Write | Intent::ReadAndWrite);
+        if path.starts_with("/remote-files/read-only") && writes {
             return PathChoice::Refused(Errno::EROFS);
         }
         if path.starts_with(REMOTE) {
@@ -237,8 +239,62 @@ impl Host for Target {
     }
 }
 
+impl Target {
+    /// `later` is answered by another thread, and only so: under its own name there is nothing. For `given-up` nobody answers.
+    fn start<T: 'static>(
+        &self,
+        path: &Path,
+        then: Then<T>,
+        ask: impl FnOnce(&Self, &Path) -> Answer<T> + Send + 'static,
+    ) -> Result<(), Then<T>> {
+        if path.ends_with("given-up") {
+            return Ok(());
+        }
+        if !path.ends_with("later") {
+            return Err(then);
+        }
+        let (this, path) = (
+            self.this.upgrade().unwrap(),
+            path.with_file_name("content-of-later"),
+        );
+        std::thread::spawn(move || then(ask(&this, &path)));
+        Ok(())
+    }
+}
+
 /// The folder's files; `slow` is opened when the gate is open.
 impl RemoteFiles for Target {
+    fn start_open(
+        &self,
+        path: &Path,
+        options: &OpenOptions,
+        then: Then<OwnedFd>,
+    ) -> Result<(), Then<OwnedFd>> {
+        let options = *options;
+        self.start(path, then, move |this, path| this.open(path, &options))
+    }
+
+    fn start_metadata(
+        &self,
+        path: &Path,
+        follow: bool,
+        then: Then<Metadata>,
+    ) -> Result<(), Then<Metadata>> {
+        self.start(path, then, move |this, path| this.metadata(path, follow))
+    }
+
+    fn start_access(
+        &self,
+        path: &Path,
+        mode: i32,
+        follow: bool,
+        then: Then<()>,
+    ) -> Result<(), Then<()>> {
+        self.start(path, then, move |this, path| {
+            this.access(path, mode, follow)
+        })
+    }
+
     fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
         if path.ends_with("slow") {
             self.wait_for_gate();
@@ -257,6 +313,7 @@ impl RemoteFiles for Target {
         remove_directory(path: &Path) -> Answer<()>;
         rename(from: &Path, to: &Path, flags: u32) -> Answer<()>;
         create_hard_link(from: &Path, to: &Path, follow: bool) -> Answer<()>;
+        name_open_file(file: BorrowedFd<'_>, to: &Path) -> Answer<()>;
         create_symbolic_link(content: &Path, path: &Path) -> Answer<()>;
         set_mode(path: &Path, mode: u32, follow: bool) -> Answer<()>;
         set_owner(path: &Path, user: Option<u32>, group: Option<u32>, follow: bool) -> Answer<()>;

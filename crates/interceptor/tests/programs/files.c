@@ -206,6 +206,15 @@ int main(int argc, char **argv) {
     fd = open(in("."), O_TMPFILE | O_RDWR, 0600);
     say("O_TMPFILE", fd);
     say("its write", write(fd, "x", 1));
+    snprintf(text, sizeof text, "/proc/self/fd/%d", fd);
+    say("its name", linkat(AT_FDCWD, text, AT_FDCWD, in("named"), AT_SYMLINK_FOLLOW));
+    say("its name again", linkat(AT_FDCWD, text, AT_FDCWD, in("named"), AT_SYMLINK_FOLLOW));
+    say("its second name", linkat(fd, "", AT_FDCWD, in("second"), AT_EMPTY_PATH));
+    say("its link", linkat(AT_FDCWD, text, AT_FDCWD, in("third"), 0));
+    print_file("named", open(in("named"), O_RDONLY));
+    print_stat("second name", stat(in("second"), &st), &st);
+    say("unlink named", unlink(in("named")));
+    say("unlink second", unlink(in("second")));
     close(fd);
 
     /* The working directory. */

@@ -53,6 +53,12 @@ def blocking():
         serve(*s.accept())
 
 
+def bound():
+    s = listener((ARGUMENTS[0], 0))
+    print(s.getsockname()[0] == ARGUMENTS[0])
+    serve(*s.accept())
+
+
 def nonblocking():
     s = listener()
     s.setblocking(False)
@@ -192,9 +198,13 @@ def threads():
     s = listener()
     lock, seen, done = threading.Lock(), [], threading.Event()
 
-    def work():
+    def work(asks):
         while True:
-            connection, address = s.accept()
+            if asks:
+                connection, address = s.accept()
+            else:
+                connection = socket.socket(fileno=LIBC.accept(s.fileno(), None, None))
+                address = connection.getpeername()
             right = connection.getpeername() == address
             answer(connection)
             with lock:
@@ -202,8 +212,9 @@ def threads():
                 if len(seen) == count:
                     done.set()
 
-    for _ in range(16):
-        threading.Thread(target=work, daemon=True).start()
+    for index in range(16):
+        asks = ARGUMENTS[1] == "all" or index % 2 == 0
+        threading.Thread(target=work, args=[asks], daemon=True).start()
     done.wait()
     print(len(set(seen)), all(right for _, right in seen))
     sys.stdout.flush()
@@ -265,6 +276,8 @@ def descriptors():
     poll.register(s, select.POLLIN)
     for _ in range(3):
         print(poll.poll(10000) != [], attempt(s.accept))
+    # The length of its queue.
+    print(struct.unpack("I", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28])[0])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     print(poll.poll(10000) != [])
     serve(*s.accept())
@@ -330,9 +343,14 @@ def killed():
             os._exit(1)
         children.append(child)
 
+    def is_in(child, *calls):
+        return open(f"/proc/{child}/syscall").read().split()[0] in calls
+
     def waits(child):
-        text = open(f"/proc/{child}/syscall").read().split()[0]
-        return text in ("43", "202", "288", "242")
+        return is_in(child, "43", "202", "288", "242")
+
+    def receives(child):
+        return is_in(child, "45", "207")
 
     while not all(waits(child) for child in children):
         pass
@@ -352,6 +370,16 @@ def killed():
     # Nobody has it now.
     s = attempt(lambda: listener(address))
     print(s if isinstance(s, str) else s.getsockname() == address)
+    if not (child := os.fork()):
+        u = datagram(address)
+        u.setblocking(True)
+        u.recvfrom(10)
+    while not receives(child):
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    u = attempt(lambda: datagram(address))
+    print(u if isinstance(u, str) else u.getsockname() == address)
 
 
 def http():
@@ -430,6 +458,32 @@ def udp_dual():
         data, client = s.recvfrom(100)
         print(data, client[:2])
         s.sendto(data.upper(), client)
+
+
+def udp_version4():
+    """A client without a name here is answered all the same."""
+    s = datagram(("127.0.0.1", int(ARGUMENTS[0])))
+    data, client = s.recvfrom(100)
+    print(data, client[0].startswith("127."))
+    s.sendto(data.upper(), client)
+
+
+def udp_shared_port():
+    """Several sockets for one port: whichever gets it answers."""
+    sockets = []
+    for _ in range(4):
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        s.bind(("127.0.0.1", int(ARGUMENTS[0])))
+        sockets.append(s)
+    seen, used = [], set()
+    while len(seen) < 40:
+        for s in select.select(sockets, [], [])[0]:
+            data, client = s.recvfrom(100)
+            seen.append((client[0], data == client[0].encode()))
+            used.add(s.fileno())
+            s.sendto(data.upper(), client)
+    print(len(set(seen)), all(right for _, right in seen), len(used) > 1)
 
 
 def udp_many():

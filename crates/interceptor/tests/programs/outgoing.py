@@ -128,6 +128,42 @@ def unix():
     talk(s)
 
 
+def unix_packets():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect("/remote-files/echo.sock")
+    s.send(b"one")
+    s.send(b"two")
+    print(s.recv(100), s.recv(100))
+
+
+def unix_relative():
+    here = os.getcwd()
+    for folder in ["/remote-files/folder", "/"]:
+        os.chdir(folder)
+        s = socket.socket(socket.AF_UNIX)
+        s.connect(os.path.relpath("/remote-files/echo.sock"))
+        print(s.getpeername())
+        talk(s)
+    # From where the kernel does not know to be, to this machine.
+    with tempfile.TemporaryDirectory() as folder:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(os.path.join(folder, "here.sock"))
+        listener.listen()
+        os.chdir("/remote-files/folder")
+        s = socket.socket(socket.AF_UNIX)
+        s.connect("../.." + folder + "/here.sock")
+        print(s.getpeername() == folder + "/here.sock")
+        os.chdir(here)
+
+
+def unix_bound():
+    s = socket.socket(socket.AF_UNIX)
+    try:
+        s.bind("/remote-files/made.sock")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+
+
 def local():
     server = stream()
     server.bind(("127.0.0.1", 0))

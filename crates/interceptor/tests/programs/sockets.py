@@ -42,6 +42,18 @@ def attempt(call):
         return name(error.errno)
 
 
+def bound_to_device():
+    devices = sorted(os.listdir("/sys/class/net"), key=lambda device: device == "lo")
+    for s in [stream(), stream(False), datagram()]:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, devices[0].encode())
+        if s.type == socket.SOCK_STREAM and not s.getblocking():
+            print(name(s.connect_ex((HOST, 7))))
+            select.select([], [s], [])
+        else:
+            s.connect((HOST, 7))
+        talk(s)
+
+
 def edge_triggered():
     s = stream(False)
     poll = select.epoll()

@@ -22,6 +22,7 @@ pub(crate) enum Question {
     Metadata { follow: bool },
     Access { mode: i32, follow: bool },
     Link,
+    Canonical,
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
@@ -11,9 +12,9 @@ use interceptor::Errno;
 use protocol::files::{READ, ReadRange, WRITE, WriteRange, written};
 use protocol::rpc::files_client::FilesClient;
 use protocol::rpc::{self, Failure, Place};
-use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
+use super::closer::{Closer, Urgency};
 use crate::agent::{Agent, Connection, errno, instead};
 use crate::event::{Event, FileProblem};
 
@@ -23,29 +24,13 @@ pub(crate) type Client = FilesClient<Connection>;
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
     agent: Agent,
-    /// Handles that nobody needs any more, to the task that tells the agent.
-    handles_to_close: mpsc::UnboundedSender<u64>,
+    closer: Arc<Closer>,
 }
 
 impl Calls {
     pub(crate) fn new(agent: Agent) -> Self {
-        let (handles_to_close, mut handles) = mpsc::unbounded_channel();
-        let closer = agent.clone();
-        // Closing is never waited for, and many that close at once are one question.
-        agent.runtime.spawn(async move {
-            let mut some = Vec::new();
-            while handles.recv_many(&mut some, 1024).await > 0 {
-                let request = rpc::CloseRequest {
-                    handles: std::mem::take(&mut some),
-                };
-                // The agent closes what is left with the connection.
-                let _ = closer.files().close(request).await;
-            }
-        });
-        Self {
-            agent,
-            handles_to_close,
-        }
+        let closer = Arc::new(Closer::start(&agent));
+        Self { agent, closer }
     }
 
     /// Tells the user why a file is not what the program wanted it to be.
@@ -61,6 +46,20 @@ impl Calls {
     /// The same, for what may be given up.
     pub(crate) fn start(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         self.agent.runtime.spawn(task).abort_handle()
+    }
+
+    /// Asks without waiting for the answer, and then does what may have to wait for the application or the kernel: on a thread of
+    /// its own, because what is waited for may itself wait for the runtime.
+    pub(crate) fn ask_then<T: Send + 'static>(
+        &self,
+        question: impl Future<Output = T> + Send + 'static,
+        then: impl FnOnce(T) + Send + 'static,
+    ) {
+        let runtime = self.agent.runtime.clone();
+        self.agent.runtime.spawn(async move {
+            let answer = question.await;
+            runtime.spawn_blocking(move || then(answer));
+        });
     }
 
     /// Waits, on a thread of the interceptor.
@@ -93,6 +92,18 @@ impl Calls {
             .answer(|mut files| async move { files.stat(rpc::StatRequest { place }).await })
             .await?;
         answer.metadata.ok_or(Errno::EIO)
+    }
+
+    /// `mode` as `access` takes it.
+    pub(crate) async fn access(&self, place: Place, mode: i32) -> Result<(), Errno> {
+        let request = rpc::AccessRequest {
+            place: Some(place),
+            read: mode & libc::R_OK != 0,
+            write: mode & libc::W_OK != 0,
+            execute: mode & libc::X_OK != 0,
+        };
+        let asked = self.answer(|mut files| async move { files.access(request).await });
+        asked.await.map(drop)
     }
 
     /// All names of a directory, with their kinds.
@@ -170,9 +181,14 @@ impl Calls {
         }
     }
 
+    /// Nobody needs a handle any more.
     pub(crate) fn close(&self, handle: u64) {
-        // Without a runtime the connection is gone, and the handle with it.
-        let _ = self.handles_to_close.send(handle);
+        self.closer.close(handle, Urgency::AtOnce);
+    }
+
+    /// The same, for one that keeps nobody from anything.
+    pub(crate) fn close_soon(&self, handle: u64) {
+        self.closer.close(handle, Urgency::Soon);
     }
 }
 

@@ -4,7 +4,8 @@
 //! gives the descriptor away. From then on the kernel does what it does for any file: it caches pages, reads ahead,
 //! maps them, keeps positions, tells when the last user is gone.
 //!
-//! - Opening asks the target once; the kernel's questions about it are answered from what came back.
+//! - Opening asks the target once; the kernel's questions about it are answered from what came back, and the first bytes are in its
+//!   cache before anybody reads.
 //! - Writing goes through: `write` returns when the target has written, with its errno. So nothing is lost when a
 //!   writer is killed, there is nothing to write back on close, and appends are the target's own and atomic.
 //! - Metadata is good for a second ([`nodes::FRESH`]); what we change ourselves shows at once. Cached pages go when size
@@ -13,6 +14,7 @@
 //! - Questions that must wait for the target wait on the runtime, each by itself. The threads that read the kernel's
 //!   requests never wait.
 
+mod attributes;
 mod changing;
 mod channel;
 mod handle;
@@ -23,7 +25,7 @@ mod reading;
 mod serving;
 mod wire;
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
@@ -44,6 +46,9 @@ pub(crate) use self::nodes::FRESH;
 
 /// Threads that take requests from the kernel. A second one takes the next while the first copies bytes.
 const THREADS: usize = 2;
+
+/// So much of a new file is given to the kernel before it asks: whole configuration files, and the headers of others.
+const STORED: u64 = 32 * 1024;
 
 /// The file system. It ends when this is dropped and every file in it is closed.
 #[derive(Debug)]
@@ -139,8 +144,28 @@ impl Fuse {
             self.shared.channel.forget_metadata(node);
         }
         let result = self.open_node(node, flags);
+        if !is_known && result.is_ok() && flags & libc::O_DIRECT == 0 {
+            self.store_first_bytes(node, &handle);
+        }
         self.shared.nodes.entered(node, &handle);
         result
+    }
+
+    /// Puts what came with the open into the kernel's cache, so that the first read needs nobody. Only for a file that is new
+    /// here: others may have written to one that is not, and the kernel has what was read of it before.
+    fn store_first_bytes(&self, node: u64, handle: &Arc<Handle>) {
+        let is_file = |mode: u32| mode & libc::S_IFMT == libc::S_IFREG;
+        self.shared.nodes.while_alone(node, handle, |metadata| {
+            if !is_file(metadata.mode) || metadata.size == 0 || handle.appends() {
+                return;
+            }
+            // A page is whole, or the file ends in it.
+            let length = u32::try_from(metadata.size.min(STORED)).unwrap_or_default();
+            let bytes = handle.reading.at_hand(0, length);
+            if let Some(bytes) = bytes.filter(|bytes| bytes.len() == length as usize) {
+                self.shared.channel.store(node, &bytes);
+            }
+        });
     }
 
     fn open_node(&self, node: u64, flags: i32) -> Result<OwnedFd, Errno> {
@@ -159,6 +184,17 @@ impl Fuse {
                 opened => return opened.map_err(|error| Errno::from_raw(error.raw_os_error())),
             }
         }
+    }
+
+    /// What the agent calls the file of a descriptor that we gave.
+    pub(crate) fn handle_of(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {
+        let raw = |error: rustix::io::Errno| Errno::from_raw(error.raw_os_error());
+        let description = rustix::fs::fstat(file).map_err(raw)?;
+        if description.st_dev != self.device {
+            return Err(Errno::EXDEV);
+        }
+        let is_it = |identity| self.shared.inodes.number(identity) == description.st_ino;
+        self.shared.nodes.find_handle(is_it).ok_or(Errno::ESTALE)
     }
 
     /// Something was changed by its name: what the kernel knows of open files may not be true any more.

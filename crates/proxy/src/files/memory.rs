@@ -12,7 +12,7 @@ mod writing;
 
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{Seek as _, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use interceptor::Errno;
@@ -104,6 +104,11 @@ impl Memory {
             length if length > LARGEST_FILE => Err(too_large()),
             _ => Ok(file),
         }
+    }
+
+    /// What the agent calls the file of a descriptor that we gave for writing. Others are only copies.
+    pub(crate) fn handle_of(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {
+        self.writing.handle_of(file).ok_or(Errno::EXDEV)
     }
 
     /// Returns when everything that was written and closed is at the target.

@@ -2,13 +2,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use interceptor::{Answer, Errno, FileSystem, Metadata, OpenOptions, RemoteFiles, SetTime, Times};
-use protocol::rpc;
+use interceptor::{
+    Answer, Errno, FileSystem, Metadata, OpenOptions, RemoteFiles, SetTime, Then, Times,
+};
+use protocol::rpc::{self, Place};
 
 use super::cache::{self, Question};
 use super::calls::Client;
@@ -24,12 +26,32 @@ impl TargetFiles {
         ask: impl FnOnce() -> Result<cache::Answer, Errno>,
     ) -> Result<cache::Answer, Errno> {
         self.settle();
-        let asked = match self.cache.get(path, &question) {
-            Ok(cache::Answer::Failed(errno)) => return Err(errno),
-            Ok(answer) => return Ok(answer),
-            Err(asked) => asked,
-        };
-        let answer = ask();
+        match self.recall(path, &question) {
+            Ok(known) => known,
+            Err(asked) => self.keep(path, question, ask(), asked),
+        }
+    }
+
+    /// An answer of a moment ago, or what [`keep`](Self::keep) needs to know.
+    pub(super) fn recall(
+        &self,
+        path: &Path,
+        question: &Question,
+    ) -> Result<Result<cache::Answer, Errno>, cache::Asked> {
+        Ok(match self.cache.get(path, question)? {
+            cache::Answer::Failed(errno) => Err(errno),
+            answer => Ok(answer),
+        })
+    }
+
+    /// Remembers what the target answered, and gives it back.
+    pub(super) fn keep(
+        &self,
+        path: &Path,
+        question: Question,
+        answer: Result<cache::Answer, Errno>,
+        asked: cache::Asked,
+    ) -> Result<cache::Answer, Errno> {
         let kept = match &answer {
             Ok(answer) => Some(answer.clone()),
             Err(errno) if is_about_the_name(*errno) => Some(cache::Answer::Failed(*errno)),
@@ -57,7 +79,7 @@ impl TargetFiles {
     }
 
     /// As the application sees it: on the device on which its descriptors are.
-    fn seen(&self, metadata: &rpc::Metadata) -> Metadata {
+    pub(super) fn seen(&self, metadata: &rpc::Metadata) -> Metadata {
         let seen = convert::metadata(metadata);
         match &self.through {
             Through::Fuse(fuse) => Metadata {
@@ -67,6 +89,29 @@ impl TargetFiles {
             },
             Through::Memory(_) => seen,
         }
+    }
+}
+
+impl TargetFiles {
+    pub(super) fn metadata_in(&self, answer: Result<cache::Answer, Errno>) -> Answer<Metadata> {
+        match answer? {
+            cache::Answer::Metadata(metadata) => Ok(self.seen(&metadata)),
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
+    /// What the target allows, the rules may not.
+    pub(super) fn accessible_in(
+        &self,
+        path: &Path,
+        mode: i32,
+        answer: Result<cache::Answer, Errno>,
+    ) -> Answer<()> {
+        answer?;
+        if mode & libc::W_OK != 0 && !self.rules.may_write(path.as_os_str().as_bytes()) {
+            return Err(Errno::EROFS.into());
+        }
+        Ok(())
     }
 }
 
@@ -100,10 +145,35 @@ impl RemoteFiles for TargetFiles {
             let metadata = self.calls.wait(self.calls.stat(place(path, follow)))?;
             Ok(cache::Answer::Metadata(metadata))
         };
-        match self.remembered(path, Question::Metadata { follow }, ask)? {
-            cache::Answer::Metadata(metadata) => Ok(self.seen(&metadata)),
-            _ => Err(Errno::EIO.into()),
-        }
+        self.metadata_in(self.remembered(path, Question::Metadata { follow }, ask))
+    }
+
+    fn start_open(
+        &self,
+        path: &Path,
+        options: &OpenOptions,
+        then: Then<OwnedFd>,
+    ) -> Result<(), Then<OwnedFd>> {
+        self.start_to_open(path, options, then)
+    }
+
+    fn start_metadata(
+        &self,
+        path: &Path,
+        follow: bool,
+        then: Then<Metadata>,
+    ) -> Result<(), Then<Metadata>> {
+        self.start_to_describe(path, follow, then)
+    }
+
+    fn start_access(
+        &self,
+        path: &Path,
+        mode: i32,
+        follow: bool,
+        then: Then<()>,
+    ) -> Result<(), Then<()>> {
+        self.start_to_access(path, mode, follow, then)
     }
 
     fn read_link(&self, path: &Path) -> Answer<PathBuf> {
@@ -125,26 +195,34 @@ impl RemoteFiles for TargetFiles {
         }
     }
 
+    fn canonical(&self, path: &Path) -> Answer<PathBuf> {
+        if self.served.find(path).is_some() {
+            return Ok(path.to_path_buf());
+        }
+        let ask = || {
+            let request = rpc::ResolvePathRequest { path: bytes(path) };
+            let answer = self
+                .calls
+                .ask(|mut files| async move { files.resolve_path(request).await })?;
+            let path = OsString::from_vec(answer.path.to_vec());
+            Ok(cache::Answer::Link(PathBuf::from(path)))
+        };
+        match self.remembered(path, Question::Canonical, ask)? {
+            cache::Answer::Link(path) => Ok(path),
+            _ => Err(Errno::EIO.into()),
+        }
+    }
+
     fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()> {
         if let Some(served) = self.served.find(path) {
             return served.access(mode);
         }
+        let question = Question::Access { mode, follow };
         let ask = || {
-            let request = rpc::AccessRequest {
-                place: Some(place(path, follow)),
-                read: mode & libc::R_OK != 0,
-                write: mode & libc::W_OK != 0,
-                execute: mode & libc::X_OK != 0,
-            };
-            self.calls
-                .ask(|mut files| async move { files.access(request).await })?;
-            Ok(cache::Answer::Accessible)
+            let asked = self.calls.access(place(path, follow), mode);
+            self.calls.wait(asked).map(|()| cache::Answer::Accessible)
         };
-        self.remembered(path, Question::Access { mode, follow }, ask)?;
-        if mode & libc::W_OK != 0 && !self.rules.may_write(path.as_os_str().as_bytes()) {
-            return Err(Errno::EROFS.into());
-        }
-        Ok(())
+        self.accessible_in(path, mode, self.remembered(path, question, ask))
     }
 
     fn file_system(&self, path: &Path) -> Answer<FileSystem> {
@@ -210,6 +288,18 @@ impl RemoteFiles for TargetFiles {
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
         let request = rpc::LinkRequest {
             from: Some(place(from, follow)),
+            to: bytes(to),
+        };
+        self.change(to, |mut files| async move { files.link(request).await })
+    }
+
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+        let handle = match &self.through {
+            Through::Fuse(fuse) => fuse.handle_of(file)?,
+            Through::Memory(memory) => memory.handle_of(file)?,
+        };
+        let request = rpc::LinkRequest {
+            from: Some(Place::handle(handle)),
             to: bytes(to),
         };
         self.change(to, |mut files| async move { files.link(request).await })

@@ -12,7 +12,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming as Body;
 use link::http2;
 use protocol::incoming::{ACCEPT, Accept, Arrived, TAKEN};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -20,6 +20,7 @@ use super::datagrams;
 use super::doors::Doors;
 use super::tls::TlsDelivery;
 use crate::agent::{Agent, Connection};
+use crate::event::Event;
 use crate::stream::{self, FromApplication, LocalStream};
 
 /// How long an agent may take to see that a connection was refused.
@@ -45,6 +46,7 @@ pub(super) struct Arrival {
     pub(super) arrived: Arrived,
     from_client: Body,
     to_client: ToClient,
+    permit: OwnedSemaphorePermit,
 }
 
 /// Where the application's bytes are put.
@@ -71,9 +73,15 @@ impl Waiting {
     pub(super) async fn next(&mut self) -> Arrival {
         loop {
             while self.streams.len() < self.wanted && !self.has_failed {
+                let Some(permit) = self.agent.connections.take() else {
+                    let most = self.agent.connections.most;
+                    (self.agent.tell)(&Event::TooManyConnections(most));
+                    self.has_failed = true;
+                    break;
+                };
                 let connection = self.agent.client.clone();
-                self.streams
-                    .spawn(wait(connection, self.accept, self.is_udp));
+                let waiting = wait(connection, self.accept, self.is_udp, permit);
+                self.streams.spawn(waiting);
             }
             match self.streams.join_next().await {
                 Some(Ok(Some(arrival))) => {
@@ -83,8 +91,8 @@ impl Waiting {
                     }
                     return arrival;
                 }
-                // The subscription has ended, which is told elsewhere, or the agent has too much to do: then there are
-                // more after a while.
+                // The subscription has ended, which is told elsewhere, or there is too much to do: then there are more after
+                // a while.
                 Some(_) => self.has_failed = true,
                 None => std::future::pending().await,
             }
@@ -101,7 +109,12 @@ impl Waiting {
     }
 }
 
-async fn wait(mut connection: Connection, accept: Accept, is_udp: bool) -> Option<Arrival> {
+async fn wait(
+    mut connection: Connection,
+    accept: Accept,
+    is_udp: bool,
+    permit: OwnedSemaphorePermit,
+) -> Option<Arrival> {
     let taken = Bytes::from_static(&[TAKEN]);
     let (to_client, response) = if is_udp {
         let (sender, body) = http2::body(datagrams::PARTS);
@@ -126,6 +139,7 @@ async fn wait(mut connection: Connection, accept: Accept, is_udp: bool) -> Optio
         arrived,
         from_client: response.into_body(),
         to_client,
+        permit,
     })
 }
 
@@ -142,6 +156,7 @@ impl Arrival {
             arrived,
             from_client,
             to_client,
+            permit: _permit,
         } = self;
         match to_client {
             ToClient::Datagrams(sender) => {

@@ -19,7 +19,7 @@ use super::{Key, Shared};
 use crate::event::{Checked, Event, IncomingEvent, News, Subscribed, describe};
 
 /// How often it is looked whether the application still listens.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Between attempts to subscribe again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// Before the first of them.

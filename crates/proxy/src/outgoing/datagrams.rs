@@ -18,6 +18,7 @@ use interceptor::{Connection, Errno, Names, Outgoing, Registration};
 use link::http2::{self, Sender};
 use protocol::outgoing::{Connected, Datagram, DatagramDecoder, UDP, UdpOpen, UdpPeer};
 use tokio::net::UdpSocket;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{sleep, timeout};
 
 use super::{ask, establish};
@@ -34,7 +35,12 @@ const LOOK_AFTER: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// Gives a socket of the application a peer at the target.
-pub(super) fn connect(agent: Agent, outgoing: Outgoing, peer: SocketAddr) {
+pub(super) fn connect(
+    agent: Agent,
+    outgoing: Outgoing,
+    peer: SocketAddr,
+    permit: OwnedSemaphorePermit,
+) {
     let runtime = agent.runtime.clone();
     let ended = |result: io::Result<()>| {
         if let Err(error) = result {
@@ -50,13 +56,19 @@ pub(super) fn connect(agent: Agent, outgoing: Outgoing, peer: SocketAddr) {
             };
             match outgoing.establish(names) {
                 Ok(connection) => {
-                    runtime.spawn(async move { ended(follow(&agent, connection, peer).await) });
+                    runtime.spawn(async move {
+                        ended(follow(&agent, connection, peer).await);
+                        drop(permit);
+                    });
                 }
                 Err(errno) => ended(Err(errno.into())),
             }
         }
         None => {
-            runtime.spawn(async move { ended(lead(&agent, outgoing, peer).await) });
+            runtime.spawn(async move {
+                ended(lead(&agent, outgoing, peer).await);
+                drop(permit);
+            });
         }
     }
 }

@@ -8,13 +8,16 @@ use std::fs::{File, Permissions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
 use interceptor::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proxy::FilesThrough;
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -40,6 +43,66 @@ fn a_small_file_is_read_with_one_question() {
     assert_eq!(read_all(&mut file), "only at the target\n");
     assert_eq!(file.metadata().unwrap().len(), 19);
     assert_eq!(world.received(), received, "nothing more was asked");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn files_of_every_size_are_read_as_they_are() {
+    let world = world();
+    let steps = [4096, 32 * 1024, 128 * 1024].into_iter();
+    let sizes = steps.flat_map(|step: usize| [step - 1, step, step + 1]);
+    for size in [0, 1].into_iter().chain(sizes) {
+        let name = format!("of-{size}");
+        let text: String = (0..size)
+            .map(|at| char::from(b'a' + (at % 23) as u8))
+            .collect();
+        world.write(&name, &text);
+        for round in 0..2 {
+            let mut file = world.open(&name, libc::O_RDONLY).unwrap();
+            assert!(read_all(&mut file) == text, "{name}, round {round}");
+            assert_eq!(file.metadata().unwrap().len(), size as u64);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_written_is_not_hidden_by_what_came_with_an_open() {
+    let world = world();
+    for round in 0..50 {
+        let name = format!("written-{round}");
+        world.write(&name, "before");
+        let write = || {
+            let file = world.open(&name, libc::O_RDWR).unwrap();
+            file.write_all_at(b"after.", 0).unwrap();
+        };
+        let mut reader = thread::scope(|scope| {
+            let writing = scope.spawn(write);
+            let reader = world.open(&name, libc::O_RDONLY).unwrap();
+            writing.join().unwrap();
+            reader
+        });
+        assert_eq!(read_all(&mut reader), "after.", "round {round}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn files_that_were_read_are_closed_together() {
+    let world = world();
+    let open = |number: usize| {
+        let name = format!("read-{number}");
+        world.write(&name, "content");
+        world.open(&name, libc::O_RDONLY).unwrap()
+    };
+    let files: Vec<File> = (0..100).map(open).collect();
+    let open_at_target = || world.open_at_target("read-");
+    assert_eq!(open_at_target(), 100);
+    let received = world.received();
+    drop(files);
+    wait_until("all are closed", || open_at_target() == 0);
+    let received = world.received() - received;
+    assert!(received < 100 * 20, "{received} bytes to close them");
 }
 
 #[test]
@@ -250,6 +313,36 @@ fn properties_are_changed_through_a_descriptor() {
     assert!(rustix::fs::fstatvfs(&file).unwrap().f_blocks > 0);
 }
 
+/// Whether writing takes the set-user-id bit away is decided by the rights of the target, not of the process here.
+#[test]
+#[ignore = "needs root"]
+fn set_user_id_goes_as_the_target_would_lose_it() {
+    const SOMEBODY: u32 = 4242;
+    for (target, writer, expected) in [
+        (0, 0, 0o4755),
+        (0, SOMEBODY, 0o4755),
+        (SOMEBODY, 0, 0o755),
+        (SOMEBODY, SOMEBODY, 0o755),
+    ] {
+        let world = World::of_user(FilesThrough::Fuse, target);
+        world.write("f", "0123456789");
+        std::os::unix::fs::chown(world.path("f"), Some(target), None).unwrap();
+        std::fs::set_permissions(world.path("f"), Permissions::from_mode(0o4755)).unwrap();
+        let file = world.open("f", libc::O_RDWR).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o4755);
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo more"]);
+        let status = command
+            .uid(writer)
+            .stdout(file.try_clone().unwrap())
+            .status();
+        assert!(status.unwrap().success());
+        let there = std::fs::metadata(world.path("f")).unwrap().mode() & 0o7777;
+        let here = file.metadata().unwrap().mode() & 0o7777;
+        assert_eq!((there, here), (expected, expected), "{target}, {writer}");
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn what_is_changed_by_name_shows_in_open_descriptors() {
@@ -445,10 +538,6 @@ fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
         .stdout(appended)
         .spawn();
     readers.push(writer.unwrap());
-    let waits = |pid: u32| {
-        let wait = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
-        wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
-    };
     wait_until("they wait", || {
         readers.iter().all(|reader| waits(reader.id()))
     });
@@ -465,4 +554,48 @@ fn who_waits_for_the_target_delays_nobody_and_can_be_killed() {
         stalled.swap(false, Ordering::SeqCst),
         "it was stalled until here"
     );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_signal_that_kills_nobody_interrupts_nothing() {
+    let world = world();
+    let script = "$SIG{USR1} = sub {}; defined syswrite(STDOUT, \"once\\n\") or exit 3";
+    let open = |name: &str| {
+        let flags = libc::O_WRONLY | libc::O_CREAT;
+        world.open_with_mode(name, flags, 0o600).unwrap()
+    };
+    let start = |file: File| {
+        let mut command = Command::new("perl");
+        command.args(["-e", script]).stdout(file).spawn().unwrap()
+    };
+    let signal = |process: &Child, signal: Signal| {
+        kill(Pid::from_raw(process.id().cast_signed()), signal).unwrap();
+    };
+    let stall = |stalled| world.traffic.stalled.store(stalled, Ordering::SeqCst);
+    let waits = |process: &Child| {
+        let wait = std::fs::read_to_string(format!("/proc/{}/wchan", process.id()));
+        wait.is_ok_and(|wait| wait.contains("request_wait"))
+    };
+    let files = (open("survivor"), open("killed"));
+    stall(true);
+    let (mut survivor, mut killed) = (start(files.0), start(files.1));
+    wait_until("both write", || waits(&survivor) && waits(&killed));
+    signal(&survivor, Signal::SIGUSR1);
+    // Whoever is killed later, and after such a signal too, ends before.
+    signal(&killed, Signal::SIGUSR1);
+    signal(&killed, Signal::SIGTERM);
+    let end = killed.wait().unwrap().signal();
+    let still_writes = survivor.try_wait().unwrap().is_none();
+    stall(false);
+    assert_eq!(end, Some(libc::SIGTERM));
+    assert!(still_writes, "{:?}", survivor.wait());
+    assert!(survivor.wait().unwrap().success());
+    assert_eq!(world.read("survivor"), "once\n");
+}
+
+/// Whether a process waits for a file.
+fn waits(process: u32) -> bool {
+    let wait = std::fs::read_to_string(format!("/proc/{process}/wchan"));
+    wait.is_ok_and(|wait| wait.contains("request_wait") || wait.contains("folio"))
 }

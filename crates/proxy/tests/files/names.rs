@@ -57,6 +57,26 @@ fn names_are_made_moved_and_removed() {
 }
 
 #[test]
+fn the_path_without_links_is_one_question() {
+    let world = world();
+    let deep: String = (0..30).map(|number| format!("folder{number}/")).collect();
+    world.write(&format!("{deep}file"), "");
+    symlink("folder0/folder1", world.path("link")).unwrap();
+    let parts = || world.traffic.writes.load(Ordering::SeqCst);
+    let before = parts();
+    let through_link = world
+        .path("link")
+        .join(deep.trim_start_matches("folder0/folder1/"));
+    let found = world.files().canonical(&through_link).unwrap();
+    assert_eq!(found, world.path(&deep).canonicalize().unwrap());
+    assert!(parts() - before < 10, "{} parts", parts() - before);
+    fails(
+        world.files().canonical(&world.path("missing/x")),
+        Errno::ENOENT,
+    );
+}
+
+#[test]
 fn properties_are_changed() {
     let world = world();
     world.write("f", "0123456789");

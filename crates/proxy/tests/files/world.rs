@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
@@ -47,19 +48,31 @@ impl World {
 
     /// With more settings for files, as members of a YAML map.
     pub(crate) fn with_settings(through: FilesThrough, settings: &str) -> Self {
-        Self::build(through, settings, Duration::ZERO)
+        Self::build(through, settings, Duration::ZERO, 0)
+    }
+
+    /// With a target that has the rights of this user.
+    pub(crate) fn of_user(through: FilesThrough, user: u32) -> Self {
+        Self::build(through, "", Duration::ZERO, user)
     }
 
     /// With an agent that is half of `round_trip` away.
     pub(crate) fn far_away(through: FilesThrough, round_trip: Duration) -> Self {
-        Self::build(through, "", round_trip)
+        Self::build(through, "", round_trip, 0)
     }
 
-    fn build(through: FilesThrough, settings: &str, round_trip: Duration) -> Self {
+    fn build(through: FilesThrough, settings: &str, round_trip: Duration, user: u32) -> Self {
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
+        if user != 0 {
+            std::os::unix::fs::chown(folder.path(), Some(user), None).unwrap();
+        }
         // It ends when its input does, which is when this process ends, however it does.
-        let target = Command::new("cat")
+        let mut target = Command::new("cat");
+        if user != 0 {
+            target.uid(user);
+        }
+        let target = target
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -117,6 +130,20 @@ impl World {
         };
         let opened: Result<OwnedFd, Instead> = self.files().open(&self.path(name), &options);
         opened.map(File::from).map_err(errno)
+    }
+
+    /// How many files with such names the agent has open. It is part of this process.
+    pub(crate) fn open_at_target(&self, names: &str) -> usize {
+        let folder = self.folder.path().canonicalize().unwrap();
+        let beginning = folder.join(names).into_os_string();
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let opened = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        opened
+            .filter(|path| {
+                let path = path.as_os_str().as_encoded_bytes();
+                path.starts_with(beginning.as_encoded_bytes())
+            })
+            .count()
     }
 
     pub(crate) fn received(&self) -> u64 {

@@ -1,5 +1,11 @@
 //! Which connections leave from where.
 
+use std::os::fd::AsRawFd as _;
+
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, listen, recv,
+    send, socket,
+};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::nameserver::Nameserver;
@@ -131,7 +137,8 @@ fn names_of_the_hosts_file_count_in_filters() {
 fn the_application_s_own_listeners_are_always_reached() {
     let world = World::new();
     Nameserver::start(&world, "127.0.0.1");
-    let session = world.session("true");
+    // Whoever asks for the target's traffic keeps its ports open for a moment after a listener is closed.
+    let session = world.session("{incoming: false}");
     let script = programs::source("own.py");
     let output = world.run(&session, &format!("python3 {}", script.display()));
     assert_eq!(
@@ -167,6 +174,56 @@ for path in sys.argv[1:]:
     assert_eq!(world.run(&session, ask), "b'there'\nENOENT\n");
     let session = world.session("true");
     assert_eq!(world.run(&session, ask), "ENOENT\nENOENT\n");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_of_unix_sockets_keep_their_ends() {
+    let world = World::new();
+    Nameserver::start(&world, "127.0.0.1");
+    let path = world.path("/run/packets.sock");
+    let listener = socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::empty(),
+        None,
+    );
+    let listener = listener.unwrap();
+    bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    listen(&listener, Backlog::new(4).unwrap()).unwrap();
+    // Says how long each packet is, and at their end how many there were.
+    let peer = std::thread::spawn(move || {
+        let peer = accept(listener.as_raw_fd()).unwrap();
+        let mut buffer = vec![0; 300_000];
+        let mut packets = 0;
+        let send = |text: String| send(peer, text.as_bytes(), MsgFlags::empty()).unwrap();
+        loop {
+            match recv(peer, &mut buffer, MsgFlags::empty()).unwrap() {
+                0 => break,
+                count => send(count.to_string()),
+            };
+            packets += 1;
+        }
+        send(format!("{packets} packets"));
+        nix::unistd::close(peer).unwrap();
+    });
+    let ask = "python3 -c 'import errno, socket
+made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+made.connect(\"/run/packets.sock\")
+for length in [1, 2, 100000]:
+    made.send(b\"x\" * length)
+print(made.recv(99), made.recv(99), made.recv(99))
+made.shutdown(socket.SHUT_WR)
+print(made.recv(99), made.recv(99))
+made = socket.socket(socket.AF_UNIX)
+print(errno.errorcode[made.connect_ex(\"/run/packets.sock\")])'";
+    let session = world.session("{outgoing: {unix_streams: ['^/run/packets']}}");
+    assert_eq!(
+        world.run(&session, ask),
+        "b'1' b'2' b'100000'\nb'3 packets' b''\nEPROTOTYPE\n"
+    );
+    peer.join().unwrap();
 }
 
 #[test]

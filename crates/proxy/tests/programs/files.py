@@ -116,6 +116,16 @@ if child == 0:
 os.waitpid(child, 0)
 check("killed", read("killed"), "last words")
 
+# A file that gets its name when it is complete.
+descriptor = os.open(path("folder"), os.O_RDWR | os.O_TMPFILE, 0o600)
+os.write(descriptor, b"unnamed")
+check("unnamed", os.pread(descriptor, 10, 2), b"named")
+root = os.open("/", os.O_RDONLY)
+os.link(f"/proc/self/fd/{descriptor}", path("named"), src_dir_fd=root, follow_symlinks=True)
+os.write(descriptor, b" no more")
+os.close(descriptor)
+check("named", read("named"), "unnamed no more")
+
 if not through_fuse:
     fails("write into", "ENOTSUP", open, path("greeting"), "r+")
     print("done")
@@ -166,8 +176,4 @@ for child in children:
 expected = sorted(f"{name}{number}" for name in "abcd" for number in range(50))
 check("appended", sorted(read("log").split()), expected)
 
-descriptor = os.open(path("folder"), os.O_RDWR | os.O_TMPFILE, 0o600)
-os.write(descriptor, b"unnamed")
-check("unnamed", os.pread(descriptor, 10, 2), b"named")
-os.close(descriptor)
 print("done")

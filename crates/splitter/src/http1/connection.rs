@@ -125,14 +125,14 @@ impl Connection {
         }
     }
 
-    /// Serves the client until it has gone.
+    /// Serves the client until it has gone. What is seldom needed is in boxes, so that a connection that waits is small.
     pub(crate) async fn serve(mut self) {
         loop {
             let goes_on = match poll_fn(|context| self.poll(context)).await {
-                Event::Switch => self.switch().await,
-                Event::Failed(reason) => self.fall_back(reason).await,
+                Event::Switch => Box::pin(self.switch()).await,
+                Event::Failed(reason) => Box::pin(self.fall_back(reason)).await,
                 Event::LegClosed => self.drop_closed_leg(),
-                Event::Raw => return self.pass_on().await,
+                Event::Raw => return Box::pin(self.pass_on()).await,
                 Event::Ended => {
                     self.keep_legs();
                     false

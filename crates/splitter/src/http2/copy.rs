@@ -4,7 +4,7 @@
 //! copies of a client's streams together are too far behind, the one that would need more ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use h2::client::ResponseFuture;
@@ -16,25 +16,27 @@ use super::body::send_data;
 use super::exchange::copy_of;
 use super::upstream::Upstreams;
 use crate::claims::HeldClaim;
+use crate::copy::Budget;
 use crate::http1::leg::Route;
-use crate::settings::Notice;
+use crate::settings::{Notice, Settings};
 
 /// What a part of a stream takes beside its bytes, roughly.
 const PART: usize = 64;
 /// What a stream takes beside its body, roughly.
 const STREAM: usize = 1024;
 
-/// How far the copies of one client's streams for one session may be behind.
-#[derive(Debug, Default)]
-pub(super) struct Budget {
-    used: AtomicUsize,
+/// What waits in memory of one client's streams for one session.
+#[derive(Debug)]
+pub(super) struct ClientBudget {
+    held: Arc<HeldClaim>,
+    used: Budget,
     was_told: AtomicBool,
 }
 
 /// The end of a copy that a stream goes into. Dropping it before the end resets the copy.
 pub(super) struct StreamCopy {
-    budget: Arc<Budget>,
-    limit: usize,
+    budget: Arc<ClientBudget>,
+    limits: Limits,
     /// From the stream to the task that delivers its copy. `None` when there is nothing more to say.
     parts: Option<mpsc::UnboundedSender<Part>>,
     /// Tells that task to give up.
@@ -56,23 +58,22 @@ impl StreamCopy {
         is_empty: bool,
     ) -> Option<Self> {
         let budget = upstreams.copy_budget(held);
-        let limit = upstreams.way.port.settings.copy_limit;
-        if !budget.take(STREAM, limit) {
-            tell_dropped(upstreams, held, &budget);
+        let limits = Limits::new(&upstreams.way.port.settings);
+        if !budget.take(STREAM, limits) {
+            tell_dropped(upstreams, &budget);
             return None;
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         let (fell_behind, gives_up) = oneshot::channel();
         let delivery = Delivery {
             upstreams: upstreams.clone(),
-            held: held.clone(),
             budget: budget.clone(),
             parts: receiver,
         };
         tokio::spawn(delivery.run(copy_of(parts), is_empty, gives_up));
         Some(Self {
             budget,
-            limit,
+            limits,
             parts: Some(sender),
             fell_behind: Some(fell_behind),
         })
@@ -83,7 +84,7 @@ impl StreamCopy {
         let Some(parts) = &self.parts else {
             return;
         };
-        if !self.budget.take(data.len() + PART, self.limit) {
+        if !self.budget.take(data.len() + PART, self.limits) {
             self.parts = None;
             if let Some(fell_behind) = self.fell_behind.take() {
                 let _ = fell_behind.send(());
@@ -105,8 +106,7 @@ impl StreamCopy {
 /// Brings a copy to its session.
 struct Delivery {
     upstreams: Arc<Upstreams>,
-    held: Arc<HeldClaim>,
-    budget: Arc<Budget>,
+    budget: Arc<ClientBudget>,
     parts: mpsc::UnboundedReceiver<Part>,
 }
 
@@ -114,15 +114,15 @@ impl Delivery {
     async fn run(mut self, request: Request<()>, is_empty: bool, gives_up: oneshot::Receiver<()>) {
         tokio::select! {
             delivered = self.deliver(request, is_empty) => if delivered.is_none() {
-                tracing::debug!(holder = %self.held.claim.holder, "a copy of a stream ended early");
+                tracing::debug!(holder = %self.budget.held.claim.holder, "a copy of a stream ended early");
             },
-            Ok(()) = gives_up => tell_dropped(&self.upstreams, &self.held, &self.budget),
+            Ok(()) = gives_up => tell_dropped(&self.upstreams, &self.budget),
         }
     }
 
     /// `None` if it did not get there. Letting go of a stream resets it.
     async fn deliver(&mut self, request: Request<()>, is_empty: bool) -> Option<()> {
-        let route = Route::Claim(self.held.clone());
+        let route = Route::Claim(self.budget.held.clone());
         let mut session = self.upstreams.ready(&route).await.ok()?;
         let (answer, mut stream) = session.send_request(request, is_empty).ok()?;
         let sending = async {
@@ -179,25 +179,52 @@ async fn discard(answer: ResponseFuture) {
 }
 
 /// Says once for each client that copies were dropped.
-fn tell_dropped(upstreams: &Upstreams, held: &HeldClaim, budget: &Budget) {
+fn tell_dropped(upstreams: &Upstreams, budget: &ClientBudget) {
     if !budget.was_told.swap(true, Ordering::Relaxed) {
-        let holder = held.claim.holder.clone();
+        let holder = budget.held.claim.holder.clone();
         let notices = &upstreams.way.port.settings.notices;
         notices.tell(Notice::CopyDropped { holder });
     }
 }
 
-impl Budget {
-    fn take(&self, amount: usize, limit: usize) -> bool {
-        let before = self.used.fetch_add(amount, Ordering::Relaxed);
-        let fits = before + amount <= limit;
+/// How much may wait of one client's streams, and of all that the session gets.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    client: usize,
+    session: usize,
+}
+
+impl Limits {
+    fn new(settings: &Settings) -> Self {
+        Self {
+            client: settings.copy_limit,
+            session: settings.copies_limit,
+        }
+    }
+}
+
+impl ClientBudget {
+    pub(super) fn new(held: &Arc<HeldClaim>) -> Self {
+        Self {
+            held: held.clone(),
+            used: Budget::default(),
+            was_told: AtomicBool::new(false),
+        }
+    }
+
+    fn take(&self, amount: usize, limits: Limits) -> bool {
+        if !self.used.take(amount, limits.client) {
+            return false;
+        }
+        let fits = self.held.copies.take(amount, limits.session);
         if !fits {
-            self.give(amount);
+            self.used.give(amount);
         }
         fits
     }
 
     fn give(&self, amount: usize) {
-        self.used.fetch_sub(amount, Ordering::Relaxed);
+        self.used.give(amount);
+        self.held.copies.give(amount);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use h2::client::SendRequest;
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::{Instant, timeout};
 
-use super::copy::Budget;
+use super::copy::ClientBudget;
 use super::{CONNECTION_WINDOW, LARGEST_FRAME, LARGEST_HEAD, MOST_STREAMS, STREAM_WINDOW};
 use crate::claims::{HeldClaim, Knowledge};
 use crate::http1::leg::{Leg, Route};
@@ -34,7 +35,7 @@ pub(super) struct Upstreams {
     open: Mutex<HashMap<Option<u64>, Upstream>>,
     application_closed: Arc<Notify>,
     /// How far copies for a session are behind, by the identity of its claim.
-    copy_budgets: Mutex<HashMap<u64, Arc<Budget>>>,
+    copy_budgets: Mutex<HashMap<u64, Arc<ClientBudget>>>,
 }
 
 impl Upstreams {
@@ -102,10 +103,12 @@ impl Upstreams {
         }
     }
 
-    pub(super) fn copy_budget(&self, held: &HeldClaim) -> Arc<Budget> {
+    pub(super) fn copy_budget(&self, held: &Arc<HeldClaim>) -> Arc<ClientBudget> {
         let budgets = &self.copy_budgets;
         let mut budgets = budgets.lock().unwrap_or_else(PoisonError::into_inner);
-        budgets.entry(held.identity).or_default().clone()
+        let budget = budgets.entry(held.identity);
+        let budget = budget.or_insert_with(|| Arc::new(ClientBudget::new(held)));
+        budget.clone()
     }
 
     async fn connect(&self, route: &Route) -> Result<SendRequest<Bytes>, Reason> {
@@ -187,11 +190,14 @@ async fn start(
         .handshake::<_, Bytes>(stream)
         .await?;
     let ping_pong = connection.ping_pong();
+    // One that nobody waited for has no client to whom its end matters.
+    let is_used = Arc::new(AtomicBool::new(false));
+    let was_used = is_used.clone();
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "a connection that speaks HTTP/2 ended");
         }
-        if let Some(closed) = closed {
+        if let Some(closed) = closed.filter(|_| was_used.load(Ordering::Relaxed)) {
             closed.notify_one();
         }
     });
@@ -200,6 +206,7 @@ async fn start(
         ping_pong.ping(Ping::opaque()).await?;
         extended_connect.set(send.is_extended_connect_protocol_enabled());
     }
+    is_used.store(true, Ordering::Relaxed);
     Ok(send)
 }
 

@@ -1,13 +1,15 @@
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
 use h2::ext::Protocol;
 use http::{HeaderMap, Method, Request, StatusCode};
-use splitter::{Filter, Mode};
+use splitter::{Filter, Mode, Port, Settings};
 
 use super::http2_stage::{Http2Place, Http2Stage, greet, name, read, request, send_all};
+use super::stage::{Manner, Place, To};
 
 #[tokio::test]
 async fn streams_go_both_ways_to_who_wants_them_with_their_trailers() {
@@ -306,4 +308,23 @@ async fn websockets_are_promised_only_where_the_application_takes_them() {
     let (response, _) = client.send_request(ask, true).unwrap();
     response.await.unwrap();
     assert!(!client.is_extended_connect_protocol_enabled());
+}
+
+/// Nobody greets, so the first client stops waiting for it. What becomes of that greeting is no matter to the client.
+#[tokio::test(start_paused = true)]
+async fn an_application_that_does_not_greet_does_not_end_its_clients() {
+    let mut stage = Http2Stage::new();
+    let stuck = Place::new("application", Manner::Stuck);
+    stage.port = Arc::new(Port::new(Arc::new(To(stuck)), Settings::default()));
+    let filter = Filter::header("^x-for: alice$").unwrap();
+    stage.claim(stage.alice.clone(), Mode::Steal, filter);
+    let mut client = stage.connect().await;
+    for _ in 0..3 {
+        let (response, _) = client
+            .send_request(request("/echo", "alice"), true)
+            .unwrap();
+        assert_eq!(name(&response.await.unwrap()), "alice");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        client = client.ready().await.unwrap();
+    }
 }

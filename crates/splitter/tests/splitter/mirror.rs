@@ -76,6 +76,34 @@ async fn a_copy_that_is_dead_or_slow_holds_nobody_up() {
     }
 }
 
+/// What waits for a session that is stuck is bounded, however many clients there are.
+#[tokio::test]
+async fn all_copies_of_a_session_share_its_memory() {
+    let stage = Stage::with(Manner::SpeaksFirst, |settings| {
+        settings.copies_limit = 1024 * 1024;
+    });
+    let (_alice, _alices) = stage.claim("alice", Manner::Stuck, Mode::Mirror, None);
+    const CLIENTS: usize = 10;
+    for _ in 0..CLIENTS {
+        let (mut read, mut write) = tokio::io::split(stage.connect());
+        // Less than one copy may have, and more than a place takes before it reads.
+        let text = vec![b'x'; 256 * 1024];
+        let length = text.len() + "220 application\r\n".len();
+        let writing = tokio::spawn(async move {
+            write.write_all(&text).await.unwrap();
+            write.shutdown().await.unwrap();
+        });
+        let mut back = Vec::new();
+        read.read_to_end(&mut back).await.unwrap();
+        writing.await.unwrap();
+        assert_eq!(back.len(), length);
+    }
+    // Four or five clients fill it; what the others sent was not kept.
+    while stage.notices().len() < CLIENTS - 5 {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_copy_of_streams_has_what_it_wants_with_trailers_and_resets() {
     let (application, alice) = (Http2Place::new("application"), Http2Place::new("alice"));

@@ -75,6 +75,10 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
         Arc::new(To(alice.clone())),
     );
     let _guard = port.claims().claim(alices, OnConflict::Abort).unwrap();
+    let copy = Place::new("copy", Manner::Silent);
+    let copies = claim("copy", Mode::Mirror, None, Arc::new(To(copy.clone())));
+    let _copies = port.claims().claim(copies, OnConflict::Abort).unwrap();
+    let plain_port = port.clone();
 
     let (ours, served) = tokio::io::duplex(64 * 1024);
     tokio::spawn(async move { port.serve(Box::new(served), arrival()).await });
@@ -96,4 +100,15 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
         read_until(&mut stream, &format!("{who} GET /{session}")).await;
     }
     assert_eq!((application.opened(), alice.opened()), (1, 1));
+    // A copy has what was said inside of TLS.
+    let said = |session: &str| format!("GET /{session} HTTP/1.1\r\nX-For: {session}\r\n\r\n");
+    let all = ["nobody", "alice", "nobody"].map(said).concat();
+    copy.wait_until_got(&all).await;
+
+    // What is not encrypted is copied from its first byte on.
+    let (mut ours, served) = tokio::io::duplex(64 * 1024);
+    tokio::spawn(async move { plain_port.serve(Box::new(served), arrival()).await });
+    ours.write_all(said("alice").as_bytes()).await.unwrap();
+    read_until(&mut ours, "alice GET /alice").await;
+    copy.wait_until_got(&(all + &said("alice"))).await;
 }

@@ -16,17 +16,17 @@ use crate::{process, workspace};
 const KIBIBYTE: f64 = 1024.0;
 
 #[derive(Debug)]
-pub(super) struct Programs {
-    pub(super) standin: PathBuf,
-    pub(super) standind: PathBuf,
-    pub(super) workload: PathBuf,
+pub(in crate::bench) struct Programs {
+    pub(in crate::bench) standin: PathBuf,
+    pub(in crate::bench) standind: PathBuf,
+    pub(in crate::bench) workload: PathBuf,
     /// A static program that says one word. Not there without Go.
-    pub(super) hello: Option<PathBuf>,
+    pub(in crate::bench) hello: Option<PathBuf>,
 }
 
 impl Programs {
     /// Builds everything, as the caller and never as root.
-    pub(super) fn build() -> Result<()> {
+    pub(in crate::bench) fn build() -> Result<()> {
         let root = workspace::root()?;
         let packages = [
             "--package",
@@ -55,7 +55,7 @@ impl Programs {
     }
 
     /// What [`Programs::build`] has built.
-    pub(super) fn find() -> Result<Self> {
+    pub(in crate::bench) fn find() -> Result<Self> {
         let folder = Self::folder()?;
         Ok(Self {
             standin: folder.join("standin"),
@@ -71,20 +71,27 @@ impl Programs {
 }
 
 /// What the programs of the last run said.
-pub(super) fn log_path() -> Result<PathBuf> {
+pub(in crate::bench) fn log_path() -> Result<PathBuf> {
     Ok(workspace::target()?.join("bench-session.log"))
+}
+
+/// Where all of them say what they have to say.
+pub(in crate::bench) fn log() -> Result<File> {
+    let path = log_path()?;
+    let log = File::options().create(true).append(true).open(&path);
+    log.with_context(|| format!("opening {}", path.display()))
 }
 
 /// A program that runs until this is dropped.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(in crate::bench) struct Program {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Program {
     /// Starts a program, and waits for its first line.
-    pub(super) fn start(command: Command) -> Result<(Self, String)> {
+    pub(in crate::bench) fn start(command: Command) -> Result<(Self, String)> {
         let shown = process::shown(&command);
         let mut program = Self::spawn(command)?;
         let line = program.line()?;
@@ -98,18 +105,11 @@ impl Program {
         Ok((program, line))
     }
 
-    /// Where all of them say what they have to say.
-    fn log() -> Result<File> {
-        let path = log_path()?;
-        let log = File::options().create(true).append(true).open(&path);
-        log.with_context(|| format!("opening {}", path.display()))
-    }
-
-    fn spawn(mut command: Command) -> Result<Self> {
+    pub(in crate::bench) fn spawn(mut command: Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Self::log()?)
+            .stderr(log()?)
             .spawn()
             .with_context(|| format!("starting `{}`", process::shown(&command)))?;
         let output = child.stdout.take().context("a program has no output")?;
@@ -119,17 +119,17 @@ impl Program {
         })
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(in crate::bench) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Ends the program, and answers the last thing that it says.
-    pub(super) fn end(mut self) -> Result<String> {
+    pub(in crate::bench) fn end(mut self) -> Result<String> {
         drop(self.child.stdin.take());
         self.line()
     }
 
-    fn line(&mut self) -> Result<String> {
+    pub(in crate::bench) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         Ok(line)
@@ -138,21 +138,25 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // The end of its input ends each of them; one that hangs is killed.
-        drop(self.child.stdin.take());
-        for _ in 0..100 {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end(&mut self.child);
     }
 }
 
+/// Ends a program: the end of its input ends each of them, and one that hangs is killed.
+pub(in crate::bench) fn end(child: &mut Child) {
+    drop(child.stdin.take());
+    for _ in 0..100 {
+        if let Ok(Some(_)) = child.try_wait() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
 /// Numbers by name.
-pub(super) type Numbers = HashMap<String, Vec<f64>>;
+pub(in crate::bench) type Numbers = HashMap<String, Vec<f64>>;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -163,15 +167,15 @@ enum Answer {
 
 /// A worker that does one thing after the other.
 #[derive(Debug)]
-pub(super) struct Worker(Program);
+pub(in crate::bench) struct Worker(Program);
 
 impl Worker {
-    pub(super) fn start(command: Command) -> Result<Self> {
+    pub(in crate::bench) fn start(command: Command) -> Result<Self> {
         Program::spawn(command).map(Self)
     }
 
     /// Has something done, and answers all numbers.
-    pub(super) fn ask(&mut self, order: &Value) -> Result<Numbers> {
+    pub(in crate::bench) fn ask(&mut self, order: &Value) -> Result<Numbers> {
         let input = self.0.child.stdin.as_mut().context("no input")?;
         writeln!(input, "{order}").context("the worker is gone")?;
         let line = self.0.line()?;
@@ -189,21 +193,21 @@ impl Worker {
     }
 
     /// Has something done, and answers the numbers of one name.
-    pub(super) fn measure(&mut self, order: &Value, name: &str) -> Result<Vec<f64>> {
+    pub(in crate::bench) fn measure(&mut self, order: &Value, name: &str) -> Result<Vec<f64>> {
         let mut numbers = self.ask(order)?;
         numbers
             .remove(name)
             .with_context(|| format!("{order}: there is no {name} in the answer"))
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(in crate::bench) fn pid(&self) -> u32 {
         self.0.pid()
     }
 }
 
 /// The memory of a process and of those below it that run the same program, in MiB, each page shared fairly among those
 /// that use it.
-pub(super) fn memory(pid: u32) -> Result<f64> {
+pub(in crate::bench) fn memory(pid: u32) -> Result<f64> {
     let program = fs::read_link(format!("/proc/{pid}/exe"))?;
     let mut total = own_memory(pid)?;
     let mut below = String::new();

@@ -17,8 +17,8 @@ use lab::wire::{Conditions, Wire};
 
 use super::programs::{Program, Programs, Worker, log_path};
 
-pub(super) const TARGET: &str = "10.201.0.2";
-const CLIENT: &str = "10.201.0.1";
+pub(in crate::bench) const TARGET: &str = "10.201.0.2";
+pub(in crate::bench) const CLIENT: &str = "10.201.0.1";
 /// Small files in the target's tree. Each is used once where a cache would tell a different story.
 pub(super) const SMALL_FILES: usize = 4000;
 /// The size of the large file.
@@ -245,7 +245,7 @@ fn last_word(line: &str) -> Result<String> {
 }
 
 /// A process that keeps a network namespace.
-fn network() -> Result<Program> {
+pub(in crate::bench) fn network() -> Result<Program> {
     let mut command = Command::new("unshare");
     command.args([
         "--net",
@@ -258,7 +258,7 @@ fn network() -> Result<Program> {
 }
 
 /// A command in the network namespace that a process keeps.
-fn within(network: &Program) -> Command {
+pub(in crate::bench) fn within(network: &Program) -> Command {
     let mut command = Command::new("nsenter");
     command
         .arg(format!("--net={}", namespace(network)))
@@ -271,7 +271,7 @@ fn namespace(network: &Program) -> String {
 }
 
 /// Puts the wire between two namespaces.
-fn join(client: &Program, target: &Program) -> Result<Wire> {
+pub(in crate::bench) fn join(client: &Program, target: &Program) -> Result<Wire> {
     let wire = Wire::start()?;
     for (endpoint, network, own, other) in [
         ("client", client, CLIENT, TARGET),
@@ -306,10 +306,10 @@ fn start_target(programs: &Programs, network: &Program) -> Result<Program> {
 
 /// A folder that is removed with the site.
 #[derive(Debug)]
-struct Folder(PathBuf);
+pub(in crate::bench) struct Folder(pub(in crate::bench) PathBuf);
 
 impl Folder {
-    fn new() -> Result<Self> {
+    pub(in crate::bench) fn new() -> Result<Self> {
         let path = std::env::temp_dir().join(format!("standin-bench-{}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Self(path))

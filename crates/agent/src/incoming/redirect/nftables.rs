@@ -12,9 +12,7 @@ use rustix::net::netlink::NETFILTER;
 use super::Port;
 use super::holder::Holder;
 use super::netlink::{Content, Netlink, attributes};
-use super::rules::{
-    Listening, Part, TABLE_USER_DATA, Transaction, UdpListening, ask_for_claim,
-};
+use super::rules::{Listening, Part, TABLE_USER_DATA, Transaction, UdpListening, ask_for_claim};
 use crate::{Error, Result};
 
 /// After the family, the version and the number of a message.
@@ -149,9 +147,10 @@ impl Rules {
     }
 
     fn explain(&mut self, part: Part, errno: Errno) -> Error {
-        if let (Part::Claim(port), Errno::PERM | Errno::EXIST) = (part, errno)
-            && let Some(holder) = self.holder_of(port)
-        {
+        if let (Part::Claim(port), Errno::PERM | Errno::EXIST) = (part, errno) {
+            // Who has gone meanwhile is not known any more, and was there a moment ago.
+            let holder = self.holder_of(port);
+            let holder = holder.unwrap_or_else(|| Holder::from_user_data(&[]));
             return Error::PortTaken {
                 port,
                 holder: holder.name,

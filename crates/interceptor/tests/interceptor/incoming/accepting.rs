@@ -106,7 +106,7 @@ fn without_a_free_descriptor_the_connection_waits() {
     let client = server.connect(CLIENT);
     assert_eq!(client.ask("hello"), "HELLO");
     server.end(&format!(
-        "waiting\n{}True\n{NAMES}EAGAIN\n",
+        "waiting\n{}1\nTrue\n{NAMES}EAGAIN\n",
         "True EMFILE\n".repeat(3)
     ));
     drop(first);
@@ -122,9 +122,8 @@ fn a_listener_that_is_shut_down_and_listens_again() {
     server.end(&format!("EINVAL\n{NAMES}"));
 }
 
-#[test]
-fn a_thousand_connections_to_many_threads() {
-    let Some(server) = Server::python("threads 1000") else {
+fn check_thousand(who_asks: &str) {
+    let Some(server) = Server::python(&format!("threads 1000 {who_asks}")) else {
         return;
     };
     let (_, _, listener) = server.listener(0);
@@ -140,6 +139,17 @@ fn a_thousand_connections_to_many_threads() {
         }
     });
     server.end("1000 True\n");
+}
+
+#[test]
+fn a_thousand_connections_to_many_threads() {
+    check_thousand("all");
+}
+
+/// Some accept without room for an address, and ask later.
+#[test]
+fn a_thousand_connections_to_threads_that_accept_in_different_ways() {
+    check_thousand("some");
 }
 
 /// Many at once, while the program takes one after the other.
@@ -204,7 +214,7 @@ fn who_is_killed_takes_no_connection_and_no_port_along() {
     };
     server.wait_for("killed");
     assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("killed\n{NAMES}True\n"));
+    server.end(&format!("killed\n{NAMES}True\nTrue\n"));
 }
 
 fn check_signals(signals_wait: bool, manner: &str, expected: &str) {

@@ -111,3 +111,34 @@ fn several_datagrams_in_one_call() {
     let two = "b'hello' 203.0.113.9 4711\nb'hello' 203.0.113.10 1\n";
     server.end(&format!("waiting\n{two}{two}4\n"));
 }
+
+#[test]
+fn a_client_without_a_name_is_answered() {
+    let Some((server, listener)) = start("udp_version4") else {
+        return;
+    };
+    let client = Client::deliver(&listener, CLIENT6);
+    client.send("hello");
+    assert_eq!(client.receive(), "HELLO");
+    server.end("b'hello' True\n");
+}
+
+#[test]
+fn sockets_that_share_a_port() {
+    let Some((server, listener)) = start("udp_shared_port") else {
+        return;
+    };
+    server.listener(3);
+    let clients: Vec<_> = (0..40)
+        .map(|index| {
+            let ip = format!("203.0.113.{index}");
+            let client = Client::deliver(&listener, &format!("{ip}:1"));
+            client.send(&ip);
+            (ip, client)
+        })
+        .collect();
+    for (ip, client) in clients {
+        assert_eq!(client.receive(), ip);
+    }
+    server.end("40 True True\n");
+}

@@ -26,6 +26,28 @@ fn a_port_that_the_kernel_chooses() {
     assert!(!listener.is_there());
 }
 
+/// A socket that takes connections to one address of this machine is reached there.
+#[test]
+fn a_socket_for_one_address() {
+    // What this machine would speak from to somebody else; nothing is sent.
+    let somebody = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let reachable = somebody.connect("192.0.2.1:9").is_ok();
+    let own = somebody.local_addr().unwrap().ip();
+    let mut addresses = vec!["127.0.0.5".to_owned()];
+    if reachable && !own.is_loopback() {
+        addresses.push(own.to_string());
+    } else {
+        println!("skipped: this machine has no address but those of localhost");
+    }
+    for address in addresses {
+        let Some(server) = Server::python(&format!("bound {address}")) else {
+            return;
+        };
+        assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
+        server.end(&format!("True\n{NAMES}"));
+    }
+}
+
 #[test]
 fn a_refused_listener() {
     let Some(server) = Server::python(&format!("refused {REFUSED_PORT}")) else {

@@ -76,7 +76,7 @@ fn nginx() {
     }
     let folder = tempfile::tempdir().unwrap();
     let configuration = folder.path().join("nginx.conf");
-    std::fs::write(&configuration, programs::read("nginx.conf")).unwrap();
+    std::fs::copy(programs::source("nginx.conf"), &configuration).unwrap();
     let prefix = folder.path().display();
     let server = Server::start(&format!("exec nginx -p '{prefix}' -c nginx.conf"));
     check(Some(server), "203.0.113.9 10.1.2.3:8080");

@@ -7,20 +7,16 @@ use bytes::Bytes;
 use interceptor::Errno;
 use protocol::rpc;
 
-use super::Shared;
 use super::channel::Reply;
 use super::handle::Handle;
 use super::wire::{self, Change, NewTime, Operation};
+use super::{Shared, attributes};
 use crate::files::calls::Client;
 
-type Answer = Result<Vec<u8>, Errno>;
-
-/// The kernel asks for it before it writes, to take it away. The target's kernel does that.
-const CAPABILITIES: &[u8] = b"security.capability";
+pub(super) type Answer = Result<Vec<u8>, Errno>;
 
 pub(super) fn dispatch(shared: &Arc<Shared>, reply: Reply, node: u64, operation: Operation<'_>) {
     let by_number = |handle: u64| shared.nodes.handle(handle);
-    let any = || shared.nodes.any_handle(node);
     match operation {
         Operation::Write {
             handle,
@@ -34,6 +30,7 @@ pub(super) fn dispatch(shared: &Arc<Shared>, reply: Reply, node: u64, operation:
             run(shared, reply, by_number(handle), write);
         }
         Operation::Change(change) => {
+            let any = || shared.nodes.any_handle(node, change.size.is_some());
             let handle = change.handle.map_or_else(any, by_number);
             let work = async move |shared: Arc<Shared>, handle: Arc<Handle>| {
                 let changed = apply(&shared, &handle, &change).await;
@@ -71,14 +68,13 @@ pub(super) fn dispatch(shared: &Arc<Shared>, reply: Reply, node: u64, operation:
             }
             None => reply.send(Err(Errno::EOPNOTSUPP)),
         },
-        operation => ask(shared, reply, node, &operation),
+        operation => ask(shared, reply, node, operation),
     }
 }
 
 /// Questions that change nothing, and attributes.
-fn ask(shared: &Arc<Shared>, reply: Reply, node: u64, operation: &Operation<'_>) {
-    let any = shared.nodes.any_handle(node);
-    match *operation {
+fn ask(shared: &Arc<Shared>, reply: Reply, node: u64, operation: Operation<'_>) {
+    match operation {
         Operation::Seek {
             handle,
             offset,
@@ -110,74 +106,20 @@ fn ask(shared: &Arc<Shared>, reply: Reply, node: u64, operation: &Operation<'_>)
                 let found = shared.calls.answer(question).await?;
                 Ok(wire::file_system(&found))
             };
+            let any = shared.nodes.any_handle(node, false);
             run(shared, reply, any, work);
         }
-        Operation::Attribute { name, .. } if name == CAPABILITIES => {
-            reply.send(Err(Errno::ENODATA));
-        }
-        Operation::Attribute { name, size } => {
-            let name = Bytes::copy_from_slice(name);
-            let work = async move |shared: Arc<Shared>, handle: Arc<Handle>| {
-                let place = Some(handle.place());
-                let request = rpc::GetAttributeRequest { place, name };
-                let question =
-                    |mut files: Client| async move { files.get_attribute(request).await };
-                sized(&shared.calls.answer(question).await?.value, size)
-            };
-            run(shared, reply, any, work);
-        }
-        Operation::Attributes { size } => {
-            let work = async move |shared: Arc<Shared>, handle: Arc<Handle>| {
-                let place = Some(handle.place());
-                let request = rpc::ListAttributesRequest { place };
-                let question =
-                    |mut files: Client| async move { files.list_attributes(request).await };
-                let names = shared.calls.answer(question).await?.names;
-                sized(&crate::files::convert::zero_ended(&names), size)
-            };
-            run(shared, reply, any, work);
-        }
-        Operation::SetAttribute { name, value, flags } => {
-            let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
-            let work = async move |shared: Arc<Shared>, handle: Arc<Handle>| {
-                may_change(&handle)?;
-                let request = rpc::SetAttributeRequest {
-                    place: Some(handle.place()),
-                    name,
-                    value,
-                    create: flags & libc::XATTR_CREATE != 0,
-                    replace: flags & libc::XATTR_REPLACE != 0,
-                };
-                let done = shared
-                    .done(|mut files| async move { files.set_attribute(request).await })
-                    .await;
-                shared.changed(node);
-                done
-            };
-            run(shared, reply, any, work);
-        }
-        Operation::RemoveAttribute { name } => {
-            let name = Bytes::copy_from_slice(name);
-            let work = async move |shared: Arc<Shared>, handle: Arc<Handle>| {
-                may_change(&handle)?;
-                let place = Some(handle.place());
-                let request = rpc::RemoveAttributeRequest { place, name };
-                let done = shared
-                    .done(|mut files| async move { files.remove_attribute(request).await })
-                    .await;
-                shared.changed(node);
-                done
-            };
-            run(shared, reply, any, work);
-        }
-        // The kernel then does without.
-        _ => reply.send(Err(Errno::ENOSYS)),
+        operation => attributes::dispatch(shared, reply, node, &operation),
     }
 }
 
 /// Starts what answers; nobody else waits for it.
-fn run<W, F>(shared: &Arc<Shared>, reply: Reply, handle: Result<Arc<Handle>, Errno>, work: W)
-where
+pub(super) fn run<W, F>(
+    shared: &Arc<Shared>,
+    reply: Reply,
+    handle: Result<Arc<Handle>, Errno>,
+    work: W,
+) where
     W: FnOnce(Arc<Shared>, Arc<Handle>) -> F,
     F: Future<Output = Answer> + Send + 'static,
 {
@@ -201,7 +143,7 @@ async fn write(shared: &Shared, node: u64, handle: &Handle, offset: u64, data: B
     }
 }
 
-fn may_change(handle: &Handle) -> Result<(), Errno> {
+pub(super) fn may_change(handle: &Handle) -> Result<(), Errno> {
     if handle.remote.read_only {
         return Err(Errno::EROFS);
     }
@@ -291,19 +233,9 @@ async fn allocate(
     done
 }
 
-/// A size of zero asks how much room is needed.
-fn sized(bytes: &[u8], size: u32) -> Answer {
-    let length = u32::try_from(bytes.len()).map_err(|_| Errno::E2BIG)?;
-    match size {
-        0 => Ok(wire::count(length)),
-        size if size < length => Err(Errno::ERANGE),
-        _ => Ok(bytes.to_vec()),
-    }
-}
-
 impl Shared {
     /// Asks for something to be done; the answer has no content.
-    async fn done<T, F>(&self, question: impl FnOnce(Client) -> F) -> Answer
+    pub(super) async fn done<T, F>(&self, question: impl FnOnce(Client) -> F) -> Answer
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
@@ -311,7 +243,7 @@ impl Shared {
     }
 
     /// Nothing that is remembered of a file is good any more.
-    fn changed(&self, node: u64) {
+    pub(super) fn changed(&self, node: u64) {
         if let Some(identity) = self.nodes.changed(node) {
             self.cache.forget_file(identity);
         }

@@ -1,6 +1,7 @@
 //! A file that is open at the target.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use bytes::Bytes;
 use protocol::rpc::{Entry, Place};
@@ -21,6 +22,7 @@ pub(super) struct Handle {
 #[derive(Debug)]
 pub(super) struct Remote {
     pub(super) number: u64,
+    pub(super) opened: Instant,
     /// As `open` had them.
     pub(super) flags: i32,
     /// The rules allow to read the file and no more, whatever the target would.
@@ -32,7 +34,10 @@ pub(super) struct Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        self.calls.close(self.number);
+        match self.flags & libc::O_ACCMODE {
+            libc::O_RDONLY => self.calls.close_soon(self.number),
+            _ => self.calls.close(self.number),
+        }
     }
 }
 
@@ -48,6 +53,7 @@ impl Handle {
         Self {
             remote: Arc::new(Remote {
                 number,
+                opened: Instant::now(),
                 flags,
                 read_only,
                 has_content: !first_bytes.is_empty(),

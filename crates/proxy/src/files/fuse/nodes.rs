@@ -130,6 +130,26 @@ impl Nodes {
         table.drop_if_unused(number);
     }
 
+    /// Does something with a file that was just opened, if nobody but the opener can have it: whoever opens it next waits.
+    pub(super) fn while_alone(
+        &self,
+        number: u64,
+        handle: &Arc<Handle>,
+        act: impl FnOnce(&Metadata),
+    ) {
+        let table = self.table();
+        let Some(node) = table.nodes.get(&number) else {
+            return;
+        };
+        let [only] = node.open.as_slice() else {
+            return;
+        };
+        let is_ours = |known: &Arc<Handle>| Arc::ptr_eq(known, handle);
+        if node.pins == 1 && node.lookups == 1 && table.handles.get(only).is_some_and(is_ours) {
+            act(&node.metadata);
+        }
+    }
+
     /// The kernel has looked a node up.
     pub(super) fn look_up(&self, number: u64) -> Option<Known> {
         let mut table = self.table();
@@ -189,13 +209,27 @@ impl Nodes {
         found.ok_or(Errno::EBADF)
     }
 
-    /// Any handle of a node, a writable one if there is one.
-    pub(super) fn any_handle(&self, number: u64) -> Result<Arc<Handle>, Errno> {
+    /// A handle of a node that can be written through if there is one and it is wanted. Of several the one that was
+    /// opened last: those that were open at an agent which has been replaced are good for nothing.
+    pub(super) fn any_handle(&self, number: u64, writable: bool) -> Result<Arc<Handle>, Errno> {
         let table = self.table();
         let node = table.nodes.get(&number).ok_or(Errno::ESTALE)?;
         let open = node.open.iter().filter_map(|open| table.handles.get(open));
-        let best = open.max_by_key(|handle| handle.is_writable());
+        let best = open.max_by_key(|handle| {
+            let suits = !writable || handle.is_writable();
+            (suits, handle.remote.opened)
+        });
         best.cloned().ok_or(Errno::ESTALE)
+    }
+
+    /// What the agent calls the file that was opened last, of those with this identity.
+    pub(super) fn find_handle(&self, is_it: impl Fn(Identity) -> bool) -> Option<u64> {
+        let table = self.table();
+        let nodes = table.nodes.values().filter(|node| is_it(node.identity.0));
+        let open = nodes.flat_map(|node| &node.open);
+        let open = open.filter_map(|open| table.handles.get(open));
+        open.max_by_key(|handle| handle.remote.opened)
+            .map(|handle| handle.remote.number)
     }
 
     /// What is known without asking.
@@ -308,6 +342,7 @@ mod tests {
     use super::*;
     use crate::agent::{Agent, Connection};
     use crate::files::calls::Calls;
+    use crate::outgoing::Budget;
 
     const FILE: Identity = (8, 1, 5);
 
@@ -319,13 +354,18 @@ mod tests {
             client: Connection::new(client),
             runtime: tokio::runtime::Handle::current(),
             routes: Arc::default(),
+            connections: Budget::default(),
             tell: Arc::new(|_| {}),
         })
     }
 
     fn handle(calls: &Calls) -> Arc<Handle> {
+        handle_for(calls, 1, libc::O_RDWR)
+    }
+
+    fn handle_for(calls: &Calls, number: u64, flags: i32) -> Arc<Handle> {
         let content = Bytes::from_static(b"old");
-        let handle = Handle::new(calls.clone(), 1, libc::O_RDWR, false, content, true);
+        let handle = Handle::new(calls.clone(), number, flags, false, content, true);
         Arc::new(handle)
     }
 
@@ -363,5 +403,25 @@ mod tests {
         );
         nodes.changed(node);
         assert_eq!(reader.reading.at_hand(0, 3), None);
+    }
+
+    #[tokio::test]
+    async fn what_was_opened_last_is_asked() {
+        let (nodes, calls) = (Nodes::default(), calls().await);
+        let open = |number, flags| {
+            let handle = handle_for(&calls, number, flags);
+            let (node, _) = nodes.enter(FILE, &metadata(), &handle, Instant::now());
+            nodes.open(node, flags).unwrap();
+            node
+        };
+        let node = open(1, libc::O_RDWR);
+        open(2, libc::O_RDONLY);
+        let asked = |writable| nodes.any_handle(node, writable).unwrap().remote.number;
+        assert_eq!((asked(false), asked(true)), (2, 1));
+        open(3, libc::O_RDWR);
+        open(4, libc::O_RDONLY);
+        // Opened again through `/proc`, it is as old as it was.
+        nodes.open(node, libc::O_RDWR).unwrap();
+        assert_eq!((asked(false), asked(true)), (4, 3));
     }
 }

@@ -13,8 +13,10 @@ use super::nodes::FRESH;
 use super::wire::{self, Attributes, Operation, Request};
 use super::{Shared, changing, errno_of, listing, reading};
 
-/// How long an answer may take after a signal.
+/// How long an answer may take after whoever waits for it was killed.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How often we look whether somebody who waits and got a signal was killed: the kernel tells of the first signal only.
+const NEXT_LOOK: Duration = Duration::from_millis(100);
 
 type Answer = Result<Vec<u8>, Errno>;
 
@@ -49,7 +51,10 @@ pub(super) fn serve(shared: &Arc<Shared>) {
 
 fn dispatch(shared: &Arc<Shared>, request: Request<'_>) {
     let node = request.node;
-    let reply = shared.channel.reply(request.unique);
+    if let Operation::Interrupt { unique } = request.operation {
+        return signalled(shared, request.unique, unique);
+    }
+    let reply = shared.channel.reply(request.unique, request.thread);
     match request.operation {
         Operation::Init {
             max_readahead,
@@ -62,10 +67,6 @@ fn dispatch(shared: &Arc<Shared>, request: Request<'_>) {
                 let forgotten = if forgotten == 0 { node } else { forgotten };
                 shared.nodes.forget(forgotten, lookups);
             }
-        }
-        Operation::Interrupt { unique } => {
-            reply.not_wanted();
-            give_up_later(shared, unique);
         }
         Operation::Open { flags, directory } => reply.send(open(shared, node, flags, directory)),
         Operation::Release { handle } => {
@@ -92,13 +93,55 @@ fn dispatch(shared: &Arc<Shared>, request: Request<'_>) {
 
 /// Somebody who waits got a signal. Files are not interrupted by signals, so the answer is awaited; but if the target
 /// cannot be reached, whoever is killed must be able to end.
-fn give_up_later(shared: &Arc<Shared>, unique: u64) {
+fn signalled(shared: &Arc<Shared>, news: u64, unique: u64) {
     let channel = shared.channel.clone();
+    let Some(thread) = channel.who_waits(unique) else {
+        // Answered, or in the hands of another thread that is about to make it known.
+        return channel.tell_again(news);
+    };
     shared.calls.spawn(async move {
-        tokio::time::sleep(PATIENCE).await;
-        // Answered meanwhile, the kernel does not know it any more.
-        channel.reply(unique).send(Err(Errno::EINTR));
+        while channel.who_waits(unique).is_some() {
+            if is_killed(thread) {
+                tokio::time::sleep(PATIENCE).await;
+                return channel.give_up(unique);
+            }
+            tokio::time::sleep(NEXT_LOOK).await;
+        }
     });
+}
+
+/// Whether a thread that is in the kernel ends when it comes back from there.
+fn is_killed(thread: u32) -> bool {
+    // A process's name may be any bytes.
+    let status = std::fs::read(format!("/proc/{thread}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    // Who is not there cannot wait.
+    status.is_empty() || has_deadly_signal(&status)
+}
+
+/// Whatever kills a process, the kernel gives each of its threads the one signal that nobody escapes; but if another
+/// signal came before, it does so only when that one has been seen to.
+fn has_deadly_signal(status: &str) -> bool {
+    const HARMLESS: [i32; 8] = [
+        libc::SIGCHLD,
+        libc::SIGCONT,
+        libc::SIGURG,
+        libc::SIGWINCH,
+        libc::SIGSTOP,
+        libc::SIGTSTP,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+    ];
+    let set = |name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+            .unwrap_or(0)
+    };
+    let harmless = HARMLESS
+        .iter()
+        .fold(0, |set, signal| set | 1_u64 << (signal - 1));
+    let survived = harmless | set("SigBlk:") | set("SigIgn:") | set("SigCgt:");
+    (set("SigPnd:") | set("ShdPnd:")) & !survived != 0
 }
 
 fn look_up(shared: &Shared, parent: u64, name: &[u8]) -> Answer {
@@ -163,7 +206,7 @@ fn describe(shared: &Arc<Shared>, reply: Reply, node: u64, handle: Option<u64>) 
     }
     let known = shared.nodes.known(node);
     let handle = handle.map_or_else(
-        || shared.nodes.any_handle(node),
+        || shared.nodes.any_handle(node, false),
         |handle| shared.nodes.handle(handle),
     );
     match (known, handle) {
@@ -202,6 +245,33 @@ impl Shared {
             inode: self.inodes.number(super::inodes::identity(metadata)),
             user,
             group,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_signals_end_a_thread() {
+        #[rustfmt::skip] // A table is read by its columns.
+        let table = [
+            ("none",                              0,         0,      0,      0,      0,      false),
+            ("the one that nobody escapes",       0x100,     0,      0,      0,      0,      true),
+            ("to the thread",                     0x200,     0,      0,      0,      0,      true),
+            ("to the process",                    0,         0x4000, 0,      0,      0,      true),
+            ("blocked",                           0,         0x4000, 0x4000, 0,      0,      false),
+            ("ignored",                           0,         0x4000, 0,      0x4000, 0,      false),
+            ("handled",                           0,         0x4000, 0,      0,      0x4000, false),
+            ("handled, and another",              0x200,     0x4000, 0,      0,      0x200,  true),
+            ("a child ended, a window changed",   0x800_0000, 0x1_0000, 0,   0,      0,      false),
+        ];
+        for (what, own, shared, blocked, ignored, handled, expected) in table {
+            let status = format!(
+                "SigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\nSigIgn:\t{ignored:016x}\nSigCgt:\t{handled:016x}\n"
+            );
+            assert_eq!(has_deadly_signal(&status), expected, "{what}");
         }
     }
 }

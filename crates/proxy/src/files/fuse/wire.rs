@@ -54,6 +54,8 @@ pub(super) const KEEP_CACHE: u32 = 1 << 1;
 pub(super) struct Request<'b> {
     pub(super) unique: u64,
     pub(super) node: u64,
+    /// The thread that waits for the answer; 0 when it is the kernel itself.
+    pub(super) thread: u32,
     pub(super) operation: Operation<'b>,
 }
 
@@ -158,11 +160,13 @@ impl<'b> Request<'b> {
         fields.u32()?;
         let opcode = fields.u32()?;
         let (unique, node) = (fields.u64()?, fields.u64()?);
+        let (_, _, thread) = (fields.u32()?, fields.u32()?, fields.u32()?);
         let body = Fields(bytes.get(HEADER..)?);
         let operation = Operation::read(opcode, body)?;
         Some(Self {
             unique,
             node,
+            thread,
             operation,
         })
     }
@@ -380,6 +384,16 @@ pub(super) fn forget_metadata(node: u64) -> Vec<u8> {
 /// The code of [`forget_metadata`].
 pub(super) const INVALIDATE_NODE: i32 = 2;
 
+/// Gives the kernel bytes of a file that it has not asked for; they follow. Not an answer.
+pub(super) fn store(node: u64, offset: u64, length: u32) -> Vec<u8> {
+    let mut out = Writer::default();
+    out.u64(node).u64(offset).u32(length).u32(0);
+    out.0
+}
+
+/// The code of [`store`].
+pub(super) const STORE: i32 = 4;
+
 /// The header before an answer of `length` bytes. An error is a negative errno.
 pub(super) fn header(unique: u64, error: i32, length: usize) -> [u8; 16] {
     let mut header = [0; 16];
@@ -502,7 +516,7 @@ mod tests {
     fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
         let mut out = Writer::default();
         out.u32(0).u32(opcode).u64(7).u64(9);
-        out.u32(0).u32(0).u32(0).u32(0);
+        out.u32(0).u32(0).u32(11).u32(0);
         out.0.extend(body);
         out.0
     }
@@ -517,7 +531,7 @@ mod tests {
             let bytes = request(opcode, body);
             let read = Request::read(&bytes).unwrap();
             assert_eq!(read.operation, expected);
-            assert_eq!((read.unique, read.node), (7, 9));
+            assert_eq!((read.unique, read.node, read.thread), (7, 9, 11));
         };
         check(1, b"name\0", Operation::Lookup { name: b"name" });
         let handle = Some(5);

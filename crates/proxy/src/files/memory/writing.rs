@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata, OpenOptions as FileOptions};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -124,6 +124,14 @@ impl Writing {
             },
         );
         Ok(opened)
+    }
+
+    /// The handle of the file of which this is a descriptor, while it is being written.
+    pub(super) fn handle_of(&self, file: BorrowedFd<'_>) -> Option<u64> {
+        let number = file.as_raw_fd();
+        let files = self.shared.files();
+        let found = files.values().find(|file| file.is_open_as(number));
+        found.map(|file| file.handle)
     }
 
     /// Returns when everything that was closed before is at the target.

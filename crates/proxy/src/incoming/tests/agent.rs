@@ -53,6 +53,7 @@ impl FakeAgent {
             client: client.clone(),
             runtime: Handle::current(),
             routes: Arc::default(),
+            connections: crate::outgoing::Budget::default(),
             tell: Arc::new(move |event| {
                 if let Event::Incoming(event) = event {
                     news.change(|state| state.news.push(event.news.clone()));

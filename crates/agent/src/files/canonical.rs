@@ -1,0 +1,107 @@
+//! The path of a file without symbolic links, as the target sees it.
+//!
+//! The kernel's own answer, the link of a descriptor in `/proc`, is a path of whoever asks: from another mount
+//! namespace, or beside a changed root, it is another one. So the links on the way are followed one by one.
+
+use bytes::Bytes;
+use protocol::rpc::ResolvePathResponse;
+use rustix::fs::readlinkat;
+use rustix::io::Errno;
+
+use super::tree::Tree;
+use crate::{Error, Result};
+
+/// The longest chain of symbolic links that the kernel follows.
+const MOST_LINKS: u32 = 40;
+
+pub(crate) fn canonical(tree: Tree<'_>, path: &[u8]) -> Result<ResolvePathResponse> {
+    let walked = walk(path, |path| match tree.find_path(path, false) {
+        Ok(found) => match readlinkat(&found, c"", Vec::new()) {
+            Ok(content) => Ok(Some(content.into_bytes())),
+            // The kernel's word for a descriptor that is no link.
+            Err(Errno::NOENT | Errno::INVAL) => Ok(None),
+            Err(errno) => Err(errno),
+        },
+        Err(errno) => Err(errno),
+    });
+    let walked = walked.map_err(Error::operation("resolve this path"))?;
+    Ok(ResolvePathResponse {
+        path: Bytes::from(walked),
+    })
+}
+
+/// `read_link` tells a link's content, or that something is none.
+fn walk(
+    path: &[u8],
+    read_link: impl Fn(&[u8]) -> Result<Option<Vec<u8>>, Errno>,
+) -> Result<Vec<u8>, Errno> {
+    if !path.starts_with(b"/") {
+        return Err(Errno::INVAL);
+    }
+    let mut rest = names(path);
+    let mut done: Vec<u8> = Vec::new();
+    let mut links = 0;
+    while let Some(name) = rest.pop() {
+        let parent = done.len();
+        if name == b".." {
+            done.truncate(done.iter().rposition(|byte| *byte == b'/').unwrap_or(0));
+            continue;
+        }
+        done.push(b'/');
+        done.extend_from_slice(&name);
+        let Some(content) = read_link(&done)? else {
+            continue;
+        };
+        links += 1;
+        if links > MOST_LINKS {
+            return Err(Errno::LOOP);
+        }
+        let keeps = if content.starts_with(b"/") { 0 } else { parent };
+        done.truncate(keeps);
+        rest.extend(names(&content));
+    }
+    if done.is_empty() {
+        done.push(b'/');
+    }
+    Ok(done)
+}
+
+/// The names of a path, the last one first.
+fn names(path: &[u8]) -> Vec<Vec<u8>> {
+    let names = path.split(|byte| *byte == b'/').rev();
+    names
+        .filter(|name| !name.is_empty() && *name != b".")
+        .map(<[u8]>::to_vec)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_followed_one_by_one() {
+        let links = |path: &[u8]| match path {
+            b"/link" => Ok(Some(b"srv/data".to_vec())),
+            b"/srv/up" => Ok(Some(b"../srv/./data/".to_vec())),
+            b"/srv/data/room" => Ok(Some(b"/people".to_vec())),
+            b"/round" => Ok(Some(b"/round".to_vec())),
+            b"/missing" => Err(Errno::NOENT),
+            _ => Ok(None),
+        };
+        let check = |path: &str, expected: Result<&str, Errno>| {
+            let found = walk(path.as_bytes(), links);
+            let found = found.map(|path| String::from_utf8(path).unwrap());
+            assert_eq!(found, expected.map(str::to_owned), "{path}");
+        };
+        check("/", Ok("/"));
+        check("/a//b/./c/", Ok("/a/b/c"));
+        check("/a/../..", Ok("/"));
+        check("/link/x", Ok("/srv/data/x"));
+        check("/link/../x", Ok("/srv/x"));
+        check("/srv/up/room/somebody", Ok("/people/somebody"));
+        check("/round/x", Err(Errno::LOOP));
+        check("/missing/x", Err(Errno::NOENT));
+        check("relative", Err(Errno::INVAL));
+    }
+}

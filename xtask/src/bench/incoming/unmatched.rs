@@ -1,0 +1,38 @@
+//! Requests that no session wants: everybody else's way through the target.
+
+use anyhow::Result;
+
+use super::load::{CONNECTIONS, Load, Way, processor, requests, times};
+use super::site::{Manner, Mode, Site};
+use crate::bench::{Extent, Row};
+
+/// What may be added to the way without us, in microseconds.
+const ADDED: f64 = 150.0;
+
+pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
+    let _session = site.session(Mode::Steal, Manner::Healthy)?;
+    let ways = || [Way::direct(), Way::proxy(), Way::unmatched()];
+    let [direct, proxy, unmatched] =
+        Load::full(CONNECTIONS, extent).compare(site, extent, &ways())?;
+    let name = "not matched, 64 connections";
+    let mut rows = vec![
+        requests(format!("{name} (baseline: proxy)"), &unmatched, &proxy).ratio_at_least(0.8),
+        requests(format!("{name} (baseline: direct)"), &unmatched, &direct),
+        processor(
+            "not matched: processor time of the agent for a request (baseline: proxy)",
+            &unmatched,
+            &proxy,
+        ),
+    ];
+    let [direct, proxy, unmatched] = Load::light(extent).compare(site, extent, &ways())?;
+    let name = "not matched, light load";
+    let [p50, p99] = times(&format!("{name} (baseline: direct)"), &unmatched, &direct);
+    rows.push(p50.at_most_more_than_baseline(ADDED));
+    rows.push(p99);
+    rows.extend(times(
+        &format!("{name} (baseline: proxy)"),
+        &unmatched,
+        &proxy,
+    ));
+    Ok(rows)
+}
