@@ -4,6 +4,7 @@
 //! are the same work with another last step, and adding a generator is one line in [`GENERATORS`].
 
 mod config_schema;
+mod custom_resources;
 mod protobuf;
 
 use std::fs;
@@ -18,7 +19,11 @@ use crate::workspace;
 /// Returns each file's path, relative to the top of the repository, and its whole content.
 type Generator = fn(root: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>>;
 
-const GENERATORS: &[Generator] = &[config_schema::generated_files, protobuf::generated_files];
+const GENERATORS: &[Generator] = &[
+    config_schema::generated_files,
+    custom_resources::generated_files,
+    protobuf::generated_files,
+];
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {

@@ -10,12 +10,14 @@
 
 mod condition;
 mod manifest;
+mod order;
 mod settings;
 mod start;
 
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::net::Ipv4Addr;
 use std::pin::{Pin, pin};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -34,6 +36,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use condition::{Condition, condition};
 use manifest::Plan;
+pub use order::{Order, Ordered, OrderedState, ordered};
 pub use settings::{AgentSettings, PodSettings, Toleration};
 
 use crate::access::Cluster;
@@ -44,7 +47,7 @@ use crate::refusal::{Attempt, Obstacle, Refusal};
 use crate::rights;
 
 /// Agents listen below the ports that the kernel gives to connections, and above those that services like.
-const PORTS: std::ops::Range<u16> = 20_000..32_000;
+pub const PORTS: std::ops::Range<u16> = 20_000..32_000;
 /// So many agents may find their port taken.
 const PORTS_TRIED: usize = 3;
 /// The pauses between attempts to reach an agent that is about to listen.
@@ -267,8 +270,9 @@ async fn make(
     let name = format!("{AGENT}{:08x}", rand::random::<u32>());
     let plan = Plan {
         name: &name,
-        port: rand::random_range(PORTS),
+        listen: (Ipv4Addr::LOCALHOST, rand::random_range(PORTS)).into(),
         client,
+        ended_by: None,
         settings,
     };
     let own_namespace = settings.pod.namespace.as_deref().unwrap_or(namespace);

@@ -17,6 +17,8 @@ mod agent;
 mod error;
 mod forward;
 mod list;
+mod look;
+mod operator;
 pub mod pod;
 pub mod refusal;
 mod replicas;
@@ -25,10 +27,15 @@ mod rights;
 mod target;
 
 pub use access::{Access, Cluster};
-pub use agent::{Agent, AgentDialer, AgentSettings, Mode, PodSettings, Reachable, Toleration};
+pub use agent::{
+    Agent, AgentDialer, AgentSettings, Mode, Order, Ordered, OrderedState, PORTS, PodSettings,
+    Reachable, Toleration, ordered,
+};
 pub use error::{Error, Result};
 pub use forward::PortForward;
 pub use list::{Listed, Listing, list};
+pub use look::pods_of;
+pub use operator::{OperatorConnection, OperatorSession, PlaceDialer};
 pub use pod::{Replica, Unfit};
 pub use refusal::Refusal;
 pub use replicas::{Known, Replicas};

@@ -36,6 +36,8 @@ mod stories {
     pub(crate) mod cluster_sessions;
     // What the stories of sessions share.
     pub(crate) mod surroundings;
+    // The operator and its chart.
+    pub(crate) mod operator;
     // Faults of the network between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and come back.
@@ -51,7 +53,7 @@ use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
     cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
-    network, power, programs, resume, servers, sessions, shop,
+    network, operator, power, programs, resume, servers, sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         power::stories,
         lifecycle::stories,
         cluster_sessions::stories_alone,
+        operator::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))

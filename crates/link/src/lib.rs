@@ -22,6 +22,7 @@
 //! Three bounds hold at all times: the sender keeps at most [`Buffers::replay_capacity`] bytes, the receiver at most
 //! [`Buffers::receive_window`], and a peer that is gone is found within [`KeepAlive::dead_after`].
 
+pub mod channels;
 mod client;
 mod dial;
 mod error;

@@ -122,6 +122,14 @@ impl Identity {
         })
     }
 
+    /// One that was kept: the certificate, and its key as PKCS #8.
+    pub fn from_parts(
+        certificate: CertificateDer<'static>,
+        key: PrivatePkcs8KeyDer<'static>,
+    ) -> Self {
+        Self { certificate, key }
+    }
+
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
@@ -200,13 +208,27 @@ pub fn acceptor_for_client(
     identity: &Identity,
     client: Fingerprint,
 ) -> Result<TlsAcceptor, LinkError> {
+    acceptor_for_clients(identity, &[client])
+}
+
+/// The same for several, whom the server tells apart by [`client_of`].
+pub fn acceptor_for_clients(
+    identity: &Identity,
+    clients: &[Fingerprint],
+) -> Result<TlsAcceptor, LinkError> {
     let (certificates, key) = identity.parts();
-    let verifier = KnownCertificate::new(Known::Exactly(client));
+    let verifier = KnownCertificate::new(Known::AnyOf(clients.to_vec()));
     let config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
         .with_single_cert(certificates, key)?;
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Who is at the other end of a connection that a server has accepted.
+pub fn client_of<S>(stream: &tokio_rustls::server::TlsStream<S>) -> Option<Fingerprint> {
+    let certificates = stream.get_ref().1.peer_certificates()?;
+    certificates.first().map(Fingerprint::of)
 }
 
 fn client_config(trust: Trust, identity: Option<&Identity>) -> Result<ClientConfig, Error> {
@@ -251,6 +273,7 @@ struct KnownCertificate {
 #[derive(Debug)]
 enum Known {
     Exactly(Fingerprint),
+    AnyOf(Vec<Fingerprint>),
     First(FirstSeen),
 }
 
@@ -262,11 +285,12 @@ impl KnownCertificate {
 
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
         let shown = Fingerprint::of(certificate);
-        let known = match &self.known {
-            Known::Exactly(fingerprint) => *fingerprint,
-            Known::First(FirstSeen(first)) => *first.get_or_init(|| shown),
+        let is_known = match &self.known {
+            Known::Exactly(fingerprint) => shown == *fingerprint,
+            Known::AnyOf(fingerprints) => fingerprints.contains(&shown),
+            Known::First(FirstSeen(first)) => shown == *first.get_or_init(|| shown),
         };
-        if shown == known {
+        if is_known {
             return Ok(());
         }
         let mismatch = CertificateError::ApplicationVerificationFailure;

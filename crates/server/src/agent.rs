@@ -17,13 +17,13 @@ use link::tls::Fingerprint;
 use link::{Link, LinkError, ServerSettings, Status};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use arrival::{Arrival, Door, Proof};
+use arrival::{Arrival, Door, Proof, Purpose};
 use life::Sessions;
 
 /// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
@@ -46,6 +46,9 @@ pub(crate) struct AgentArguments {
     /// Speak TLS with the client alone that has the certificate with this SHA-256, in place of a token
     #[arg(long, value_name = "SHA256")]
     client_certificate: Option<Fingerprint>,
+    /// End when somebody connects who has the certificate with this SHA-256
+    #[arg(long, value_name = "SHA256", requires = "client_certificate")]
+    ended_by_certificate: Option<Fingerprint>,
     /// How much is said on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
@@ -115,8 +118,9 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
 
 impl AgentArguments {
     fn proof(&self) -> Result<Proof> {
-        if let Some(certificate) = self.client_certificate {
-            return Ok(Proof::Certificate(certificate));
+        if let Some(client) = self.client_certificate {
+            let ended_by = self.ended_by_certificate;
+            return Ok(Proof::Certificate { client, ended_by });
         }
         let token = env::var(TOKEN)
             .with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
@@ -169,23 +173,43 @@ async fn serve(
         ..ServerSettings::default()
     };
     let door = Door::open(arguments.listen, proof, settings).await?;
+    // From a connection that came to end the agent to here.
+    let (end, mut ends) = mpsc::channel(1);
     loop {
-        let arrival = door.next().await;
-        let (agent, sessions) = (agent.clone(), sessions.clone());
+        let arrival = tokio::select! {
+            arrival = door.next() => arrival,
+            _ = ends.recv() => {
+                tracing::info!("told to end");
+                return Ok(());
+            }
+        };
+        let (agent, sessions, end) = (agent.clone(), sessions.clone(), end.clone());
         tokio::spawn(async move {
             let from = arrival.from;
-            if let Err(error) = serve_arrival(arrival, &agent, &sessions).await {
+            if let Err(error) = serve_arrival(arrival, &agent, &sessions, end).await {
                 tracing::warn!(error = format!("{error:#}"), %from, "a connection ended");
             }
         });
     }
 }
 
-async fn serve_arrival(arrival: Arrival, agent: &Agent, sessions: &Sessions) -> Result<()> {
-    let Some(link) = arrival.link().await? else {
-        return Ok(());
-    };
-    let _running = sessions.begin();
+async fn serve_arrival(
+    arrival: Arrival,
+    agent: &Agent,
+    sessions: &Sessions,
+    end: mpsc::Sender<()>,
+) -> Result<()> {
+    match arrival.purpose().await? {
+        Purpose::Session(link) => {
+            let _running = sessions.begin();
+            serve_session(link, agent).await
+        }
+        Purpose::Continuation => Ok(()),
+        Purpose::End => Ok(end.send(()).await?),
+    }
+}
+
+async fn serve_session(link: Link, agent: &Agent) -> Result<()> {
     let mut status = link.status();
     let reachable = watch_link(&link);
     let served = agent.serve_connection_while(link, reachable).await;

@@ -6,6 +6,7 @@
 )]
 
 mod agent;
+mod operator;
 
 use std::process::ExitCode;
 
@@ -17,11 +18,17 @@ use clap::Parser;
 enum Role {
     /// Work beside a target: its environment, files, names and connections, for one session
     Agent(agent::AgentArguments),
+    /// Serve sessions to everybody who may have them, through the cluster's API server
+    Operator(operator::OperatorArguments),
+    /// Take the operator's API away and end its sessions, before it is removed
+    OperatorUninstall,
 }
 
 fn main() -> ExitCode {
     let result = match Role::parse() {
         Role::Agent(arguments) => agent::run(&arguments),
+        Role::Operator(arguments) => operator::run(arguments),
+        Role::OperatorUninstall => operator::uninstall(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

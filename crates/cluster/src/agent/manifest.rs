@@ -3,6 +3,8 @@
 //! Everybody who may read pods reads this. The agent is told the fingerprint of its client's certificate, which lets
 //! nobody in.
 
+use std::net::SocketAddr;
+
 use k8s_openapi::api::batch::v1::Job;
 use link::tls::Fingerprint;
 use serde_json::{Map, Value, json};
@@ -23,8 +25,11 @@ const KEPT_SECONDS: u32 = 10;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'plan> {
     pub(super) name: &'plan str,
-    pub(super) port: u16,
+    /// Where it listens. On localhost only what is in the pod gets there, and port-forwards.
+    pub(super) listen: SocketAddr,
     pub(super) client: Fingerprint,
+    /// Who may end it, beside its client.
+    pub(super) ended_by: Option<Fingerprint>,
     pub(super) settings: &'plan AgentSettings,
 }
 
@@ -129,13 +134,15 @@ impl Plan<'_> {
             None => arguments.push("--targetless".to_owned()),
         }
         arguments.extend([
-            // Only what is in the pod gets there, and port-forwards.
-            format!("--listen=127.0.0.1:{}", self.port),
+            format!("--listen={}", self.listen),
             format!("--client-certificate={}", self.client),
             format!("--resume-window={}", self.settings.resume_window.as_secs()),
             format!("--log={}", self.settings.log_level),
             "--end-with-session".to_owned(),
         ]);
+        if let Some(certificate) = self.ended_by {
+            arguments.push(format!("--ended-by-certificate={certificate}"));
+        }
         arguments
     }
 }
@@ -240,7 +247,8 @@ mod tests {
     fn plan(settings: &AgentSettings) -> Plan<'_> {
         Plan {
             name: "standin-agent-1",
-            port: 20001,
+            listen: ([127, 0, 0, 1], 20001).into(),
+            ended_by: None,
             client: Fingerprint([7; 32]),
             settings,
         }

@@ -47,7 +47,7 @@ pub(super) async fn ephemeral(cluster: &Cluster, plan: Plan<'_>, replica: &Repli
         pod: replica.pod.clone(),
         container: plan.name.to_owned(),
         job: None,
-        port: plan.port,
+        port: plan.listen.port(),
     }))
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn pod(
         pod: plan.name.to_owned(),
         container: "agent".to_owned(),
         job: Some(plan.name.to_owned()),
-        port: plan.port,
+        port: plan.listen.port(),
     };
     let patience = plan.settings.startup_timeout;
     let found = tokio::select! {

@@ -125,7 +125,8 @@ pub(crate) fn exec_for(story: &Story<'_>, stage: &Stage, target: &str) -> Result
     Ok(standin)
 }
 
-fn load_agent_image(story: &Story<'_>) -> Result<()> {
+/// Once for all stories.
+pub(crate) fn load_agent_image(story: &Story<'_>) -> Result<()> {
     static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
     let load = || -> Result<()> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image");

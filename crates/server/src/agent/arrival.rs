@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_client};
+use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of};
 use link::{Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -20,7 +20,11 @@ pub(super) enum Proof {
     /// It shows this secret, with or without TLS around it.
     Token { token: String, tls: bool },
     /// It has the key of this certificate. There is nothing to steal from the agent.
-    Certificate(Fingerprint),
+    Certificate {
+        client: Fingerprint,
+        /// Who has the key of this one may end the agent, and nothing else.
+        ended_by: Option<Fingerprint>,
+    },
 }
 
 impl Proof {
@@ -28,7 +32,7 @@ impl Proof {
     pub(super) fn token(&self) -> &str {
         match self {
             Self::Token { token, .. } => token,
-            Self::Certificate(_) => "",
+            Self::Certificate { .. } => "",
         }
     }
 
@@ -37,7 +41,7 @@ impl Proof {
             Self::Token { token, .. } => {
                 Admission::Token(SharedToken(Token::new(token.as_bytes())?))
             }
-            Self::Certificate(_) => Admission::AlreadyKnown,
+            Self::Certificate { .. } => Admission::AlreadyKnown,
         })
     }
 
@@ -47,7 +51,10 @@ impl Proof {
         let acceptor = match self {
             Self::Token { tls: false, .. } => return Ok(None),
             Self::Token { .. } => acceptor(&identity)?,
-            Self::Certificate(client) => acceptor_for_client(&identity, *client)?,
+            Self::Certificate { client, ended_by } => {
+                let known: Vec<_> = [*client].into_iter().chain(*ended_by).collect();
+                acceptor_for_clients(&identity, &known)?
+            }
         };
         Ok(Some((acceptor, identity.fingerprint())))
     }
@@ -72,6 +79,7 @@ impl Admit for Admission {
 pub(super) struct Door {
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
+    ended_by: Option<Fingerprint>,
     server: LinkServer<Admission>,
 }
 
@@ -79,8 +87,19 @@ pub(super) struct Door {
 pub(super) struct Arrival {
     connection: TcpStream,
     tls: Option<TlsAcceptor>,
+    ended_by: Option<Fingerprint>,
     server: LinkServer<Admission>,
     pub(super) from: SocketAddr,
+}
+
+/// What somebody came for.
+pub(super) enum Purpose {
+    /// A new session.
+    Session(Link),
+    /// A session that is here continues.
+    Continuation,
+    /// The agent is to end.
+    End,
 }
 
 impl Door {
@@ -104,6 +123,10 @@ impl Door {
         Ok(Self {
             listener,
             tls: tls.map(|(acceptor, _)| acceptor),
+            ended_by: match proof {
+                Proof::Certificate { ended_by, .. } => *ended_by,
+                Proof::Token { .. } => None,
+            },
             server: LinkServer::new(settings, proof.admission()?),
         })
     }
@@ -116,6 +139,7 @@ impl Door {
                         connection,
                         from,
                         tls: self.tls.clone(),
+                        ended_by: self.ended_by,
                         server: self.server.clone(),
                     };
                 }
@@ -130,8 +154,8 @@ impl Door {
 }
 
 impl Arrival {
-    /// The link that somebody made. None: one that is here continues.
-    pub(super) async fn link(self) -> Result<Option<Link>> {
+    /// Finds out who it is and what for.
+    pub(super) async fn purpose(self) -> Result<Purpose> {
         link::set_tcp_options(&self.connection)?;
         match self.tls {
             None => greet(&self.server, self.connection).await,
@@ -140,18 +164,21 @@ impl Arrival {
                     .await
                     .context("the client is silent")?
                     .context("no TLS")?;
+                if self.ended_by.is_some() && client_of(&pipe) == self.ended_by {
+                    return Ok(Purpose::End);
+                }
                 greet(&self.server, pipe).await
             }
         }
     }
 }
 
-async fn greet(server: &LinkServer<Admission>, pipe: impl Pipe) -> Result<Option<Link>> {
+async fn greet(server: &LinkServer<Admission>, pipe: impl Pipe) -> Result<Purpose> {
     match server.accept(pipe).await.context("refused")? {
-        Accepted::New(link) => Ok(Some(link)),
+        Accepted::New(link) => Ok(Purpose::Session(link)),
         Accepted::Resumed(_) => {
             tracing::debug!("a session continues");
-            Ok(None)
+            Ok(Purpose::Continuation)
         }
     }
 }

@@ -1,0 +1,110 @@
+//! `mirrordoperators/operator`: what an operator is and what it is doing. It is served live and stored nowhere.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::GROUP_VERSION;
+
+/// The only object of its kind.
+pub const NAME: &str = "operator";
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MirrordOperator {
+    pub api_version: String,
+    pub kind: String,
+    #[schemars(with = "crate::target::AnyObject")]
+    pub metadata: ObjectMeta,
+    pub spec: MirrordOperatorSpec,
+    pub status: MirrordOperatorStatus,
+}
+
+impl MirrordOperator {
+    pub const KIND: &str = "MirrordOperator";
+
+    pub fn new(spec: MirrordOperatorSpec, status: MirrordOperatorStatus) -> Self {
+        Self {
+            api_version: GROUP_VERSION.to_owned(),
+            kind: Self::KIND.to_owned(),
+            metadata: ObjectMeta {
+                name: Some(NAME.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec,
+            status,
+        }
+    }
+}
+
+/// What an operator is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MirrordOperatorSpec {
+    /// Whether copies of targets can be made.
+    pub copy_target_enabled: bool,
+    /// The namespace of targets that are named without one.
+    pub default_namespace: String,
+    /// The features that the oldest clients look for.
+    pub features: Vec<String>,
+    /// Absent where no licence was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub license: Option<License>,
+    /// The namespace in which the operator runs.
+    pub operator_namespace: String,
+    pub operator_version: String,
+    /// The version of what agents and clients speak with one another.
+    pub protocol_version: String,
+    /// All features that work.
+    pub supported_features: Vec<String>,
+}
+
+/// Whose operator it is, from a Secret of the administrator.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct License {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expire_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+    pub name: String,
+    pub organization: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscription_id: Option<String>,
+}
+
+/// What an operator is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MirrordOperatorStatus {
+    /// Other clusters, where there are some. Empty in an operator for one cluster.
+    pub connected_clusters: Vec<ConnectedCluster>,
+    pub copy_targets: Vec<String>,
+    pub sessions: Vec<RunningSession>,
+    pub statistics: Statistics,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ConnectedCluster {
+    pub name: String,
+    #[serde(rename = "lastCheck")]
+    pub last_check: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// One session, in a line.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RunningSession {
+    /// The session's number, in hexadecimal digits.
+    pub id: String,
+    pub user: String,
+    pub target: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    pub duration_secs: u64,
+}
+
+/// How many different users were seen, in a day and in thirty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Statistics {
+    pub dau: u32,
+    pub mau: u32,
+}

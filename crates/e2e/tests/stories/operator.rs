@@ -1,0 +1,404 @@
+//! The operator: installed by its chart, asked by kubectl, used for sessions, and gone without a trace.
+//!
+//! There is one operator in a cluster, so all of it is one story per cluster.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use api::connect::ConnectParameters;
+use api::session::SessionId;
+use cluster::{Cluster, OperatorConnection, OperatorSession};
+use e2e::{LaterWorld, Needs, Stage, Story, tell, until};
+use lab::standind;
+use libtest_mimic::Trial;
+use link::tls::rustls::pki_types::ServerName;
+use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
+use link::{Link, Settings};
+
+use super::surroundings::load_agent_image;
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/standin-operator");
+const API_SERVICE: &str = "v1.operator.metalbear.co";
+
+pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
+    vec![
+        tell(
+            world,
+            "an_operator_serves_sessions_and_leaves_nothing",
+            Needs::Lab,
+            an_operator_serves_sessions,
+        ),
+        tell(
+            world,
+            "an_operator_that_is_down_can_be_uninstalled",
+            Needs::Lab,
+            an_operator_that_is_down,
+        ),
+    ]
+}
+
+async fn an_operator_serves_sessions(story: &Story<'_>) -> Result<()> {
+    let operator = Operator::install(story, 0).await?;
+    let shop = story.stage_in(0).await?;
+    shop.web().await?;
+    kubectl_knows_the_operator(&operator, &shop)?;
+    another_operator_is_refused(&operator)?;
+    forged_sessions_are_refused(&operator)?;
+    only_the_api_server_is_answered(&operator).await?;
+    users_need_rights(&operator, &shop).await?;
+    a_session_reaches_every_pod_and_outlives_a_replica(&operator, &shop).await?;
+    operator.uninstall()
+}
+
+fn kubectl_knows_the_operator(operator: &Operator, shop: &Stage) -> Result<()> {
+    let object = shop.kubectl(&["get", "mirrordoperators", "operator", "--output=yaml"])?;
+    for line in [
+        "kind: MirrordOperator",
+        "  features:\n  - ProxyApi",
+        "  sessions: []",
+    ] {
+        ensure!(object.contains(line), "{line} is missing:\n{object}");
+    }
+    ensure!(
+        !object.contains("license"),
+        "there is no licence:\n{object}"
+    );
+    let namespace = format!("operator_namespace: {}", operator.stage.namespace);
+    ensure!(object.contains(&namespace), "{object}");
+    let table = shop.kubectl(&["get", "targets"])?;
+    let row = table
+        .lines()
+        .find(|line| line.starts_with("deployment.web "));
+    let cells: Vec<&str> = row.context("no row")?.split_whitespace().collect();
+    ensure!(cells == ["deployment.web", "web", "2", "-"], "{table}");
+    let explained = shop.kubectl(&["explain", "targets.spec.containers"])?;
+    ensure!(
+        explained.contains("beside which an agent can work"),
+        "{explained}"
+    );
+    Ok(())
+}
+
+fn another_operator_is_refused(operator: &Operator) -> Result<()> {
+    let refused = operator.helm(&["install", "another", CHART]);
+    let text = format!(
+        "{:#}",
+        refused.err().context("a second operator was installed")?
+    );
+    ensure!(
+        text.contains("already that is not of this release"),
+        "{text}"
+    );
+    Ok(())
+}
+
+fn forged_sessions_are_refused(operator: &Operator) -> Result<()> {
+    let forged = "apiVersion: mirrord.metalbear.co/v1alpha\nkind: MirrordClusterSession\nmetadata: {name: \
+                  session-00000000000000aa}\nspec: {owner: {userId: '', username: '', hostname: '', k8sUsername: \
+                  admin}, namespace: default, target: deployment/web, resumeWindowSecs: 60, clientCertificate: ''}\n";
+    let refused = operator
+        .stage
+        .apply(forged)
+        .err()
+        .context("a forged session was accepted")?;
+    let text = format!("{refused:#}");
+    ensure!(
+        text.contains("only the operator makes and changes sessions"),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// From a pod, without the front proxy's certificate, and with a header that claims to be somebody.
+async fn only_the_api_server_is_answered(operator: &Operator) -> Result<()> {
+    let stage = &operator.stage;
+    stage.client_pod("client").await?;
+    let url = format!(
+        "https://mirrord-operator.{}.svc/apis/operator.metalbear.co/v1/mirrordoperators/operator",
+        stage.namespace
+    );
+    let curl = [
+        "curl",
+        "-sSk",
+        "-H",
+        "X-Remote-User: admin",
+        "-H",
+        "X-Remote-Group: system:masters",
+        &url,
+    ];
+    let answer = stage.run("client", &curl).await?;
+    ensure!(answer.contains("\"code\":401"), "{answer}");
+    ensure!(!answer.contains("operator_version"), "{answer}");
+    Ok(())
+}
+
+/// Anna may see everything, and use the one deployment.
+async fn users_need_rights(operator: &Operator, shop: &Stage) -> Result<()> {
+    for name in ["anna", "eve"] {
+        shop.kubectl(&["create", "serviceaccount", name])?;
+    }
+    let account = |name: &str| format!("system:serviceaccount:{}:{name}", shop.namespace);
+    let user = format!("--user={}", account("anna"));
+    shop.kubectl(&[
+        "create",
+        "role",
+        "sessions",
+        "--verb=proxy",
+        "--resource=targets.operator.metalbear.co",
+        "--resource-name=deployment.web",
+    ])?;
+    shop.kubectl(&[
+        "create",
+        "rolebinding",
+        "sessions",
+        "--role=sessions",
+        &user,
+    ])?;
+    // By the plain form the API server asks for `get` only, so the operator's own question is what refuses.
+    shop.kubectl(&[
+        "create",
+        "role",
+        "looks",
+        "--verb=get",
+        "--resource=targets.operator.metalbear.co",
+    ])?;
+    let eve = format!("--user={}", account("eve"));
+    shop.kubectl(&["create", "rolebinding", "looks", "--role=looks", &eve])?;
+    let path = format!(
+        "/apis/operator.metalbear.co/v1/namespaces/{}/targets/deployment.web?connect=true",
+        shop.namespace
+    );
+    let refused = operator.connect_as(shop, "eve", &path).await?;
+    ensure!(
+        refused.contains("may not have a session with deployment/web"),
+        "{refused}"
+    );
+    ensure!(
+        refused.contains("resourceNames: [deployment.web], verbs: [proxy]"),
+        "{refused}"
+    );
+    // Anna gets past that question, and fails at the next one: she does not say which session.
+    let path = path.replace("/v1/namespaces", "/v1/proxy/namespaces");
+    let answered = operator.connect_as(shop, "anna", &path).await?;
+    ensure!(answered.contains("x-session-id"), "{answered}");
+    let elsewhere = path.replace("deployment.web", "service.web");
+    let refused = operator.connect_as(shop, "anna", &elsewhere).await?;
+    ensure!(refused.contains("forbidden"), "{refused}");
+    Ok(())
+}
+
+async fn a_session_reaches_every_pod_and_outlives_a_replica(
+    operator: &Operator,
+    shop: &Stage,
+) -> Result<()> {
+    let identity = Identity::generate()?;
+    let id = SessionId(0x5eed);
+    let cluster = Cluster::new(shop.cluster.kube.clone(), &*shop.namespace);
+    let parameters = ConnectParameters {
+        connect: true,
+        resume_window: Some(120),
+        ..ConnectParameters::default()
+    };
+    let target = "deployment/web".parse()?;
+    let session = OperatorSession::new(
+        &cluster,
+        &shop.namespace,
+        &target,
+        &parameters,
+        id,
+        &identity,
+    )
+    .introduce("Anna", "laptop");
+    let connection = session.connect().await?;
+    let pods = ready_places(&connection, 2).await?;
+    let mut links = Vec::new();
+    for place in &pods {
+        links.push(greet(&connection, *place, &identity).await?);
+    }
+    // Somebody else's certificate gets nowhere, also through the right channel.
+    let stranger = Identity::generate()?;
+    ensure!(
+        greet(&connection, pods[0], &stranger).await.is_err(),
+        "a stranger uses an agent"
+    );
+    let listed = shop.kubectl(&["get", "sessions.operator.metalbear.co"])?;
+    ensure!(
+        listed.contains(&id.to_string()) && listed.contains("Ready"),
+        "{listed}"
+    );
+    let table = shop.kubectl(&["get", "targets", "deployment.web"])?;
+    ensure!(
+        table.contains("admin"),
+        "the target does not show who is there:\n{table}"
+    );
+
+    // The replicas are exchanged: the client is told, comes back, and finds its session.
+    operator
+        .stage
+        .kubectl(&["rollout", "restart", "deployment/mirrord-operator"])?;
+    connection.ended().await;
+    // Another old replica would send the client away once more.
+    operator.stage.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/mirrord-operator",
+        "--timeout=120s",
+    ])?;
+    let connection = until("the session to continue", async || {
+        Ok(Some(session.connect().await?))
+    })
+    .await?;
+    let again = ready_places(&connection, 2).await?;
+    ensure!(again == pods, "other places: {again:?} instead of {pods:?}");
+    links.push(greet(&connection, again[0], &identity).await?);
+
+    // A pod that comes joins, and has a number of its own.
+    shop.kubectl(&["scale", "deployment/web", "--replicas=3"])?;
+    let more = ready_places(&connection, 3).await?;
+    ensure!(pods.iter().all(|place| more.contains(place)), "{more:?}");
+
+    shop.kubectl(&["delete", "sessions.operator.metalbear.co", &id.to_string()])?;
+    connection.ended().await;
+    until("the session's object to be gone", async || {
+        let left = shop.kubectl(&["get", "mirrordclustersessions", "--output=name"])?;
+        Ok(left.trim().is_empty().then_some(()))
+    })
+    .await?;
+    until("the agents to end", async || {
+        let running =
+            "--output=jsonpath={.items[*].status.ephemeralContainerStatuses[*].state.running}";
+        Ok(shop
+            .kubectl(&["get", "pods", running])?
+            .trim()
+            .is_empty()
+            .then_some(()))
+    })
+    .await
+}
+
+/// The numbers of so many places whose agents are ready, in order.
+async fn ready_places(connection: &OperatorConnection, count: usize) -> Result<Vec<u32>> {
+    until(&format!("{count} agents"), async || {
+        let places = connection.places.borrow().places.clone();
+        let mut ready: Vec<u32> = places
+            .iter()
+            .filter(|place| place.ready)
+            .map(|place| place.number)
+            .collect();
+        ready.sort_unstable();
+        Ok((ready.len() == count).then_some(ready))
+    })
+    .await
+}
+
+/// Makes a link with an agent, end to end: TLS with the client's certificate, and the link's own greeting.
+async fn greet(connection: &OperatorConnection, place: u32, identity: &Identity) -> Result<Link> {
+    let name = ServerName::try_from("agent")?;
+    let trust = Trust::FirstSeen(FirstSeen::default());
+    let dialer = TlsDialer::with_identity(connection.dialer(place), name, trust, identity)?;
+    let mut settings = Settings::default();
+    settings.redial.first_connection = std::time::Duration::from_secs(2);
+    Ok(Link::connect(dialer, settings).await?)
+}
+
+/// The operator is gone before its release: nothing hangs, and namespaces can be deleted.
+async fn an_operator_that_is_down(story: &Story<'_>) -> Result<()> {
+    let operator = Operator::install(story, 1).await?;
+    let stage = &operator.stage;
+    stage.kubectl(&["scale", "deployment/mirrord-operator", "--replicas=0"])?;
+    until("the API to be unavailable", async || {
+        let available = stage.kubectl(&[
+            "get",
+            "apiservice",
+            API_SERVICE,
+            "--output=jsonpath={.status.conditions[?(@.type==\"Available\")].status}",
+        ])?;
+        Ok((available == "False").then_some(()))
+    })
+    .await?;
+    operator.uninstall()?;
+    let victim = story.stage_in(1).await?;
+    victim
+        .kubectl(&["delete", "namespace", &victim.namespace, "--timeout=60s"])
+        .map(drop)
+}
+
+/// An operator in a namespace of its own.
+struct Operator {
+    stage: Stage,
+}
+
+impl Operator {
+    async fn install(story: &Story<'_>, cluster: usize) -> Result<Self> {
+        load_agent_image(story)?;
+        let operator = Operator {
+            stage: story.stage_in(cluster).await?,
+        };
+        let (repository, tag) = standind::REFERENCE.rsplit_once(':').context("no tag")?;
+        let repository = format!("operator.image.repository={repository}");
+        let tag = format!("operator.image.tag={tag}");
+        ensure!(Path::new(CHART).exists(), "the chart is not at {CHART}");
+        operator.helm(&[
+            "install",
+            "standin",
+            CHART,
+            "--wait",
+            "--timeout=120s",
+            "--set",
+            &repository,
+            "--set-string",
+            &tag,
+        ])?;
+        operator.stage.kubectl(&[
+            "wait",
+            "--for=condition=Available",
+            &format!("apiservice/{API_SERVICE}"),
+            "--timeout=60s",
+        ])?;
+        Ok(operator)
+    }
+
+    fn helm(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.stage.cluster.client.helm();
+        let command = command
+            .args(["--namespace", &self.stage.namespace])
+            .args(arguments);
+        Ok(lab::output_of(command)?)
+    }
+
+    fn uninstall(&self) -> Result<()> {
+        self.helm(&["uninstall", "standin", "--wait", "--timeout=120s"])?;
+        let kinds = "apiservices,customresourcedefinitions,clusterroles,clusterrolebindings,\
+                     validatingadmissionpolicies,validatingadmissionpolicybindings";
+        let everywhere = self.stage.kubectl(&["get", kinds, "--output=name"])?;
+        let own = "deployments,services,secrets,leases,serviceaccounts,jobs,roles,rolebindings,poddisruptionbudgets";
+        let here = self.stage.kubectl(&["get", own, "--output=name"])?;
+        let left: Vec<&str> = everywhere
+            .lines()
+            .chain(here.lines())
+            .filter(|name| name.contains("mirrord") || name.contains("metalbear"))
+            .collect();
+        ensure!(left.is_empty(), "left behind: {left:?}");
+        Ok(())
+    }
+
+    /// What is answered to an account of the shop that connects with the right protocol and nothing else.
+    async fn connect_as(&self, shop: &Stage, name: &str, path: &str) -> Result<String> {
+        let token = shop.kubectl(&["create", "token", name])?;
+        let header = format!("Authorization: Bearer {}", token.trim());
+        self.stage
+            .exec("client", &["sh", "-c", "cat > /tmp/header"], Some(&header))
+            .await?;
+        let curl = format!(
+            "curl -sSk --http1.1 --max-time 20 -H @/tmp/header -H 'Connection: Upgrade' -H 'Upgrade: websocket' -H \
+             'Sec-WebSocket-Version: 13' -H 'Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==' -H \
+             'Sec-WebSocket-Protocol: standin.link.v1' 'https://kubernetes.default.svc{path}'"
+        );
+        Ok(self
+            .stage
+            .exec("client", &["sh", "-c", &curl], None)
+            .await?
+            .stdout)
+    }
+}

@@ -1,0 +1,263 @@
+//! Answers, in the forms that clients of Kubernetes ask for: objects, lists, tables, and refusals as `Status`.
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::Full;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+const JSON: &str = "application/json";
+
+/// Why something is not done, as Kubernetes says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) code: StatusCode,
+    reason: &'static str,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
+    }
+
+    pub(crate) fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", message)
+    }
+
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "NotFound", message)
+    }
+
+    pub(crate) fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "Conflict", message)
+    }
+
+    pub(crate) fn gone(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GONE, "Gone", message)
+    }
+
+    pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+    }
+
+    pub(crate) fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "ServiceUnavailable",
+            message,
+        )
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
+    }
+
+    pub(crate) fn answer(&self) -> Answer {
+        let status = json!({
+            "apiVersion": "v1",
+            "kind": "Status",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code.as_u16(),
+        });
+        with_type(self.code, JSON, &status)
+    }
+}
+
+/// A column of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) description: &'static str,
+    /// Shown only with `-o wide`.
+    pub(crate) wide: bool,
+}
+
+/// What the operator can list.
+pub(crate) trait Listed: Serialize {
+    /// The kind of one.
+    const KIND: &str;
+    const COLUMNS: &[Column];
+
+    fn metadata(&self) -> &ObjectMeta;
+    fn cells(&self) -> Vec<Value>;
+}
+
+/// How a client wants to have objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Object,
+    /// For people: kubectl prints what it gets.
+    Table,
+    /// For controllers that do not know the kind.
+    MetadataOnly,
+}
+
+impl Form {
+    /// The first form that a client accepts and that we can give.
+    pub(crate) fn accepted(headers: &HeaderMap) -> Self {
+        let accepted = headers.get_all(ACCEPT).iter();
+        accepted
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .find_map(Self::of_media_range)
+            .unwrap_or(Self::Object)
+    }
+
+    fn of_media_range(range: &str) -> Option<Self> {
+        let mut parts = range.split(';').map(str::trim);
+        if !matches!(parts.next()?, JSON | "application/*" | "*/*") {
+            return None;
+        }
+        let parameters: Vec<&str> = parts.collect();
+        let is_meta = parameters.contains(&"g=meta.k8s.io") && parameters.contains(&"v=v1");
+        match parameters.iter().find_map(|part| part.strip_prefix("as=")) {
+            None => Some(Self::Object),
+            Some("Table") if is_meta => Some(Self::Table),
+            Some("PartialObjectMetadata" | "PartialObjectMetadataList") if is_meta => {
+                Some(Self::MetadataOnly)
+            }
+            Some(_) => None,
+        }
+    }
+}
+
+pub(crate) fn json(body: &impl Serialize) -> Answer {
+    with_type(StatusCode::OK, JSON, body)
+}
+
+pub(crate) fn with_type(
+    code: StatusCode,
+    media_type: &'static str,
+    body: &impl Serialize,
+) -> Answer {
+    // Our own types always become JSON: their maps have text as keys.
+    let body = serde_json::to_vec(body).unwrap_or_default();
+    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    *answer.status_mut() = code;
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, http::HeaderValue::from_static(media_type));
+    answer
+}
+
+pub(crate) fn one<T: Listed>(object: &T, form: Form) -> Answer {
+    match form {
+        Form::Object => json(object),
+        Form::Table => json(&table(std::slice::from_ref(object))),
+        Form::MetadataOnly => json(&metadata_only(object)),
+    }
+}
+
+pub(crate) fn list<T: Listed>(objects: &[T], form: Form) -> Answer {
+    match form {
+        Form::Object => json(&json!({
+            "apiVersion": api::GROUP_VERSION,
+            "kind": format!("{}List", T::KIND),
+            "metadata": {},
+            "items": objects,
+        })),
+        Form::Table => json(&table(objects)),
+        Form::MetadataOnly => json(&json!({
+            "apiVersion": "meta.k8s.io/v1",
+            "kind": "PartialObjectMetadataList",
+            "metadata": {},
+            "items": objects.iter().map(metadata_only).collect::<Vec<_>>(),
+        })),
+    }
+}
+
+fn metadata_only<T: Listed>(object: &T) -> Value {
+    json!({
+        "apiVersion": "meta.k8s.io/v1",
+        "kind": "PartialObjectMetadata",
+        "metadata": object.metadata(),
+    })
+}
+
+fn table<T: Listed>(objects: &[T]) -> Value {
+    let columns: Vec<Value> = T::COLUMNS
+        .iter()
+        .map(|column| {
+            json!({
+                "name": column.name,
+                "type": column.kind,
+                "format": if column.name == "Name" { "name" } else { "" },
+                "description": column.description,
+                "priority": i32::from(column.wide),
+            })
+        })
+        .collect();
+    let rows: Vec<Value> = objects
+        .iter()
+        .map(|object| json!({"cells": object.cells(), "object": metadata_only(object)}))
+        .collect();
+    json!({
+        "apiVersion": "meta.k8s.io/v1",
+        "kind": "Table",
+        "metadata": {},
+        "columnDefinitions": columns,
+        "rows": rows,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_get_the_form_that_they_prefer() {
+        let cases = [
+            ("", Form::Object),
+            ("application/json", Form::Object),
+            ("*/*", Form::Object),
+            // kubectl get
+            (
+                "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+                Form::Table,
+            ),
+            (
+                "application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+                Form::Object,
+            ),
+            // The controllers of namespaces
+            (
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+                Form::MetadataOnly,
+            ),
+            (
+                "application/json;as=Table;v=v1;g=other.example",
+                Form::Object,
+            ),
+        ];
+        for (accept, expected) in cases {
+            let mut headers = HeaderMap::new();
+            headers.insert(ACCEPT, accept.parse().unwrap());
+            assert_eq!(Form::accepted(&headers), expected, "{accept}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The operator's certificates: its own authority, and a certificate for its Service.
+//!
+//! They are in one Secret that all replicas share, and the authority is in the APIService, where the API server looks for
+//! it. Both are made anew before they expire. A new authority is trusted beside the one before it, because replicas do
+//! not change theirs in the same moment.
+
+mod keeper;
+
+use std::collections::BTreeMap;
+
+use jiff::{SignedDuration, Timestamp};
+use link::tls::Identity;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use time::OffsetDateTime;
+use x509_parser::prelude::FromDer as _;
+
+pub(crate) use self::keeper::CertificateKeeper;
+use crate::error::{Error, Result};
+
+const AUTHORITY_LIFE: SignedDuration = SignedDuration::from_hours(3 * 365 * 24);
+const CERTIFICATE_LIFE: SignedDuration = SignedDuration::from_hours(90 * 24);
+/// Clocks differ.
+const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
+
+/// The keys of the Secret.
+const AUTHORITY: &str = "ca.crt";
+const AUTHORITY_KEY: &str = "ca.key";
+const BUNDLE: &str = "ca-bundle.crt";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+/// Who the operator is for agents. It stays the same, because agents that run know it.
+const IDENTITY: &str = "agents.crt";
+const IDENTITY_KEY: &str = "agents.key";
+
+/// What the Secret holds, in PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Certificates {
+    authority: String,
+    authority_key: String,
+    /// This authority and those before it that have not expired.
+    bundle: String,
+    certificate: String,
+    key: String,
+    identity: String,
+    identity_key: String,
+}
+
+impl std::fmt::Debug for Certificates {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Certificates")
+    }
+}
+
+/// What must be made anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Renewal {
+    Nothing,
+    /// The certificate, by the same authority.
+    Certificate,
+    /// The authority and the certificate.
+    Authority,
+}
+
+impl Certificates {
+    pub(crate) fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Option<Self> {
+        let text = |key: &str| String::from_utf8(data.get(key)?.clone()).ok();
+        Some(Self {
+            authority: text(AUTHORITY)?,
+            authority_key: text(AUTHORITY_KEY)?,
+            bundle: text(BUNDLE)?,
+            certificate: text(CERTIFICATE)?,
+            key: text(KEY)?,
+            identity: text(IDENTITY)?,
+            identity_key: text(IDENTITY_KEY)?,
+        })
+    }
+
+    pub(crate) fn to_secret(&self) -> BTreeMap<String, Vec<u8>> {
+        [
+            (AUTHORITY, self.authority.as_bytes()),
+            (AUTHORITY_KEY, self.authority_key.as_bytes()),
+            (BUNDLE, self.bundle.as_bytes()),
+            (CERTIFICATE, self.certificate.as_bytes()),
+            (KEY, self.key.as_bytes()),
+            (IDENTITY, self.identity.as_bytes()),
+            (IDENTITY_KEY, self.identity_key.as_bytes()),
+        ]
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value.to_vec()))
+        .collect()
+    }
+
+    /// What the API server has to trust.
+    pub(crate) fn bundle(&self) -> &str {
+        &self.bundle
+    }
+
+    /// The certificate with its authority, and its key, for a server.
+    pub(crate) fn for_server(
+        &self,
+    ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+        let unreadable =
+            |error: rustls::pki_types::pem::Error| Error::UnreadableCertificate(error.to_string());
+        let certificates = vec![
+            CertificateDer::from_pem_slice(self.certificate.as_bytes()).map_err(unreadable)?,
+            CertificateDer::from_pem_slice(self.authority.as_bytes()).map_err(unreadable)?,
+        ];
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).map_err(unreadable)?;
+        Ok((certificates, key))
+    }
+}
+
+impl Certificates {
+    /// Who the operator is for agents.
+    pub(crate) fn identity(&self) -> Result<Identity> {
+        let unreadable =
+            |error: rustls::pki_types::pem::Error| Error::UnreadableCertificate(error.to_string());
+        Ok(Identity::from_parts(
+            CertificateDer::from_pem_slice(self.identity.as_bytes()).map_err(unreadable)?,
+            PrivatePkcs8KeyDer::from_pem_slice(self.identity_key.as_bytes()).map_err(unreadable)?,
+        ))
+    }
+}
+
+/// Decides what must be made anew: everything that is missing, unreadable, for other names, or has passed two thirds of
+/// its life.
+pub(crate) fn needed(found: Option<&Certificates>, names: &[String], now: Timestamp) -> Renewal {
+    let Some(found) = found else {
+        return Renewal::Authority;
+    };
+    let (Some(authority), Some(certificate)) = (read(&found.authority), read(&found.certificate))
+    else {
+        return Renewal::Authority;
+    };
+    if authority.is_old(now) || KeyPair::from_pem(&found.authority_key).is_err() {
+        Renewal::Authority
+    } else if certificate.is_old(now)
+        || names.iter().any(|name| !certificate.names.contains(name))
+        || KeyPair::from_pem(&found.key).is_err()
+    {
+        Renewal::Certificate
+    } else {
+        Renewal::Nothing
+    }
+}
+
+/// Makes what is needed, and keeps the rest.
+pub(crate) fn renewed(
+    found: Option<Certificates>,
+    renewal: Renewal,
+    names: &[String],
+    now: Timestamp,
+) -> Result<Certificates> {
+    match (found, renewal) {
+        (Some(found), Renewal::Nothing) => Ok(found),
+        (Some(found), Renewal::Certificate) => {
+            let authority_key = KeyPair::from_pem(&found.authority_key)?;
+            let issuer = Issuer::from_ca_cert_pem(&found.authority, authority_key)?;
+            let (certificate, key) = certificate_by(&issuer, names, now)?;
+            Ok(Certificates {
+                certificate,
+                key,
+                ..found
+            })
+        }
+        (found, _) => {
+            let authority_key = KeyPair::generate()?;
+            let parameters = authority_parameters(now)?;
+            let authority = parameters.self_signed(&authority_key)?.pem();
+            let issuer = Issuer::from_params(&parameters, &authority_key);
+            let (certificate, key) = certificate_by(&issuer, names, now)?;
+            let (identity, identity_key) = match &found {
+                Some(found) => (found.identity.clone(), found.identity_key.clone()),
+                None => new_identity()?,
+            };
+            Ok(Certificates {
+                bundle: format!("{authority}{}", still_trusted(found.as_ref(), now)),
+                authority,
+                authority_key: authority_key.serialize_pem(),
+                certificate,
+                key,
+                identity,
+                identity_key,
+            })
+        }
+    }
+}
+
+/// Agents know it by its fingerprint, so nobody has to vouch for it, and it does not expire.
+fn new_identity() -> Result<(String, String)> {
+    let made = rcgen::generate_simple_self_signed(["standin-operator".to_owned()])?;
+    Ok((made.cert.pem(), made.signing_key.serialize_pem()))
+}
+
+/// The authority before this one, as long as its certificates can be in use.
+fn still_trusted(found: Option<&Certificates>, now: Timestamp) -> String {
+    found
+        .filter(|found| read(&found.authority).is_some_and(|before| now < before.ends))
+        .map(|found| found.authority.clone())
+        .unwrap_or_default()
+}
+
+fn authority_parameters(now: Timestamp) -> Result<CertificateParams> {
+    let mut parameters = CertificateParams::default();
+    // Two authorities of the same name would be hard to tell apart.
+    let name = format!("standin-operator-ca@{}", now.as_second());
+    parameters.distinguished_name.push(DnType::CommonName, name);
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    lives(&mut parameters, now, AUTHORITY_LIFE)?;
+    Ok(parameters)
+}
+
+fn certificate_by<S: rcgen::SigningKey>(
+    issuer: &Issuer<'_, S>,
+    names: &[String],
+    now: Timestamp,
+) -> Result<(String, String)> {
+    let key = KeyPair::generate()?;
+    let mut parameters = CertificateParams::new(names)?;
+    let name = names.first().cloned().unwrap_or_default();
+    parameters.distinguished_name.push(DnType::CommonName, name);
+    parameters.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    lives(&mut parameters, now, CERTIFICATE_LIFE)?;
+    let certificate = parameters.signed_by(&key, issuer)?;
+    Ok((certificate.pem(), key.serialize_pem()))
+}
+
+fn lives(
+    parameters: &mut CertificateParams,
+    now: Timestamp,
+    life: SignedDuration,
+) -> Result<(), rcgen::Error> {
+    let date = |at: Timestamp| {
+        OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| rcgen::Error::Time)
+    };
+    parameters.not_before = date(now - BACKDATED)?;
+    parameters.not_after = date(now + life)?;
+    Ok(())
+}
+
+/// What decisions need of a certificate.
+struct Read {
+    begins: Timestamp,
+    ends: Timestamp,
+    names: Vec<String>,
+}
+
+impl Read {
+    fn is_old(&self, now: Timestamp) -> bool {
+        let life = self.begins.duration_until(self.ends);
+        now >= self.begins + life * 2 / 3
+    }
+}
+
+fn read(pem: &str) -> Option<Read> {
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+    let (_, certificate) = x509_parser::certificate::X509Certificate::from_der(&der).ok()?;
+    let validity = certificate.validity();
+    let names = match certificate.subject_alternative_name() {
+        Ok(Some(names)) => names
+            .value
+            .general_names
+            .iter()
+            .filter_map(dns_name)
+            .collect(),
+        _ => Vec::new(),
+    };
+    Some(Read {
+        begins: Timestamp::from_second(validity.not_before.timestamp()).ok()?,
+        ends: Timestamp::from_second(validity.not_after.timestamp()).ok()?,
+        names,
+    })
+}
+
+fn dns_name(name: &x509_parser::extensions::GeneralName<'_>) -> Option<String> {
+    match name {
+        x509_parser::extensions::GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+#![allow(clippy::type_complexity, reason = "a table is read by its columns")]
+
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::pki_types::{ServerName, UnixTime};
+
+use super::*;
+
+fn names() -> Vec<String> {
+    vec!["standin-operator.standin.svc".to_owned()]
+}
+
+fn start() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+fn days(count: i64) -> SignedDuration {
+    SignedDuration::from_hours(24 * count)
+}
+
+fn made(at: Timestamp) -> Certificates {
+    renewed(None, Renewal::Authority, &names(), at).unwrap()
+}
+
+/// Whether the API server would accept the certificate with this bundle.
+fn is_trusted(bundle: &str, certificates: &Certificates, at: Timestamp) -> bool {
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+        roots.add(authority.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .unwrap();
+    let (chain, _) = certificates.for_server().unwrap();
+    let name = ServerName::try_from(names()[0].clone()).unwrap();
+    let second = std::time::Duration::from_secs(at.as_second().unsigned_abs());
+    verifier
+        .verify_server_cert(
+            &chain[0],
+            &chain[1..],
+            &name,
+            &[],
+            UnixTime::since_unix_epoch(second),
+        )
+        .is_ok()
+}
+
+#[test]
+fn what_is_old_is_made_anew() {
+    let found = made(start());
+    let broken = Certificates {
+        key: "not a key".to_owned(),
+        ..found.clone()
+    };
+    let other = ["other.standin.svc".to_owned()];
+    #[rustfmt::skip] // A table is read by its columns.
+    let cases: &[(&str, Option<&Certificates>, &[String], i64, Renewal)] = &[
+        ("nothing is there",          None,          &names(), 0,    Renewal::Authority),
+        ("all is new",                Some(&found),  &names(), 0,    Renewal::Nothing),
+        ("before two thirds",         Some(&found),  &names(), 59,   Renewal::Nothing),
+        ("after two thirds",          Some(&found),  &names(), 61,   Renewal::Certificate),
+        ("after its life",            Some(&found),  &names(), 100,  Renewal::Certificate),
+        ("the authority is old",      Some(&found),  &names(), 731,  Renewal::Authority),
+        ("the Service has a new name", Some(&found), &other,   0,    Renewal::Certificate),
+        ("the key is unreadable",     Some(&broken), &names(), 0,    Renewal::Certificate),
+    ];
+    for (what, found, names, day, expected) in cases {
+        assert_eq!(
+            needed(*found, names, start() + days(*day)),
+            *expected,
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn a_new_certificate_is_by_the_same_authority() {
+    let first = made(start());
+    let later = start() + days(61);
+    let second = renewed(Some(first.clone()), Renewal::Certificate, &names(), later).unwrap();
+    assert_eq!(second.bundle, first.bundle);
+    assert_ne!(second.certificate, first.certificate);
+    assert!(is_trusted(first.bundle(), &second, later + days(80)));
+    assert_eq!(needed(Some(&second), &names(), later), Renewal::Nothing);
+}
+
+#[test]
+fn replicas_are_trusted_whichever_authority_they_use() {
+    let first = made(start());
+    let later = start() + days(735);
+    let first = renewed(Some(first), Renewal::Certificate, &names(), later).unwrap();
+    let second = renewed(Some(first.clone()), Renewal::Authority, &names(), later).unwrap();
+    assert!(is_trusted(second.bundle(), &second, later));
+    assert!(is_trusted(second.bundle(), &first, later));
+    assert!(!is_trusted(first.bundle(), &second, later));
+    let stranger = made(later);
+    assert!(!is_trusted(second.bundle(), &stranger, later));
+}
+
+#[test]
+fn a_secret_is_read_as_it_was_written() {
+    let certificates = made(start());
+    let mut data = certificates.to_secret();
+    assert!(Certificates::from_secret(&data) == Some(certificates));
+    data.remove(KEY);
+    assert!(Certificates::from_secret(&data).is_none());
+}

@@ -1,0 +1,221 @@
+//! Carries a session's bytes: channels of the client's WebSocket on one side, agents on the other. Nothing is understood
+//! here, and nothing is remembered that is not in the session's object.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::MirrordClusterSession;
+use api::connect::{Place, Places};
+use bytes::Bytes;
+use jiff::Timestamp;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use link::channels::{Channel, Channels, Event};
+use link::websocket::WebSocketStream;
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, interval, sleep, timeout};
+
+use crate::Shared;
+use crate::metrics::DirectionLabels;
+
+/// How often the session's object says that the client is there. The shortest time to live is a few of these.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// An agent listens a moment after its container runs.
+const AGENT_PATIENCE: Duration = Duration::from_secs(5);
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(50);
+const ATTEMPT: Duration = Duration::from_secs(2);
+/// As large as the messages of a WebSocket, so that each is one write.
+const BUFFER: usize = 128 * 1024;
+
+pub(super) async fn relay<S>(shared: &Arc<Shared>, name: String, socket: WebSocketStream<S>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (channels, events, driver) = Channels::over(socket);
+    let relay = Relay {
+        shared: Arc::clone(shared),
+        name,
+        channels,
+    };
+    shared.metrics.connections.inc();
+    relay.heartbeat(true).await;
+    let mut driver = std::pin::pin!(driver);
+    let ended = tokio::select! {
+        result = &mut driver => result,
+        // What was said last still goes out.
+        () = relay.serve(events) => timeout(ATTEMPT, driver).await.unwrap_or(Ok(())),
+    };
+    if let Err(error) = ended {
+        tracing::debug!(session = relay.name, %error, "a client's connection ended");
+    }
+    relay.heartbeat(false).await;
+    shared.metrics.connections.dec();
+}
+
+struct Relay {
+    shared: Arc<Shared>,
+    name: String,
+    channels: Channels,
+}
+
+impl Relay {
+    async fn serve(&self, mut events: mpsc::UnboundedReceiver<Event>) {
+        let mut bell = self.shared.sessions.bell();
+        let mut heartbeats = interval(HEARTBEAT);
+        heartbeats.tick().await;
+        let mut said = None;
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(Event::Opened { place, channel }) => self.open(place, channel),
+                    Some(Event::Farewell) => return self.finish().await,
+                    Some(Event::News(_)) => {}
+                    None => return,
+                },
+                changed = bell.changed() => {
+                    let Some(session) = self.session().filter(|_| changed.is_ok()) else {
+                        return self.channels.end("the session is over");
+                    };
+                    let places = places(&session);
+                    if said.as_ref() != Some(&places) {
+                        self.say(&places);
+                        said = Some(places);
+                    }
+                }
+                _ = heartbeats.tick() => self.heartbeat(false).await,
+                () = self.shared.ending.cancelled() => {
+                    return self.channels.end("this replica ends; come back");
+                }
+            }
+        }
+    }
+
+    /// None, when it is over.
+    fn session(&self) -> Option<Arc<MirrordClusterSession>> {
+        let session = self.shared.sessions.get(&self.name)?;
+        let is_over = session.metadata.deletion_timestamp.is_some()
+            || session
+                .status
+                .as_ref()
+                .is_some_and(|status| status.closed.is_some());
+        (!is_over).then_some(session)
+    }
+
+    fn say(&self, places: &Places) {
+        if let Ok(text) = serde_json::to_vec(places) {
+            self.channels.say(Bytes::from(text));
+        }
+    }
+
+    /// Connects a channel with the agent of a place.
+    fn open(&self, place: u32, channel: Channel) {
+        let Some(session) = self.session() else {
+            return channel.refuse("the session is over");
+        };
+        let address = match address_of(&session, place) {
+            Ok(address) => address,
+            Err(why) => return channel.refuse(&why),
+        };
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            match reach(address).await {
+                Ok(agent) => carry(&shared, channel, agent).await,
+                Err(error) => {
+                    channel.refuse(&format!("the agent at {address} does not answer: {error}"));
+                }
+            }
+        });
+    }
+
+    /// The client is done: nobody has to wait for it.
+    async fn finish(&self) {
+        let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
+        if let Err(error) = sessions.delete(&self.name, &DeleteParams::default()).await {
+            tracing::debug!(session = self.name, %error, "a session ends a little later");
+        }
+        self.channels.end("the session is over");
+    }
+
+    /// Says in the object that the client is there. Nobody else writes these fields.
+    async fn heartbeat(&self, is_first: bool) {
+        let now = Timestamp::now().to_string();
+        let mut status = json!({"lastSeenTimestamp": now});
+        let session = self.shared.sessions.get(&self.name);
+        let was_connected = session
+            .as_ref()
+            .and_then(|session| session.status.as_ref())
+            .is_some_and(|status| status.connected_timestamp.is_some());
+        if is_first && !was_connected {
+            status["connectedTimestamp"] = json!(now);
+        }
+        let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
+        let patch = json!({"status": status});
+        let patched = sessions
+            .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
+            .await;
+        if let Err(error) = patched {
+            tracing::debug!(session = self.name, %error, "a heartbeat is lost");
+        }
+    }
+}
+
+fn places(session: &MirrordClusterSession) -> Places {
+    let pods = session.status.as_ref().map(|status| status.pods.as_slice());
+    let places = pods.unwrap_or_default().iter().map(|pod| Place {
+        number: pod.channel,
+        pod: pod.name.clone(),
+        container: pod.container.clone(),
+        ready: pod.ready,
+        error: pod.error.clone(),
+    });
+    Places {
+        places: places.collect(),
+    }
+}
+
+fn address_of(session: &MirrordClusterSession, place: u32) -> Result<SocketAddr, String> {
+    let pods = session.status.as_ref().map(|status| status.pods.as_slice());
+    let pod = pods
+        .unwrap_or_default()
+        .iter()
+        .find(|pod| pod.channel == place)
+        .ok_or_else(|| format!("the session has no pod {place}"))?;
+    let address = pod.address.as_deref();
+    let not_yet = || format!("the agent in pod {} is not ready", pod.name);
+    address
+        .and_then(|address| address.parse().ok())
+        .ok_or_else(not_yet)
+}
+
+async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let began = Instant::now();
+    loop {
+        let attempt = timeout(ATTEMPT, TcpStream::connect(address)).await;
+        match attempt.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
+            Ok(stream) => {
+                link::set_tcp_options(&stream)?;
+                return Ok(stream);
+            }
+            Err(error) if began.elapsed() > AGENT_PATIENCE => return Err(error),
+            Err(_) => sleep(BETWEEN_ATTEMPTS).await,
+        }
+    }
+}
+
+async fn carry(shared: &Shared, mut channel: Channel, mut agent: TcpStream) {
+    let carried = copy_bidirectional_with_sizes(&mut channel, &mut agent, BUFFER, BUFFER).await;
+    // What a broken connection carried is not known.
+    let (to_agent, to_client) = carried.unwrap_or_default();
+    for (direction, bytes) in [("to_agent", to_agent), ("to_client", to_client)] {
+        let labels = DirectionLabels { direction };
+        shared
+            .metrics
+            .relayed_bytes
+            .get_or_create(&labels)
+            .inc_by(bytes);
+    }
+}

@@ -1,0 +1,137 @@
+#![allow(clippy::type_complexity, reason = "a table is read by its columns")]
+
+use super::*;
+
+fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+    pairs
+        .iter()
+        .map(|(name, value)| {
+            (
+                http::HeaderName::from_static(name),
+                HeaderValue::from_str(value).unwrap(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn only_clients_of_our_protocol_are_let_in() {
+    let key = ("sec-websocket-key", "key");
+    let upgrade = ("upgrade", "WebSocket");
+    let ours = ("sec-websocket-protocol", "other, standin.link.v1");
+    let foreign = ("sec-websocket-protocol", "mirrord.v1");
+    #[rustfmt::skip] // A table is read by its columns.
+    let cases: &[(&[(&str, &str)], Result<&str, &str>)] = &[
+        (&[key, upgrade, ours], Ok("key")),
+        (&[key, ours],          Err("connecting takes a WebSocket")),
+        (&[upgrade, ours],      Err("connecting takes a WebSocket")),
+        (&[key, upgrade],       Err("`standin.link.v1`")),
+        (&[key, upgrade, foreign], Err("`standin.link.v1`")),
+    ];
+    for (pairs, expected) in cases {
+        match (handshake(&headers(pairs)), expected) {
+            (Ok(found), Ok(expected)) => assert_eq!(found, *expected),
+            (Err(refusal), Err(expected)) => {
+                assert!(refusal.message.contains(expected), "{}", refusal.message);
+            }
+            (found, _) => panic!("{pairs:?}: {found:?}"),
+        }
+    }
+}
+
+fn caller(id: u64, certificate: u8) -> Caller {
+    Caller {
+        id: SessionId(id),
+        certificate: Fingerprint([certificate; 32]),
+        name: "Anna".to_owned(),
+        hostname: "laptop".to_owned(),
+        version: None,
+    }
+}
+
+fn asking(target: &str, resume_window: Option<u64>) -> Asking {
+    Asking {
+        namespace: "shop".to_owned(),
+        target: target.parse().unwrap(),
+        parameters: ConnectParameters {
+            connect: true,
+            resume_window,
+            ..ConnectParameters::default()
+        },
+    }
+}
+
+fn user(name: &str) -> User {
+    User {
+        name: name.to_owned(),
+        ..User::default()
+    }
+}
+
+const SETTINGS: SessionSettings = SessionSettings {
+    time_to_live: Duration::from_secs(60),
+    most_resume: Duration::from_secs(900),
+};
+
+#[test]
+fn what_a_client_says_of_itself_is_read() {
+    let found = Caller::read(&headers(&[
+        ("x-session-id", "31"),
+        ("x-client-der", "AAEC"),
+        ("x-client-name", "Anna"),
+    ]))
+    .unwrap();
+    assert_eq!(found.id, SessionId(31));
+    assert_eq!(found.certificate, Fingerprint::of(&vec![0, 1, 2].into()));
+    for incomplete in [
+        headers(&[("x-session-id", "31")]),
+        headers(&[("x-client-der", "AAEC")]),
+        headers(&[("x-session-id", "thirty"), ("x-client-der", "AAEC")]),
+        headers(&[("x-session-id", "31"), ("x-client-der", "?")]),
+    ] {
+        assert_eq!(Caller::read(&incomplete).unwrap_err().code, 400);
+    }
+}
+
+#[test]
+fn clients_get_at_most_what_the_administrator_allows() {
+    for (asked, expected) in [
+        (None, 60),
+        (Some(30), 30),
+        (Some(600), 600),
+        (Some(9000), 900),
+    ] {
+        let asking = asking("deployment/web", asked);
+        let session = wanted(&user("anna"), &asking, &caller(1, 1), &SETTINGS);
+        assert_eq!(session.spec.resume_window_secs, expected, "{asked:?}");
+    }
+}
+
+#[test]
+fn only_its_own_client_comes_back_to_a_session() {
+    let session = |name: &str, target: &str, certificate: u8| {
+        wanted(
+            &user(name),
+            &asking(target, None),
+            &caller(1, certificate),
+            &SETTINGS,
+        )
+    };
+    let found = session("anna", "deployment/web", 1);
+    let cases = [
+        (session("anna", "deployment/web", 1), None),
+        (session("eve", "deployment/web", 1), Some(409)),
+        (session("anna", "deployment/web", 2), Some(409)),
+        (session("anna", "deployment/other", 1), Some(409)),
+    ];
+    for (wanted, expected) in cases {
+        let refused = returning(&found, &wanted).err();
+        assert_eq!(refused.map(|refusal| refusal.code.as_u16()), expected);
+    }
+    let mut closed = found.clone();
+    closed.status = Some(api::MirrordClusterSessionStatus {
+        closed: Some(api::session::SessionClosed::default()),
+        ..api::MirrordClusterSessionStatus::default()
+    });
+    assert_eq!(returning(&closed, &found).unwrap_err().code, 410);
+}

@@ -1,0 +1,289 @@
+#![allow(clippy::type_complexity, reason = "a table is read by its columns")]
+
+use super::*;
+
+const SETTINGS: SessionSettings = SessionSettings {
+    time_to_live: Duration::from_secs(60),
+    most_resume: Duration::from_secs(900),
+};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+/// A session that was made at second 0.
+fn session(status: MirrordClusterSessionStatus) -> MirrordClusterSession {
+    let mut session: MirrordClusterSession = serde_json::from_value(serde_json::json!({
+        "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSession",
+        "metadata": {"name": "session-000000000000001f", "creationTimestamp": at(0).to_string()},
+        "spec": {
+            "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
+            "namespace": "shop", "target": "deployment/web", "resumeWindowSecs": 100,
+            "clientCertificate": "00".repeat(32),
+        },
+    }))
+    .unwrap();
+    session.status = Some(status);
+    session
+}
+
+fn status(phase: SessionPhase) -> MirrordClusterSessionStatus {
+    MirrordClusterSessionStatus {
+        phase: Some(phase),
+        last_seen_timestamp: Some(at(0).to_string()),
+        ..MirrordClusterSessionStatus::default()
+    }
+}
+
+fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> ObservedPod {
+    let agents = agents
+        .iter()
+        .enumerate()
+        .map(|(index, (container_id, state))| Ordered {
+            name: format!("standin-agent-000000000000001f-{}", index + 1),
+            container_id: (*container_id).to_owned(),
+            port: 20_001,
+            has_failed: matches!(state, OrderedState::Ended(why) if why != "in peace"),
+            state: state.clone(),
+        });
+    ObservedPod {
+        replica: Replica {
+            pod: name.to_owned(),
+            uid: format!("uid-of-{name}"),
+            namespace: "shop".to_owned(),
+            node: "node".to_owned(),
+            container: "web".to_owned(),
+            container_id: container_id.to_owned(),
+            ready: true,
+            created: 0,
+            finished_agents: 0,
+        },
+        address: Some("10.0.0.1".to_owned()),
+        agents: agents.collect(),
+    }
+}
+
+fn planned(status: MirrordClusterSessionStatus, pods: Vec<ObservedPod>, now: Timestamp) -> Plan {
+    let session = session(status);
+    let wanted = super::super::validate::validate(&session).unwrap();
+    let observed = Observed {
+        pods,
+        ..Observed::default()
+    };
+    plan(&session, Some(&wanted), &observed, &SETTINGS, now)
+}
+
+fn ended() -> OrderedState {
+    OrderedState::Ended("it has ended".to_owned())
+}
+
+fn peace() -> OrderedState {
+    OrderedState::Ended("in peace".to_owned())
+}
+
+/// Which agents are started, in the pod `web` of the container `c`.
+fn started(agents: &[(&str, OrderedState)]) -> Vec<String> {
+    let plan = planned(
+        status(SessionPhase::Pending),
+        vec![pod("web", "c", agents)],
+        at(1),
+    );
+    plan.start.into_iter().map(|start| start.name).collect()
+}
+
+#[test]
+fn agents_are_started_where_there_is_none() {
+    use OrderedState::{Running, Starting};
+    let trouble = OrderedState::Trouble("ErrImagePull".to_owned());
+    #[rustfmt::skip] // A table is read by its columns.
+    let cases: &[(&str, &[(&str, OrderedState)], Option<&str>)] = &[
+        ("there is none",                &[],                                         Some("1")),
+        ("one is starting",              &[("c", Starting)],                          None),
+        ("one is running",               &[("c", Running)],                           None),
+        ("one waits for its image",      &[("c", trouble)],                           None),
+        ("one has ended",                &[("c", ended())],                           Some("2")),
+        ("the container was restarted",  &[("b", Running)],                           Some("2")),
+        ("it ends again and again",      &[("c", ended()), ("c", ended()), ("c", ended())], None),
+        ("an older one still runs",      &[("c", Running), ("c", ended())],           None),
+        ("clients came and went",        &[("c", peace()), ("c", peace()), ("c", peace())], Some("4")),
+        ("it did, before a restart",     &[("b", ended()), ("b", ended()), ("b", ended())], Some("4")),
+    ];
+    for (what, agents, expected) in cases {
+        let expected = expected.map(|number| format!("standin-agent-000000000000001f-{number}"));
+        assert_eq!(
+            started(agents),
+            expected.into_iter().collect::<Vec<_>>(),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn the_number_of_agents_in_a_pod_is_bounded() {
+    let many = vec![("c", peace()); MOST_AGENTS];
+    assert_eq!(started(&many), Vec::<String>::new());
+    assert_eq!(started(&many[1..]).len(), 1);
+}
+
+#[test]
+fn agents_have_ports_of_their_own() {
+    let ports: Vec<u16> = (1..10)
+        .map(|number| port_of(&format!("agent-{number}")))
+        .collect();
+    assert!(ports.iter().all(|port| PORTS.contains(port)));
+    let different: std::collections::BTreeSet<_> = ports.iter().collect();
+    assert!(different.len() > 5);
+}
+
+#[test]
+fn the_phase_follows_the_agents() {
+    use OrderedState::{Running, Starting};
+    use SessionPhase::{Failed, Pending, Ready};
+    let trouble = OrderedState::Trouble("ErrImagePull: no".to_owned());
+    let tries = || vec![("c", ended()), ("c", ended()), ("c", ended())];
+    #[rustfmt::skip] // A table is read by its columns.
+    let cases: Vec<(&str, SessionPhase, Vec<ObservedPod>, i64, SessionPhase, Option<&str>)> = vec![
+        ("agents start",     Pending, vec![pod("a", "c", &[("c", Starting)])], 1,  Pending, Some("agents are being started")),
+        ("one runs",         Pending, vec![pod("a", "c", &[("c", Running)])],  1,  Ready,   None),
+        ("one of two runs",  Pending, vec![pod("a", "c", &[("c", Running)]), pod("b", "c", &[])], 1, Ready, Some("1 of 2 pods have no agent yet")),
+        ("no image",         Pending, vec![pod("a", "c", &[("c", trouble)])],  1,  Failed,  Some("pod a: ErrImagePull: no")),
+        ("it always ends",   Pending, vec![pod("a", "c", &tries())],           1,  Failed,  Some("pod a: it has ended")),
+        ("no pods",          Pending, vec![],                                  1,  Pending, Some("the target has no pods; is it scaled to zero?")),
+        ("no pods for long", Pending, vec![],                                  61, Failed,  Some("the target has no pods; is it scaled to zero?")),
+        ("pods went",        Ready,   vec![],                                  61, Ready,   Some("no pod has an agent now: the target has no pods; is it scaled to zero?")),
+    ];
+    for (what, before, pods, second, phase, message) in cases {
+        let plan = planned(status(before), pods, at(second));
+        let report = plan
+            .report
+            .unwrap_or_else(|| panic!("{what}: nothing is reported"));
+        assert_eq!(
+            (report.phase, report.message.as_deref()),
+            (phase, message),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn a_target_that_is_not_there_fails_at_once() {
+    let session = session(status(SessionPhase::Pending));
+    let wanted = super::super::validate::validate(&session).unwrap();
+    let observed = Observed::nothing("there is no deployment/web".to_owned());
+    let plan = plan(&session, Some(&wanted), &observed, &SETTINGS, at(0));
+    let report = plan.report.unwrap();
+    assert_eq!(report.phase, SessionPhase::Failed);
+    assert_eq!(
+        report.message.as_deref(),
+        Some("there is no deployment/web")
+    );
+}
+
+#[test]
+fn pods_keep_their_channels_and_no_channel_is_given_twice() {
+    let running = [("c", OrderedState::Running)];
+    let both = vec![pod("a", "c", &running), pod("b", "c", &running)];
+    let report = planned(status(SessionPhase::Pending), both, at(1))
+        .report
+        .unwrap();
+    let channels = |report: &Report| -> Vec<(String, u32)> {
+        let pods = report.pods.iter();
+        pods.map(|pod| (pod.name.clone(), pod.channel)).collect()
+    };
+    assert_eq!(
+        channels(&report),
+        [("a".to_owned(), 1), ("b".to_owned(), 2)]
+    );
+    let after = MirrordClusterSessionStatus {
+        pods: report.pods,
+        next_channel: report.next_channel,
+        ..status(SessionPhase::Ready)
+    };
+    // One pod goes, and another comes.
+    let next = vec![pod("b", "c", &running), pod("c", "c", &running)];
+    let report = planned(after, next, at(2)).report.unwrap();
+    assert_eq!(
+        channels(&report),
+        [("b".to_owned(), 2), ("c".to_owned(), 3)]
+    );
+    assert_eq!(report.pods[0].address.as_deref(), Some("10.0.0.1:20001"));
+}
+
+#[test]
+fn nothing_new_is_not_reported() {
+    let running = [("c", OrderedState::Running)];
+    let pods = || vec![pod("a", "c", &running)];
+    let report = planned(status(SessionPhase::Pending), pods(), at(1))
+        .report
+        .unwrap();
+    let after = MirrordClusterSessionStatus {
+        phase: Some(report.phase),
+        pods: report.pods,
+        next_channel: report.next_channel,
+        ..status(SessionPhase::Ready)
+    };
+    assert_eq!(planned(after, pods(), at(2)).report, None);
+}
+
+#[test]
+fn sessions_are_over_when_their_client_stays_away() {
+    let never = MirrordClusterSessionStatus {
+        last_seen_timestamp: None,
+        ..status(SessionPhase::Ready)
+    };
+    let closed = MirrordClusterSessionStatus {
+        closed: Some(SessionClosed::default()),
+        ..status(SessionPhase::Ready)
+    };
+    let cases = [
+        ("within the window", status(SessionPhase::Ready), 99, None),
+        (
+            "after the window",
+            status(SessionPhase::Ready),
+            101,
+            Some("ClientGone"),
+        ),
+        ("never there, yet", never.clone(), 119, None),
+        ("never there", never, 121, Some("NeverConnected")),
+        (
+            "failed a moment ago",
+            status(SessionPhase::Failed),
+            59,
+            None,
+        ),
+        (
+            "failed long ago",
+            status(SessionPhase::Failed),
+            61,
+            Some("Failed"),
+        ),
+        ("closed", closed, 1, Some("")),
+    ];
+    for (what, status, second, expected) in cases {
+        let running = [("c", OrderedState::Running)];
+        let plan = planned(status, vec![pod("a", "c", &running)], at(second));
+        assert_eq!(plan.delete, expected.is_some(), "{what}");
+        let closed = plan.report.and_then(|report| report.closed);
+        assert_eq!(
+            closed.map(|closed| closed.reason).as_deref(),
+            expected,
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn a_deleted_session_ends_its_agents_and_goes() {
+    let with_agent = MirrordClusterSessionStatus {
+        pods: vec![SessionPod {
+            address: Some("10.0.0.1:20001".to_owned()),
+            ..SessionPod::default()
+        }],
+        ..status(SessionPhase::Ready)
+    };
+    let mut session = session(with_agent);
+    session.metadata.deletion_timestamp = session.metadata.creation_timestamp.clone();
+    let plan = plan(&session, None, &Observed::default(), &SETTINGS, at(1));
+    assert_eq!(plan.end, ["10.0.0.1:20001"]);
+    assert!(plan.release && plan.start.is_empty() && plan.report.is_none());
+}

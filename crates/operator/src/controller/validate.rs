@@ -1,0 +1,88 @@
+//! What a session asks for, checked once.
+
+use std::time::Duration;
+
+use api::session::SessionId;
+use api::{InvalidTarget, MirrordClusterSession, TargetKind, TargetPath};
+use cluster::{Kind, Workload};
+use link::tls::Fingerprint;
+
+/// A session that can be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) id: SessionId,
+    pub(crate) target: Workload,
+    pub(crate) client: Fingerprint,
+    pub(crate) resume_window: Duration,
+    pub(crate) is_deleted: bool,
+}
+
+impl Wanted {
+    /// What the names of the session's agents begin with.
+    pub(crate) fn agent_prefix(&self) -> String {
+        format!("standin-agent-{}-", self.id)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Invalid {
+    #[error("the session's object has the name `{0}`, which is not made of a session's id")]
+    Name(String),
+    #[error(transparent)]
+    Target(#[from] InvalidTarget),
+    #[error("the client's certificate is no SHA-256")]
+    Certificate,
+    #[error("a session without a target goes without the operator: set `operator: false`")]
+    Targetless,
+    #[error("a target of the kind `label` needs `label_target`, such as `app=checkout`")]
+    NoLabels,
+}
+
+pub(crate) fn validate(session: &MirrordClusterSession) -> Result<Wanted, Invalid> {
+    let name = session.metadata.name.clone().unwrap_or_default();
+    let spec = &session.spec;
+    let path = spec.target_path()?;
+    Ok(Wanted {
+        id: SessionId::from_object_name(&name).ok_or(Invalid::Name(name))?,
+        target: workload(&spec.namespace, &path, spec.label_target.as_deref())?,
+        client: spec
+            .client_certificate
+            .parse()
+            .map_err(|_| Invalid::Certificate)?,
+        resume_window: Duration::from_secs(spec.resume_window_secs),
+        is_deleted: session.metadata.deletion_timestamp.is_some(),
+    })
+}
+
+/// A target as the cluster's crate knows it.
+pub(crate) fn workload(
+    namespace: &str,
+    path: &TargetPath,
+    labels: Option<&str>,
+) -> Result<Workload, Invalid> {
+    let kind = match path.kind {
+        TargetKind::Deployment => Kind::Deployment,
+        TargetKind::StatefulSet => Kind::StatefulSet,
+        TargetKind::DaemonSet => Kind::DaemonSet,
+        TargetKind::ReplicaSet => Kind::ReplicaSet,
+        TargetKind::Job => Kind::Job,
+        TargetKind::CronJob => Kind::CronJob,
+        TargetKind::Service => Kind::Service,
+        TargetKind::Pod => Kind::Pod,
+        TargetKind::Rollout => Kind::Rollout,
+        TargetKind::Label => Kind::Selector,
+        TargetKind::Targetless => return Err(Invalid::Targetless),
+    };
+    let name = match kind {
+        Kind::Selector => labels
+            .filter(|labels| !labels.is_empty())
+            .ok_or(Invalid::NoLabels)?,
+        _ => &path.name,
+    };
+    Ok(Workload {
+        namespace: namespace.to_owned(),
+        kind,
+        name: name.to_owned(),
+        container: path.container.clone(),
+    })
+}

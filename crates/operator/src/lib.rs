@@ -1,0 +1,133 @@
+//! The operator: sessions for teams, through the API server that everybody can reach already.
+//!
+//! It is an *aggregated API server*: the cluster's own API server authenticates users, checks their rights and passes
+//! requests of the group `operator.metalbear.co` on. Read [`run`] first, then [`server`] for what is answered.
+//!
+//! Several replicas serve at once. What matters is in objects of the cluster; memory is a cache, so a replica that ends
+//! costs its clients a reconnect and nothing else.
+
+mod address;
+mod answer;
+mod authorize;
+mod cache;
+mod certificates;
+mod connect;
+mod controller;
+mod discovery;
+mod error;
+mod front_proxy;
+#[cfg(test)]
+mod golden;
+mod leader;
+mod metrics;
+mod openapi;
+mod overview;
+mod probes;
+mod server;
+mod sessions;
+mod settings;
+mod targets;
+mod uninstall;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use kube::Client;
+use link::tls::Identity;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub use crate::error::{Error, Result};
+pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
+pub use crate::uninstall::uninstall;
+
+use crate::cache::SessionCache;
+use crate::certificates::CertificateKeeper;
+use crate::leader::Election;
+use crate::metrics::Metrics;
+use crate::server::{Trust, TrustKeeper};
+
+/// What all parts of an operator have in common.
+pub(crate) struct Shared {
+    pub(crate) client: Client,
+    pub(crate) settings: Settings,
+    pub(crate) metrics: Metrics,
+    pub(crate) trust: watch::Receiver<Arc<Trust>>,
+    pub(crate) sessions: SessionCache,
+    /// Who the operator is for agents: whoever has it may end them.
+    pub(crate) identity: Identity,
+    /// Cancelled when this replica is about to end, so that nobody new is sent to it and everybody goes elsewhere.
+    pub(crate) ending: CancellationToken,
+}
+
+/// Runs an operator until `shutdown`, and then until what is under way is done.
+pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> {
+    let config = kube::Config::infer()
+        .await
+        .map_err(|error| Error::NoCluster(Box::new(error)))?;
+    let client = Client::try_from(config).map_err(|source| Error::Kubernetes {
+        doing: "be reached".to_owned(),
+        source: Box::new(source),
+    })?;
+    let certificates = CertificateKeeper::start(client.clone(), settings.clone()).await?;
+    let trust = TrustKeeper::start(client.clone(), certificates.subscribe()).await?;
+    let (listener, probes) = (
+        listen(settings.listen).await?,
+        listen(settings.listen_for_probes).await?,
+    );
+    let shared = Arc::new(Shared {
+        sessions: SessionCache::follow(client.clone()),
+        identity: certificates.identity()?,
+        client,
+        metrics: Metrics::new(),
+        trust: trust.subscribe(),
+        ending: shutdown.clone(),
+        settings,
+    });
+    tracing::info!(
+        address = %shared.settings.listen,
+        version = env!("CARGO_PKG_VERSION"),
+        "the operator is there"
+    );
+    let background = CancellationToken::new();
+    let _ends_with_us = background.clone().drop_guard();
+    for task in [
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(certificates.keep()),
+        ),
+        tokio::spawn(background.clone().run_until_cancelled_owned(trust.keep())),
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(probes::serve(Arc::clone(&shared), probes)),
+        ),
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(lead(Arc::clone(&shared))),
+        ),
+    ] {
+        drop(task);
+    }
+    let (client, settings) = (shared.client.clone(), shared.settings.clone());
+    server::serve(shared, listener, shutdown).await;
+    background.cancel();
+    Election::resign(client, &settings).await;
+    Ok(())
+}
+
+/// Runs the controllers whenever this replica is the leader.
+async fn lead(shared: Arc<Shared>) {
+    Election::new(shared.client.clone(), &shared.settings)
+        .lead(&shared.metrics, || controller::run(Arc::clone(&shared)))
+        .await;
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| Error::Listen { address, source })
+}

@@ -1,0 +1,99 @@
+//! Numbers for Prometheus.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct RequestLabels {
+    pub(crate) resource: &'static str,
+    pub(crate) code: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct DirectionLabels {
+    /// `to_agent` or `to_client`.
+    pub(crate) direction: &'static str,
+}
+
+/// What is counted. Each is cheap enough to count always.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    pub(crate) requests: Family<RequestLabels, Counter>,
+    pub(crate) refused_strangers: Counter,
+    pub(crate) connections: Gauge,
+    pub(crate) relayed_bytes: Family<DirectionLabels, Counter<u64, AtomicU64>>,
+    pub(crate) sessions_ended: Counter,
+    pub(crate) session_start_seconds: Histogram,
+    pub(crate) is_leader: Gauge,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("standin_operator"),
+            requests: Family::default(),
+            refused_strangers: Counter::default(),
+            connections: Gauge::default(),
+            relayed_bytes: Family::default(),
+            sessions_ended: Counter::default(),
+            session_start_seconds: Histogram::new(exponential_buckets(0.05, 2.0, 10)),
+            is_leader: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register(
+            "requests",
+            "Requests by resource and answer",
+            self.requests.clone(),
+        );
+        registry.register(
+            "refused_strangers",
+            "Requests that did not come through the API server",
+            self.refused_strangers.clone(),
+        );
+        registry.register(
+            "connections",
+            "Sessions that are connected through this replica",
+            self.connections.clone(),
+        );
+        registry.register(
+            "relayed_bytes",
+            "Bytes between clients and agents",
+            self.relayed_bytes.clone(),
+        );
+        registry.register(
+            "sessions_ended",
+            "Sessions whose agents this replica has removed",
+            self.sessions_ended.clone(),
+        );
+        registry.register(
+            "session_start_seconds",
+            "From a client's request to its session's connection",
+            self.session_start_seconds.clone(),
+        );
+        registry.register(
+            "is_leader",
+            "Whether this replica runs the controllers",
+            self.is_leader.clone(),
+        );
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

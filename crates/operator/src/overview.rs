@@ -1,0 +1,128 @@
+//! `mirrordoperators/operator`: what this operator is and what it is doing.
+
+use api::operator::{License, RunningSession, Statistics};
+use api::{
+    Feature, MirrordClusterSession, MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use crate::answer::{Column, Listed};
+use crate::error::{Doing as _, Result};
+use crate::sessions;
+use crate::settings::Settings;
+
+/// The version of what agents and clients speak. It changes when they would not understand one another.
+const PROTOCOL_VERSION: &str = "1.0.0";
+
+pub(crate) fn operator(
+    settings: &Settings,
+    license: Option<License>,
+    sessions: &[MirrordClusterSession],
+    now: Timestamp,
+) -> MirrordOperator {
+    let spec = MirrordOperatorSpec {
+        copy_target_enabled: false,
+        default_namespace: settings.default_namespace.clone(),
+        features: vec![Feature::ProxyApi.as_str().to_owned()],
+        license,
+        operator_namespace: settings.namespace.clone(),
+        operator_version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol_version: PROTOCOL_VERSION.to_owned(),
+        supported_features: Feature::SUPPORTED
+            .map(|feature| feature.as_str().to_owned())
+            .to_vec(),
+    };
+    let status = MirrordOperatorStatus {
+        connected_clusters: Vec::new(),
+        copy_targets: Vec::new(),
+        sessions: sessions
+            .iter()
+            .map(|session| running(session, now))
+            .collect(),
+        // Users are counted by the usage records, which there are none of yet.
+        statistics: Statistics::default(),
+    };
+    MirrordOperator::new(spec, status)
+}
+
+fn running(session: &MirrordClusterSession, now: Timestamp) -> RunningSession {
+    RunningSession {
+        id: sessions::id_of(session),
+        user: session.spec.owner.k8s_username.clone(),
+        target: session.spec.target.clone(),
+        namespace: Some(session.spec.namespace.clone()),
+        duration_secs: sessions::age_in_seconds(session, now),
+    }
+}
+
+/// Licence data from the administrator's Secret, if one is named.
+pub(crate) async fn license(client: &Client, settings: &Settings) -> Result<Option<License>> {
+    let Some(name) = &settings.license_secret else {
+        return Ok(None);
+    };
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &settings.namespace);
+    let secret = secrets
+        .get_opt(name)
+        .await
+        .doing(format!("read the Secret {name}"))?;
+    Ok(secret.and_then(|secret| license_of(&secret)))
+}
+
+fn license_of(secret: &Secret) -> Option<License> {
+    let data = secret.data.as_ref()?;
+    let value = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
+    Some(License {
+        name: value("name")?,
+        organization: value("organization")?,
+        expire_at: value("expire_at"),
+        fingerprint: value("fingerprint"),
+        subscription_id: value("subscription_id"),
+    })
+}
+
+impl Listed for MirrordOperator {
+    const KIND: &str = MirrordOperator::KIND;
+    const COLUMNS: &[Column] = &[
+        Column {
+            name: "Name",
+            kind: "string",
+            description: "Always operator",
+            wide: false,
+        },
+        Column {
+            name: "Version",
+            kind: "string",
+            description: "The operator's version",
+            wide: false,
+        },
+        Column {
+            name: "Sessions",
+            kind: "integer",
+            description: "How many sessions there are",
+            wide: false,
+        },
+        Column {
+            name: "Namespace",
+            kind: "string",
+            description: "Where the operator runs",
+            wide: true,
+        },
+    ];
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn cells(&self) -> Vec<Value> {
+        vec![
+            json!(api::operator::NAME),
+            json!(self.spec.operator_version),
+            json!(self.status.sessions.len()),
+            json!(self.spec.operator_namespace),
+        ]
+    }
+}

@@ -1,0 +1,55 @@
+//! What an operator is told when it starts.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+pub use cluster::{AgentSettings, PodSettings};
+
+/// Everything that the chart decides. It does not change while the operator runs.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The namespace in which the operator runs.
+    pub namespace: String,
+    /// The Service in front of all replicas, by which the API server knows them.
+    pub service: String,
+    /// The Secret for certificates, which the chart made.
+    pub secret: String,
+    /// The Lease by which replicas agree on a leader.
+    pub lease: String,
+    /// The name of this replica: the pod's.
+    pub replica: String,
+    /// The Secret with licence data, if there is one.
+    pub license_secret: Option<String>,
+    /// Where the API server connects to.
+    pub listen: SocketAddr,
+    /// Where the kubelet and Prometheus connect to.
+    pub listen_for_probes: SocketAddr,
+    /// The namespace of targets that are named without one.
+    pub default_namespace: String,
+    pub session: SessionSettings,
+    /// How agents are made. How long they wait for their client is each session's matter.
+    pub agent: AgentSettings,
+}
+
+/// How long sessions live without their client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionSettings {
+    /// What a client gets that asks for nothing.
+    pub time_to_live: Duration,
+    /// What a client gets at most.
+    pub most_resume: Duration,
+}
+
+impl Settings {
+    /// The name of the APIService, which Kubernetes prescribes.
+    pub const API_SERVICE: &str = "v1.operator.metalbear.co";
+
+    /// The names by which the API server knows the operator.
+    pub fn host_names(&self) -> Vec<String> {
+        let (service, namespace) = (&self.service, &self.namespace);
+        vec![
+            format!("{service}.{namespace}.svc"),
+            format!("{service}.{namespace}.svc.cluster.local"),
+        ]
+    }
+}

@@ -1,0 +1,147 @@
+//! `standind operator`: arguments to settings, and signals to the end.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ::operator::{AgentSettings, PodSettings, SessionSettings, Settings};
+use anyhow::{Context, Result};
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+#[derive(Debug, Args)]
+pub(crate) struct OperatorArguments {
+    /// The namespace in which the operator runs
+    #[arg(long, value_name = "NAME")]
+    namespace: String,
+    /// The name of this replica, which is its pod's
+    #[arg(long, value_name = "NAME")]
+    replica: String,
+    /// The Service in front of all replicas
+    #[arg(long, value_name = "NAME", default_value = "mirrord-operator")]
+    service: String,
+    /// The Secret for the operator's certificates; it must be there, and may be empty
+    #[arg(long, value_name = "NAME", default_value = "mirrord-operator-tls")]
+    secret: String,
+    /// The Lease by which replicas agree on a leader
+    #[arg(long, value_name = "NAME", default_value = "mirrord-operator")]
+    lease: String,
+    /// The Secret with licence data
+    #[arg(long, value_name = "NAME")]
+    license_secret: Option<String>,
+    /// Where the API server connects to
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8443")]
+    listen: SocketAddr,
+    /// Where /healthz, /readyz and /metrics are
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
+    listen_for_probes: SocketAddr,
+    /// The namespace of targets that are named without one
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    default_namespace: String,
+    /// How long a session waits for a client that asks for nothing else
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    session_ttl: u64,
+    /// The longest time that a session waits for its client
+    #[arg(long, value_name = "SECONDS", default_value = "900")]
+    session_max_resume: u64,
+    /// The image of agents, which is the operator's own
+    #[arg(long, value_name = "REFERENCE")]
+    agent_image: String,
+    #[arg(long, value_name = "POLICY", default_value = "IfNotPresent")]
+    agent_image_pull_policy: String,
+    /// How much agents say in their logs
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    agent_log: LevelFilter,
+    /// How much is said on standard error: off, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log: LevelFilter,
+    /// Write each line of the log as a JSON object
+    #[arg(long)]
+    log_json: bool,
+}
+
+pub(crate) fn run(arguments: OperatorArguments) -> Result<()> {
+    start_log(arguments.log, arguments.log_json);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
+    runtime.block_on(async {
+        let shutdown = CancellationToken::new();
+        end_with_signals(shutdown.clone())?;
+        ::operator::run(settings(arguments), shutdown).await?;
+        Ok(())
+    })
+}
+
+pub(crate) fn uninstall() -> Result<()> {
+    start_log(LevelFilter::INFO, true);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
+    Ok(runtime.block_on(::operator::uninstall())?)
+}
+
+fn settings(arguments: OperatorArguments) -> Settings {
+    Settings {
+        namespace: arguments.namespace,
+        service: arguments.service,
+        secret: arguments.secret,
+        lease: arguments.lease,
+        replica: arguments.replica,
+        license_secret: arguments.license_secret,
+        listen: arguments.listen,
+        listen_for_probes: arguments.listen_for_probes,
+        default_namespace: arguments.default_namespace,
+        session: SessionSettings {
+            time_to_live: Duration::from_secs(arguments.session_ttl),
+            most_resume: Duration::from_secs(arguments.session_max_resume),
+        },
+        agent: AgentSettings {
+            image: arguments.agent_image,
+            image_pull_policy: arguments.agent_image_pull_policy,
+            image_pull_secrets: Vec::new(),
+            log_level: arguments.agent_log.to_string(),
+            ephemeral: Some(true),
+            startup_timeout: Duration::from_secs(60),
+            resume_window: Duration::from_secs(arguments.session_ttl),
+            pod: PodSettings::default(),
+        },
+    }
+}
+
+fn start_log(level: LevelFilter, as_json: bool) {
+    // What others log may contain headers, and headers may contain secrets.
+    let ours = ["api", "audit", "cluster", "link", "operator", "standind"];
+    let others = level.min(LevelFilter::WARN);
+    let filter = Targets::new()
+        .with_default(others)
+        .with_targets(ours.map(|name| (name, level)));
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(false);
+    let registry = tracing_subscriber::registry().with(filter);
+    if as_json {
+        registry.with(layer.json().flatten_event(true)).init();
+    } else {
+        registry.with(layer).init();
+    }
+}
+
+/// As the first process of a container we would ignore signals that nobody waits for.
+fn end_with_signals(shutdown: CancellationToken) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        shutdown.cancel();
+    });
+    Ok(())
+}
