@@ -153,6 +153,22 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_without_its_value_is_none() {
+        for filter in [
+            "{body: json, query: $.a}",
+            "{body: json, query: $.a, matches: null}",
+            "{header: null}",
+            "{}",
+        ] {
+            let text = format!(
+                "feature: {{network: {{incoming: {{http_filter: {{any_of: [{filter}]}}}}}}}}"
+            );
+            let resolved = Layers::new().file("test", &text, Format::Yaml).resolve();
+            assert!(resolved.is_err(), "{filter}");
+        }
+    }
+
+    #[test]
     fn listeners_are_chosen() {
         let listeners = [
             "0.0.0.0:80",

@@ -118,7 +118,10 @@ impl Reader<'_> {
     fn read_map(&mut self, entries: Vec<(Key, Node)>, span: Span, map: &MapShape) -> Node {
         let mut read: Vec<(Key, Node)> = Vec::new();
         let mut seen: HashSet<String> = HashSet::new();
-        let keys: Vec<Key> = entries.iter().map(|(key, _)| key.clone()).collect();
+        // A key without a value is as good as none.
+        let has_value = |node: &Node| !matches!(node.value, Value::Null);
+        let there = entries.iter().filter(|(_, node)| has_value(node));
+        let keys: Vec<Key> = there.map(|(key, _)| key.clone()).collect();
         for (key, node) in entries {
             self.path.push(key.text.clone());
             if !seen.insert(key.text.clone()) {
