@@ -180,6 +180,8 @@ async fn check(sidecar: &'static Sidecar, restore: &str) {
     assert_eq!(who_answers_encrypted(&world, to).await, APPLICATION);
     let through_sidecar = application.peers.recv().await.unwrap();
     let mut before = Client::connect(&world.client, to).await;
+    // The sidecar has accepted it; it is open when the application has, too.
+    soon(application.peers.recv()).await.unwrap();
 
     let redirect = Arc::new(world.redirect().await);
     let ports = [Port::tcp(80), Port::tcp(81)];
