@@ -2,6 +2,7 @@
 //!
 //! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
 
+mod groups;
 mod incoming;
 mod lab;
 mod repository;

@@ -14,19 +14,17 @@ pub(super) mod programs;
 pub(super) mod site;
 mod start;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use self::programs::Programs;
 use self::site::Site;
+use super::groups::{self, Group};
 use super::{Extent, Row};
 
 /// The round trips of the links, in milliseconds.
 const LINKS: [u64; 3] = [0, 5, 40];
 
-/// Rows that belong together.
-type Group = (&'static str, fn(&mut Site, &Extent) -> Result<Vec<Row>>);
-
-const GROUPS: &[Group] = &[
+const GROUPS: &[Group<Site>] = &[
     ("local", local::rows),
     ("start", start::rows),
     ("files", files::rows),
@@ -41,35 +39,12 @@ pub(super) fn prepare() -> Result<()> {
 }
 
 pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
-    let names: Vec<&str> = GROUPS.iter().map(|(name, _)| *name).collect();
-    if let Some(unknown) = extent
-        .only
-        .iter()
-        .find(|only| !names.contains(&only.as_str()))
-    {
-        bail!(
-            "there is no group `{unknown}`. These are there: {}",
-            names.join(", ")
-        );
-    }
-    let mut site = Site::build(Programs::find()?)?;
-    let mut rows = Vec::new();
-    for (name, group) in GROUPS {
-        if !extent.only.is_empty() && !extent.only.iter().any(|only| only == name) {
-            continue;
-        }
-        eprintln!("measuring {name}");
-        site.set_round_trip(0)?;
-        match group(&mut site, extent) {
-            Ok(measured) => rows.extend(measured),
-            Err(error) => {
-                // The others can still be measured, and this one is missed.
-                eprintln!("{name} could not be measured: {error:#}");
-                rows.push(Row::new(format!("{name}: failures"), 1.0, "").at_most(0.0));
-            }
-        }
-    }
-    Ok(rows)
+    groups::measure(
+        GROUPS,
+        extent,
+        || Site::build(Programs::find()?),
+        |site| site.set_round_trip(0),
+    )
 }
 
 pub(super) fn median(mut numbers: Vec<f64>) -> f64 {
