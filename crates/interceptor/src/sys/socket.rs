@@ -211,6 +211,11 @@ pub(crate) fn accept_somebody(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> 
 
 /// `getpeername`. Only system calls.
 pub(crate) fn ask_for_peer(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    peer(socket).map(drop)
+}
+
+/// The address of the peer, and how much of it there is.
+fn peer(socket: BorrowedFd<'_>) -> Result<([u8; ADDRESS_ROOM], libc::socklen_t), Errno> {
     let mut address = [0_u8; ADDRESS_ROOM];
     let mut length = address_length(&address);
     // SAFETY: a buffer with its length.
@@ -220,8 +225,8 @@ pub(crate) fn ask_for_peer(socket: BorrowedFd<'_>) -> Result<(), Errno> {
             address.as_mut_ptr().cast(),
             &raw mut length,
         )
-    })
-    .map(drop)
+    })?;
+    Ok((address, length))
 }
 
 pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
@@ -239,16 +244,7 @@ pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
 }
 
 pub(crate) fn peer_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
-    let mut address = [0_u8; ADDRESS_ROOM];
-    let mut length = address_length(&address);
-    // SAFETY: a buffer with its length.
-    check_int(unsafe {
-        libc::getpeername(
-            socket.as_raw_fd(),
-            address.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    })?;
+    let (address, length) = peer(socket)?;
     Ok(cut(&address, length))
 }
 
