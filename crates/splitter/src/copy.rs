@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::AsyncWrite as _;
+use tokio_util::io::InspectReader;
 
 use crate::claims::HeldClaim;
 use crate::settings::{Notice, Settings};
@@ -238,49 +239,12 @@ impl Delivery {
 }
 
 /// A client's stream of which copies are made while it is read.
-pub(crate) struct Copied {
-    stream: BoxStream,
-    copies: Vec<Copy>,
-}
-
-impl Copied {
-    pub(crate) fn new(stream: BoxStream, copies: Vec<Copy>) -> Self {
-        Self { stream, copies }
-    }
-}
-
-impl AsyncRead for Copied {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let poll = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let bytes = &buffer.filled()[before..];
+pub(crate) fn copied(stream: BoxStream, mut copies: Vec<Copy>) -> BoxStream {
+    Box::new(InspectReader::new(stream, move |bytes: &[u8]| {
         if !bytes.is_empty() {
-            for copy in &mut self.copies {
+            for copy in &mut copies {
                 copy.push(bytes);
             }
         }
-        poll
-    }
-}
-
-impl AsyncWrite for Copied {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
+    }))
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tokio::time::{Instant, timeout};
 
 use crate::claims::{Claims, HeldClaim, Knowledge, Mode};
-use crate::copy::{Copied, Copy};
+use crate::copy::{Copy, copied};
 use crate::detect::Protocol;
 use crate::http1::connection::Connection;
 use crate::http1::leg::{Age, Leg, Route};
@@ -246,7 +246,7 @@ impl Port {
         if copies.is_empty() {
             client
         } else {
-            Box::new(Copied::new(client, copies))
+            copied(client, copies)
         }
     }
 

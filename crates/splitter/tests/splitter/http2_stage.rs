@@ -2,9 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -15,8 +13,9 @@ use splitter::{
     Arrival, BoxFuture, BoxStream, ClaimGuard, Destination, Filter, Mode, Notice, Notices,
     OnConflict, Port, Settings,
 };
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::io::DuplexStream;
 use tokio::sync::watch;
+use tokio_util::io::InspectReader;
 
 use super::stage::{arrival, claim};
 
@@ -193,46 +192,10 @@ impl Destination for ToHttp2 {
             tokio::spawn(self.0.clone().serve(theirs));
             self.0.opened.send_modify(|opened| *opened += 1);
             let was_read = self.0.was_read.clone();
-            Ok(Box::new(Watched { stream, was_read }) as BoxStream)
+            // It is known how much was read.
+            let count = move |bytes: &[u8]| was_read.send_modify(|read| *read += bytes.len());
+            Ok(Box::new(InspectReader::new(stream, count)) as BoxStream)
         })
-    }
-}
-
-/// A stream of which it is known how much was read.
-struct Watched {
-    stream: DuplexStream,
-    was_read: Arc<watch::Sender<usize>>,
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let poll = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let read = buffer.filled().len() - before;
-        self.was_read.send_modify(|was_read| *was_read += read);
-        poll
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -18,6 +18,7 @@ use splitter::{
     OnConflict, Port, Settings,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio_util::io::InspectReader;
 
 /// How a place answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +96,7 @@ impl Place {
         }
     }
 
-    async fn serve(self: Arc<Self>, stream: Recorded) {
+    async fn serve(self: Arc<Self>, stream: BoxStream, breaks: Arc<AtomicBool>) {
         let manner = *self.manner.lock().unwrap();
         match manner {
             Manner::Answers => self.answer(stream).await,
@@ -108,14 +109,14 @@ impl Place {
                 drop(stream);
             }
             Manner::Closes | Manner::Refuses => {}
-            Manner::Breaks => stream.breaks.store(true, Ordering::SeqCst),
+            Manner::Breaks => breaks.store(true, Ordering::SeqCst),
             Manner::BreaksAt(end) => {
                 let mut stream = stream;
                 let mut seen = Vec::new();
                 while !seen.ends_with(end.as_bytes()) {
                     seen.push(stream.read_u8().await.unwrap());
                 }
-                stream.breaks.store(true, Ordering::SeqCst);
+                breaks.store(true, Ordering::SeqCst);
             }
             Manner::SpeaksFirst => {
                 let (mut read, mut write) = tokio::io::split(stream);
@@ -128,7 +129,7 @@ impl Place {
         }
     }
 
-    async fn answer(self: Arc<Self>, stream: Recorded) {
+    async fn answer(self: Arc<Self>, stream: BoxStream) {
         let service = service_fn(|request: Request<Incoming>| {
             let place = self.clone();
             async move {
@@ -160,7 +161,7 @@ impl Place {
     }
 }
 
-async fn upgrade(mut stream: Recorded) {
+async fn upgrade(mut stream: BoxStream) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read_u8().await {
@@ -189,57 +190,14 @@ impl Destination for To {
             let got = Arc::<Mutex<Vec<u8>>>::default();
             self.0.got.lock().unwrap().push(got.clone());
             let breaks = Arc::<AtomicBool>::default();
-            tokio::spawn(self.0.clone().serve(Recorded {
-                stream: theirs,
-                got,
-                breaks: breaks.clone(),
-            }));
+            let record = move |bytes: &[u8]| got.lock().unwrap().extend_from_slice(bytes);
+            let theirs = Box::new(InspectReader::new(theirs, record));
+            tokio::spawn(self.0.clone().serve(theirs, breaks.clone()));
             Ok(Box::new(Breakable {
                 stream: ours,
                 breaks,
             }) as BoxStream)
         })
-    }
-}
-
-/// A stream of which everything that is read is written down.
-struct Recorded {
-    stream: DuplexStream,
-    got: Arc<Mutex<Vec<u8>>>,
-    breaks: Arc<AtomicBool>,
-}
-
-impl AsyncRead for Recorded {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let poll = Pin::new(&mut self.stream).poll_read(context, buffer);
-        self.got
-            .lock()
-            .unwrap()
-            .extend_from_slice(&buffer.filled()[before..]);
-        poll
-    }
-}
-
-impl AsyncWrite for Recorded {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
