@@ -8,83 +8,27 @@
 //! The client shows who it is with the link's token, or with a certificate of its own, of which the server knows the
 //! fingerprint. Then nothing that the server was given lets anybody else in.
 
+mod by_certificate;
+mod fingerprint;
+
 use std::fmt;
 use std::io;
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
-    ServerConfig, SignatureScheme,
-};
-use sha2::{Digest, Sha256};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 pub use rustls;
 pub use tokio_rustls::TlsAcceptor;
 
+pub use self::by_certificate::{ByCertificate, unknown};
+pub use self::fingerprint::{Fingerprint, MalformedFingerprint};
+
 use crate::dial::Dial;
 use crate::error::LinkError;
-
-/// The SHA-256 of a certificate.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint(pub [u8; 32]);
-
-impl Fingerprint {
-    pub fn of(certificate: &CertificateDer<'_>) -> Self {
-        Self(Sha256::digest(certificate).into())
-    }
-}
-
-/// As [`Display`](fmt::Display) writes it: 64 hexadecimal digits. Colons between the bytes are allowed, as other tools
-/// write them.
-impl FromStr for Fingerprint {
-    type Err = MalformedFingerprint;
-
-    fn from_str(text: &str) -> Result<Self, MalformedFingerprint> {
-        let digits: Vec<u8> = text
-            .chars()
-            .filter(|character| *character != ':')
-            .map(|character| {
-                character
-                    .to_digit(16)
-                    .and_then(|digit| u8::try_from(digit).ok())
-            })
-            .collect::<Option<_>>()
-            .ok_or(MalformedFingerprint)?;
-        let bytes: Vec<u8> = digits
-            .chunks(2)
-            .map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | digit))
-            .collect();
-        match (digits.len(), bytes.try_into()) {
-            (64, Ok(bytes)) => Ok(Self(bytes)),
-            _ => Err(MalformedFingerprint),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a SHA-256 has 64 hexadecimal digits")]
-pub struct MalformedFingerprint;
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0
-            .iter()
-            .try_for_each(|byte| write!(formatter, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Fingerprint({self})")
-    }
-}
 
 /// How a client knows the server.
 #[derive(Debug, Clone)]
@@ -217,10 +161,14 @@ pub fn acceptor_for_clients(
     clients: &[Fingerprint],
 ) -> Result<TlsAcceptor, LinkError> {
     let (certificates, key) = identity.parts();
-    let verifier = KnownCertificate::new(Known::AnyOf(clients.to_vec()));
+    let clients = clients.to_vec();
+    let verifier = ByCertificate::new(&provider(), move |certificate| {
+        let is_known = clients.contains(&Fingerprint::of(certificate));
+        is_known.then_some(()).ok_or_else(unknown)
+    });
     let config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(Arc::new(verifier))
+        .with_client_cert_verifier(verifier)
         .with_single_cert(certificates, key)?;
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
@@ -234,14 +182,25 @@ pub fn client_of<S>(stream: &tokio_rustls::server::TlsStream<S>) -> Option<Finge
 fn client_config(trust: Trust, identity: Option<&Identity>) -> Result<ClientConfig, Error> {
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?;
-    let known = |known| Arc::new(KnownCertificate::new(known));
+    let exactly = |certificate: &CertificateDer<'_>, expected: Fingerprint| {
+        let is_known = Fingerprint::of(certificate) == expected;
+        is_known.then_some(()).ok_or_else(unknown)
+    };
     let builder = match trust {
-        Trust::Pinned(fingerprint) => builder
-            .dangerous()
-            .with_custom_certificate_verifier(known(Known::Exactly(fingerprint))),
-        Trust::FirstSeen(first) => builder
-            .dangerous()
-            .with_custom_certificate_verifier(known(Known::First(first))),
+        Trust::Pinned(fingerprint) => {
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(ByCertificate::new(&provider(), move |shown| {
+                    exactly(shown, fingerprint)
+                }))
+        }
+        Trust::FirstSeen(FirstSeen(first)) => {
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(ByCertificate::new(&provider(), move |shown| {
+                    exactly(shown, *first.get_or_init(|| Fingerprint::of(shown)))
+                }))
+        }
         Trust::Authorities(certificates) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates {
@@ -263,119 +222,6 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Accepts one certificate, of a server or of a client. That its owner has the key is checked as always.
-#[derive(Debug)]
-struct KnownCertificate {
-    known: Known,
-    provider: Arc<CryptoProvider>,
-}
-
-#[derive(Debug)]
-enum Known {
-    Exactly(Fingerprint),
-    AnyOf(Vec<Fingerprint>),
-    First(FirstSeen),
-}
-
-impl KnownCertificate {
-    fn new(known: Known) -> Self {
-        let provider = provider();
-        Self { known, provider }
-    }
-
-    fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        let shown = Fingerprint::of(certificate);
-        let is_known = match &self.known {
-            Known::Exactly(fingerprint) => shown == *fingerprint,
-            Known::AnyOf(fingerprints) => fingerprints.contains(&shown),
-            Known::First(FirstSeen(first)) => shown == *first.get_or_init(|| shown),
-        };
-        if is_known {
-            return Ok(());
-        }
-        let mismatch = CertificateError::ApplicationVerificationFailure;
-        Err(Error::InvalidCertificate(mismatch))
-    }
-}
-
-impl ServerCertVerifier for KnownCertificate {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        self.check(certificate)
-            .map(|()| ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
-}
-
-impl ClientCertVerifier for KnownCertificate {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        self.check(certificate)
-            .map(|()| ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        ServerCertVerifier::verify_tls12_signature(self, message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        ServerCertVerifier::verify_tls13_signature(self, message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ServerCertVerifier::supported_verify_schemes(self)
-    }
-}
-
 /// Not derived: the key is a secret.
 impl fmt::Debug for Identity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -388,28 +234,5 @@ impl<D: fmt::Debug> fmt::Debug for TlsDialer<D> {
         let mut debug = formatter.debug_struct("TlsDialer");
         debug.field("inner", &self.inner).field("name", &self.name);
         debug.finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fingerprints_are_read_as_they_are_written() {
-        let fingerprint = Fingerprint(std::array::from_fn(|index| index as u8 * 7));
-        let text = fingerprint.to_string();
-        assert_eq!(text.parse(), Ok(fingerprint));
-        let pairs: Vec<&str> = (0..32).map(|pair| &text[2 * pair..2 * pair + 2]).collect();
-        assert_eq!(pairs.join(":").to_uppercase().parse(), Ok(fingerprint));
-        for wrong in [
-            "",
-            "00",
-            &text[1..],
-            &format!("{text}0"),
-            &text.replace('0', "g"),
-        ] {
-            assert_eq!(wrong.parse::<Fingerprint>(), Err(MalformedFingerprint));
-        }
     }
 }

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use link::tls::ByCertificate;
 use protocol::rpc::TargetTls;
 use rustix::fs::{Mode, OFlags};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ServerConfig};
 use splitter::Tls;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -72,14 +71,18 @@ pub(super) async fn tls(agent: &Agent, port: u16, content: &TargetTls) -> Result
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .map_err(|_| Error::Certificate("its key belongs to another one"))?;
+    // It may have got a new certificate meanwhile: whoever has the port is the application, also without us.
+    let application = ByCertificate::new(&provider, move |shown| {
+        if *shown != first {
+            tracing::debug!("the application has another certificate than the one that was read");
+        }
+        Ok(())
+    });
     let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(versions)?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Application {
-            certificate: first,
-            provider,
-        }))
+        .with_custom_certificate_verifier(application)
         .with_no_client_auth();
     server.alpn_protocols = spoken(agent, port, &client).await;
     Ok(Tls::new(Arc::new(server), Arc::new(client)))
@@ -109,55 +112,5 @@ async fn spoken(agent: &Agent, port: u16, client: &ClientConfig) -> Vec<Vec<u8>>
         Ok(Some(Some(spoken))) if spoken == HTTP2 => vec![HTTP2.to_vec(), HTTP1.to_vec()],
         Ok(Some(None)) => Vec::new(),
         _ => vec![HTTP1.to_vec()],
-    }
-}
-
-/// Knows the application by its certificate. It may have got a new one meanwhile: whoever has the port is the
-/// application, also without us.
-#[derive(Debug)]
-struct Application {
-    certificate: CertificateDer<'static>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Application {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        if *certificate != self.certificate {
-            tracing::debug!("the application has another certificate than the one that was read");
-        }
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
     }
 }

@@ -5,15 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use config::TlsDeliverySettings;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
-};
+use link::tls::{ByCertificate, unknown};
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-};
+use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Error;
 
@@ -42,18 +37,14 @@ pub(super) fn config(settings: &TlsDeliverySettings) -> Result<ClientConfig, Err
         Some(path) => certificates(Path::new(path))?.into_iter().next(),
         None => None,
     };
-    let verifier = Known {
-        only,
-        algorithms: algorithms(&provider),
-    };
+    let verifier = ByCertificate::new(&provider, move |shown| match &only {
+        Some(only) if only != shown => Err(unknown()),
+        _ => Ok(()),
+    });
     Ok(builder
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_custom_certificate_verifier(verifier)
         .with_no_client_auth())
-}
-
-fn algorithms(provider: &CryptoProvider) -> WebPkiSupportedAlgorithms {
-    provider.signature_verification_algorithms
 }
 
 /// Those of a file, or of the files of a folder.
@@ -83,52 +74,5 @@ fn unusable(path: &Path, error: impl std::error::Error + Send + Sync + 'static) 
     Error::Certificate {
         path: path.to_path_buf(),
         source: Box::new(error),
-    }
-}
-
-/// Takes one certificate, or any.
-#[derive(Debug)]
-struct Known {
-    only: Option<CertificateDer<'static>>,
-    algorithms: WebPkiSupportedAlgorithms,
-}
-
-impl ServerCertVerifier for Known {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        match &self.only {
-            Some(only) if only != end_entity => Err(rustls::Error::InvalidCertificate(
-                CertificateError::ApplicationVerificationFailure,
-            )),
-            _ => Ok(ServerCertVerified::assertion()),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
     }
 }
