@@ -36,8 +36,8 @@ pub use forward::PortForward;
 pub use list::{Listed, Listing, list};
 pub use look::pods_of;
 pub use operator::{
-    CarriedDialer, Carrier, OperatorConnection, OperatorSession, PlaceDialer, end_session,
-    has_operator, list_through_operator, operator, sessions,
+    CarriedDialer, Carrier, OperatorConnection, OperatorReplicas, OperatorSession, PlaceDialer,
+    end_session, has_operator, list_through_operator, operator, operator_replicas, sessions,
 };
 pub use pod::{Replica, Unfit};
 pub use refusal::Refusal;

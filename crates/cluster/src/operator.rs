@@ -14,7 +14,9 @@ mod connection;
 mod find;
 mod refusal;
 
-pub use ask::{end_session, list_through_operator, operator, sessions};
+pub use ask::{
+    OperatorReplicas, end_session, list_through_operator, operator, operator_replicas, sessions,
+};
 pub use carrier::{CarriedDialer, Carrier};
 pub use connection::{OperatorConnection, OperatorSession, PlaceDialer};
 pub use find::has_operator;

@@ -3,13 +3,25 @@
 use api::session::{Session, SessionId};
 use api::{GROUP_VERSION, MirrordOperator, Target};
 use http::Request;
-use serde::Deserialize;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::refusal::{Asked, explained};
 use crate::access::Cluster;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, code};
 use crate::list::{Listed, Listing};
+
+/// The name that the chart gives it.
+const DEPLOYMENT: &str = "mirrord-operator";
+
+/// How many replicas an operator has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct OperatorReplicas {
+    pub ready: i32,
+    pub wanted: i32,
+}
 
 #[derive(Deserialize)]
 struct List<T> {
@@ -20,6 +32,26 @@ struct List<T> {
 pub async fn operator(cluster: &Cluster) -> Result<MirrordOperator> {
     let asked = Asked::everywhere("see the operator", "mirrordoperators", "get");
     get(cluster, "mirrordoperators/operator", &asked).await
+}
+
+/// How many replicas of an operator there are. Nothing, where the user may not see them.
+pub async fn operator_replicas(
+    cluster: &Cluster,
+    operator: &MirrordOperator,
+) -> Result<Option<OperatorReplicas>> {
+    let namespace = &operator.spec.operator_namespace;
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client.clone(), namespace);
+    let found = match deployments.get(DEPLOYMENT).await {
+        Ok(found) => found,
+        Err(error) if matches!(code(&error), Some(403 | 404)) => return Ok(None),
+        Err(error) => return Err(Error::api("read the operator's deployment", error)),
+    };
+    let wanted = found.spec.and_then(|spec| spec.replicas).unwrap_or(1);
+    let ready = found.status.and_then(|status| status.ready_replicas);
+    Ok(Some(OperatorReplicas {
+        ready: ready.unwrap_or(0),
+        wanted,
+    }))
 }
 
 /// All sessions of the cluster, the oldest first.
