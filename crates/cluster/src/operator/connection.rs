@@ -55,6 +55,7 @@ pub struct PlaceDialer {
 }
 
 impl OperatorSession {
+    /// `id` is any number that no other session has.
     pub fn new(
         cluster: &Cluster,
         namespace: &str,
@@ -82,8 +83,8 @@ impl OperatorSession {
     /// Who is there, for people who list sessions.
     #[must_use]
     pub fn introduce(mut self, username: &str, hostname: &str) -> Self {
-        username.clone_into(&mut self.username);
-        hostname.clone_into(&mut self.hostname);
+        self.username = header_text(username);
+        self.hostname = header_text(hostname);
         self
     }
 
@@ -135,6 +136,15 @@ impl OperatorSession {
             .header(CLIENT_VERSION_HEADER, env!("CARGO_PKG_VERSION"))
             .body(kube::client::Body::empty())
     }
+}
+
+/// What a header can carry of a text.
+fn header_text(text: &str) -> String {
+    let plain = |character: char| match character {
+        ' '..='~' => character,
+        _ => '?',
+    };
+    text.chars().map(plain).collect()
 }
 
 impl OperatorConnection {

@@ -1,6 +1,6 @@
 //! What an answer means that is not the one that was hoped for. Pure, but for reading the answer.
 
-use api::{GROUP, TargetPath};
+use api::{GROUP, TargetKind, TargetPath};
 use http::{Response, StatusCode};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
@@ -90,11 +90,13 @@ impl Answered {
 
 impl Asked {
     /// A session with a target. The API server asks for the name with its container, the operator is content without.
+    /// Labels can choose any pod, so they take the right to all targets.
     pub(super) fn session(namespace: &str, target: &TargetPath) -> Self {
-        let mut names = vec![target.without_container().address()];
-        if target.container.is_some() {
-            names.push(target.address());
-        }
+        let names = match (target.kind, &target.container) {
+            (TargetKind::Label, _) => Vec::new(),
+            (_, None) => vec![target.address()],
+            (_, Some(_)) => vec![target.without_container().address(), target.address()],
+        };
         Self {
             action: format!("have a session with {target} in the namespace {namespace}"),
             role: role(Some(namespace), "targets", &names, "proxy"),
@@ -180,6 +182,8 @@ rules:
   verbs: [proxy]
 "
         );
+        let labels = Asked::session("shop", &"label".parse().unwrap());
+        assert!(!labels.role.contains("resourceNames"), "{}", labels.role);
         assert_eq!(
             Asked::everywhere("list sessions", "sessions", "list").role,
             "\
