@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use config::{FileMode, Settings};
-use proxy::{Event, Launch, Session, Tell};
+use proxy::{Launch, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments};
@@ -116,28 +116,19 @@ async fn start(
 ) -> Result<Session> {
     let env_file = settings::env_file(settings)?;
     let surroundings = settings::surroundings(&arguments.command);
-    let reached = agent.connect().await?;
+    let first = agent.first(tell(progress)).await?;
     progress.step("reading the environment");
-    let session = Session::start(
-        reached,
-        agent.clone(),
-        tell(progress),
-        holder::name(&arguments.command),
-        settings,
-        &env_file,
-        &surroundings,
-    );
+    let holder = holder::name(&arguments.command);
+    let session = Session::start(first, holder, settings, &env_file, &surroundings);
     Ok(session.await?)
 }
 
 /// Shows the user what happens to the session.
 fn tell(progress: &Progress) -> Tell {
     let progress = progress.clone();
-    Arc::new(move |event| match (Kind::of(event), event) {
-        (Some(kind), _) => progress.say_some(kind, &event.to_string()),
-        (None, Event::Incoming(incoming)) if !incoming.is_warning() => {
-            progress.note(&event.to_string());
-        }
-        _ => progress.report(&event.to_string()),
+    Arc::new(move |event| match Kind::of(event) {
+        Some(kind) => progress.say_some(kind, &event.to_string()),
+        None if event.is_reassuring() => progress.note(&event.to_string()),
+        None => progress.report(&event.to_string()),
     })
 }
