@@ -33,6 +33,8 @@ pub(crate) struct ThroughOperator(Arc<Carried>);
 #[derive(Debug)]
 struct Carried {
     carrier: Carrier,
+    /// What the user calls it.
+    target: String,
     identity: Identity,
     resume_window: Duration,
     /// What becomes of the links, so that the end can wait for them.
@@ -107,6 +109,10 @@ async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator
         resume_window: Some(resume_window.as_secs()),
         ..ConnectParameters::default()
     };
+    let name = match &parameters.label_target {
+        Some(labels) => format!("selector/{labels}"),
+        None => target.to_string(),
+    };
     let identity = Identity::generate()?;
     let id = new_id()?;
     let namespace = cluster.namespace();
@@ -115,13 +121,14 @@ async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator
     tracing::info!(%id, %target, "a session through the operator");
     Ok(ThroughOperator(Arc::new(Carried {
         carrier: Carrier::start(session).await?,
+        target: name,
         identity,
         resume_window,
         links: Mutex::default(),
     })))
 }
 
-fn is_targetless(settings: &Settings) -> bool {
+pub(crate) fn is_targetless(settings: &Settings) -> bool {
     let target = settings.target.as_ref();
     !matches!(
         target.and_then(|target| target.path.as_ref()),
@@ -189,9 +196,9 @@ fn new_id() -> Result<SessionId> {
 }
 
 impl ThroughOperator {
-    /// The number by which others know the session.
-    pub(crate) fn id(&self) -> SessionId {
-        self.0.carrier.id()
+    /// What the user calls the target.
+    pub(crate) fn target(&self) -> &str {
+        &self.0.target
     }
 
     /// The agents, as they come and go.
