@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
 use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, OnConflict};
+use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, Notices, OnConflict};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
@@ -131,6 +131,9 @@ impl UdpPort {
             filter: None,
             takes_probes: true,
             answer_within: wanted.answer_within,
+            tls: None,
+            // What becomes of flows is told from here.
+            notices: Notices::default(),
             destination: Arc::clone(&queue) as _,
         };
         let guard = self.claims.claim(claim, wanted.on_conflict);
