@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use config::{DeliveryProtocol, TlsDeliverySettings};
 use interceptor::Transport;
@@ -11,11 +12,15 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::copy_bidirectional;
 use tokio::net::UnixStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::verify;
 use crate::error::Error;
 use crate::stream::LocalStream;
+
+/// How long the application may take to agree on TLS.
+const SPEAKS_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct TlsDelivery {
@@ -59,7 +64,9 @@ impl TlsDelivery {
         };
         let (stream, kept) = local.into_tcp()?;
         let connector = TlsConnector::from(Arc::new(config));
-        let mut outside = connector.connect(name, stream).await?;
+        // A program that is stopped, or speaks no TLS, would be waited for as long as the session lasts.
+        let connecting = timeout(SPEAKS_WITHIN, connector.connect(name, stream));
+        let mut outside = connecting.await.map_err(io::Error::from)??;
         let (ours, mut inside) = UnixStream::pair()?;
         tokio::spawn(async move {
             let _kept = kept;
