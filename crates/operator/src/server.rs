@@ -129,7 +129,9 @@ async fn answer_asked(
         Asked::Operators | Asked::Operator => {
             let sessions = sessions::list(client).await?;
             let license = overview::license(client, &shared.settings).await?;
-            let operator = overview::operator(&shared.settings, license, &sessions, now);
+            let clusters = shared.envoy.as_ref();
+            let clusters = clusters.map(|envoy| envoy.connected_clusters(now));
+            let operator = overview::operator(&shared.settings, license, &sessions, clusters, now);
             Ok(match asked {
                 Asked::Operators => list(&[operator], form),
                 _ => one(&operator, form),
