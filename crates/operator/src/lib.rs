@@ -137,6 +137,7 @@ async fn lead(shared: Arc<Shared>) {
         .lead(&shared.metrics, || async {
             tokio::select! {
                 () = controller::run(Arc::clone(&shared)) => {}
+                () = multicluster::sessions::run(&shared) => {}
                 () = renew_tokens(&shared) => {}
             }
         })

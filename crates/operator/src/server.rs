@@ -175,7 +175,10 @@ async fn answer_asked(
             None => Err(Refusal::not_found(format!("there is no session {id}"))),
         },
         Asked::EndSession(id) => {
-            let ended = sessions::end(client, id).await?;
+            let mut ended = sessions::end(client, id).await?;
+            if !ended && shared.envoy.is_some() {
+                ended = sessions::end_parent(client, id).await?;
+            }
             tracing::info!(target: "audit", user = user.name, session = %id, ended, "a session is ended by a user");
             if !ended {
                 return Err(Refusal::not_found(format!("there is no session {id}")));

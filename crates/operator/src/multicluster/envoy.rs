@@ -1,5 +1,9 @@
 //! The Primary's side of members: which there are, how they are, and a client for each.
 
+pub(crate) mod connect;
+mod leg;
+pub(crate) mod relay;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +22,7 @@ use super::auth::identity::WebIdentity;
 use super::auth::mtls;
 use super::clusters::{Method, MultiCluster};
 use super::sync::{Access, Health, MemberKeeper};
+use crate::cache::ParentCache;
 use crate::error::{Doing as _, Error, Result, chain};
 use crate::settings::Settings;
 
@@ -30,6 +35,10 @@ const CONFLICT: u16 = 409;
 /// All members of this Primary.
 pub(crate) struct Envoy {
     pub(crate) clusters: MultiCluster,
+    /// Sessions over several clusters, as this replica knows them.
+    pub(crate) sessions: ParentCache,
+    /// For this cluster itself.
+    client: Client,
     keepers: Vec<Arc<MemberKeeper>>,
     eks: Option<Arc<EksTokens>>,
     /// Of the operator's own namespace.
@@ -57,6 +66,8 @@ impl Envoy {
             keepers: keepers.map(MemberKeeper::new).map(Arc::new).collect(),
             eks: identity.map(EksTokens::new).map(Arc::new),
             secrets: Api::namespaced(client.clone(), &settings.namespace),
+            sessions: ParentCache::follow(client.clone()),
+            client: client.clone(),
             clusters,
         }))
     }
@@ -166,6 +177,43 @@ impl Envoy {
                 // Another member's token came in between.
                 Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
                 Err(error) => return Err(error).doing(writing),
+            }
+        }
+    }
+
+    /// A client for a cluster, which may be this one. Without one, why.
+    pub(crate) fn client_of(&self, cluster: &str) -> Result<Client, String> {
+        if cluster == self.clusters.name {
+            return Ok(self.client.clone());
+        }
+        let mut keepers = self.keepers.iter();
+        let Some(keeper) = keepers.find(|keeper| keeper.member.name == cluster) else {
+            return Err("the cluster is not configured any more".to_owned());
+        };
+        let access = keeper.access.borrow();
+        let trouble = || match &access.trouble {
+            Some(trouble) => trouble.to_string(),
+            None => "its credential is not read yet".to_owned(),
+        };
+        access.client.clone().ok_or_else(trouble)
+    }
+
+    /// Ends when a member was asked how it is, and did not answer.
+    async fn unreachable(&self, cluster: &str) -> String {
+        let mut keepers = self.keepers.iter();
+        let Some(keeper) = keepers.find(|keeper| keeper.member.name == cluster) else {
+            return "the cluster is not configured any more".to_owned();
+        };
+        let mut health = keeper.health.subscribe();
+        // What was before says nothing about the connection.
+        health.mark_unchanged();
+        loop {
+            if health.changed().await.is_err() {
+                return "the operator ends".to_owned();
+            }
+            let check = health.borrow_and_update().check.clone();
+            if let Some(Err(why)) = check.map(|check| check.outcome) {
+                return why;
             }
         }
     }
