@@ -103,8 +103,7 @@ impl Shell {
     /// Lets the shell do something that prints one line, and returns the line.
     fn ask(&mut self, command: &str) -> Result<String> {
         self.tell(command)?;
-        self.line()
-            .with_context(|| self.said().unwrap_or_default())
+        self.line().with_context(|| self.said().unwrap_or_default())
     }
 
     fn tell(&mut self, command: &str) -> Result<()> {
@@ -169,7 +168,14 @@ impl User {
         let token = stage.kubectl(&["create", "token", name])?;
         let context = stage.cluster.client.name();
         let view = stage.kubectl(&[
-            "config", "view", "--raw", "--minify", "--flatten", "--output=json", "--context", context,
+            "config",
+            "view",
+            "--raw",
+            "--minify",
+            "--flatten",
+            "--output=json",
+            "--context",
+            context,
         ])?;
         let mut config: serde_json::Value = serde_json::from_str(&view)?;
         config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });
@@ -203,7 +209,13 @@ impl User {
             .with_context(|| format!("there is no rule in {refusal}"))?;
         stage.apply(role)?;
         let account = format!("--serviceaccount={}:{}", stage.namespace, self.name);
-        let binding = ["create", "rolebinding", self.name, "--role=standin", &account];
+        let binding = [
+            "create",
+            "rolebinding",
+            self.name,
+            "--role=standin",
+            &account,
+        ];
         stage.kubectl(&binding).map(drop)
     }
 }

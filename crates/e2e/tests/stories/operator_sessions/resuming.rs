@@ -25,20 +25,39 @@ pub(super) async fn sessions_outlive_cuts_and_restarts(story: &Story<'_>) -> Res
     let lost = session.shell.says("is lost and is being made again").await;
     lab.heal_link(HOST, &cluster)?;
     lost?;
-    session.shell.says("the connection to the agent is back").await?;
+    session
+        .shell
+        .says("the connection to the agent is back")
+        .await?;
     session.still_works().context("after a cut")?;
 
     let cluster = lab.cluster(&cluster)?;
-    let node = cluster.plan().nodes.first().context("no node")?.name.clone();
+    let node = cluster
+        .plan()
+        .nodes
+        .first()
+        .context("no node")?
+        .name
+        .clone();
     cluster.restart_component(&node, lab::component::API_SERVER)?;
     cluster.wait_for_api_server()?;
-    session.still_works().context("after a restart of the API server")?;
+    session
+        .still_works()
+        .context("after a restart of the API server")?;
 
     // All replicas at once, without a word.
-    let kill = ["delete", "pod", "--selector=app.kubernetes.io/component=operator", "--force", "--grace-period=0"];
+    let kill = [
+        "delete",
+        "pod",
+        "--selector=app.kubernetes.io/component=operator",
+        "--force",
+        "--grace-period=0",
+    ];
     let gone = operator.stage.kubectl(&kill)?;
     ensure!(gone.matches("deleted").count() == 2, "{gone}");
-    session.still_works().context("after the operator was killed")?;
+    session
+        .still_works()
+        .context("after the operator was killed")?;
 
     let ended = session.shell.end()?;
     ensure!(ended.code == Some(0), "{ended}");
@@ -63,13 +82,22 @@ impl Connected {
 
     /// One more request in the same connection, and something new.
     fn still_works(&mut self) -> Result<()> {
-        let request = r"printf 'GET / HTTP/1.1\r\nHost: web\r\n\r\n' >&3 && read -r line <&3 && echo $line";
+        let request =
+            r"printf 'GET / HTTP/1.1\r\nHost: web\r\n\r\n' >&3 && read -r line <&3 && echo $line";
         let answer = self.shell.ask(request)?;
-        ensure!(answer.contains("200 OK"), "{answer:?}: {}", self.shell.said()?);
+        ensure!(
+            answer.contains("200 OK"),
+            "{answer:?}: {}",
+            self.shell.said()?
+        );
         // The rest of the answer, up to the pod's name.
-        let rest = self.shell.ask("while read -r line <&3 && [[ $line != web-* ]]; do :; done; echo $line")?;
+        let rest = self
+            .shell
+            .ask("while read -r line <&3 && [[ $line != web-* ]]; do :; done; echo $line")?;
         ensure!(rest.starts_with("web-"), "{rest:?}");
-        let new = self.shell.ask("curl --silent --max-time 60 http://web/ || echo failed")?;
+        let new = self
+            .shell
+            .ask("curl --silent --max-time 60 http://web/ || echo failed")?;
         ensure!(new.starts_with("web-"), "{new:?}");
         Ok(())
     }
