@@ -19,6 +19,7 @@ mod front_proxy;
 #[cfg(test)]
 mod golden;
 mod leader;
+mod listening;
 mod metrics;
 mod openapi;
 mod overview;
@@ -29,12 +30,10 @@ mod settings;
 mod targets;
 mod uninstall;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kube::Client;
 use link::tls::Identity;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +44,7 @@ pub use crate::uninstall::uninstall;
 use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
 use crate::leader::Election;
+use crate::listening::listen;
 use crate::metrics::Metrics;
 use crate::server::{Trust, TrustKeeper};
 
@@ -124,10 +124,4 @@ async fn lead(shared: Arc<Shared>) {
     Election::new(shared.client.clone(), &shared.settings)
         .lead(&shared.metrics, || controller::run(Arc::clone(&shared)))
         .await;
-}
-
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| Error::Listen { address, source })
 }
