@@ -34,7 +34,17 @@ pub fn build(
         return Ok(program.into());
     }
     progress.step("building the agent for images");
-    let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    build_static(repository, target, profile, &["server"])?;
+    Ok(built(target, profile, "standind"))
+}
+
+/// Compiles packages so that their programs need no other file.
+pub fn build_static(
+    repository: &Path,
+    target: &Path,
+    profile: Profile,
+    packages: &[&str],
+) -> Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(repository)
@@ -42,17 +52,27 @@ pub fn build(
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .env("CARGO_PROFILE_DEV_STRIP", "symbols")
         .env("CARGO_TARGET_DIR", target)
-        .args(["build", "--locked", "--package", "server"])
-        .args(["--target", &triple]);
+        .args(["build", "--locked", "--target", &triple()]);
+    for package in packages {
+        cargo.args(["--package", package]);
+    }
     if profile == Profile::Release {
         cargo.arg("--release");
     }
-    run(&mut cargo)?;
+    run(&mut cargo).map(drop)
+}
+
+/// Where [`build_static`] puts a program.
+pub fn built(target: &Path, profile: Profile, program: &str) -> PathBuf {
     let folder = match profile {
         Profile::Dev => "debug",
         Profile::Release => "release",
     };
-    Ok(target.join(triple).join(folder).join("standind"))
+    target.join(triple()).join(folder).join(program)
+}
+
+fn triple() -> String {
+    format!("{}-unknown-linux-gnu", env::consts::ARCH)
 }
 
 /// The image with the program.
