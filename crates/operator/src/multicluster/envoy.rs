@@ -41,7 +41,9 @@ pub(crate) struct Envoy {
     client: Client,
     keepers: Vec<Arc<MemberKeeper>>,
     eks: Option<Arc<EksTokens>>,
-    /// Of the operator's own namespace.
+    /// The operator's own, which is that of members where nothing else is said.
+    namespace: String,
+    /// Of that namespace.
     secrets: Api<Secret>,
 }
 
@@ -65,6 +67,7 @@ impl Envoy {
         Ok(Some(Self {
             keepers: keepers.map(MemberKeeper::new).map(Arc::new).collect(),
             eks: identity.map(EksTokens::new).map(Arc::new),
+            namespace: settings.namespace.clone(),
             secrets: Api::namespaced(client.clone(), &settings.namespace),
             sessions: ParentCache::follow(client.clone()),
             client: client.clone(),
@@ -116,8 +119,10 @@ impl Envoy {
                 continue;
             }
             let member = keeper.member.name.as_str();
+            let namespace = keeper.member.namespace.as_deref();
+            let namespace = namespace.unwrap_or(&self.namespace);
             let renewed = async {
-                let next = bearer::renew(&client, &token, now).await?;
+                let next = bearer::renew(&client, &token, namespace, now).await?;
                 self.store(member, &next).await
             };
             let failure = match renewed.await {

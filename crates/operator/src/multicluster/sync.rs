@@ -190,7 +190,10 @@ impl MemberKeeper {
                 continue;
             };
             let (outcome, code) = ask(&client).await;
-            if let Err(error) = &outcome {
+            let before = self.health.borrow().check.clone();
+            if let Err(error) = &outcome
+                && before.is_none_or(|before| before.outcome.as_ref().err() != Some(error))
+            {
                 tracing::warn!(
                     cluster = self.member.name,
                     error,

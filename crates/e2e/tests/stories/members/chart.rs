@@ -62,7 +62,7 @@ const WRONG: &[(&str, Option<&str>, &str)] = &[
     (
         "operator/multiCluster/clusterName",
         Some("\"Hub\""),
-        "operator.multiCluster.clusterName",
+        "`operator.multiCluster.clusterName` must be a name of small letters",
     ),
     (
         "operator/multiCluster/clusters",

@@ -20,6 +20,8 @@ use crate::multicluster::clusters::Member;
 
 /// The Secret for tokens that we asked for. Each member has two keys in it.
 pub(crate) const TOKENS: &str = "mirrord-operator-cluster-tokens";
+/// Who the chart makes the Primary in a member.
+const ACCOUNT: &str = "mirrord-operator-envoy";
 const KEY: &str = "bearerToken";
 /// Kubernetes gives no shorter one.
 const SHORTEST: Duration = Duration::from_secs(600);
@@ -148,9 +150,16 @@ fn received_key(member: &str) -> String {
     format!("{member}.received")
 }
 
-/// Asks the member for the next token, with the current one.
-pub(crate) async fn renew(client: &Client, token: &Token, now: Timestamp) -> Result<Token> {
-    let (namespace, name) = token.claims.account.clone().unwrap_or_default();
+/// Asks the member for the next token, with the current one. A token that does not say whose it is, is taken for the
+/// chart's account in this namespace.
+pub(crate) async fn renew(
+    client: &Client,
+    token: &Token,
+    namespace: &str,
+    now: Timestamp,
+) -> Result<Token> {
+    let account = token.claims.account.clone();
+    let (namespace, name) = account.unwrap_or_else(|| (namespace.to_owned(), ACCOUNT.to_owned()));
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);
     let request = TokenRequest {
         spec: TokenRequestSpec {
