@@ -94,7 +94,9 @@ pub(crate) fn succeed(command: &mut Command) -> Result<Ended> {
 }
 
 /// The agents that are or were in pods of a stage, with the pod's name and whether each runs.
-pub(crate) async fn ephemeral_agents(stage: &Stage) -> Result<Vec<(Pod, EphemeralContainer, bool)>> {
+pub(crate) async fn ephemeral_agents(
+    stage: &Stage,
+) -> Result<Vec<(Pod, EphemeralContainer, bool)>> {
     let pods = stage.pods().list(&ListParams::default()).await?;
     let mut agents = Vec::new();
     for pod in pods {

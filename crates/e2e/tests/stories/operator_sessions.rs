@@ -184,7 +184,14 @@ impl User {
         let token = stage.kubectl(&["create", "token", name])?;
         let context = stage.cluster.client.name();
         let view = stage.kubectl(&[
-            "config", "view", "--raw", "--minify", "--flatten", "--output=json", "--context", context,
+            "config",
+            "view",
+            "--raw",
+            "--minify",
+            "--flatten",
+            "--output=json",
+            "--context",
+            context,
         ])?;
         let mut config: serde_json::Value = serde_json::from_str(&view)?;
         config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });
@@ -218,7 +225,13 @@ impl User {
             .with_context(|| format!("there is no rule in {refusal}"))?;
         stage.apply(role)?;
         let account = format!("--serviceaccount={}:{}", stage.namespace, self.name);
-        let binding = ["create", "rolebinding", self.name, "--role=standin", &account];
+        let binding = [
+            "create",
+            "rolebinding",
+            self.name,
+            "--role=standin",
+            &account,
+        ];
         stage.kubectl(&binding).map(drop)
     }
 }

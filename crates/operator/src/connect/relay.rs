@@ -163,10 +163,11 @@ impl Relay {
     }
 }
 
-fn places(session: &MirrordClusterSession) -> Places {
+pub(crate) fn places(session: &MirrordClusterSession) -> Places {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
     let places = pods.unwrap_or_default().iter().map(|pod| Place {
         number: pod.channel,
+        cluster: None,
         pod: pod.name.clone(),
         container: pod.container.clone(),
         ready: pod.ready,
@@ -175,10 +176,14 @@ fn places(session: &MirrordClusterSession) -> Places {
     });
     Places {
         places: places.collect(),
+        clusters: Vec::new(),
     }
 }
 
-fn address_of(session: &MirrordClusterSession, place: u32) -> Result<SocketAddr, String> {
+pub(crate) fn address_of(
+    session: &MirrordClusterSession,
+    place: u32,
+) -> Result<SocketAddr, String> {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
     let pod = pods
         .unwrap_or_default()
@@ -192,7 +197,7 @@ fn address_of(session: &MirrordClusterSession, place: u32) -> Result<SocketAddr,
         .ok_or_else(not_yet)
 }
 
-async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
+pub(crate) async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
     let began = Instant::now();
     loop {
         let attempt = timeout(ATTEMPT, TcpStream::connect(address)).await;
@@ -207,7 +212,7 @@ async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
-async fn carry(shared: &Shared, mut channel: Channel, mut agent: TcpStream) {
+pub(crate) async fn carry(shared: &Shared, mut channel: Channel, mut agent: TcpStream) {
     let carried = copy_bidirectional_with_sizes(&mut channel, &mut agent, BUFFER, BUFFER).await;
     // What a broken connection carried is not known.
     let (to_agent, to_client) = carried.unwrap_or_default();

@@ -311,8 +311,8 @@ impl Port {
 
     /// Which requests, in words, if not all traffic.
     fn filter(&self) -> Option<String> {
-        let filter = self.shared.rules.filter(self.local, self.key.port);
-        filter.filter(|_| !self.key.is_udp).map(describe)
+        let rules = &self.shared.rules;
+        rules.filter(self.local, self.key.port).map(describe)
     }
 
     fn tell_subscribed(&self, id: Option<&AgentId>, ours: &[&Ours]) {

@@ -91,7 +91,9 @@ pub(crate) async fn choose(
             Ok(Way::Own)
         }
         // Rights that are missing may hide that there is nobody to use them with.
-        Some(cluster::Error::MayNot { .. }) if forced && !cluster::has_operator(cluster).await? => {
+        Some(cluster::Error::MayNot { .. })
+            if forced && !cluster::has_operator(cluster).await? =>
+        {
             Err(cluster::Error::NoOperator.into())
         }
         _ => Err(error),
@@ -219,7 +221,8 @@ impl ThroughOperator {
         };
         let told = async {
             for mut link in links {
-                let ended = |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
+                let ended =
+                    |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
                 let _ = link.wait_for(ended).await;
             }
         };
@@ -329,8 +332,7 @@ impl Reach for PlacedAgent {
         // The certificate is known, so its name does not matter.
         let name = ServerName::try_from("agent")?;
         let trust = Trust::FirstSeen(FirstSeen::default());
-        let dialer =
-            TlsDialer::with_identity(self.dialer.clone(), name, trust, &session.identity)?;
+        let dialer = TlsDialer::with_identity(self.dialer.clone(), name, trust, &session.identity)?;
         let settings = link::Settings {
             redial: Redial {
                 resume_window: session.resume_window,

@@ -43,7 +43,12 @@ pub(super) async fn a_program_sees_and_serves(story: &Story<'_>) -> Result<()> {
 }
 
 fn a_program_sees_what_the_target_sees(story: &Story<'_>, shop: &Stage) -> Result<()> {
-    let address = ["get", "service", "web", "--output=jsonpath={.spec.clusterIP}"];
+    let address = [
+        "get",
+        "service",
+        "web",
+        "--output=jsonpath={.spec.clusterIP}",
+    ];
     let address = shop.kubectl(&address)?;
     let visit = Program::compiled(Recipe::VISIT, &cache())?;
     let mut session = session_for(story, shop, "deployment/checkout")?;
@@ -80,7 +85,13 @@ async fn sessions_are_listed_and_killed(
     let id = listed["id"].as_str().context("no id")?;
     let status = ask_operator(story, shop, &["status"])?;
     let namespace = format!("namespace  {}", operator.stage.namespace);
-    for expected in [id, "2 of 2 ready", "SessionManagement", &namespace, "as this standin"] {
+    for expected in [
+        id,
+        "2 of 2 ready",
+        "SessionManagement",
+        &namespace,
+        "as this standin",
+    ] {
         ensure!(status.stdout.contains(expected), "{expected}: {status}");
     }
     let targets = succeed(standin_for(story, shop)?.arg("ls"))?;

@@ -36,7 +36,9 @@ fn without_an_operator(story: &Story<'_>, shop: &Stage) -> Result<()> {
     ] {
         ensure!(refused.code == Some(125), "{refused}");
         ensure!(
-            refused.stderr.contains("there is no operator in this cluster"),
+            refused
+                .stderr
+                .contains("there is no operator in this cluster"),
             "{refused}"
         );
     }
@@ -71,8 +73,16 @@ fn rights_are_those_at_the_operator(story: &Story<'_>, shop: &Stage) -> Result<(
     )?;
     ensure!(refused.stderr.contains("pods/portforward"), "{refused}");
     let mut listing = standin_for(story, shop)?;
-    let refused = Ended::of(listing.args(["operator", "session", "list", "--kubeconfig"]).arg(&user.kubeconfig))?;
-    for expected in ["kind: ClusterRole", "resources: [sessions]", "verbs: [list]"] {
+    let refused = Ended::of(
+        listing
+            .args(["operator", "session", "list", "--kubeconfig"])
+            .arg(&user.kubeconfig),
+    )?;
+    for expected in [
+        "kind: ClusterRole",
+        "resources: [sessions]",
+        "verbs: [list]",
+    ] {
         ensure!(refused.stderr.contains(expected), "{refused}");
     }
     // The target is not there: the operator's own words.
