@@ -17,7 +17,12 @@ pub(super) async fn sessions_outlive_cuts_and_restarts(story: &Story<'_>) -> Res
     shop.web().await?;
     with_operator(story, async |operator| {
         // One that is killed has nobody who says goodbye. The operator finds out while the rest is told.
-        let mut killed = Shell::start(session_for(story, &shop, "deployment/checkout")?)?;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("standin.yaml");
+        std::fs::write(&file, "agent:\n  communication_timeout: 2\n")?;
+        let mut killed = session_for(story, &shop, "deployment/checkout")?;
+        killed.arg("--config-file").arg(&file);
+        let mut killed = Shell::start(killed)?;
         ensure!(killed.ask("echo $GREETING").await? == "from the pod");
         killed.kill()?;
         outlive(story, &shop, operator).await?;
