@@ -42,6 +42,9 @@ impl Cluster {
         // A connection of a session may well be silent for long.
         config.read_timeout = None;
         config.write_timeout = None;
+        // Whoever asks decides whether to ask again. The library would go on for minutes where an operator is down, and
+        // what a user is told would come after them.
+        config.default_retry = false;
         if access.no_proxy {
             config.proxy_url = None;
         }

@@ -1,7 +1,9 @@
 //! Whether there is an operator.
 
-use api::GROUP;
+use api::{GROUP, VERSION};
 use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
 use kube::client::Body;
 
 use super::refusal::Answered;
@@ -17,9 +19,50 @@ pub async fn has_operator(cluster: &Cluster) -> Result<bool> {
     let answer = cluster.client.send(request).await;
     let answer = answer.map_err(|error| cluster.first_error(action, error))?;
     match answer.status() {
-        code if code.is_success() => Ok(true),
+        code if code.is_success() => {
+            let body = answer.into_body().collect().await;
+            Ok(body.is_ok_and(|body| is_served(&body.to_bytes())))
+        }
         // Who may not even see which APIs there are has no operator to use.
         StatusCode::NOT_FOUND | StatusCode::FORBIDDEN => Ok(false),
         _ => Err(Answered::read(answer).await.into_error(action)),
+    }
+}
+
+/// Whether a group has the version that an operator serves. The others are custom resources, which may be left of one.
+fn is_served(group: &[u8]) -> bool {
+    let group: APIGroup = serde_json::from_slice(group).unwrap_or_default();
+    group
+        .versions
+        .iter()
+        .any(|version| version.version == VERSION)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn custom_resources_alone_are_no_operator() {
+        let group = |versions: &[&str]| {
+            let versions = versions
+                .iter()
+                .map(|version| serde_json::json!({"groupVersion": format!("{GROUP}/{version}"), "version": version}));
+            let versions: Vec<_> = versions.collect();
+            serde_json::json!({"kind": "APIGroup", "name": GROUP, "versions": versions}).to_string()
+        };
+        for (versions, expected) in [
+            (&["v1"][..], true),
+            (&["v1alpha", "v1"], true),
+            (&["v1alpha"], false),
+            (&[], false),
+        ] {
+            assert_eq!(
+                is_served(group(versions).as_bytes()),
+                expected,
+                "{versions:?}"
+            );
+        }
+        assert!(!is_served(b"no group"));
     }
 }

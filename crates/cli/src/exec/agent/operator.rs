@@ -10,7 +10,7 @@ use api::connect::{ConnectParameters, Place, Places};
 use api::session::SessionId;
 use api::{OnConcurrentSteal, TargetKind, TargetPath};
 use cluster::{CarriedDialer, Carrier, Cluster, OperatorSession};
-use config::{Settings, Target, WorkloadKind};
+use config::{AgentSettings, Settings, Target, WorkloadKind};
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
 use link::{Link, Redial, Status};
@@ -69,6 +69,11 @@ pub(crate) async fn choose(
     progress.begin("making the session with the operator");
     let error = match begin(settings, cluster).await {
         Ok(session) => {
+            if has_wishes(&settings.agent) {
+                progress.say(
+                    "the operator decides how agents are made: of the settings below `agent` only `communication_timeout` has an effect",
+                );
+            }
             progress.begin("waiting for the agents of the operator");
             return Ok(Way::Operator(session));
         }
@@ -98,6 +103,18 @@ pub(crate) async fn choose(
         }
         _ => Err(error),
     }
+}
+
+/// Whether something is said about agents that only those can have who make them. The image is no wish: it is there for
+/// clusters without an operator.
+fn has_wishes(agent: &AgentSettings) -> bool {
+    let nothing_said = AgentSettings::default();
+    let without_effect = AgentSettings {
+        image: None,
+        communication_timeout: nothing_said.communication_timeout,
+        ..agent.clone()
+    };
+    without_effect != nothing_said
 }
 
 async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator> {
@@ -378,6 +395,18 @@ mod tests {
         check("pod/a.b/container/c", "pod.a.b.container.c", None);
         check("selector/app=x,tier!=y", "label", Some("app=x,tier!=y"));
         check("targetless", "targetless", None);
+    }
+
+    #[test]
+    fn an_image_is_no_wish_and_a_namespace_is() {
+        let wishes = |key: &str, value: &str| {
+            let layers = config::Layers::new().flag("--flag", key, value);
+            has_wishes(&layers.resolve().unwrap().settings.agent)
+        };
+        assert!(!wishes("agent.image", "registry.example.com/standind:1"));
+        assert!(!wishes("agent.communication_timeout", "30"));
+        assert!(wishes("agent.namespace", "tools"));
+        assert!(wishes("agent.ephemeral", "false"));
     }
 
     #[test]
