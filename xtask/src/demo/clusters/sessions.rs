@@ -75,6 +75,14 @@ impl Sessions {
                 standin.env_remove(variable);
             }
         }
+        // Ours, and no settings of a session.
+        for variable in [
+            lab::environment::STATIC_STANDIND,
+            lab::environment::SHOP_PROGRAMS,
+            lab::environment::SHOP_NODE,
+        ] {
+            standin.env_remove(variable);
+        }
         standin
             .env("STANDIN_KUBE_CONTEXT", client.name())
             .env("STANDIN_TARGET_NAMESPACE", NAMESPACE)
