@@ -34,6 +34,8 @@ mod stories {
     pub(crate) mod resume;
     // Programs that stand in for something in a cluster, without an operator.
     pub(crate) mod cluster_sessions;
+    // All pods of a target at once, and pods that come and go.
+    pub(crate) mod cluster_replicas;
     // What the stories of sessions share.
     pub(crate) mod surroundings;
     // The operator and its chart.
@@ -56,9 +58,9 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
-    members, network, operator, operator_sessions, power, programs, resume, servers, sessions,
-    shop,
+    cluster_replicas, cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes,
+    lifecycle, members, network, operator, operator_sessions, power, programs, resume, servers,
+    sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         faults::stories,
         resume::stories,
         cluster_sessions::stories,
+        cluster_replicas::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))
