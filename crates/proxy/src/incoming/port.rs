@@ -174,7 +174,8 @@ impl Port {
                 Incident::Arrived(arrival) => {
                     subscription.watch.arrived();
                     let tls = self.shared.tls.clone();
-                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls));
+                    let within = self.shared.wishes.accept_within;
+                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls, within));
                 }
                 Incident::Look => {
                     for news in subscription.watch.news(Instant::now()) {
