@@ -131,13 +131,11 @@ impl Listener {
     pub fn is_there(&self) -> bool {
         let socket = &self.socket;
         let is_there = match socket.transport {
-            Transport::Udp => {
-                crate::outgoing::is_datagram_port_open(socket.reached.port(), socket.since)
-            }
+            Transport::Udp => crate::outgoing::is_datagram_socket_open(socket.inode, socket.since),
             _ => self.connections.has_own(socket.transport, socket.reached),
         };
-        if !is_there {
-            // As the kernel ends what waits in its own queue.
+        if socket.turns.any_returned() && !(is_there && socket.is_open()) {
+            // As the kernel ends what waits in its own queue, also while others listen on the port.
             socket.turns.clear();
         }
         is_there
@@ -206,6 +204,14 @@ impl Socket {
             since: Instant::now(),
             turns: Turns::default(),
         })
+    }
+}
+
+impl Socket {
+    /// Whether this very socket listens, and not only one that shares its port.
+    fn is_open(&self) -> bool {
+        let entries = socket_table::entries(&TCP_TABLES);
+        entries.iter().any(|entry| entry.inode == self.inode)
     }
 }
 

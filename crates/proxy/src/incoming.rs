@@ -69,8 +69,16 @@ impl Incoming {
     }
 
     pub(crate) fn choose(&self, transport: Transport, address: SocketAddr) -> ListenerChoice {
-        match self.shared.rules.choose(address) {
-            Some(_) if transport != Transport::Unix => ListenerChoice::Target,
+        let rules = &self.shared.rules;
+        let Some(port) = rules.choose(address) else {
+            return ListenerChoice::Local;
+        };
+        match transport {
+            Transport::Tcp => ListenerChoice::Target,
+            // Whoever wants certain requests does not want everybody's datagrams.
+            Transport::Udp if rules.filter(address.port(), port).is_none() => {
+                ListenerChoice::Target
+            }
             _ => ListenerChoice::Local,
         }
     }

@@ -118,22 +118,28 @@ fn takes(entry: &Entry, to: IpAddr) -> bool {
     bound.is_unspecified() && same_family || bound.to_canonical() == to
 }
 
-/// Whether some datagram socket of this machine is bound to a port that was bound at a moment. The list is shared by all
-/// who ask, because each of many sockets is asked for now and then.
+/// Whether some datagram socket of this machine is bound to a port that was bound at a moment.
 pub(crate) fn is_datagram_port_open(port: u16, bound: Instant) -> bool {
-    static OPEN: Mutex<Option<(Instant, Vec<u16>)>> = Mutex::new(None);
+    any_datagram_socket(bound, |entry| entry.local.port() == port)
+}
+
+/// Whether a datagram socket is there that was bound at a moment, whoever else has its port.
+pub(crate) fn is_datagram_socket_open(inode: u64, bound: Instant) -> bool {
+    any_datagram_socket(bound, |entry| entry.inode == inode)
+}
+
+/// The list is shared by all who ask, because each of many sockets is asked for now and then.
+fn any_datagram_socket(bound: Instant, is_it: impl Fn(&Entry) -> bool) -> bool {
+    static OPEN: Mutex<Option<(Instant, Vec<Entry>)>> = Mutex::new(None);
     let mut open = lock(&OPEN);
-    let ports = match &*open {
-        Some((read, ports)) if *read > bound && read.elapsed() < RECENT => ports,
+    let sockets = match &*open {
+        Some((read, sockets)) if *read > bound && read.elapsed() < RECENT => sockets,
         _ => {
             let now = Instant::now();
-            let ports = entries(&UDP_TABLES)
-                .into_iter()
-                .map(|entry| entry.local.port());
-            &open.insert((now, ports.collect())).1
+            &open.insert((now, entries(&UDP_TABLES))).1
         }
     };
-    ports.contains(&port)
+    sockets.iter().any(is_it)
 }
 
 #[cfg(test)]
@@ -217,6 +223,13 @@ mod tests {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             let port = socket.local_addr().unwrap().port();
             assert!(is_datagram_port_open(port, Instant::now()));
+            let socket = OwnedFd::from(socket);
+            let inode = inode_of(&socket).unwrap();
+            assert!(is_datagram_socket_open(inode, Instant::now()));
+            // Another socket of the same port is not taken for it.
+            drop(socket);
+            let _other = UdpSocket::bind(("127.0.0.2", port));
+            assert!(!is_datagram_socket_open(inode, Instant::now()));
         }
     }
 }

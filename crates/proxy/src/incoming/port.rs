@@ -122,7 +122,7 @@ impl Port {
             Proof::Loopback => Checked::Loopback,
             Proof::Outside => Checked::Outside,
         };
-        let filter = filter.filter(|_| !self.key.is_udp).map(describe);
+        let filter = filter.map(describe);
         self.tell(News::Subscribed(Subscribed {
             local: self.local,
             steals: shared.steals(),

@@ -372,3 +372,16 @@ fn unix_sockets_and_ignored_ports_are_local() {
         assert_eq!(choose(Transport::Unix, 80), ListenerChoice::Local);
     });
 }
+
+#[tokio::test]
+async fn datagrams_are_local_where_certain_requests_are_wanted() {
+    let filter = "{mode: steal, http_filter: {header_filter: 'a: b', ports: [80]}}";
+    let world = World::new(filter).await;
+    let choose = |transport, port| {
+        let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        world.incoming.choose(transport, address)
+    };
+    assert_eq!(choose(Transport::Tcp, 80), ListenerChoice::Target);
+    assert_eq!(choose(Transport::Udp, 80), ListenerChoice::Local);
+    assert_eq!(choose(Transport::Udp, 81), ListenerChoice::Target);
+}
