@@ -36,8 +36,10 @@ mod stories {
     pub(crate) mod cluster_sessions;
     // What the stories of sessions share.
     pub(crate) mod surroundings;
-    // The operator and its chart.
+    // The operator.
     pub(crate) mod operator;
+    // Its chart, from version to version.
+    pub(crate) mod chart;
     // Faults of the network between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and come back.
@@ -52,7 +54,7 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
+    chart, cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
     network, operator, power, programs, resume, servers, sessions, shop,
 };
 
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         lifecycle::stories,
         cluster_sessions::stories_alone,
         operator::stories,
+        chart::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))
