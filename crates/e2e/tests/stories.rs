@@ -14,6 +14,8 @@ mod stories {
     pub(crate) mod kubernetes;
     // APIs that others add to a cluster: custom resources and aggregated servers.
     pub(crate) mod extensions;
+    // The operator's chart, from version to version.
+    pub(crate) mod chart;
     // More than one cluster.
     pub(crate) mod clusters;
     // The sample services.
@@ -36,10 +38,8 @@ mod stories {
     pub(crate) mod cluster_sessions;
     // What the stories of sessions share.
     pub(crate) mod surroundings;
-    // The operator.
+    // The operator and its chart.
     pub(crate) mod operator;
-    // Its chart, from version to version.
-    pub(crate) mod chart;
     // Faults of the network between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and come back.
@@ -54,7 +54,7 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    chart, cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
+    cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
     network, operator, power, programs, resume, servers, sessions, shop,
 };
 
@@ -86,12 +86,12 @@ fn main() -> ExitCode {
     .collect();
     // These change what all clusters share, so each has it for itself.
     let alone: Vec<Trial> = [
+        stories::chart::stories,
         network::stories,
         power::stories,
         lifecycle::stories,
         cluster_sessions::stories_alone,
         operator::stories,
-        chart::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))
