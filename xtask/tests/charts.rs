@@ -1,4 +1,5 @@
-//! The charts, rendered by Helm as it is: what values do, which are refused, and what documents promise about them.
+//! The charts, rendered by Helm as it is: what values do, which are refused, and what documents promise about them. And
+//! the workflows that release them, whose shell is run for real.
 //!
 //! Nothing here needs a cluster; what does is told in the stories of `crates/e2e`.
 
@@ -11,4 +12,6 @@ mod charts {
     mod rendering;
     // What can be set, and what is refused.
     mod values;
+    // What the release workflows do.
+    mod workflows;
 }

@@ -14,6 +14,8 @@ mod stories {
     pub(crate) mod kubernetes;
     // APIs that others add to a cluster: custom resources and aggregated servers.
     pub(crate) mod extensions;
+    // The operator's chart, from version to version.
+    pub(crate) mod chart;
     // More than one cluster.
     pub(crate) mod clusters;
     // The sample services.
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
     .collect();
     // These change what all clusters share, so each has it for itself.
     let alone: Vec<Trial> = [
+        stories::chart::stories,
         network::stories,
         power::stories,
         lifecycle::stories,
