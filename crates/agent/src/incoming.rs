@@ -57,7 +57,16 @@ impl Incoming for Connection {
 
     async fn subscribe(&self, request: Call<SubscribeRequest>) -> Result<Answer<Events>, Status> {
         self.admit().await?;
-        let wanted = Wanted::validate(request.into_inner())?;
+        let mut request = request.into_inner();
+        if self.access == Access::Session {
+            // A peer enforces what its own session may do, and says whose it is.
+            let rules = self.agent.rules();
+            rules.allow_subscription(&request)?;
+            if let Some(holder) = rules.holder() {
+                holder.clone_into(&mut request.holder);
+            }
+        }
+        let wanted = Wanted::validate(request)?;
         let tls = wanted.request.tls.as_ref();
         if self.access == Access::Peer && tls.is_some_and(|tls| tls.certificate.is_empty()) {
             // The files of our own target are not a peer's to name.
