@@ -6,6 +6,7 @@
 
 pub mod connect;
 pub mod feature;
+pub mod node;
 pub mod operator;
 pub mod policy;
 pub mod session;
