@@ -183,6 +183,10 @@ pub struct Place {
     pub pod: String,
     pub container: String,
     pub ready: bool,
+    /// The SHA-256 of the agent's certificate, where the operator knows it: then believe no other. Without it, the first
+    /// one that is seen has to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

@@ -36,7 +36,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use condition::{Condition, condition};
 use manifest::Plan;
-pub use order::{Order, Ordered, OrderedState, ordered};
+pub use order::{Order, Ordered, OrderedState, ordered, ordered_as_pod};
 pub use settings::{AgentSettings, PodSettings, Toleration};
 
 use crate::access::Cluster;
@@ -53,6 +53,8 @@ const PORTS_TRIED: usize = 3;
 /// The pauses between attempts to reach an agent that is about to listen.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How long an agent of ours waits for us to come at all.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
 
@@ -273,6 +275,8 @@ async fn make(
         listen: (Ipv4Addr::LOCALHOST, rand::random_range(PORTS)).into(),
         client,
         ended_by: None,
+        patience: PATIENCE,
+        grant: None,
         settings,
     };
     let own_namespace = settings.pod.namespace.as_deref().unwrap_or(namespace);

@@ -29,7 +29,7 @@ mod target;
 pub use access::{Access, Cluster};
 pub use agent::{
     Agent, AgentDialer, AgentSettings, Mode, Order, Ordered, OrderedState, PORTS, PodSettings,
-    Reachable, Toleration, ordered,
+    Reachable, Toleration, ordered, ordered_as_pod,
 };
 pub use error::{Error, Result};
 pub use forward::PortForward;

@@ -54,6 +54,9 @@ pub(crate) async fn connect(
 ) -> Result<Answer, Refusal> {
     let began = Instant::now();
     let key = handshake(request.headers())?;
+    if shared.leaving.is_cancelled() {
+        return Err(Refusal::unavailable("this replica ends; come back"));
+    }
     let outcome = admitted(shared, user, &asking, request.headers()).await;
     let (namespace, target) = (&asking.namespace, &asking.target);
     tracing::info!(
@@ -70,11 +73,13 @@ pub(crate) async fn connect(
         .observe(began.elapsed().as_secs_f64());
     let upgrade = hyper::upgrade::on(&mut request);
     let shared = Arc::clone(shared);
-    tokio::spawn(async move {
+    let relays = shared.relays.clone();
+    relays.spawn(async move {
         match upgrade.await {
             Ok(upgraded) => {
                 let socket = TokioIo::new(upgraded);
-                let socket = WebSocketStream::from_raw_socket(socket, Role::Server, None).await;
+                let limits = Some(link::channels::limits());
+                let socket = WebSocketStream::from_raw_socket(socket, Role::Server, limits).await;
                 relay::relay(&shared, session.name_any(), socket).await;
             }
             Err(error) => tracing::debug!(%error, "a client went away at once"),

@@ -20,8 +20,10 @@ mod front_proxy;
 mod golden;
 mod leader;
 mod metrics;
+mod nodes;
 mod openapi;
 mod overview;
+mod policies;
 mod probes;
 mod server;
 mod sessions;
@@ -37,15 +39,17 @@ use link::tls::Identity;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 pub use crate::error::{Error, Result};
-pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
+pub use crate::settings::{AgentMode, AgentSettings, PodSettings, SessionSettings, Settings};
 pub use crate::uninstall::uninstall;
 
 use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
 use crate::leader::Election;
 use crate::metrics::Metrics;
+use crate::nodes::Nodes;
 use crate::server::{Trust, TrustKeeper};
 
 /// What all parts of an operator have in common.
@@ -57,8 +61,13 @@ pub(crate) struct Shared {
     pub(crate) sessions: SessionCache,
     /// Who the operator is for agents: whoever has it may end them.
     pub(crate) identity: Identity,
-    /// Cancelled when this replica is about to end, so that nobody new is sent to it and everybody goes elsewhere.
+    pub(crate) nodes: Nodes,
+    /// Cancelled when this replica is about to end, so that nobody new is sent to it.
     pub(crate) ending: CancellationToken,
+    /// Cancelled a little later, when nobody new comes any more: those who are here are sent elsewhere.
+    pub(crate) leaving: CancellationToken,
+    /// The tasks that carry sessions.
+    pub(crate) relays: TaskTracker,
 }
 
 /// Runs an operator until `shutdown`, and then until what is under way is done.
@@ -79,10 +88,18 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let shared = Arc::new(Shared {
         sessions: SessionCache::follow(client.clone()),
         identity: certificates.identity()?,
+        nodes: Nodes::new(
+            client.clone(),
+            &settings.namespace,
+            certificates.identity()?,
+            certificates.node()?,
+        ),
         client,
         metrics: Metrics::new(),
         trust: trust.subscribe(),
         ending: shutdown.clone(),
+        leaving: CancellationToken::new(),
+        relays: TaskTracker::new(),
         settings,
     });
     tracing::info!(
