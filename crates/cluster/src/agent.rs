@@ -58,20 +58,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
 
-/// Where an agent is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// A container in the target's pod.
-    Ephemeral,
-    /// A pod of its own.
-    Pod,
-}
-
 /// An agent that was made. It ends by itself when nobody comes.
 #[derive(Debug, Clone)]
 pub struct Agent {
     cluster: Cluster,
-    mode: Mode,
     namespace: String,
     pod: String,
     container: String,
@@ -99,19 +89,21 @@ type AgentPipe = <TlsDialer<PortForward> as Dial>::Pipe;
 
 impl Agent {
     /// Starts an agent beside a replica, or without a target, and waits until it answers. What the user should know on the
-    /// way is said.
+    /// way is said, and what was made is told before it answers, for whoever does not wait that long.
     pub async fn start(
         cluster: &Cluster,
         replica: Option<&Replica>,
         namespace: &str,
         settings: &AgentSettings,
         say: &(dyn Fn(&str) + Send + Sync),
+        made: &(dyn Fn(&Agent) + Send + Sync),
     ) -> Result<Reachable> {
         let mut tried = 1;
         loop {
             let identity = Identity::generate()?;
             let client = identity.fingerprint();
-            let agent = Self::make(cluster, replica, namespace, settings, client, say).await?;
+            let agent = make(cluster, replica, namespace, settings, client, say).await?;
+            made(&agent);
             match agent.reach(settings, &identity).await {
                 Ok(reachable) => return Ok(reachable),
                 Err(Error::AgentFailed { why, .. })
@@ -126,22 +118,6 @@ impl Agent {
                 }
             }
         }
-    }
-
-    /// Makes an agent for the client whose certificate has this fingerprint, and does not wait for it.
-    pub async fn make(
-        cluster: &Cluster,
-        replica: Option<&Replica>,
-        namespace: &str,
-        settings: &AgentSettings,
-        client: Fingerprint,
-        say: &(dyn Fn(&str) + Send + Sync),
-    ) -> Result<Self> {
-        make(cluster, replica, namespace, settings, client, say).await
-    }
-
-    pub fn mode(&self) -> Mode {
-        self.mode
     }
 
     /// Makes connections to its port. What is spoken on them is between it and its client.
@@ -261,6 +237,7 @@ impl Agent {
     }
 }
 
+/// Makes an agent for the client whose certificate has this fingerprint, and does not wait for it.
 async fn make(
     cluster: &Cluster,
     replica: Option<&Replica>,

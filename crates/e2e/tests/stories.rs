@@ -38,6 +38,8 @@ mod stories {
     pub(crate) mod surroundings;
     // The operator and its chart.
     pub(crate) mod operator;
+    // Programs that stand in for something in a cluster, through the operator.
+    pub(crate) mod operator_sessions;
     // Faults of the network between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and come back.
@@ -53,7 +55,7 @@ use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
     cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
-    network, operator, power, programs, resume, servers, sessions, shop,
+    network, operator, operator_sessions, power, programs, resume, servers, sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         lifecycle::stories,
         cluster_sessions::stories_alone,
         operator::stories,
+        operator_sessions::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))

@@ -44,8 +44,11 @@ const MOST_UNREAD: usize = 64 * 1024 * 1024;
 const OVERHEAD: usize = 64;
 /// Answers that the other end may leave waiting. One that asks and does not listen is not worth more.
 const MOST_WAITING: usize = 4096;
-/// Keeps what is between us from forgetting the connection. Dead peers are found by the links above.
-const PING: Duration = Duration::from_secs(30);
+/// Keeps what is between us from forgetting the connection, and asks whether the other end is there.
+const PING: Duration = Duration::from_secs(5);
+/// The connection is lost when nothing has come for so long, not even an answer. The links above would find out about the
+/// channels; who carries them has to know as well, because the next channel would be opened in the same dead connection.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// One end of a WebSocket that carries channels. Clones are the same end. The socket ends when the driver does.
 #[derive(Clone, Debug)]
@@ -66,6 +69,8 @@ pub enum Event {
     News(Bytes),
     /// It is done, and will not come back.
     Farewell,
+    /// It ends the connection, for this reason. Nothing comes after it.
+    Closed(String),
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +86,8 @@ struct Inner {
     waiting: AtomicUsize,
     hears_no_news: AtomicBool,
     farewell_was_said: AtomicBool,
+    /// The driver has ended: a channel that is opened now is closed.
+    ended: AtomicBool,
 }
 
 /// What the driver knows of a channel.
@@ -129,17 +136,12 @@ impl Channels {
         let for_reader = channels.clone();
         let driver = async move {
             let inner = Arc::clone(&for_reader.inner);
+            let _closes_all = CloseAll(Arc::clone(&inner));
             let (sink, stream) = socket.split();
-            let result = tokio::select! {
+            tokio::select! {
                 result = write(sink, waiting_data, waiting_control, &inner.waiting) => result,
                 result = read(stream, for_reader, events) => result,
-            };
-            // Whoever reads a channel sees its end: this drops the senders.
-            let lost = std::mem::take(&mut *lock(&inner.open));
-            for channel in lost.into_values() {
-                channel.outgoing.waker.wake();
             }
-            result
         };
         (channels, what_happens, driver)
     }
@@ -198,8 +200,13 @@ impl Channels {
             outgoing: Arc::clone(&outgoing),
             incoming_credit: Arc::clone(&incoming_credit),
         };
-        lock(&self.inner.open).insert(number, open);
         self.inner.held.fetch_add(1, Ordering::AcqRel);
+        let mut all = lock(&self.inner.open);
+        // Whoever takes all away has said so before.
+        if !self.inner.ended.load(Ordering::Acquire) {
+            all.insert(number, open);
+        }
+        drop(all);
         Channel {
             number,
             channels: self.clone(),
@@ -276,6 +283,20 @@ impl Channels {
     }
 }
 
+/// Channels end with their driver, however that ends.
+struct CloseAll(Arc<Inner>);
+
+impl Drop for CloseAll {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+        // Whoever reads a channel sees its end: this drops the senders.
+        let lost = std::mem::take(&mut *lock(&self.0.open));
+        for channel in lost.into_values() {
+            channel.outgoing.waker.wake();
+        }
+    }
+}
+
 fn spend(credit: &AtomicUsize, bytes: usize) -> io::Result<()> {
     credit
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |credit| {
@@ -293,7 +314,11 @@ async fn read<S>(
 where
     S: futures_util::Stream<Item = tungstenite::Result<Message>> + Unpin,
 {
-    while let Some(message) = stream.next().await {
+    loop {
+        let next = tokio::time::timeout(SILENCE, stream.next()).await;
+        let Some(message) = next.map_err(|_| silent())? else {
+            return Ok(());
+        };
         match message.map_err(io::Error::other)? {
             Message::Binary(bytes) => {
                 channels.take(Frame::decode(bytes)?, &events)?;
@@ -302,11 +327,14 @@ where
                 }
             }
             Message::Text(_) => return Err(invalid("text came where only bytes do")),
-            Message::Close(_) => break,
+            Message::Close(frame) => {
+                let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
+                let _ = events.send(Event::Closed(reason));
+                return Ok(());
+            }
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
         }
     }
-    Ok(())
 }
 
 async fn write<S>(
@@ -519,6 +547,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the channel is closed")
+}
+
+fn silent() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the other end is silent")
 }
 
 fn invalid(text: &'static str) -> io::Error {

@@ -37,12 +37,15 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let pods: Api<Pod> = Api::all(shared.client.clone());
     let cache = shared.sessions.clone();
-    // A pod that comes or goes is looked at by the sessions of its namespace.
+    // A pod that comes or goes is looked at by the sessions of its namespace, and one in which agents are by all.
     let concerned = move |pod: Pod| {
         let namespace = pod.namespace().unwrap_or_default();
+        let labels = pod.labels();
+        let has_agents = labels.contains_key(observe::SESSION_LABEL)
+            || labels.get("app.kubernetes.io/component").map(String::as_str) == Some("node-agent");
         let sessions = cache.all().into_iter();
         sessions
-            .filter(move |session| session.spec.namespace == namespace)
+            .filter(move |session| has_agents || session.spec.namespace == namespace)
             .map(|session| ObjectRef::new(&session.name_any()))
             .collect::<Vec<_>>()
     };
