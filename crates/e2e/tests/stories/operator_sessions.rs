@@ -127,7 +127,8 @@ impl Shell {
     }
 
     async fn says(&self, words: &str) -> Result<()> {
-        let waited = until(&format!("the session to say {words:?}"), async || {
+        let what = format!("the session to say {words:?}");
+        let waited = until(&what, async || {
             Ok(self.said()?.contains(words).then_some(()))
         });
         waited
