@@ -16,6 +16,7 @@ mod node;
 mod packages;
 mod privilege;
 mod process;
+mod release;
 mod soak;
 mod table;
 mod test;
@@ -42,6 +43,8 @@ enum Command {
     Bench(bench::BenchArguments),
     /// Repeat something many times and see whether it always works
     Soak(soak::SoakArguments),
+    /// Prepare a release, and make what is given away
+    Release(release::ReleaseArguments),
     /// Check the rules of this repository that no compiler knows
     Tidy,
     /// Write the files that are made from other files, or check that they are up to date
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Release(arguments) => release::run(&arguments),
         Command::Tidy => tidy::run(),
         Command::Generate(arguments) => generate::run(&arguments),
     };

@@ -17,6 +17,9 @@ pub const CLIENT_NAME_HEADER: &str = "x-client-name";
 pub const CLIENT_HOSTNAME_HEADER: &str = "x-client-hostname";
 pub const CLIENT_VERSION_HEADER: &str = "x-mirrord-cli-version";
 
+/// Why the operator ends a connection that is not to be made again: somebody has ended the session.
+pub const SESSION_IS_OVER: &str = "the session is over";
+
 /// What a session wants, beside its target. Parameters that are not known are kept out, not refused: a newer client may
 /// send some that only a newer operator understands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -210,6 +213,9 @@ pub struct Place {
     pub pod: String,
     pub container: String,
     pub ready: bool,
+    /// The name of the agent. Another agent in the same pod has another one, and knows nothing of what this one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

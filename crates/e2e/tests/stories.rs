@@ -38,6 +38,8 @@ mod stories {
     pub(crate) mod surroundings;
     // The operator and its chart.
     pub(crate) mod operator;
+    // Programs that stand in for something in a cluster, through the operator.
+    pub(crate) mod operator_sessions;
     // An operator that coordinates those of other clusters.
     pub(crate) mod members;
     // Faults of the network between clusters.
@@ -55,7 +57,8 @@ use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
     cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
-    members, network, operator, power, programs, resume, servers, sessions, shop,
+    members, network, operator, operator_sessions, power, programs, resume, servers, sessions,
+    shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         lifecycle::stories,
         cluster_sessions::stories_alone,
         operator::stories,
+        operator_sessions::stories,
         members::stories,
     ]
     .iter()

@@ -270,6 +270,8 @@ fn returning(found: &MirrordClusterSession, wanted: &MirrordClusterSession) -> R
     }
     let status = found.status.clone().unwrap_or_default();
     match status.closed {
+        // The client may begin anew, when nothing of this one is left.
+        Some(closed) if closed.reason == "ClientGone" => Err(Refusal::expired(closed.message)),
         Some(closed) => Err(Refusal::gone(format!(
             "the session is over: {}",
             closed.message

@@ -19,6 +19,7 @@ mod front_proxy;
 #[cfg(test)]
 mod golden;
 mod leader;
+mod listening;
 mod metrics;
 mod multicluster;
 mod openapi;
@@ -30,12 +31,10 @@ mod settings;
 mod targets;
 mod uninstall;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kube::Client;
 use link::tls::Identity;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -47,6 +46,7 @@ pub use crate::uninstall::uninstall;
 use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
 use crate::leader::Election;
+use crate::listening::listen;
 use crate::metrics::Metrics;
 use crate::multicluster::envoy::Envoy;
 use crate::server::{Trust, TrustKeeper};
@@ -156,10 +156,4 @@ async fn renew_tokens(shared: &Shared) {
         Some(envoy) => envoy.keep_renewing().await,
         None => std::future::pending().await,
     }
-}
-
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| Error::Listen { address, source })
 }

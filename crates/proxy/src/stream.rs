@@ -9,6 +9,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -30,6 +31,27 @@ pub(crate) struct LocalStream {
     socket: Socket,
     /// With it goes what the application sees as the names of both ends.
     kept: Kept,
+    /// Where the socket is one of a pair.
+    breaks: Option<Arc<Breaks>>,
+}
+
+/// Which side of a pair of sockets broke. Such sockets have ends, and no resets.
+#[derive(Debug, Default)]
+pub(crate) struct Breaks {
+    target: AtomicBool,
+    application: AtomicBool,
+}
+
+impl Breaks {
+    /// Whether the target's side broke off.
+    pub(crate) fn target_broke(&self) -> bool {
+        self.target.load(Ordering::Acquire)
+    }
+
+    /// Makes the coming end of the application's bytes a reset.
+    pub(crate) fn break_application(&self) {
+        self.application.store(true, Ordering::Release);
+    }
 }
 
 /// Something that has to be there as long as a stream.
@@ -61,7 +83,15 @@ impl LocalStream {
         Ok(Self {
             socket,
             kept: Box::new(kept),
+            breaks: None,
         })
+    }
+
+    /// One end of a pair, whose other end is told of resets, and tells them.
+    pub(crate) fn of_pair(socket: OwnedFd, breaks: Arc<Breaks>) -> io::Result<Self> {
+        let breaks = Some(breaks);
+        let stream = Self::new(Transport::Unix, socket, ())?;
+        Ok(Self { breaks, ..stream })
     }
 
     /// The socket itself, and what has to be there as long.
@@ -95,11 +125,16 @@ impl LocalStream {
     }
 
     fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
-        match &self.socket {
+        let count = match &self.socket {
             Socket::Tcp(stream) => try_read(stream, buffer),
             // What carries descriptors is read in parts, so less than there is room for does not mean that it was all.
             Socket::Unix(stream) => stream.try_read_buf(buffer),
+        }?;
+        let broke = |breaks: &Arc<Breaks>| breaks.application.load(Ordering::Acquire);
+        if count == 0 && self.breaks.as_ref().is_some_and(broke) {
+            return Err(io::ErrorKind::ConnectionReset.into());
         }
+        Ok(count)
     }
 
     async fn write_all(&self, mut bytes: Bytes) -> io::Result<()> {
@@ -128,6 +163,9 @@ impl LocalStream {
 
     /// Makes the coming close a reset instead of an end.
     fn abort(&self) {
+        if let Some(breaks) = &self.breaks {
+            breaks.target.store(true, Ordering::Release);
+        }
         if let Socket::Tcp(stream) = &self.socket {
             let _ = stream.set_zero_linger();
         }

@@ -75,12 +75,17 @@ impl Places {
         let key = (transport, asked);
         let known = lock(&self.0).moved.get(&key).copied();
         if let Some(real) = known {
-            let result = socket::bind(theirs.as_fd(), &encode_internet(real, domain));
-            if result.is_ok() {
-                self.remember(cookie, asked);
+            match socket::bind(theirs.as_fd(), &encode_internet(real, domain)) {
+                Ok(()) => {
+                    self.remember(cookie, asked);
+                    return Ok(Bound::MovedAgain);
+                }
+                // Somebody else has taken it meanwhile, so another one is looked for.
+                Err(Errno::EADDRINUSE) if !is_own(real) => {
+                    lock(&self.0).moved.remove(&key);
+                }
+                Err(errno) => return Err(errno),
             }
-            // If it is taken, it is by the application.
-            return result.map(|()| Bound::MovedAgain);
         }
         if let Some(port) = instead(asked) {
             let real = SocketAddr::new(asked.ip(), port);
@@ -127,5 +132,42 @@ impl Places {
             let old = number.saturating_sub(MANY as u64 / 2);
             table.known_as.retain(|_, (number, _)| *number > old);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Binds a new socket as the application would, and says how and where.
+    fn bind(places: &Places, asked: SocketAddr) -> (Bound, SocketAddr) {
+        let theirs = socket::create(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        let bytes = encode_internet(asked, libc::AF_INET);
+        let bound = places.bind(&theirs, Transport::Tcp, &bytes, |_| None, |_| false);
+        let bound = bound.unwrap();
+        let cookie = socket::cookie(theirs.as_fd()).unwrap();
+        let is_moved = bound != Bound::AsAsked;
+        assert_eq!(places.known_as(cookie), is_moved.then_some(asked));
+        let real = socket::local_address(theirs.as_fd()).unwrap();
+        (bound, internet(&real).unwrap())
+    }
+
+    #[test]
+    fn a_place_that_somebody_else_has_taken_is_looked_for_anew() {
+        let places = Places::default();
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let asked = taken.local_addr().unwrap();
+        let (first, elsewhere) = bind(&places, asked);
+        assert_eq!(first, Bound::Moved(elsewhere));
+        assert_eq!(bind(&places, asked), (Bound::MovedAgain, elsewhere));
+        let also_taken = TcpListener::bind(elsewhere).unwrap();
+        let (third, another) = bind(&places, asked);
+        assert_eq!(third, Bound::Moved(another));
+        assert!(another != asked && another != elsewhere);
+        assert_eq!(places.moved(Transport::Tcp, asked), Some(another));
+        drop((taken, also_taken));
+        assert!(TcpStream::connect(another).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
-use api::connect::{Place, Places};
+use api::connect::{Place, Places, SESSION_IS_OVER};
 use bytes::Bytes;
 use jiff::Timestamp;
 use kube::Api;
@@ -74,11 +74,11 @@ impl Relay {
                     Some(Event::Opened { place, channel }) => self.open(place, channel),
                     Some(Event::Farewell) => return self.finish().await,
                     Some(Event::News(_)) => {}
-                    None => return,
+                    Some(Event::Closed(_)) | None => return,
                 },
                 changed = bell.changed() => {
                     let Some(session) = self.session().filter(|_| changed.is_ok()) else {
-                        return self.channels.end("the session is over");
+                        return self.channels.end(SESSION_IS_OVER);
                     };
                     let places = places(&session);
                     if said.as_ref() != Some(&places) {
@@ -114,7 +114,7 @@ impl Relay {
     /// Connects a channel with the agent of a place.
     fn open(&self, place: u32, channel: Channel) {
         let Some(session) = self.session() else {
-            return channel.refuse("the session is over");
+            return channel.refuse(SESSION_IS_OVER);
         };
         let address = match address_of(&session, place) {
             Ok(address) => address,
@@ -137,7 +137,7 @@ impl Relay {
         if let Err(error) = sessions.delete(&self.name, &DeleteParams::default()).await {
             tracing::debug!(session = self.name, %error, "a session ends a little later");
         }
-        self.channels.end("the session is over");
+        self.channels.end(SESSION_IS_OVER);
     }
 
     /// Says in the object that the client is there. Nobody else writes these fields.
@@ -171,6 +171,7 @@ pub(crate) fn places(session: &MirrordClusterSession) -> Places {
         pod: pod.name.clone(),
         container: pod.container.clone(),
         ready: pod.ready,
+        agent: pod.agent.clone(),
         error: pod.error.clone(),
     });
     Places {

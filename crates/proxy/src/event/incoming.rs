@@ -2,12 +2,16 @@
 
 use std::fmt;
 
+use crate::agent::AgentId;
+
 /// Something about a port of the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncomingEvent {
     /// The port at the target.
     pub port: u16,
     pub is_udp: bool,
+    /// The agent that it is about; none for all of them.
+    pub agent: Option<AgentId>,
     pub news: News,
 }
 
@@ -52,10 +56,12 @@ pub struct Subscribed {
     pub flushed: u32,
     /// After an agent was replaced.
     pub again: bool,
+    /// How many agents have it for us.
+    pub agents: usize,
 }
 
 /// How far it is known that traffic comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Checked {
     Nothing,
     Loopback,
@@ -79,12 +85,16 @@ impl IncomingEvent {
 
 impl fmt::Display for IncomingEvent {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let port = self.port;
-        if self.is_udp {
-            write!(formatter, "UDP port {port} of the target: ")?;
-        } else {
-            write!(formatter, "port {port} of the target: ")?;
+        let kind = if self.is_udp { "UDP port" } else { "port" };
+        write!(formatter, "{kind} {} of ", self.port)?;
+        match (&self.agent, &self.news) {
+            (Some(agent), _) => formatter.write_str(&agent.place())?,
+            (None, News::Subscribed(Subscribed { agents, .. })) if *agents > 1 => {
+                write!(formatter, "{agents} pods")?;
+            }
+            (None, _) => formatter.write_str("the target")?,
         }
+        formatter.write_str(": ")?;
         self.news.fmt(formatter)
     }
 }
@@ -246,6 +256,7 @@ mod tests {
         let event = IncomingEvent {
             port: 8080,
             is_udp: false,
+            agent: None,
             news,
         };
         assert_eq!(event.to_string(), expected);
@@ -260,6 +271,7 @@ mod tests {
             mesh: None,
             flushed: 0,
             again: false,
+            agents: 1,
         }
     }
 

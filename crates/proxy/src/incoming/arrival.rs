@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming as Body;
-use link::http2;
+use link::http2::{self, Client};
 use protocol::incoming::{ACCEPT, Accept, Arrived, TAKEN};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinSet;
@@ -19,8 +19,8 @@ use tokio::time::timeout;
 use super::datagrams;
 use super::doors::Doors;
 use super::tls::TlsDelivery;
-use crate::agent::{Agent, Connection};
-use crate::event::Event;
+use crate::agent::Member;
+use crate::event::{Event, Tell};
 use crate::stream::{self, FromApplication, LocalStream};
 
 /// How long an agent may take to see that a connection was refused.
@@ -29,9 +29,9 @@ const FEWEST: usize = 4;
 const MOST: usize = 128;
 
 /// Streams that wait for one subscription.
-#[derive(Debug)]
 pub(super) struct Waiting {
-    agent: Agent,
+    agent: Member,
+    tell: Tell,
     accept: Accept,
     is_udp: bool,
     streams: JoinSet<Option<Arrival>>,
@@ -57,9 +57,10 @@ enum ToClient {
 }
 
 impl Waiting {
-    pub(super) fn new(agent: Agent, subscription: u64, is_udp: bool) -> Self {
+    pub(super) fn new(agent: Member, tell: Tell, subscription: u64, is_udp: bool) -> Self {
         Self {
             agent,
+            tell,
             accept: Accept { subscription },
             is_udp,
             streams: JoinSet::new(),
@@ -75,12 +76,12 @@ impl Waiting {
             while self.streams.len() < self.wanted && !self.has_failed {
                 let Some(permit) = self.agent.connections.take() else {
                     let most = self.agent.connections.most;
-                    (self.agent.tell)(&Event::TooManyConnections(most));
+                    (self.tell)(&Event::TooManyConnections(most));
                     self.has_failed = true;
                     break;
                 };
-                let connection = self.agent.client.clone();
-                let waiting = wait(connection, self.accept, self.is_udp, permit);
+                let client = self.agent.client.clone();
+                let waiting = wait(client, self.accept, self.is_udp, permit);
                 self.streams.spawn(waiting);
             }
             match self.streams.join_next().await {
@@ -110,7 +111,7 @@ impl Waiting {
 }
 
 async fn wait(
-    mut connection: Connection,
+    mut client: Client,
     accept: Accept,
     is_udp: bool,
     permit: OwnedSemaphorePermit,
@@ -118,11 +119,11 @@ async fn wait(
     let taken = Bytes::from_static(&[TAKEN]);
     let (to_client, response) = if is_udp {
         let (sender, body) = http2::body(datagrams::PARTS);
-        let response = connection.send(request(accept, body)?);
+        let response = client.send(request(accept, body)?);
         (ToClient::Datagrams(sender), response)
     } else {
         let (stream, body) = FromApplication::after(taken);
-        let response = connection.send(request(accept, body)?);
+        let response = client.send(request(accept, body)?);
         (ToClient::Stream(stream), response)
     };
     let response = response

@@ -66,7 +66,7 @@ impl Wishes {
             port: key.port.into(),
             transport: transport.into(),
             mode: self.mode.into(),
-            filter: filter.filter(|_| !key.is_udp).map(to_protocol),
+            filter: filter.map(to_protocol),
             on_conflict: self.on_conflict.into(),
             takes_probes: self.takes_probes,
             flush_connections: self.flush_connections && !again,
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(request, expected);
         let again = wishes.request(key(false), rules.filter(80, 80), true);
         assert!(!again.flush_connections);
-        let datagrams = wishes.request(key(true), rules.filter(80, 80), false);
-        assert_eq!(datagrams.filter, None);
+        let datagrams = wishes.request(key(true), None, false);
+        assert_eq!(datagrams.transport(), rpc::IncomingTransport::Udp);
     }
 }

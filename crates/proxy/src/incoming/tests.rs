@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use self::agent::FakeAgent;
 use super::door::{Delivered, Door};
 use super::*;
+use crate::agent::{AgentId, Agents, Preference};
 use crate::event::News;
 
 const CLIENT: &str = "192.0.2.7:40000";
@@ -60,7 +61,7 @@ impl Door for Place {
 struct World {
     agent: FakeAgent,
     incoming: Incoming,
-    connection: crate::agent::Connection,
+    agents: Agents,
 }
 
 impl World {
@@ -69,12 +70,13 @@ impl World {
         let layers = Layers::new().file("test", &text, Format::Yaml);
         let settings = layers.resolve().unwrap().settings.feature.network.incoming;
         let fake = FakeAgent::default();
-        let (agent, connection) = fake.connect().await;
+        let agent = fake.connect().await;
+        let agents = agent.all.clone();
         let incoming = Incoming::new(agent, &settings, "alice".to_owned()).unwrap();
         Self {
             agent: fake,
             incoming,
-            connection,
+            agents,
         }
     }
 
@@ -275,10 +277,12 @@ async fn another_agent_is_asked_again() {
     let mut open = world.agent.arrive(&arrived()).await;
     let _application = accept(&listener).await;
     assert_eq!(bytes(&mut open.from_application, 1).await, [1]);
-    world.connection.await_another();
+    let id = AgentId::default();
+    world.agents.router.leave(&id);
     world.agent.break_off();
-    let client = world.agent.client().await;
-    world.connection.replace(client);
+    let member = world.agent.member().await;
+    let router = &world.agents.router;
+    router.join(id, member, Preference::Preferred);
     world.agent.subscribed(2).await;
     let again = world.agent.news(|news| match news {
         News::Subscribed(subscribed) if subscribed.again => Some(()),
@@ -371,4 +375,17 @@ fn unix_sockets_and_ignored_ports_are_local() {
         assert_eq!(choose(Transport::Tcp, 81), ListenerChoice::Local);
         assert_eq!(choose(Transport::Unix, 80), ListenerChoice::Local);
     });
+}
+
+#[tokio::test]
+async fn datagrams_are_local_where_certain_requests_are_wanted() {
+    let filter = "{mode: steal, http_filter: {header_filter: 'a: b', ports: [80]}}";
+    let world = World::new(filter).await;
+    let choose = |transport, port| {
+        let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        world.incoming.choose(transport, address)
+    };
+    assert_eq!(choose(Transport::Tcp, 80), ListenerChoice::Target);
+    assert_eq!(choose(Transport::Udp, 80), ListenerChoice::Local);
+    assert_eq!(choose(Transport::Udp, 81), ListenerChoice::Target);
 }

@@ -95,7 +95,7 @@ impl MultiClusterRouter {
                     Some(Event::Opened { place, channel }) => self.open(&legs, place, channel),
                     Some(Event::Farewell) => return self.finish().await,
                     Some(Event::News(_)) => {}
-                    None => return,
+                    Some(Event::Closed(_)) | None => return,
                 },
                 _ = changed => {}
                 changed = bell.changed() => {
