@@ -21,7 +21,10 @@ pub(crate) async fn pods_join_and_leave(story: &Story<'_>) -> Result<()> {
         let said = session.stderr()?;
         // One that was the first is said to be gone.
         let one_of = ["has left the session", "looking for another one"];
-        Ok(one_of.iter().any(|words| said.contains(words)).then_some(()))
+        Ok(one_of
+            .iter()
+            .any(|words| said.contains(words))
+            .then_some(()))
     });
     left.await.with_context(|| session.report())?;
     until("one pod, and no other that is about to go", async || {
