@@ -1,6 +1,6 @@
 //! The session on the developer's machine.
 //!
-//! [`Session::start`] greets an agent over a pipe; the session is then the [`interceptor::Host`] of a process: what the
+//! [`FirstAgent::wait`] takes a [`Source`] of agents and greets each of them over a link; the [`Session`] is then the [`interceptor::Host`] of a process: what the
 //! rules of the configuration send to the target is asked of the agent, the rest stays here. The nouns are `files`,
 //! `dns`, `outgoing` and `incoming`; the environment is asked for once, before the process starts.
 
@@ -15,7 +15,7 @@ mod session;
 mod stream;
 mod sys;
 
-pub use agent::{Reach, Reached};
+pub use agent::{AgentId, Change, FirstAgent, One, Place, Preference, Reach, Reached, Source};
 pub use error::Error;
 pub use event::{Checked, Event, FileProblem, IncomingEvent, MissedReason, News, Subscribed, Tell};
 pub use files::FilesThrough;

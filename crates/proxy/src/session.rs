@@ -20,11 +20,9 @@ use link::Pipe;
 use protocol::MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
 use protocol::rpc::{HelloResponse, ListEnvRequest};
-use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
 use tracing::{Level, enabled};
 
-use crate::agent::{Agent, Connection, Greeted, Keeper, Reach, Reached, greet, refused};
+use crate::agent::{Agent, Agents, FirstAgent, Keeping, Member, greet, refused};
 use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
@@ -35,7 +33,7 @@ use crate::outgoing;
 /// Variables as the kernel has them.
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A session with one agent. It is the host of the processes that stand in for the target.
+/// A session with its agents. It is the host of the processes that stand in for the target.
 pub struct Session {
     agent: Agent,
     files: Arc<TargetFiles>,
@@ -46,7 +44,7 @@ pub struct Session {
     rules: Rules,
     hello: HelloResponse,
     tell: Tell,
-    keeper: Option<AbortHandle>,
+    keeper: Option<Keeping>,
 }
 
 #[derive(Debug)]
@@ -77,29 +75,24 @@ impl Rules {
 }
 
 impl Session {
-    /// Greets an agent that was reached, and keeps the session up: when the agent is lost, another one is reached. What
-    /// the user should know on the way is told, and `holder` says to others whose session it is. Must be called on the
-    /// runtime that carries the session.
+    /// A session whose first agent is there. It keeps itself up from then on: agents come and go, and one that is lost is
+    /// reached again. `holder` says to others whose session it is. Must be called on the runtime that carries the session.
     pub async fn start(
-        reached: Reached,
-        reach: impl Reach,
-        tell: Tell,
+        first: FirstAgent,
         holder: String,
         settings: &Settings,
         env_file: &EnvFile,
         surroundings: &Surroundings,
     ) -> Result<Self, Error> {
         let rules = Rules::new(settings, env_file, surroundings)?;
-        let greeted = Greeted::greet(reached).await?;
-        let (connection, hello) = (greeted.connection(), greeted.hello.clone());
-        let keeper = Keeper {
-            reach,
-            connection: connection.clone(),
-            tell: tell.clone(),
-        };
-        let mut session =
-            Self::with_agent(connection, hello, rules, settings, tell, holder).await?;
-        session.keeper = Some(tokio::spawn(keeper.keep(greeted)).abort_handle());
+        let FirstAgent {
+            agents,
+            hello,
+            tell,
+            keeper,
+        } = first;
+        let mut session = Self::with_agents(agents, hello, rules, settings, tell, holder).await?;
+        session.keeper = Some(keeper);
         Ok(session)
     }
 
@@ -115,26 +108,19 @@ impl Session {
         let (client, hello) = greet(pipe, token.to_owned()).await?;
         let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
         let holder = "somebody".to_owned();
-        let connection = Connection::new(client);
-        Self::with_agent(connection, hello, rules, settings, tell, holder).await
+        let agents = Agents::only(Member::new(client, &hello));
+        Self::with_agents(agents, hello, rules, settings, tell, holder).await
     }
 
-    async fn with_agent(
-        connection: Connection,
+    async fn with_agents(
+        agents: Agents,
         hello: HelloResponse,
         rules: Rules,
         settings: &Settings,
         tell: Tell,
         holder: String,
     ) -> Result<Self, Error> {
-        let streams = hello.limits.map_or(0, |limits| limits.streams);
-        let agent = Agent {
-            client: connection,
-            runtime: Handle::current(),
-            routes: Arc::default(),
-            connections: outgoing::Budget::of(streams),
-            tell: tell.clone(),
-        };
+        let agent = Agent::new(agents, tell.clone());
         let dns = Dns::new(
             agent.clone(),
             DnsRules::new(&settings.feature.network.dns),
@@ -169,7 +155,7 @@ impl Session {
     pub fn end(&self) {
         self.files.settle();
         if let Some(keeper) = &self.keeper {
-            keeper.abort();
+            keeper.end();
         }
     }
 
@@ -384,14 +370,6 @@ impl Host for Session {
 
     fn notice(&self, notice: &Notice) {
         (self.tell)(&Event::Program(notice.clone()));
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(keeper) = &self.keeper {
-            keeper.abort();
-        }
     }
 }
 

@@ -18,6 +18,7 @@ use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use link::http2::after_others;
 use protocol::control::VERSION;
 use protocol::failure::{Failure, Reason};
 use protocol::incoming::Accept;
@@ -213,7 +214,7 @@ async fn start(stream: UnixStream) -> Result<Sender> {
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|_| Error::PeerGone)?;
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
+        if let Err(error) = after_others(connection).await {
             tracing::debug!(%error, "another agent has gone");
         }
     });
