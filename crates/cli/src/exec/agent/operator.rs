@@ -91,7 +91,9 @@ pub(crate) async fn choose(
             Ok(Way::Own)
         }
         // Rights that are missing may hide that there is nobody to use them with.
-        Some(cluster::Error::MayNot { .. }) if forced && !cluster::has_operator(cluster).await? => {
+        Some(cluster::Error::MayNot { .. })
+            if forced && !cluster::has_operator(cluster).await? =>
+        {
             Err(cluster::Error::NoOperator.into())
         }
         _ => Err(error),
@@ -219,7 +221,8 @@ impl ThroughOperator {
         };
         let told = async {
             for mut link in links {
-                let ended = |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
+                let ended =
+                    |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
                 let _ = link.wait_for(ended).await;
             }
         };
@@ -280,11 +283,21 @@ impl OperatorAgents {
                 id: AgentId::in_pod(pod),
                 preference: Preference::Preferred,
                 reach: PlacedAgent {
+                    certificate: self.certificate(place),
                     session: self.session.clone(),
                     dialer: self.session.0.carrier.dialer(place),
                 },
             }),
         }
+    }
+}
+
+impl OperatorAgents {
+    /// By what the agent of a place is known, where the operator knows it.
+    fn certificate(&self, number: u32) -> Option<String> {
+        let now = self.places.borrow();
+        let place = now.places.iter().find(|place| place.number == number)?;
+        place.certificate.clone()
     }
 }
 
@@ -321,6 +334,7 @@ fn differences(known: &mut Known, now: &[Place]) -> Vec<Difference> {
 pub(crate) struct PlacedAgent {
     session: ThroughOperator,
     dialer: CarriedDialer,
+    certificate: Option<String>,
 }
 
 impl Reach for PlacedAgent {
@@ -328,9 +342,11 @@ impl Reach for PlacedAgent {
         let session = &self.session.0;
         // The certificate is known, so its name does not matter.
         let name = ServerName::try_from("agent")?;
-        let trust = Trust::FirstSeen(FirstSeen::default());
-        let dialer =
-            TlsDialer::with_identity(self.dialer.clone(), name, trust, &session.identity)?;
+        let trust = match &self.certificate {
+            Some(certificate) => Trust::Pinned(certificate.parse()?),
+            None => Trust::FirstSeen(FirstSeen::default()),
+        };
+        let dialer = TlsDialer::with_identity(self.dialer.clone(), name, trust, &session.identity)?;
         let settings = link::Settings {
             redial: Redial {
                 resume_window: session.resume_window,
