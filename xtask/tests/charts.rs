@@ -3,6 +3,13 @@
 //!
 //! Nothing here needs a cluster; what does is told in the stories of `crates/e2e`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "all of it is a test, also what several tests share"
+)]
+
 mod charts {
     // The objects that a chart makes.
     mod objects;
