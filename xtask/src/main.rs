@@ -75,3 +75,44 @@ fn main() -> ExitCode {
         ExitCode::FAILURE
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every line of a text that calls a command of this repository, as words.
+    fn calls(text: &str) -> Vec<Vec<String>> {
+        let after_name = text.lines().filter_map(|line| {
+            let (_, arguments) = line.split_once("cargo xtask")?;
+            let end = arguments.find([')', '>', '|', '&', '`', '#']);
+            Some(&arguments[..end.unwrap_or(arguments.len())])
+        });
+        let words = |line: &str| -> Vec<String> {
+            let words = line.split_whitespace().map(|word| word.trim_matches('"'));
+            words.map(str::to_owned).collect()
+        };
+        after_name.map(words).collect()
+    }
+
+    #[test]
+    fn workflows_call_commands_that_exist() {
+        let root = workspace::root().unwrap();
+        let mut count = 0;
+        for name in ["ci", "charts", "charts-release", "release"] {
+            let path = root.join(format!(".github/workflows/{name}.yml"));
+            let text = std::fs::read_to_string(&path).unwrap();
+            for call in calls(&text) {
+                // In a comment the name stands alone.
+                if call.first().is_none_or(|word| word.starts_with('`')) {
+                    continue;
+                }
+                let words = std::iter::once("xtask".to_owned()).chain(call.iter().cloned());
+                if let Err(error) = Command::try_parse_from(words) {
+                    panic!("{name}: {call:?}: {error}");
+                }
+                count += 1;
+            }
+        }
+        assert!(count >= 10, "only {count} calls were found");
+    }
+}

@@ -1,6 +1,14 @@
-//! The charts, rendered by Helm as it is: what values do, which are refused, and what documents promise about them.
+//! The charts, rendered by Helm as it is: what values do, which are refused, and what documents promise about them. And
+//! the workflows that release them, whose shell is run for real.
 //!
 //! Nothing here needs a cluster; what does is told in the stories of `crates/e2e`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "all of it is a test, also what several tests share"
+)]
 
 mod charts {
     // The objects that a chart makes.
@@ -11,4 +19,6 @@ mod charts {
     mod rendering;
     // What can be set, and what is refused.
     mod values;
+    // What the release workflows do.
+    mod workflows;
 }

@@ -124,11 +124,6 @@ impl ConnectParameters {
         }
         query
     }
-
-    /// The same for the header.
-    pub fn header(&self) -> String {
-        STANDARD.encode(self.query())
-    }
 }
 
 impl OnConcurrentSteal {
@@ -213,6 +208,10 @@ pub struct Place {
     pub pod: String,
     pub container: String,
     pub ready: bool,
+    /// The SHA-256 of the agent's certificate, where the operator knows it: then believe no other. Without it, the first
+    /// one that is seen has to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
     /// The name of the agent. Another agent in the same pod has another one, and knows nothing of what this one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
@@ -240,7 +239,7 @@ mod tests {
             Ok(parameters.clone())
         );
         assert_eq!(
-            ConnectParameters::read("connect=true", Some(&parameters.header())),
+            ConnectParameters::read("connect=true", Some(&STANDARD.encode(parameters.query()))),
             Ok(parameters)
         );
     }

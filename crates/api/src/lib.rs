@@ -7,6 +7,7 @@
 pub mod connect;
 pub mod feature;
 pub mod multicluster;
+pub mod node;
 pub mod operator;
 pub mod policy;
 pub mod session;

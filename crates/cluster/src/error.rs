@@ -133,6 +133,19 @@ impl Error {
         }
     }
 
+    /// Whether the API server itself is in trouble, so that nothing is known about what was asked for.
+    pub fn is_of_the_api_server(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Api { source, .. } => match source.as_ref() {
+                kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+                kube::Error::Service(_) | kube::Error::HyperError(_) => true,
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
     /// Whether the same may work a little later.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -191,4 +204,40 @@ pub(crate) fn status(error: &kube::Error) -> Option<&kube::core::Status> {
 
 pub(crate) fn code(error: &kube::Error) -> Option<u16> {
     status(error).map(|status| status.code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(code: u16) -> Error {
+        let status = kube::core::Status {
+            code,
+            ..kube::core::Status::default()
+        };
+        Error::api("list pods", kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn only_an_api_server_in_trouble_is_asked_the_same_again() {
+        for (code, expected) in [
+            (400, false),
+            (404, false),
+            (403, false),
+            (401, false),
+            (409, false),
+            (422, false),
+            (429, true),
+            (500, true),
+            (503, true),
+        ] {
+            assert_eq!(answered(code).is_of_the_api_server(), expected, "{code}");
+        }
+        let no_pod = Error::NoPod {
+            target: String::new(),
+            namespace: String::new(),
+            why: String::new(),
+        };
+        assert!(!no_pod.is_of_the_api_server());
+    }
 }

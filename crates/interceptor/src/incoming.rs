@@ -36,7 +36,7 @@ mod places;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -169,6 +169,19 @@ pub struct Delivery {
     pub socket: OwnedFd,
     /// Keeps the client's address known. It may be kept apart from the socket, and should live as long.
     pub registration: DeliveryRegistration,
+}
+
+/// Whether the application has accepted a connection of which this is our end. Until then the kernel alone has taken it.
+/// True as well where the kernel does not say.
+#[must_use]
+pub fn is_accepted(ours: BorrowedFd<'_>) -> bool {
+    let address = |address: Result<Vec<u8>, Errno>| internet(&address.ok()?);
+    let application = address(socket::peer_address(ours));
+    let Some((application, ours)) = application.zip(address(socket::local_address(ours))) else {
+        return true;
+    };
+    let found = socket_table::connection_between(application, ours);
+    !matches!(found, Ok(Some(found)) if found.inode == 0)
 }
 
 /// A socket with which the application listens.

@@ -56,6 +56,9 @@ pub(crate) async fn connect(
 ) -> Result<Answer, Refusal> {
     let began = Instant::now();
     let key = handshake(request.headers())?;
+    if shared.leaving.is_cancelled() {
+        return Err(Refusal::unavailable("this replica ends; come back"));
+    }
     // What comes from a Primary is for this cluster alone.
     let envoy = shared.envoy.as_ref().filter(|envoy| {
         envoy.takes(&asking.parameters) && attach::child_asked(request.headers()).is_none()
@@ -84,11 +87,13 @@ pub(crate) async fn connect(
         .observe(began.elapsed().as_secs_f64());
     let upgrade = hyper::upgrade::on(&mut request);
     let shared = Arc::clone(shared);
-    tokio::spawn(async move {
+    let relays = shared.relays.clone();
+    relays.spawn(async move {
         match upgrade.await {
             Ok(upgraded) => {
                 let socket = TokioIo::new(upgraded);
-                let socket = WebSocketStream::from_raw_socket(socket, Role::Server, None).await;
+                let limits = Some(link::channels::limits());
+                let socket = WebSocketStream::from_raw_socket(socket, Role::Server, limits).await;
                 if is_over_several {
                     envoy::relay::relay(&shared, name, socket).await;
                 } else {

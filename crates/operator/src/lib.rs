@@ -22,8 +22,10 @@ mod leader;
 mod listening;
 mod metrics;
 mod multicluster;
+mod nodes;
 mod openapi;
 mod overview;
+mod policies;
 mod probes;
 mod server;
 mod sessions;
@@ -37,10 +39,11 @@ use kube::Client;
 use link::tls::Identity;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 pub use crate::error::{Error, Result};
 pub use crate::multicluster::{InvalidClusters, MultiCluster};
-pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
+pub use crate::settings::{AgentMode, AgentSettings, PodSettings, SessionSettings, Settings};
 pub use crate::uninstall::uninstall;
 
 use crate::cache::SessionCache;
@@ -49,6 +52,7 @@ use crate::leader::Election;
 use crate::listening::listen;
 use crate::metrics::Metrics;
 use crate::multicluster::envoy::Envoy;
+use crate::nodes::Nodes;
 use crate::server::{Trust, TrustKeeper};
 
 /// What all parts of an operator have in common.
@@ -62,8 +66,13 @@ pub(crate) struct Shared {
     pub(crate) identity: Identity,
     /// Other clusters, where this operator is their Primary.
     pub(crate) envoy: Option<Envoy>,
-    /// Cancelled when this replica is about to end, so that nobody new is sent to it and everybody goes elsewhere.
+    pub(crate) nodes: Nodes,
+    /// Cancelled when this replica is about to end, so that nobody new is sent to it.
     pub(crate) ending: CancellationToken,
+    /// Cancelled a little later, when nobody new comes any more: those who are here are sent elsewhere.
+    pub(crate) leaving: CancellationToken,
+    /// The tasks that carry sessions.
+    pub(crate) relays: TaskTracker,
 }
 
 /// Runs an operator until `shutdown`, and then until what is under way is done.
@@ -85,11 +94,19 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let shared = Arc::new(Shared {
         sessions: SessionCache::follow(client.clone()),
         identity: certificates.identity()?,
+        nodes: Nodes::new(
+            client.clone(),
+            &settings.namespace,
+            certificates.identity()?,
+            certificates.node()?,
+        ),
         client,
         metrics: Metrics::new(),
         trust: trust.subscribe(),
         envoy,
         ending: shutdown.clone(),
+        leaving: CancellationToken::new(),
+        relays: TaskTracker::new(),
         settings,
     });
     tracing::info!(

@@ -99,3 +99,6 @@ pub(crate) fn errno(failure: Option<&Failure>) -> Errno {
         .and_then(Failure::number)
         .map_or(Errno::EIO, Errno::from_raw)
 }
+
+#[cfg(test)]
+mod tests;

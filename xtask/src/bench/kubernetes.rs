@@ -12,8 +12,8 @@ mod start;
 mod stolen;
 
 use anyhow::Result;
+use lab::Paths;
 use lab::standind::{self, Profile};
-use lab::{Paths, Progress};
 
 use self::site::Site;
 use super::groups::{self, Group};
@@ -34,17 +34,7 @@ pub(super) fn prepare() -> Result<()> {
     crate::lab::prepare(&Paths::from_environment(), 1, 1)?;
     Programs::build()?;
     let (root, target) = (workspace::root()?, workspace::image_target()?);
-    let progress = Progress::to_stderr();
-    for (package, program) in [("server", "standind"), ("workload", "workload")] {
-        standind::build_program(
-            &root,
-            &target,
-            package,
-            program,
-            Profile::Release,
-            &progress,
-        )?;
-    }
+    standind::build_static(&root, &target, Profile::Release, &["server", "workload"])?;
     Ok(())
 }
 

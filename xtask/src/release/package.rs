@@ -109,9 +109,11 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
     let progress = Progress::to_stderr();
     let target = workspace::image_target()?;
     let machine = env::consts::ARCH;
-    let standind = standind::build(root, &target, Profile::Release, &progress)?;
-    let standin =
-        standind::build_program(root, &target, "cli", "standin", Profile::Release, &progress)?;
+    progress.step("building the programs, linked statically");
+    let profile = Profile::Distribution;
+    standind::build_static(root, &target, profile, &["cli", "server"])?;
+    let standin = standind::built(&target, profile, "standin");
+    let standind = standind::built(&target, profile, "standind");
     let folder = tempfile::tempdir().context("making a folder for the programs")?;
     let programs = folder
         .path()
@@ -130,7 +132,7 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
         &output.join(format!("standin-{version}-linux-{machine}.tgz")),
     )?;
     let image = output.join(format!("standind-{version}-linux-{machine}.tar"));
-    let image = standind::image(&image_name(sources)?, &standind).write(&image)?;
+    let image = lab::standind::image(&image_name(sources)?, &standind).write(&image)?;
     eprintln!("{} is {}", image.reference(), image.id());
     Ok(())
 }

@@ -68,7 +68,7 @@ pub(crate) fn words(list: &Value) -> Vec<String> {
         .collect()
 }
 
-fn helm() -> &'static Path {
+pub(crate) fn helm() -> &'static Path {
     static HELM: OnceLock<PathBuf> = OnceLock::new();
     HELM.get_or_init(|| {
         let search = std::env::var_os("PATH").unwrap_or_default();

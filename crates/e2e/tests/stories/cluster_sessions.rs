@@ -128,11 +128,11 @@ async fn agent_pods(stage: &Stage) -> Result<Vec<String>> {
 }
 
 /// A session that waits for lines, and ends with the story.
-struct Waiting(Child);
+pub(super) struct Waiting(Child);
 
 impl Waiting {
     /// Starts a shell that reads commands, in a session.
-    fn start(command: &mut Command) -> Result<Self> {
+    pub(super) fn start(command: &mut Command) -> Result<Self> {
         let child = command
             .args(["--", "bash"])
             .stdin(Stdio::piped())
@@ -143,7 +143,7 @@ impl Waiting {
     }
 
     /// Lets the shell do something that prints one line, and returns the line.
-    fn ask(&mut self, command: &str) -> Result<String> {
+    pub(super) fn ask(&mut self, command: &str) -> Result<String> {
         use std::io::{Read as _, Write as _};
         let input = self.0.stdin.as_mut().context("no input")?;
         writeln!(input, "{command}")?;
@@ -157,7 +157,7 @@ impl Waiting {
     }
 
     /// Closes the input, and waits for the end.
-    fn end(mut self) -> Result<Ended> {
+    pub(super) fn end(mut self) -> Result<Ended> {
         use std::io::Read as _;
         drop(self.0.stdin.take());
         let mut errors = String::new();

@@ -36,6 +36,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (channels, events, driver) = Channels::over(socket);
+    channels.hear_no_news();
     let relay = Relay {
         shared: Arc::clone(shared),
         name,
@@ -87,7 +88,7 @@ impl Relay {
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat(false).await,
-                () = self.shared.ending.cancelled() => {
+                () = self.shared.leaving.cancelled() => {
                     return self.channels.end("this replica ends; come back");
                 }
             }
@@ -171,6 +172,7 @@ pub(crate) fn places(session: &MirrordClusterSession) -> Places {
         pod: pod.name.clone(),
         container: pod.container.clone(),
         ready: pod.ready,
+        certificate: pod.certificate.clone(),
         agent: pod.agent.clone(),
         error: pod.error.clone(),
     });

@@ -20,6 +20,8 @@ pub struct IncomingEvent {
 pub enum News {
     /// The port's traffic comes to the program.
     Subscribed(Subscribed),
+    /// The program waits for agents that are being started.
+    Waiting,
     /// The first traffic from outside of the target has come.
     TrafficSeen,
     /// For so many seconds, nothing came.
@@ -79,7 +81,10 @@ impl IncomingEvent {
     /// Whether the user should do or know something, and not only be reassured.
     #[must_use]
     pub fn is_warning(&self) -> bool {
-        !matches!(self.news, News::Subscribed(_) | News::TrafficSeen)
+        !matches!(
+            self.news,
+            News::Subscribed(_) | News::Waiting | News::TrafficSeen
+        )
     }
 }
 
@@ -103,6 +108,8 @@ impl fmt::Display for News {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Subscribed(subscribed) => subscribed.fmt(formatter),
+            Self::Waiting => formatter
+                .write_str("the program's call waits until the agents of all pods are there"),
             Self::TrafficSeen => formatter.write_str("the first traffic from outside has come"),
             Self::Silent { seconds, checked } => write_silence(formatter, *seconds, *checked),
             Self::NothingMatched { seconds, filter } => write!(

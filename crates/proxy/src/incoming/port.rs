@@ -9,7 +9,7 @@ use protocol::rpc::Failure;
 use router::Change;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, interval};
+use tokio::time::{Instant, interval, timeout};
 use tonic::Status;
 
 use super::door::Asking;
@@ -22,6 +22,9 @@ use crate::event::{Checked, Event, IncomingEvent, News, Subscribed, describe};
 
 /// How often it is looked whether the application still listens.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Waiting for agents that are being started is said after so long.
+const WORTH_A_WORD: Duration = Duration::from_secs(3);
 
 pub(super) struct Port {
     shared: Arc<Shared>,
@@ -107,7 +110,11 @@ impl Port {
                 continue;
             }
             // Traffic comes from all agents from the first moment on, or the application is not told that it listens.
-            self.shared.agent.all.settled().await;
+            let agents = self.shared.agent.all.clone();
+            if timeout(WORTH_A_WORD, agents.all()).await.is_err() {
+                self.tell(None, News::Waiting);
+                agents.all().await;
+            }
             self.serve().await;
         }
     }
@@ -208,9 +215,9 @@ impl Port {
         }
         match said {
             Said::Ours(ours) => {
-                self.before.insert(id.clone());
                 at_agent.told = None;
                 if round.is_answered {
+                    self.before.insert(id.clone());
                     self.tell_subscribed(Some(id), &[&ours]);
                 }
                 at_agent.state = State::Ours(ours);
@@ -269,6 +276,9 @@ impl Port {
         }
         self.let_listen(round);
         for (id, at_agent) in &mut round.agents {
+            if at_agent.ours().is_some() {
+                self.before.insert(id.clone());
+            }
             if let State::Refused(status, tries_again) = &at_agent.state {
                 let (status, tries_again) = (status.clone(), *tries_again);
                 self.tell_refused(id, at_agent, &status, tries_again);

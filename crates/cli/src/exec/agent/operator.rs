@@ -300,11 +300,21 @@ impl OperatorAgents {
                 id: AgentId::in_pod(pod),
                 preference: Preference::Preferred,
                 reach: PlacedAgent {
+                    certificate: self.certificate(place),
                     session: self.session.clone(),
                     dialer: self.session.0.carrier.dialer(place),
                 },
             }),
         }
+    }
+}
+
+impl OperatorAgents {
+    /// By what the agent of a place is known, where the operator knows it.
+    fn certificate(&self, number: u32) -> Option<String> {
+        let now = self.places.borrow();
+        let place = now.places.iter().find(|place| place.number == number)?;
+        place.certificate.clone()
     }
 }
 
@@ -341,6 +351,7 @@ fn differences(known: &mut Known, now: &[Place]) -> Vec<Difference> {
 pub(crate) struct PlacedAgent {
     session: ThroughOperator,
     dialer: CarriedDialer,
+    certificate: Option<String>,
 }
 
 impl Reach for PlacedAgent {
@@ -348,7 +359,10 @@ impl Reach for PlacedAgent {
         let session = &self.session.0;
         // The certificate is known, so its name does not matter.
         let name = ServerName::try_from("agent")?;
-        let trust = Trust::FirstSeen(FirstSeen::default());
+        let trust = match &self.certificate {
+            Some(certificate) => Trust::Pinned(certificate.parse()?),
+            None => Trust::FirstSeen(FirstSeen::default()),
+        };
         let dialer = TlsDialer::with_identity(self.dialer.clone(), name, trust, &session.identity)?;
         let settings = link::Settings {
             redial: Redial {

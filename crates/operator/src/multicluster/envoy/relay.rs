@@ -104,7 +104,7 @@ impl MultiClusterRouter {
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat().await,
-                () = self.shared.ending.cancelled() => {
+                () = self.shared.leaving.cancelled() => {
                     return self.channels.end("this replica ends; come back");
                 }
             }

@@ -19,7 +19,7 @@ use tower_service::Service;
 
 use super::News;
 use crate::agent::{Agent, Agents, Member};
-use crate::event::Event;
+use crate::event::{Event, IncomingEvent};
 
 /// Clones are the same.
 #[derive(Clone, Default)]
@@ -34,7 +34,7 @@ struct State {
     refuse: Option<Failure>,
     events: Option<mpsc::UnboundedSender<Result<SubscribeEvent, Status>>>,
     waiting: Vec<(Accept, Body, oneshot::Sender<Response<http2::Sent>>)>,
-    news: Vec<News>,
+    told: Vec<IncomingEvent>,
 }
 
 /// The agent's ends of a connection.
@@ -50,7 +50,7 @@ impl FakeAgent {
         let news = self.clone();
         let tell = move |event: &Event| {
             if let Event::Incoming(event) = event {
-                news.change(|state| state.news.push(event.news.clone()));
+                news.change(|state| state.told.push(event.clone()));
             }
         };
         Agent::new(agents, Arc::new(tell))
@@ -121,7 +121,11 @@ impl FakeAgent {
     }
 
     pub(super) async fn news<T>(&self, pick: impl Fn(&News) -> Option<T>) -> T {
-        self.until(|state| state.news.iter().find_map(&pick)).await
+        self.event(|event| pick(&event.news)).await
+    }
+
+    pub(super) async fn event<T>(&self, pick: impl Fn(&IncomingEvent) -> Option<T>) -> T {
+        self.until(|state| state.told.iter().find_map(&pick)).await
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
