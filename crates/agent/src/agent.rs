@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use protocol::grant::Grant;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::connection::{Access, Connection};
 use crate::dns::Silent;
 use crate::files::LocalDevices;
+use crate::grant::Rules;
 use crate::identity::OwnIdentity;
 use crate::incoming::{Ports, Reachable};
 use crate::outgoing::Spare;
@@ -29,6 +31,7 @@ pub struct Agent(Arc<Inside>);
 struct Inside {
     target: Target,
     token: Option<Token>,
+    rules: Rules,
     files: Workers,
     sockets: Workers,
     names: Workers,
@@ -48,16 +51,22 @@ struct Token(String);
 impl Agent {
     /// An agent for a process of this machine. Says at once when the rights for it are lacking.
     pub fn for_process(pid: u32) -> Result<Self> {
-        Self::build(Target::find(pid)?, None)
+        Self::build(Target::find(pid)?, None, Rules::default())
+    }
+
+    /// The same, for sessions that may do only what they are granted.
+    pub fn for_process_with_grant(pid: u32, grant: &Grant) -> Result<Self> {
+        let rules = Rules::understand(grant)?;
+        Self::build(Target::find(pid)?, None, rules)
     }
 
     /// The same, for clients that know `token` only. An empty token is none.
     pub fn for_process_with_token(pid: u32, token: impl Into<String>) -> Result<Self> {
         let token = Some(token.into()).filter(|token| !token.is_empty());
-        Self::build(Target::find(pid)?, token)
+        Self::build(Target::find(pid)?, token, Rules::default())
     }
 
-    fn build(target: Target, token: Option<String>) -> Result<Self> {
+    fn build(target: Target, token: Option<String>, rules: Rules) -> Result<Self> {
         let inside = Arc::new_cyclic(|inside: &std::sync::Weak<Inside>| {
             // The threads never keep the agent alive: it ends them.
             let with_target = |act: fn(&Target) -> Result<()>| {
@@ -84,6 +93,7 @@ impl Agent {
             Inside {
                 target,
                 token: token.map(Token),
+                rules,
                 files: pools[0].workers(),
                 sockets: pools[1].workers(),
                 names: pools[2].workers(),
@@ -139,6 +149,11 @@ impl Agent {
     #[must_use]
     pub fn target_is_gone(&self) -> bool {
         self.0.target.is_gone()
+    }
+
+    /// What sessions may do.
+    pub(crate) fn rules(&self) -> &Rules {
+        &self.0.rules
     }
 
     pub(crate) fn target(&self) -> &Target {

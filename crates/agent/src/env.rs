@@ -34,9 +34,10 @@ impl Env for Connection {
         };
         // The kernel answers an empty environment for a process that has ended in the meantime.
         self.agent.target().require()?;
-        Ok(Response::new(ListEnvResponse {
-            variables: env::parse(&environment),
-        }))
+        let mut variables = env::parse(&environment);
+        let rules = self.agent.rules();
+        variables.retain(|variable| !rules.hides_variable(&variable.name));
+        Ok(Response::new(ListEnvResponse { variables }))
     }
 }
 

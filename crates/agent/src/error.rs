@@ -80,6 +80,12 @@ pub enum Error {
     #[error("the subscription has ended")]
     SubscriptionEnded,
 
+    #[error("a policy of the cluster's administrators does not let sessions {0}")]
+    Forbidden(&'static str),
+
+    #[error("what sessions may do cannot be understood: {0}")]
+    Grant(String),
+
     #[error("the token is not this agent's: use the one it was started with")]
     WrongToken,
 
@@ -128,8 +134,14 @@ impl Error {
             Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
                 return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
             }
+            Self::Forbidden(_) => {
+                return Failure::from_errno(Errno::PERM.raw_os_error(), self.to_string());
+            }
             Self::Peer(failure) => return failure.clone(),
-            Self::KernelThread(_) | Self::NothingArrives { .. } | Self::PeerGone => Reason::Agent,
+            Self::KernelThread(_)
+            | Self::NothingArrives { .. }
+            | Self::PeerGone
+            | Self::Grant(_) => Reason::Agent,
             Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
             Self::NoSubscription(_) | Self::SubscriptionEnded | Self::Certificate(_) => {
                 Reason::BadRequest

@@ -57,7 +57,16 @@ impl Incoming for Connection {
 
     async fn subscribe(&self, request: Call<SubscribeRequest>) -> Result<Answer<Events>, Status> {
         self.admit().await?;
-        let wanted = Wanted::validate(request.into_inner())?;
+        let mut request = request.into_inner();
+        if self.access == Access::Session {
+            // A peer enforces what its own session may do, and says whose it is.
+            let rules = self.agent.rules();
+            rules.allow_subscription(&request)?;
+            if let Some(holder) = rules.holder() {
+                request.holder = known_as(holder, &request.holder);
+            }
+        }
+        let wanted = Wanted::validate(request)?;
         let tls = wanted.request.tls.as_ref();
         if self.access == Access::Peer && tls.is_some_and(|tls| tls.certificate.is_empty()) {
             // The files of our own target are not a peer's to name.
@@ -65,6 +74,14 @@ impl Incoming for Connection {
         }
         let events = keeper::subscribe(self, wanted).await?;
         Ok(Answer::new(Events(events)))
+    }
+}
+
+/// Who is there, and what he says of himself: others are told both, and the first is true.
+fn known_as(holder: &str, said: &str) -> String {
+    match said {
+        "" => holder.to_owned(),
+        said => format!("{holder} ({})", said.chars().take(80).collect::<String>()),
     }
 }
 
@@ -88,5 +105,17 @@ impl Stream for Events {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_claims_to_be_somebody_else_is_named_first() {
+        assert_eq!(known_as("eve", ""), "eve");
+        assert_eq!(known_as("eve", "anna@laptop"), "eve (anna@laptop)");
+        assert_eq!(known_as("eve", &"a".repeat(500)).len(), 86);
     }
 }

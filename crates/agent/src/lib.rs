@@ -20,6 +20,7 @@ mod dns;
 mod env;
 mod error;
 mod files;
+mod grant;
 mod identity;
 pub mod incoming;
 mod outgoing;

@@ -20,6 +20,7 @@ use tonic::{Request as Call, Response as Answer, Status};
 
 use crate::agent::Agent;
 use crate::connection::{Connection, succeeded};
+use crate::grant::Transport;
 use crate::{Error, Result};
 
 mod datagrams;
@@ -36,6 +37,8 @@ pub(crate) async fn tcp(
     request: Request<Incoming>,
 ) -> Result<Response<Body>> {
     let connect = TcpConnect::from_headers(request.headers())?;
+    let rules = connection.agent.rules();
+    rules.allow_address(Transport::Tcp, connect.address)?;
     let stream = connect_tcp(&connection.agent, connect.address, connect.bind).await?;
     let ends = Connected {
         local: stream
@@ -58,11 +61,19 @@ pub(crate) async fn udp(
         UdpPeer::AnyIpv4 => (true, None),
         UdpPeer::AnyIpv6 => (false, None),
     };
+    let rules = connection.agent.rules();
+    if let Some(peer) = peer {
+        rules.allow_address(Transport::Udp, peer)?;
+    }
     let socket = open_udp(&connection.agent, ipv4, open.bind, peer).await?;
     let local = socket.local_addr();
     let ends = Connected {
         local: local.map_err(Error::io("ask for the own address"))?,
         peer,
+    };
+    let socket = datagrams::RuledSocket {
+        socket,
+        agent: connection.agent.clone(),
     };
     let body = datagrams::relay(Arc::new(socket), request.into_body());
     Ok(succeeded(ends.to_headers(), body))

@@ -87,6 +87,9 @@ pub struct MirrordClusterSessionStatus {
     /// When a client was last seen. Written by the replica that carries the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen_timestamp: Option<String>,
+    /// When the session failed. It is kept for a while, so that people find the reason. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_timestamp: Option<String>,
     /// Set once, when the session is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<SessionClosed>,
@@ -134,6 +137,9 @@ pub struct SessionPod {
     /// The name of the agent's container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
+    /// The SHA-256 of the agent's certificate, where the operator knows it: clients then believe no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -194,8 +200,12 @@ impl SessionId {
         format!("session-{self}")
     }
 
+    /// Of a session of this cluster alone, or of the child of one over several.
     pub fn from_object_name(name: &str) -> Option<Self> {
-        Self::from_hexadecimal(name.strip_prefix("session-")?)
+        match name.strip_prefix("session-") {
+            Some(id) => Self::from_hexadecimal(id),
+            None => crate::multicluster::child_id(name),
+        }
     }
 
     /// As people see it.

@@ -24,7 +24,7 @@ pub(crate) use agent::{access, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments};
 pub(crate) use progress::{Progress, colors};
 
-use agent::{Agent, InCluster};
+use agent::{Agent, InCluster, Way};
 use log::Verbosity;
 use notices::Kind;
 use signals::Caught;
@@ -59,8 +59,10 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (agent, target) = choose_agent(arguments, &mut settings, verbosity, progress)?;
-    let session = runtime.block_on(start(&agent, &settings, arguments, progress))?;
+    let chosen = choose_agent(arguments, &mut settings, verbosity, progress);
+    let (agent, target) = runtime.block_on(chosen)?;
+    let session = runtime.block_on(start(&agent, &settings, arguments, progress));
+    let session = session.inspect_err(|_| runtime.block_on(agent.end()))?;
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
@@ -83,7 +85,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
 }
 
 /// The agent, and what the user calls the target.
-fn choose_agent(
+async fn choose_agent(
     arguments: &ExecArguments,
     settings: &mut Settings,
     verbosity: Verbosity,
@@ -98,14 +100,24 @@ fn choose_agent(
         let name = target.to_string();
         return Ok((Agent::beside(target, verbosity, progress), name));
     }
-    let agent = InCluster::new(settings, progress)?;
-    if agent.is_targetless() {
+    agent::ensure_meant(settings)?;
+    if agent::is_targetless(settings) {
         // The agent has no files, and its name says nothing.
         settings.feature.fs.mode = FileMode::Local;
         settings.feature.hostname = false;
     }
-    let name = agent.to_string();
-    Ok((Agent::Cluster(Arc::new(agent)), name))
+    let cluster = agent::cluster_of(settings).await?;
+    match agent::choose_way(settings, &cluster, progress).await? {
+        Way::Operator(operator) => {
+            let name = format!("{}, through the operator", operator.target());
+            Ok((Agent::Operator(operator), name))
+        }
+        Way::Own => {
+            let agent = InCluster::new(settings, cluster, progress)?;
+            let name = agent.to_string();
+            Ok((Agent::Cluster(Arc::new(agent)), name))
+        }
+    }
 }
 
 async fn start(

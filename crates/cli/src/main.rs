@@ -10,7 +10,9 @@ mod environment;
 mod exec;
 mod exit;
 mod ls;
+mod operator;
 mod sys;
+mod table;
 mod verify;
 
 use std::env;
@@ -32,6 +34,8 @@ enum Command {
     Exec(Box<exec::ExecArguments>),
     /// List what there is to stand in for in a cluster
     Ls(ls::LsArguments),
+    /// Ask the operator of a cluster what it is and who uses it, and end sessions
+    Operator(operator::OperatorArguments),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
     /// Say what this machine can do, and what to do about the rest
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Exec(arguments) => exec::run(&arguments),
         Command::Ls(arguments) => ls::run(&arguments),
+        Command::Operator(arguments) => operator::run(&arguments),
         Command::VerifyConfig(arguments) => verify::run(&arguments),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Completions { shell } => {

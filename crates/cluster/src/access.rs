@@ -73,11 +73,6 @@ impl Cluster {
         &self.namespace
     }
 
-    /// The address of the API server.
-    pub fn server(&self) -> &str {
-        &self.server
-    }
-
     /// An error of the first question: whether there is an API server at all.
     pub(crate) fn first_error(&self, action: &str, source: kube::Error) -> Error {
         match source {

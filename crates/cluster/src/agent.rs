@@ -36,7 +36,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use condition::{Condition, condition};
 use manifest::Plan;
-pub use order::{Order, Ordered, OrderedState, ordered};
+pub use order::{Order, Ordered, OrderedState, ordered, ordered_as_pod};
 pub use settings::{AgentSettings, PodSettings, Toleration};
 
 use crate::access::Cluster;
@@ -53,23 +53,15 @@ const PORTS_TRIED: usize = 3;
 /// The pauses between attempts to reach an agent that is about to listen.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// How long an agent of ours waits for us to come at all.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
-
-/// Where an agent is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// A container in the target's pod.
-    Ephemeral,
-    /// A pod of its own.
-    Pod,
-}
 
 /// An agent that was made. It ends by itself when nobody comes.
 #[derive(Debug, Clone)]
 pub struct Agent {
     cluster: Cluster,
-    mode: Mode,
     namespace: String,
     pod: String,
     container: String,
@@ -110,7 +102,7 @@ impl Agent {
         loop {
             let identity = Identity::generate()?;
             let client = identity.fingerprint();
-            let agent = Self::make(cluster, replica, namespace, settings, client, say).await?;
+            let agent = make(cluster, replica, namespace, settings, client, say).await?;
             made(&agent);
             match agent.reach(settings, &identity).await {
                 Ok(reachable) => return Ok(reachable),
@@ -126,22 +118,6 @@ impl Agent {
                 }
             }
         }
-    }
-
-    /// Makes an agent for the client whose certificate has this fingerprint, and does not wait for it.
-    pub async fn make(
-        cluster: &Cluster,
-        replica: Option<&Replica>,
-        namespace: &str,
-        settings: &AgentSettings,
-        client: Fingerprint,
-        say: &(dyn Fn(&str) + Send + Sync),
-    ) -> Result<Self> {
-        make(cluster, replica, namespace, settings, client, say).await
-    }
-
-    pub fn mode(&self) -> Mode {
-        self.mode
     }
 
     /// Makes connections to its port. What is spoken on them is between it and its client.
@@ -261,6 +237,7 @@ impl Agent {
     }
 }
 
+/// Makes an agent for the client whose certificate has this fingerprint, and does not wait for it.
 async fn make(
     cluster: &Cluster,
     replica: Option<&Replica>,
@@ -275,6 +252,8 @@ async fn make(
         listen: (Ipv4Addr::LOCALHOST, rand::random_range(PORTS)).into(),
         client,
         ended_by: None,
+        patience: PATIENCE,
+        grant: None,
         settings,
     };
     let own_namespace = settings.pod.namespace.as_deref().unwrap_or(namespace);

@@ -77,6 +77,44 @@ pub enum Error {
         source: Box<kube::Error>,
     },
 
+    #[error("you may not {action}; ask for this, bound to you with a {binding}:\n\n{role}")]
+    MayNot {
+        action: String,
+        /// The kind of what binds the role to a user.
+        binding: &'static str,
+        role: String,
+    },
+
+    #[error(
+        "there is no operator in this cluster; install it as docs/operator.md says, or let the session use your own rights \
+         (`operator: false`, --no-operator)"
+    )]
+    NoOperator,
+
+    #[error(
+        "the cluster has an operator that does not answer ({why}). Tell whoever looks after it: `kubectl get apiservice \
+         v1.operator.metalbear.co` says more. Without it, a session uses your own rights: `operator: false`, --no-operator"
+    )]
+    OperatorDown { why: String },
+
+    #[error("the operator cannot do it now: {0}")]
+    OperatorBusy(String),
+
+    #[error("the operator refuses: {0}")]
+    OperatorRefused(String),
+
+    #[error(
+        "another operator answers in this cluster, or another version, which this standin does not understand. Without it, a \
+         session uses your own rights: `operator: false`, --no-operator"
+    )]
+    ForeignOperator,
+
+    #[error("the session is over: {0}")]
+    SessionOver(String),
+
+    #[error("the session is over ({0}), and begins anew")]
+    SessionExpired(String),
+
     #[error("the connection to the agent cannot be set up")]
     Link(#[from] link::LinkError),
 }
@@ -95,6 +133,19 @@ impl Error {
         }
     }
 
+    /// Whether the API server itself is in trouble, so that nothing is known about what was asked for.
+    pub fn is_of_the_api_server(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Api { source, .. } => match source.as_ref() {
+                kube::Error::Api(status) => status.code == 429 || status.code >= 500,
+                kube::Error::Service(_) | kube::Error::HyperError(_) => true,
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
     /// Whether the same may work a little later.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -102,6 +153,9 @@ impl Error {
             | Self::NoPod { .. }
             | Self::AgentFailed { .. }
             | Self::Timeout { .. }
+            | Self::OperatorDown { .. }
+            | Self::OperatorBusy(_)
+            | Self::SessionExpired(_)
             | Self::Api { .. } => true,
             Self::Kubeconfig(_)
             | Self::Client(_)
@@ -109,6 +163,11 @@ impl Error {
             | Self::Forbidden { .. }
             | Self::NotFound { .. }
             | Self::Refused(_)
+            | Self::MayNot { .. }
+            | Self::NoOperator
+            | Self::OperatorRefused(_)
+            | Self::ForeignOperator
+            | Self::SessionOver(_)
             | Self::Link(_) => false,
         }
     }
@@ -145,4 +204,40 @@ pub(crate) fn status(error: &kube::Error) -> Option<&kube::core::Status> {
 
 pub(crate) fn code(error: &kube::Error) -> Option<u16> {
     status(error).map(|status| status.code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(code: u16) -> Error {
+        let status = kube::core::Status {
+            code,
+            ..kube::core::Status::default()
+        };
+        Error::api("list pods", kube::Error::Api(Box::new(status)))
+    }
+
+    #[test]
+    fn only_an_api_server_in_trouble_is_asked_the_same_again() {
+        for (code, expected) in [
+            (400, false),
+            (404, false),
+            (403, false),
+            (401, false),
+            (409, false),
+            (422, false),
+            (429, true),
+            (500, true),
+            (503, true),
+        ] {
+            assert_eq!(answered(code).is_of_the_api_server(), expected, "{code}");
+        }
+        let no_pod = Error::NoPod {
+            target: String::new(),
+            namespace: String::new(),
+            why: String::new(),
+        };
+        assert!(!no_pod.is_of_the_api_server());
+    }
 }

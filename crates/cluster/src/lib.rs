@@ -6,7 +6,7 @@
 //!
 //! Everything is done with the rights of the user. What is missing is said as the rule to ask for ([`Right`]), and what the
 //! cluster refuses as the field that it refuses ([`Refusal`]). An agent is either a container in the target's pod
-//! ([`Mode::Ephemeral`]) or a pod on its node ([`Mode::Pod`]); it is reached through the API server by port-forwards, each
+//! or a pod on its node; it is reached through the API server by port-forwards, each
 //! of which is one connection of a link that outlives them.
 //!
 //! What decides is pure, and apart from what asks the API server: [`pod`] which pods can be used, `agent/manifest` what an
@@ -28,14 +28,17 @@ mod target;
 
 pub use access::{Access, Cluster};
 pub use agent::{
-    Agent, AgentDialer, AgentSettings, Mode, Order, Ordered, OrderedState, PORTS, PodSettings,
-    Reachable, Toleration, ordered,
+    Agent, AgentDialer, AgentSettings, Order, Ordered, OrderedState, PORTS, PodSettings, Reachable,
+    Toleration, ordered, ordered_as_pod,
 };
 pub use error::{Error, Result};
 pub use forward::PortForward;
 pub use list::{Listed, Listing, list};
 pub use look::pods_of;
-pub use operator::{OperatorConnection, OperatorSession, PlaceDialer};
+pub use operator::{
+    CarriedDialer, Carrier, OperatorConnection, OperatorReplicas, OperatorSession, PlaceDialer,
+    end_session, has_operator, list_through_operator, operator, operator_replicas, sessions,
+};
 pub use pod::{Replica, Unfit};
 pub use refusal::Refusal;
 pub use replicas::{Known, Replicas};

@@ -53,6 +53,13 @@ pub struct Settings {
     /// What is started in a cluster, beside the target.
     pub agent: AgentSettings,
 
+    /// Whether a session in a cluster goes through the operator (`true`) or is made with your own rights (`false`).
+    ///
+    /// Without a value the operator is used where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
+    pub operator: Option<bool>,
+
     /// The kubeconfig, in place of those that `KUBECONFIG` names, or `~/.kube/config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["~/.kube/config"]))]
@@ -115,6 +122,7 @@ impl Default for Settings {
             target: None,
             feature: FeatureSettings::default(),
             agent: AgentSettings::default(),
+            operator: None,
             kubeconfig: None,
             kube_context: None,
             accept_invalid_certificates: false,

@@ -18,8 +18,11 @@ pub const REFERENCE: &str = "registry.lab/standind:1";
 pub enum Profile {
     /// Quickly.
     Dev,
-    /// As it is given away.
+    /// Optimised, with the C library of the machine that builds it.
     Release,
+    /// As it is given away: optimised, with musl, which comes with the compiler. So the same commit gives the same bytes
+    /// wherever it is built, and nothing has to be looked up in a system that the image does not have.
+    Distribution,
 }
 
 /// Compiles the program. A caller without root does this before it asks for root, and passes the result on through the
@@ -49,14 +52,14 @@ pub fn build_static(
     cargo
         .current_dir(repository)
         // With an explicit target these flags are for the program alone, not for build scripts and macros.
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env("RUSTFLAGS", flags(repository, profile))
         .env("CARGO_PROFILE_DEV_STRIP", "symbols")
         .env("CARGO_TARGET_DIR", target)
-        .args(["build", "--locked", "--target", &triple()]);
+        .args(["build", "--locked", "--target", &triple(profile)]);
     for package in packages {
         cargo.args(["--package", package]);
     }
-    if profile == Profile::Release {
+    if profile != Profile::Dev {
         cargo.arg("--release");
     }
     run(&mut cargo).map(drop)
@@ -66,13 +69,33 @@ pub fn build_static(
 pub fn built(target: &Path, profile: Profile, program: &str) -> PathBuf {
     let folder = match profile {
         Profile::Dev => "debug",
-        Profile::Release => "release",
+        Profile::Release | Profile::Distribution => "release",
     };
-    target.join(triple()).join(folder).join(program)
+    target.join(triple(profile)).join(folder).join(program)
 }
 
-fn triple() -> String {
-    format!("{}-unknown-linux-gnu", env::consts::ARCH)
+fn triple(profile: Profile) -> String {
+    let libraries = match profile {
+        Profile::Dev | Profile::Release => "gnu",
+        Profile::Distribution => "musl",
+    };
+    format!("{}-unknown-linux-{libraries}", env::consts::ARCH)
+}
+
+/// What is given away names no folder of the machine that built it.
+fn flags(repository: &Path, profile: Profile) -> String {
+    let mut flags = "-C target-feature=+crt-static".to_owned();
+    if profile != Profile::Distribution {
+        return flags;
+    }
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    for (folder, name) in [(Some(repository.to_owned()), "standin"), (home, "cargo")] {
+        if let Some(folder) = folder.and_then(|folder| folder.canonicalize().ok()) {
+            flags += &format!(" --remap-path-prefix={}=/{name}", folder.display());
+        }
+    }
+    flags
 }
 
 /// The image with the program.

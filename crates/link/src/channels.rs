@@ -12,7 +12,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -36,8 +36,19 @@ const PORTION: usize = CREDIT / 4;
 const MESSAGE: usize = 128 * 1024;
 /// Messages of all channels that wait for the WebSocket. Their bytes are bounded by this, and fairness comes from it.
 const WAITING: usize = 16;
-/// Keeps what is between us from forgetting the connection. Dead peers are found by the links above.
-const PING: Duration = Duration::from_secs(30);
+/// Channels that the other end may have open: one for each agent, and some that are about to end.
+const MOST_CHANNELS: usize = 256;
+/// What all channels together may hold that nobody has read yet. Each has its own credit; this is for many at once.
+const MOST_UNREAD: usize = 64 * 1024 * 1024;
+/// What a message costs beside its bytes, so that small ones are not free.
+const OVERHEAD: usize = 64;
+/// Answers that the other end may leave waiting. One that asks and does not listen is not worth more.
+const MOST_WAITING: usize = 4096;
+/// Keeps what is between us from forgetting the connection, and asks whether the other end is there.
+const PING: Duration = Duration::from_secs(5);
+/// The connection is lost when nothing has come for so long, not even an answer. The links above would find out about the
+/// channels; who carries them has to know as well, because the next channel would be opened in the same dead connection.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// One end of a WebSocket that carries channels. Clones are the same end. The socket ends when the driver does.
 #[derive(Clone, Debug)]
@@ -58,6 +69,8 @@ pub enum Event {
     News(Bytes),
     /// It is done, and will not come back.
     Farewell,
+    /// It ends the connection, for this reason. Nothing comes after it.
+    Closed(String),
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +78,16 @@ struct Inner {
     /// Every channel that is open, by number.
     open: Mutex<HashMap<u32, Open>>,
     next: AtomicU32,
+    /// Channels that somebody here still has.
+    held: AtomicUsize,
+    /// What has come and was not read yet, with what it costs.
+    unread: AtomicUsize,
+    /// What waits to be told to the other end.
+    waiting: AtomicUsize,
+    hears_no_news: AtomicBool,
+    farewell_was_said: AtomicBool,
+    /// The driver has ended: a channel that is opened now is closed.
+    ended: AtomicBool,
 }
 
 /// What the driver knows of a channel.
@@ -81,6 +104,13 @@ struct Open {
 struct Outgoing {
     credit: AtomicUsize,
     waker: AtomicWaker,
+}
+
+/// For the WebSocket of an end whose other end is not trusted: no message is longer than one of ours.
+pub fn limits() -> tungstenite::protocol::WebSocketConfig {
+    tungstenite::protocol::WebSocketConfig::default()
+        .max_message_size(Some(MESSAGE + 1024))
+        .max_frame_size(Some(MESSAGE + 1024))
 }
 
 impl Channels {
@@ -106,17 +136,12 @@ impl Channels {
         let for_reader = channels.clone();
         let driver = async move {
             let inner = Arc::clone(&for_reader.inner);
+            let _closes_all = CloseAll(Arc::clone(&inner));
             let (sink, stream) = socket.split();
-            let result = tokio::select! {
-                result = write(sink, waiting_data, waiting_control) => result,
+            tokio::select! {
+                result = write(sink, waiting_data, waiting_control, &inner.waiting) => result,
                 result = read(stream, for_reader, events) => result,
-            };
-            // Whoever reads a channel sees its end: this drops the senders.
-            let lost = std::mem::take(&mut *lock(&inner.open));
-            for channel in lost.into_values() {
-                channel.outgoing.waker.wake();
             }
-            result
         };
         (channels, what_happens, driver)
     }
@@ -137,6 +162,11 @@ impl Channels {
         self.tell(&Frame::News(news));
     }
 
+    /// From an end that has nothing to say, what it says anyway is a fault, and ends the connection.
+    pub fn hear_no_news(&self) {
+        self.inner.hears_no_news.store(true, Ordering::Release);
+    }
+
     /// Says that this end is done and will not come back.
     pub fn say_farewell(&self) {
         self.tell(&Frame::Farewell);
@@ -148,11 +178,13 @@ impl Channels {
             code: tungstenite::protocol::frame::coding::CloseCode::Away,
             reason: reason.into(),
         };
+        self.inner.waiting.fetch_add(1, Ordering::AcqRel);
         let _ = self.control.send(Message::Close(Some(frame)));
     }
 
     /// A driver that is gone hears nothing, and the channels say so.
     fn tell(&self, frame: &Frame) {
+        self.inner.waiting.fetch_add(1, Ordering::AcqRel);
         let _ = self.control.send(Message::Binary(frame.encode()));
     }
 
@@ -168,7 +200,13 @@ impl Channels {
             outgoing: Arc::clone(&outgoing),
             incoming_credit: Arc::clone(&incoming_credit),
         };
-        lock(&self.inner.open).insert(number, open);
+        self.inner.held.fetch_add(1, Ordering::AcqRel);
+        let mut all = lock(&self.inner.open);
+        // Whoever takes all away has said so before.
+        if !self.inner.ended.load(Ordering::Acquire) {
+            all.insert(number, open);
+        }
+        drop(all);
         Channel {
             number,
             channels: self.clone(),
@@ -185,13 +223,32 @@ impl Channels {
     fn take(&self, frame: Frame, events: &mpsc::UnboundedSender<Event>) -> io::Result<()> {
         match frame {
             Frame::Open { channel, place } => {
+                if lock(&self.inner.open).contains_key(&channel) {
+                    return Err(invalid("a channel was opened twice"));
+                }
+                if self.inner.held.load(Ordering::Acquire) >= MOST_CHANNELS {
+                    self.tell(&Frame::Close {
+                        channel,
+                        why: format!(
+                            "there are {MOST_CHANNELS} channels, and no more can be opened"
+                        ),
+                    });
+                    return Ok(());
+                }
                 let channel = self.channel(channel);
                 let _ = events.send(Event::Opened { place, channel });
+            }
+            Frame::Data { bytes, .. } if bytes.is_empty() => {
+                return Err(invalid("a message has no bytes"));
             }
             Frame::Data { channel, bytes } => {
                 // One that is closed already: the other end does not know yet.
                 if let Some(open) = lock(&self.inner.open).get(&channel) {
                     spend(&open.incoming_credit, bytes.len())?;
+                    let cost = bytes.len() + OVERHEAD;
+                    if self.inner.unread.fetch_add(cost, Ordering::AcqRel) + cost > MOST_UNREAD {
+                        return Err(invalid("more came than can be kept"));
+                    }
                     let _ = open.incoming.send(Ok(bytes));
                 }
             }
@@ -210,14 +267,33 @@ impl Channels {
                     open.outgoing.waker.wake();
                 }
             }
+            Frame::News(_) if self.inner.hears_no_news.load(Ordering::Acquire) => {
+                return Err(invalid("nothing was to be said"));
+            }
             Frame::News(news) => {
                 let _ = events.send(Event::News(news));
             }
             Frame::Farewell => {
-                let _ = events.send(Event::Farewell);
+                if !self.inner.farewell_was_said.swap(true, Ordering::AcqRel) {
+                    let _ = events.send(Event::Farewell);
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// Channels end with their driver, however that ends.
+struct CloseAll(Arc<Inner>);
+
+impl Drop for CloseAll {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+        // Whoever reads a channel sees its end: this drops the senders.
+        let lost = std::mem::take(&mut *lock(&self.0.open));
+        for channel in lost.into_values() {
+            channel.outgoing.waker.wake();
+        }
     }
 }
 
@@ -238,21 +314,34 @@ async fn read<S>(
 where
     S: futures_util::Stream<Item = tungstenite::Result<Message>> + Unpin,
 {
-    while let Some(message) = stream.next().await {
+    loop {
+        let next = tokio::time::timeout(SILENCE, stream.next()).await;
+        let Some(message) = next.map_err(|_| silent())? else {
+            return Ok(());
+        };
         match message.map_err(io::Error::other)? {
-            Message::Binary(bytes) => channels.take(Frame::decode(bytes)?, &events)?,
+            Message::Binary(bytes) => {
+                channels.take(Frame::decode(bytes)?, &events)?;
+                if channels.inner.waiting.load(Ordering::Acquire) > MOST_WAITING {
+                    return Err(invalid("more is asked than is listened to"));
+                }
+            }
             Message::Text(_) => return Err(invalid("text came where only bytes do")),
-            Message::Close(_) => break,
+            Message::Close(frame) => {
+                let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
+                let _ = events.send(Event::Closed(reason));
+                return Ok(());
+            }
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
         }
     }
-    Ok(())
 }
 
 async fn write<S>(
     mut sink: S,
     mut data: mpsc::Receiver<Message>,
     mut control: mpsc::UnboundedReceiver<Message>,
+    waiting: &AtomicUsize,
 ) -> io::Result<()>
 where
     S: futures_util::Sink<Message, Error = tungstenite::Error> + Unpin,
@@ -262,7 +351,10 @@ where
     loop {
         let next = tokio::select! {
             biased;
-            next = control.recv() => next,
+            next = control.recv() => {
+                waiting.fetch_sub(1, Ordering::AcqRel);
+                next
+            }
             next = data.recv() => next,
             _ = pings.tick() => Some(Message::Ping(Bytes::new())),
         };
@@ -313,6 +405,12 @@ impl Channel {
         }
     }
 
+    /// Something that was unread is not any more.
+    fn forget(&self, bytes: &Bytes) {
+        let unread = &self.channels.inner.unread;
+        unread.fetch_sub(bytes.len() + OVERHEAD, Ordering::AcqRel);
+    }
+
     fn is_open(&self) -> bool {
         lock(&self.channels.inner.open).contains_key(&self.number)
     }
@@ -353,7 +451,10 @@ impl AsyncRead for Channel {
     ) -> Poll<io::Result<()>> {
         while self.unread.is_empty() {
             match ready!(self.incoming.poll_recv(context)) {
-                Some(Ok(bytes)) => self.unread = bytes,
+                Some(Ok(bytes)) => {
+                    self.forget(&bytes);
+                    self.unread = bytes;
+                }
                 Some(Err(why)) => {
                     let kind = io::ErrorKind::ConnectionRefused;
                     return Poll::Ready(Err(io::Error::new(kind, why)));
@@ -382,6 +483,9 @@ impl AsyncWrite for Channel {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if slices.iter().all(|slice| slice.is_empty()) {
+            return Poll::Ready(Ok(0));
+        }
         let credit = ready!(self.poll_credit(context))?;
         ready!(self.data.poll_reserve(context)).map_err(|_| closed())?;
         let (message, length) = frame::data(self.number, slices, credit.min(MESSAGE));
@@ -421,6 +525,13 @@ impl AsyncWrite for Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         self.close("");
+        // Nothing more comes for a channel that is not open.
+        while let Ok(left) = self.incoming.try_recv() {
+            if let Ok(bytes) = left {
+                self.forget(&bytes);
+            }
+        }
+        self.channels.inner.held.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -436,6 +547,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the channel is closed")
+}
+
+fn silent() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the other end is silent")
 }
 
 fn invalid(text: &'static str) -> io::Error {

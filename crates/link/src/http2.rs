@@ -9,6 +9,7 @@
 //! is what a generated gRPC server is. [`body`] makes a body out of bytes that come one after the other.
 
 mod body;
+mod turn;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -27,6 +28,7 @@ use tokio::io::{AsyncWrite, BufWriter};
 use tower_service::Service;
 
 pub use self::body::{Sender, Sent, Unread, body};
+pub use self::turn::{AfterOthers, ConnectionAfterOthers, after_others};
 use crate::dial::Pipe;
 use crate::error::LinkError;
 
@@ -80,7 +82,8 @@ pub struct Client {
 impl Client {
     /// Starts HTTP/2 on a link or any other pipe, and a task that runs it.
     pub async fn start(link: impl Pipe, windows: Windows) -> Result<Self, LinkError> {
-        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let executor = ConnectionAfterOthers::default();
+        let mut builder = hyper::client::conn::http2::Builder::new(executor);
         builder
             .initial_stream_window_size(windows.stream)
             .initial_connection_window_size(windows.connection())
@@ -169,10 +172,10 @@ where
     let mut connection = pin!(builder.serve_connection(TokioIo::new(gathered(link)), service));
     let mut shutdown = pin!(shutdown);
     tokio::select! {
-        ended = connection.as_mut() => return Ok(ended?),
+        ended = after_others(connection.as_mut()) => return Ok(ended?),
         () = shutdown.as_mut() => connection.as_mut().graceful_shutdown(),
     }
-    Ok(connection.await?)
+    Ok(after_others(connection).await?)
 }
 
 /// Lets the small frames that HTTP/2 writes one by one, such as the head and the end of a message, leave together: one

@@ -146,16 +146,8 @@ pub fn acceptor(identity: &Identity) -> Result<TlsAcceptor, LinkError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// For a server that one client may use: the one whose certificate has this fingerprint. Nobody else gets as far as to
-/// say a word.
-pub fn acceptor_for_client(
-    identity: &Identity,
-    client: Fingerprint,
-) -> Result<TlsAcceptor, LinkError> {
-    acceptor_for_clients(identity, &[client])
-}
-
-/// The same for several, whom the server tells apart by [`client_of`].
+/// For a server that some clients may use: those whose certificates have these fingerprints, whom it tells apart by
+/// [`client_of`]. Nobody else gets as far as to say a word.
 pub fn acceptor_for_clients(
     identity: &Identity,
     clients: &[Fingerprint],

@@ -1,8 +1,8 @@
 //! WebSockets as a transport: a stream of bytes in binary messages.
 //!
-//! Kubernetes' API server passes WebSockets on, and nothing else that is a stream. A pipe is either *plain*, where each
-//! message is the next bytes, or a *port-forward*, where the first byte of each message names a channel: 0 carries the
-//! bytes, 1 what the node says when it cannot reach the port, and each begins with a message that only repeats the port.
+//! Kubernetes' API server passes WebSockets on, and nothing else that is a stream. A pipe is a *port-forward*, where the first
+//! byte of each message names a channel: 0 carries the bytes, 1 what the node says when it cannot reach the port, and each
+//! begins with a message that only repeats the port.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -37,31 +37,18 @@ pub struct WebSocketPipe<S> {
     unread: Bytes,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Framing {
-    Plain,
+#[derive(Debug, Clone, Copy, Default)]
+struct Framing {
     /// Whether the message has come that only repeats the port, on each channel.
-    PortForward {
-        started: [bool; 2],
-    },
+    started: [bool; 2],
 }
 
 impl<S> WebSocketPipe<S> {
-    /// Each message is the next bytes.
-    pub fn plain(socket: WebSocketStream<S>) -> Self {
-        Self::new(socket, Framing::Plain)
-    }
-
     /// The connection to one port that `v4.channel.k8s.io` carries.
     pub fn port_forward(socket: WebSocketStream<S>) -> Self {
-        let started = [false; 2];
-        Self::new(socket, Framing::PortForward { started })
-    }
-
-    fn new(socket: WebSocketStream<S>, framing: Framing) -> Self {
         Self {
             socket,
-            framing,
+            framing: Framing::default(),
             unread: Bytes::new(),
         }
     }
@@ -70,14 +57,11 @@ impl<S> WebSocketPipe<S> {
 impl Framing {
     /// The bytes of the stream in a message, if it has any.
     fn unwrap(&mut self, mut message: Bytes) -> io::Result<Bytes> {
-        let Self::PortForward { started } = self else {
-            return Ok(message);
-        };
         if message.is_empty() {
             return Ok(message);
         }
         let channel = message.get_u8();
-        let Some(started) = started.get_mut(usize::from(channel)) else {
+        let Some(started) = self.started.get_mut(usize::from(channel)) else {
             let text = format!("the port-forward has no channel {channel}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         };
@@ -94,13 +78,11 @@ impl Framing {
     }
 
     /// A message of the first bytes of these, and how many they are.
-    fn wrap(self, slices: &[IoSlice<'_>]) -> (Message, usize) {
+    fn wrap(slices: &[IoSlice<'_>]) -> (Message, usize) {
         let length = slices.iter().map(|slice| slice.len()).sum::<usize>();
         let length = length.min(MESSAGE);
         let mut message = Vec::with_capacity(length + 1);
-        if self != Self::Plain {
-            message.push(DATA);
-        }
+        message.push(DATA);
         let mut left = length;
         for slice in slices {
             let part = &slice[..slice.len().min(left)];
@@ -148,7 +130,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocketPipe<S> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         ready!(Pin::new(&mut self.socket).poll_ready(context)).map_err(io_error)?;
-        let (message, length) = self.framing.wrap(slices);
+        let (message, length) = Framing::wrap(slices);
         if length > 0 {
             Pin::new(&mut self.socket)
                 .start_send(message)
@@ -213,7 +195,12 @@ mod tests {
     #[tokio::test]
     async fn bytes_go_both_ways_however_they_are_cut() {
         let (ours, theirs) = sockets().await;
-        let (mut ours, mut theirs) = (WebSocketPipe::plain(ours), WebSocketPipe::plain(theirs));
+        let (mut ours, mut theirs) = (
+            WebSocketPipe::port_forward(ours),
+            WebSocketPipe::port_forward(theirs),
+        );
+        // What comes first only repeats the port.
+        ours.write_all(&8080_u16.to_le_bytes()).await.unwrap();
         let sent: Vec<u8> = (0..3 * MESSAGE + 7).map(|index| index as u8).collect();
         let (to_send, mut got) = (sent.clone(), vec![0; sent.len()]);
         let writing = async {
@@ -230,9 +217,7 @@ mod tests {
 
     #[test]
     fn a_port_forward_has_channels_that_begin_with_the_port() {
-        let mut framing = Framing::PortForward {
-            started: [false; 2],
-        };
+        let mut framing = Framing::default();
         let mut check = |message: &[u8], expected: Result<&[u8], &str>| {
             let got = framing.unwrap(Bytes::copy_from_slice(message));
             let got = got.map_err(|error| error.to_string());
@@ -245,7 +230,7 @@ mod tests {
         check(b"", Ok(b""));
         check(b"\x01cannot connect\n", Err("cannot connect"));
         check(b"\x02", Err("the port-forward has no channel 2"));
-        let (message, length) = framing.wrap(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]);
+        let (message, length) = Framing::wrap(&[IoSlice::new(b"ab"), IoSlice::new(b"c")]);
         assert_eq!((message.into_data().as_ref(), length), (&b"\0abc"[..], 3));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use api::{GROUP, TargetPath, VERSION};
+use api::{GROUP, TargetKind, TargetPath, VERSION};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
@@ -16,7 +16,7 @@ use crate::front_proxy::User;
 const VERB: &str = "proxy";
 const RESOURCE: &str = "targets";
 
-/// A rule may name a target with its container or without.
+/// Asks about each name by which a rule may allow it.
 pub(crate) async fn authorize(
     client: &Client,
     user: &User,
@@ -24,12 +24,8 @@ pub(crate) async fn authorize(
     target: &TargetPath,
 ) -> Result<(), Refusal> {
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
-    let mut names = vec![target.address()];
-    if target.container.is_some() {
-        names.push(target.without_container().address());
-    }
-    for name in names {
-        let review = review(user, namespace, &name);
+    for name in names(target) {
+        let review = review(user, namespace, name);
         let answer = reviews
             .create(&PostParams::default(), &review)
             .await
@@ -41,7 +37,20 @@ pub(crate) async fn authorize(
     Err(Refusal::forbidden(refusal(user, namespace, target)))
 }
 
-fn review(user: &User, namespace: &str, name: &str) -> SubjectAccessReview {
+/// A rule may name a target with its container or without. Labels can choose every pod of the namespace, also those that
+/// are made later, so they take the right to all of its targets: a question without a name.
+fn names(target: &TargetPath) -> Vec<Option<String>> {
+    if target.kind == TargetKind::Label {
+        return vec![None];
+    }
+    let mut names = vec![Some(target.address())];
+    if target.container.is_some() {
+        names.push(Some(target.without_container().address()));
+    }
+    names
+}
+
+fn review(user: &User, namespace: &str, name: Option<String>) -> SubjectAccessReview {
     let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (key, value) in &user.extra {
         extra.entry(key.clone()).or_default().push(value.clone());
@@ -57,7 +66,7 @@ fn review(user: &User, namespace: &str, name: &str) -> SubjectAccessReview {
                 resource: Some(RESOURCE.to_owned()),
                 verb: Some(VERB.to_owned()),
                 namespace: Some(namespace.to_owned()),
-                name: Some(name.to_owned()),
+                name,
                 ..ResourceAttributes::default()
             }),
             ..SubjectAccessReviewSpec::default()
@@ -68,11 +77,20 @@ fn review(user: &User, namespace: &str, name: &str) -> SubjectAccessReview {
 
 /// What to ask an administrator for.
 fn refusal(user: &User, namespace: &str, target: &TargetPath) -> String {
+    let (names, why) = match target.kind {
+        TargetKind::Label => (
+            String::new(),
+            " Labels can choose any pod, so they take the right to all targets.",
+        ),
+        _ => {
+            let name = target.without_container().address();
+            (format!("resourceNames: [{name}], "), "")
+        }
+    };
     format!(
-        "{} may not have a session with {target} in {namespace}. Ask for this rule in a Role there: {{apiGroups: \
-         [{GROUP}], resources: [{RESOURCE}], resourceNames: [{}], verbs: [{VERB}]}}",
+        "{} may not have a session with {target} in {namespace}.{why} Ask for this rule in a Role there: {{apiGroups: \
+         [{GROUP}], resources: [{RESOURCE}], {names}verbs: [{VERB}]}}",
         user.name,
-        target.without_container().address()
     )
 }
 
@@ -93,7 +111,7 @@ mod tests {
 
     #[test]
     fn the_question_is_about_this_user_and_this_target() {
-        let review = review(&user(), "shop", "deployment.checkout").spec;
+        let review = review(&user(), "shop", Some("deployment.checkout".to_owned())).spec;
         assert_eq!(review.user.as_deref(), Some("anna"));
         assert_eq!(review.groups, Some(vec!["developers".to_owned()]));
         assert_eq!(review.extra.unwrap()["team"], ["shop", "web"]);
@@ -115,6 +133,28 @@ mod tests {
                 "deployment.checkout"
             ]
         );
+    }
+
+    #[test]
+    fn a_right_to_one_target_is_none_to_whatever_labels_choose() {
+        let cases: [(&str, &[Option<&str>]); 4] = [
+            ("deployment.web", &[Some("deployment.web")]),
+            (
+                "pod.web.container.app",
+                &[Some("pod.web.container.app"), Some("pod.web")],
+            ),
+            ("targetless", &[Some("targetless")]),
+            ("label.container.app", &[None]),
+        ];
+        for (address, expected) in cases {
+            let target = TargetPath::from_address(address).unwrap();
+            let names = names(&target);
+            let names: Vec<Option<&str>> = names.iter().map(Option::as_deref).collect();
+            assert_eq!(names, expected, "{address}");
+        }
+        let label = TargetPath::from_address("label").unwrap();
+        let refusal = refusal(&user(), "shop", &label);
+        assert!(!refusal.contains("resourceNames"), "{refusal}");
     }
 
     #[test]

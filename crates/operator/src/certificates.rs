@@ -9,7 +9,7 @@ mod keeper;
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use link::tls::Identity;
+use link::tls::{Fingerprint, Identity};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
@@ -36,6 +36,9 @@ const KEY: &str = "tls.key";
 /// Who the operator is for agents. It stays the same, because agents that run know it.
 const IDENTITY: &str = "agents.crt";
 const IDENTITY_KEY: &str = "agents.key";
+/// Who the agents on nodes are for the operator. The chart gives them these two, and the certificate above.
+const NODE: &str = "node.crt";
+const NODE_KEY: &str = "node.key";
 
 /// What the Secret holds, in PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -48,6 +51,9 @@ pub(crate) struct Certificates {
     key: String,
     identity: String,
     identity_key: String,
+    /// Empty in a Secret of an older operator.
+    node: String,
+    node_key: String,
 }
 
 impl std::fmt::Debug for Certificates {
@@ -77,6 +83,8 @@ impl Certificates {
             key: text(KEY)?,
             identity: text(IDENTITY)?,
             identity_key: text(IDENTITY_KEY)?,
+            node: text(NODE).unwrap_or_default(),
+            node_key: text(NODE_KEY).unwrap_or_default(),
         })
     }
 
@@ -89,6 +97,8 @@ impl Certificates {
             (KEY, self.key.as_bytes()),
             (IDENTITY, self.identity.as_bytes()),
             (IDENTITY_KEY, self.identity_key.as_bytes()),
+            (NODE, self.node.as_bytes()),
+            (NODE_KEY, self.node_key.as_bytes()),
         ]
         .into_iter()
         .map(|(key, value)| (key.to_owned(), value.to_vec()))
@@ -125,6 +135,13 @@ impl Certificates {
             PrivatePkcs8KeyDer::from_pem_slice(self.identity_key.as_bytes()).map_err(unreadable)?,
         ))
     }
+
+    /// By what the operator knows the agents on nodes.
+    pub(crate) fn node(&self) -> Result<Fingerprint> {
+        let certificate = CertificateDer::from_pem_slice(self.node.as_bytes())
+            .map_err(|error| Error::UnreadableCertificate(error.to_string()))?;
+        Ok(Fingerprint::of(&certificate))
+    }
 }
 
 /// Decides what must be made anew: everything that is missing, unreadable, for other names, or has passed two thirds of
@@ -142,6 +159,7 @@ pub(crate) fn needed(found: Option<&Certificates>, names: &[String], now: Timest
     } else if certificate.is_old(now)
         || names.iter().any(|name| !certificate.names.contains(name))
         || KeyPair::from_pem(&found.key).is_err()
+        || found.node.is_empty()
     {
         Renewal::Certificate
     } else {
@@ -162,9 +180,15 @@ pub(crate) fn renewed(
             let authority_key = KeyPair::from_pem(&found.authority_key)?;
             let issuer = Issuer::from_ca_cert_pem(&found.authority, authority_key)?;
             let (certificate, key) = certificate_by(&issuer, names, now)?;
+            let (node, node_key) = match found.node.is_empty() {
+                true => new_identity()?,
+                false => (found.node, found.node_key),
+            };
             Ok(Certificates {
                 certificate,
                 key,
+                node,
+                node_key,
                 ..found
             })
         }
@@ -178,7 +202,15 @@ pub(crate) fn renewed(
                 Some(found) => (found.identity.clone(), found.identity_key.clone()),
                 None => new_identity()?,
             };
+            let (node, node_key) = match &found {
+                Some(found) if !found.node.is_empty() => {
+                    (found.node.clone(), found.node_key.clone())
+                }
+                _ => new_identity()?,
+            };
             Ok(Certificates {
+                node,
+                node_key,
                 bundle: format!("{authority}{}", still_trusted(found.as_ref(), now)),
                 authority,
                 authority_key: authority_key.serialize_pem(),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
-use cluster::{AgentSettings, Cluster};
+use cluster::Cluster;
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -22,7 +22,9 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt as _};
 
-use self::plan::{Observed, plan};
+use self::plan::{Observed, Plan, closing, ending, plan};
+use self::validate::Invalid;
+pub(crate) use self::validate::Wanted;
 pub(crate) use self::validate::workload;
 use crate::Shared;
 use crate::error::{Error, chain};
@@ -35,12 +37,18 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let pods: Api<Pod> = Api::all(shared.client.clone());
     let cache = shared.sessions.clone();
-    // A pod that comes or goes is looked at by the sessions of its namespace.
+    // A pod that comes or goes is looked at by the sessions of its namespace, and one in which agents are by all.
     let concerned = move |pod: Pod| {
         let namespace = pod.namespace().unwrap_or_default();
+        let labels = pod.labels();
+        let has_agents = labels.contains_key(observe::SESSION_LABEL)
+            || labels
+                .get("app.kubernetes.io/component")
+                .map(String::as_str)
+                == Some("node-agent");
         let sessions = cache.all().into_iter();
         sessions
-            .filter(move |session| session.spec.namespace == namespace)
+            .filter(move |session| has_agents || session.spec.namespace == namespace)
             .map(|session| ObjectRef::new(&session.name_any()))
             .collect::<Vec<_>>()
     };
@@ -53,24 +61,46 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 async fn look(session: Arc<MirrordClusterSession>, shared: Arc<Shared>) -> Result<Action, Error> {
     let now = Timestamp::now();
-    let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
     let wanted = validate::validate(&session);
-    let observed = match &wanted {
-        Ok(wanted) if !wanted.is_deleted => observe::observe(&cluster, wanted).await?,
-        Ok(_) => Observed::default(),
-        Err(invalid) => Observed::nothing(invalid.to_string()),
-    };
-    let settings = &shared.settings.session;
-    let plan = plan(&session, wanted.as_ref().ok(), &observed, settings, now);
-    if let Ok(wanted) = &wanted {
-        let agents = AgentSettings {
-            resume_window: wanted.resume_window,
-            ..shared.settings.agent.clone()
+    let plan = if session.metadata.deletion_timestamp.is_some() {
+        let left = match &wanted {
+            Ok(wanted) => observe::left(&shared, wanted).await?,
+            Err(_) => Vec::new(),
         };
-        apply::start(&shared, &cluster, wanted, &agents, &plan).await;
-    }
+        ending(&session, &left, now)
+    } else if let Some(closing) = closing(&session, &shared.settings.session, now) {
+        // Before anything is asked of the cluster, so that nothing there can keep a session from its end.
+        closing
+    } else {
+        going_on(&shared, &session, wanted, now).await?
+    };
     apply::report(&shared, &session, &plan).await?;
     Ok(Action::requeue(plan.look_again))
+}
+
+async fn going_on(
+    shared: &Shared,
+    session: &MirrordClusterSession,
+    wanted: Result<Wanted, Invalid>,
+    now: Timestamp,
+) -> Result<Plan, Error> {
+    let mode = shared.settings.agent_mode;
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
+        Err(invalid) => {
+            let nothing = Observed::nothing(invalid.to_string());
+            return Ok(plan(session, None, &nothing, mode, now));
+        }
+    };
+    let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
+    let mut observed = observe::observe(shared, &cluster, &wanted).await?;
+    let first = plan(session, Some(&wanted), &observed, mode, now);
+    if first.start.is_empty() {
+        return Ok(first);
+    }
+    apply::start(shared, &cluster, &wanted, &first, &mut observed).await;
+    // What came of it is part of what is reported.
+    Ok(plan(session, Some(&wanted), &observed, mode, now))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]

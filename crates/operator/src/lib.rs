@@ -19,9 +19,13 @@ mod front_proxy;
 #[cfg(test)]
 mod golden;
 mod leader;
+mod listening;
 mod metrics;
+mod multicluster;
+mod nodes;
 mod openapi;
 mod overview;
+mod policies;
 mod probes;
 mod server;
 mod sessions;
@@ -29,23 +33,26 @@ mod settings;
 mod targets;
 mod uninstall;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kube::Client;
 use link::tls::Identity;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 pub use crate::error::{Error, Result};
-pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
+pub use crate::multicluster::{InvalidClusters, MultiCluster};
+pub use crate::settings::{AgentMode, AgentSettings, PodSettings, SessionSettings, Settings};
 pub use crate::uninstall::uninstall;
 
 use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
 use crate::leader::Election;
+use crate::listening::listen;
 use crate::metrics::Metrics;
+use crate::multicluster::envoy::Envoy;
+use crate::nodes::Nodes;
 use crate::server::{Trust, TrustKeeper};
 
 /// What all parts of an operator have in common.
@@ -57,8 +64,15 @@ pub(crate) struct Shared {
     pub(crate) sessions: SessionCache,
     /// Who the operator is for agents: whoever has it may end them.
     pub(crate) identity: Identity,
-    /// Cancelled when this replica is about to end, so that nobody new is sent to it and everybody goes elsewhere.
+    /// Other clusters, where this operator is their Primary.
+    pub(crate) envoy: Option<Envoy>,
+    pub(crate) nodes: Nodes,
+    /// Cancelled when this replica is about to end, so that nobody new is sent to it.
     pub(crate) ending: CancellationToken,
+    /// Cancelled a little later, when nobody new comes any more: those who are here are sent elsewhere.
+    pub(crate) leaving: CancellationToken,
+    /// The tasks that carry sessions.
+    pub(crate) relays: TaskTracker,
 }
 
 /// Runs an operator until `shutdown`, and then until what is under way is done.
@@ -70,6 +84,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         doing: "be reached".to_owned(),
         source: Box::new(source),
     })?;
+    let envoy = Envoy::new(&client, &settings)?;
     let certificates = CertificateKeeper::start(client.clone(), settings.clone()).await?;
     let trust = TrustKeeper::start(client.clone(), certificates.subscribe()).await?;
     let (listener, probes) = (
@@ -79,10 +94,19 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let shared = Arc::new(Shared {
         sessions: SessionCache::follow(client.clone()),
         identity: certificates.identity()?,
+        nodes: Nodes::new(
+            client.clone(),
+            &settings.namespace,
+            certificates.identity()?,
+            certificates.node()?,
+        ),
         client,
         metrics: Metrics::new(),
         trust: trust.subscribe(),
+        envoy,
         ending: shutdown.clone(),
+        leaving: CancellationToken::new(),
+        relays: TaskTracker::new(),
         settings,
     });
     tracing::info!(
@@ -109,6 +133,11 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
                 .clone()
                 .run_until_cancelled_owned(lead(Arc::clone(&shared))),
         ),
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(keep_members(Arc::clone(&shared))),
+        ),
     ] {
         drop(task);
     }
@@ -122,12 +151,26 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
 /// Runs the controllers whenever this replica is the leader.
 async fn lead(shared: Arc<Shared>) {
     Election::new(shared.client.clone(), &shared.settings)
-        .lead(&shared.metrics, || controller::run(Arc::clone(&shared)))
+        .lead(&shared.metrics, || async {
+            tokio::select! {
+                () = controller::run(Arc::clone(&shared)) => {}
+                () = multicluster::sessions::run(&shared) => {}
+                () = renew_tokens(&shared) => {}
+            }
+        })
         .await;
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| Error::Listen { address, source })
+/// Looks after other clusters, where there are some.
+async fn keep_members(shared: Arc<Shared>) {
+    if let Some(envoy) = &shared.envoy {
+        envoy.keep().await;
+    }
+}
+
+async fn renew_tokens(shared: &Shared) {
+    match &shared.envoy {
+        Some(envoy) => envoy.keep_renewing().await,
+        None => std::future::pending().await,
+    }
 }

@@ -1,45 +1,149 @@
-//! For the kubelet and for Prometheus: whether the operator is alive, whether it is ready, and its numbers.
+//! For the kubelet and for Prometheus: whether the operator is alive, whether it is ready, and its numbers. Everybody in the
+//! cluster can come here, so nobody gets much of it.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
-use tokio::net::TcpListener;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 use crate::Shared;
 
+/// Before the next connection is accepted, when one could not be.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long somebody may take to ask, and how long a connection may last.
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+const LIFE: Duration = Duration::from_secs(120);
+/// Connections at the same time. The next one waits.
+const AT_ONCE: usize = 32;
+
+/// Where connections come from.
+pub(crate) trait Accept {
+    async fn accept(&self) -> io::Result<TcpStream>;
+}
+
+impl Accept for TcpListener {
+    async fn accept(&self) -> io::Result<TcpStream> {
+        TcpListener::accept(self)
+            .await
+            .map(|(connection, _)| connection)
+    }
+}
+
 /// Serves until the operator ends.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
-    while let Ok((connection, _)) = listener.accept().await {
-        let shared = Arc::clone(&shared);
+    serve_with(listener, move |path| answer(&shared, path)).await;
+}
+
+async fn serve_with<A>(listener: impl Accept, answer: A)
+where
+    A: Fn(&str) -> (StatusCode, String) + Clone + Send + Sync + 'static,
+{
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    // Nobody closes it.
+    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        let Ok(connection) = listener.accept().await else {
+            // No descriptor is left, or the client is gone already. Both pass.
+            sleep(PAUSE).await;
+            continue;
+        };
+        let answer = answer.clone();
         tokio::spawn(async move {
             let answering = service_fn(move |request: Request<_>| {
-                let answer = answer(&shared, request.uri().path());
+                let (code, text) = answer(request.uri().path());
+                let mut answer = Response::new(Full::new(Bytes::from(text)));
+                *answer.status_mut() = code;
                 async { Ok::<_, Infallible>(answer) }
             });
+            let serving = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_PATIENCE)
+                .serve_connection(TokioIo::new(connection), answering);
             // A probe that goes away needs no answer.
-            let _ = auto::Builder::new(TokioExecutor::new())
-                .serve_connection(TokioIo::new(connection), answering)
-                .await;
+            let _ = timeout(LIFE, serving).await;
+            drop(place);
         });
     }
 }
 
-fn answer(shared: &Shared, path: &str) -> Response<Full<Bytes>> {
-    let (code, text) = match path {
+fn answer(shared: &Shared, path: &str) -> (StatusCode, String) {
+    match path {
         "/readyz" if shared.ending.is_cancelled() => {
             (StatusCode::SERVICE_UNAVAILABLE, "ending\n".to_owned())
         }
         "/healthz" | "/readyz" => (StatusCode::OK, "ok\n".to_owned()),
         "/metrics" => (StatusCode::OK, shared.metrics.text()),
         _ => (StatusCode::NOT_FOUND, "nothing is here\n".to_owned()),
-    };
-    let mut answer = Response::new(Full::new(Bytes::from(text)));
-    *answer.status_mut() = code;
-    answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// Fails once, as when no descriptor is left.
+    struct FailsFirst {
+        listener: TcpListener,
+        has_failed: AtomicBool,
+    }
+
+    impl Accept for FailsFirst {
+        async fn accept(&self) -> io::Result<TcpStream> {
+            if !self.has_failed.swap(true, Ordering::AcqRel) {
+                return Err(io::ErrorKind::Other.into());
+            }
+            Accept::accept(&self.listener).await
+        }
+    }
+
+    async fn asked(address: std::net::SocketAddr) -> String {
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        connection.write_all(request).await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_fails_is_not_the_last() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let listener = FailsFirst {
+            listener,
+            has_failed: AtomicBool::new(false),
+        };
+        let healthy = |_: &str| (StatusCode::OK, "ok\n".to_owned());
+        let serving = tokio::spawn(async move { serve_with(listener, healthy).await });
+        assert!(asked(address).await.ends_with("ok\n"));
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn those_who_say_nothing_do_not_keep_others_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let healthy = |_: &str| (StatusCode::OK, "ok\n".to_owned());
+        let serving = tokio::spawn(async move { serve_with(listener, healthy).await });
+        let mut silent = Vec::new();
+        for _ in 0..AT_ONCE {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        // Answered when the silent ones have been sent away.
+        assert!(asked(address).await.ends_with("ok\n"));
+        serving.abort();
+    }
 }

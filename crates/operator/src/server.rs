@@ -3,17 +3,19 @@
 mod trust;
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use jiff::Timestamp;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -31,16 +33,29 @@ use crate::{Shared, discovery, openapi, overview, sessions, targets};
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a client may take to speak TLS.
 const TLS_PATIENCE: Duration = Duration::from_secs(10);
-/// How long requests that are under way may take when the operator ends. Sessions are told to go elsewhere at once.
+/// How long a client may take to say what it wants. Of the API server nothing else is expected either.
+const HEAD_PATIENCE: Duration = Duration::from_secs(30);
+/// Connections that strangers may have at the same time. The API server's are not counted.
+const MOST_STRANGERS: usize = 64;
+/// Requests at the same time over one connection. Sessions are connections of their own.
+const MOST_STREAMS: u32 = 1000;
+/// How long others may take to learn that this replica is about to end. Until then they send clients here, who are served.
+const NOTICE: Duration = Duration::from_secs(4);
+/// How long requests that are under way may take when the operator ends, and sessions to go elsewhere.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves until it is told to end, and then until what is under way is done.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener, shutdown: CancellationToken) {
     let graceful = GracefulShutdown::new();
+    let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
+    let mut last_call = pin!(async {
+        shutdown.cancelled().await;
+        sleep(NOTICE).await;
+    });
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = shutdown.cancelled() => break,
+            () = &mut last_call => break,
         };
         let Ok((connection, _)) = accepted else {
             // No descriptor is left, or the client is gone already. Both pass.
@@ -48,33 +63,53 @@ pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener, shutdown: 
             continue;
         };
         let (shared, watcher) = (Arc::clone(&shared), graceful.watcher());
+        let strangers = Arc::clone(&strangers);
         tokio::spawn(async move {
-            if let Err(error) = serve_connection(shared, watcher, connection).await {
+            if let Err(error) = serve_connection(shared, watcher, strangers, connection).await {
                 tracing::debug!(error = %error, "a connection ended");
             }
         });
     }
     drop(listener);
-    let _ = timeout(DRAIN_PATIENCE, graceful.shutdown()).await;
+    shared.leaving.cancel();
+    shared.relays.close();
+    let done = async { tokio::join!(graceful.shutdown(), shared.relays.wait()) };
+    let _ = timeout(DRAIN_PATIENCE, done).await;
 }
 
 async fn serve_connection(
     shared: Arc<Shared>,
     watcher: Watcher,
+    strangers: Arc<Semaphore>,
     connection: TcpStream,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     connection.set_nodelay(true)?;
+    // Everybody is a stranger until TLS says otherwise.
+    let stranger = strangers
+        .try_acquire_owned()
+        .map_err(|_| "too many strangers are here")?;
     let trust = shared.trust.borrow().clone();
     let stream = timeout(TLS_PATIENCE, trust.acceptor().accept(connection)).await??;
     let certificates = stream.get_ref().1.peer_certificates();
     let is_front_proxy = trust
         .front_proxy()
         .recognise(certificates.and_then(<[_]>::first));
+    let _stranger = (!is_front_proxy).then_some(stranger);
     let answering = service_fn(move |request: Request<Incoming>| {
         let (shared, trust) = (Arc::clone(&shared), Arc::clone(&trust));
         async move { Ok::<_, Infallible>(answer(shared, &trust, is_front_proxy, request).await) }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_PATIENCE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MOST_STREAMS)
+        .keep_alive_interval(HEAD_PATIENCE)
+        .keep_alive_timeout(HEAD_PATIENCE);
     let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), answering);
     watcher.watch(served.into_owned()).await
 }
@@ -129,7 +164,9 @@ async fn answer_asked(
         Asked::Operators | Asked::Operator => {
             let sessions = sessions::list(client).await?;
             let license = overview::license(client, &shared.settings).await?;
-            let operator = overview::operator(&shared.settings, license, &sessions, now);
+            let clusters = shared.envoy.as_ref();
+            let clusters = clusters.map(|envoy| envoy.connected_clusters(now));
+            let operator = overview::operator(&shared.settings, license, &sessions, clusters, now);
             Ok(match asked {
                 Asked::Operators => list(&[operator], form),
                 _ => one(&operator, form),
@@ -173,7 +210,10 @@ async fn answer_asked(
             None => Err(Refusal::not_found(format!("there is no session {id}"))),
         },
         Asked::EndSession(id) => {
-            let ended = sessions::end(client, id).await?;
+            let mut ended = sessions::end(client, id).await?;
+            if !ended && shared.envoy.is_some() {
+                ended = sessions::end_parent(client, id).await?;
+            }
             tracing::info!(target: "audit", user = user.name, session = %id, ended, "a session is ended by a user");
             if !ended {
                 return Err(Refusal::not_found(format!("there is no session {id}")));

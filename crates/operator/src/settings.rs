@@ -5,6 +5,8 @@ use std::time::Duration;
 
 pub use cluster::{AgentSettings, PodSettings};
 
+use crate::multicluster::MultiCluster;
+
 /// Everything that the chart decides. It does not change while the operator runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -27,8 +29,22 @@ pub struct Settings {
     /// The namespace of targets that are named without one.
     pub default_namespace: String,
     pub session: SessionSettings,
+    pub agent_mode: AgentMode,
     /// How agents are made. How long they wait for their client is each session's matter.
     pub agent: AgentSettings,
+    /// Other clusters, where this operator is the Primary of some.
+    pub multi_cluster: Option<MultiCluster>,
+}
+
+/// Where the agents of sessions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentMode {
+    /// In a container of the target's pod.
+    Ephemeral,
+    /// In a pod of its own on the target's node, in the operator's namespace.
+    Pod,
+    /// In a process that waits on each node, so that nothing has to be started.
+    Node,
 }
 
 /// How long sessions live without their client.

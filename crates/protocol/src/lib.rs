@@ -10,6 +10,7 @@ pub mod env;
 mod error;
 pub mod failure;
 pub mod files;
+pub mod grant;
 pub mod incoming;
 pub mod outgoing;
 mod route;

@@ -33,6 +33,8 @@ pub(crate) struct LocalStream {
     kept: Kept,
     /// Where the socket is one of a pair.
     breaks: Option<Arc<Breaks>>,
+    /// The end of the application's bytes is a reset.
+    is_given_up: AtomicBool,
 }
 
 /// Which side of a pair of sockets broke. Such sockets have ends, and no resets.
@@ -84,6 +86,7 @@ impl LocalStream {
             socket,
             kept: Box::new(kept),
             breaks: None,
+            is_given_up: AtomicBool::new(false),
         })
     }
 
@@ -131,7 +134,11 @@ impl LocalStream {
             Socket::Unix(stream) => stream.try_read_buf(buffer),
         }?;
         let broke = |breaks: &Arc<Breaks>| breaks.application.load(Ordering::Acquire);
-        if count == 0 && self.breaks.as_ref().is_some_and(broke) {
+        let has_broken = || {
+            let is_given_up = self.is_given_up.load(Ordering::Acquire);
+            is_given_up || self.breaks.as_ref().is_some_and(broke)
+        };
+        if count == 0 && has_broken() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         Ok(count)
@@ -154,6 +161,20 @@ impl LocalStream {
             }
         }
         Ok(())
+    }
+
+    /// Whether the application itself has the connection, and not only its kernel.
+    pub(crate) fn is_accepted(&self) -> bool {
+        match &self.socket {
+            Socket::Tcp(stream) => interceptor::is_accepted(stream.as_fd()),
+            Socket::Unix(_) => true,
+        }
+    }
+
+    /// Resets the connection, on both sides.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
+        self.abort();
     }
 
     /// Ends the direction to the application.

@@ -2,7 +2,9 @@
 
 mod arrival;
 mod life;
+pub(crate) mod node;
 
+use std::future::Future;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,10 +17,12 @@ use anyhow::{Context, Result};
 use clap::Args;
 use link::tls::Fingerprint;
 use link::{Link, LinkError, ServerSettings, Status};
+use protocol::grant::Grant;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -30,8 +34,6 @@ use life::Sessions;
 const TOKEN: &str = "STANDIN_AGENT_TOKEN";
 /// How long connections may take that others have through us. Whoever started us waits for our end.
 const ENDS_WITHIN: Duration = Duration::from_millis(1500);
-/// How long an agent of one session waits for it to begin.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArguments {
@@ -58,9 +60,20 @@ pub(crate) struct AgentArguments {
     /// End when standard input is closed, which is when whoever started the agent is gone
     #[arg(long)]
     end_with_input: bool,
-    /// End when the session is over, or when none begins within a minute
+    /// End when the session is over, or when none begins in time
     #[arg(long)]
     end_with_session: bool,
+    /// What sessions may do, as JSON, whatever their client asks for
+    #[arg(long, value_name = "JSON", requires = "client_certificate", value_parser = read_grant)]
+    grant: Option<Grant>,
+    /// How long to wait for a session to begin
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "60",
+        requires = "end_with_session"
+    )]
+    patience: u64,
 }
 
 #[derive(Debug, Args)]
@@ -94,7 +107,10 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     let process = arguments.target.process()?;
     // Before the runtime: it may only be done while there is one thread.
     enter_user_namespace_of(process)?;
-    let agent = Agent::for_process_with_token(process, proof.token())?;
+    let agent = match &arguments.grant {
+        Some(grant) => Agent::for_process_with_grant(process, grant)?,
+        None => Agent::for_process_with_token(process, proof.token())?,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(link::worker_threads())
         .enable_all()
@@ -102,18 +118,34 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
         .context("the runtime does not start")?;
     let sessions = Sessions::default();
     let end = end_of_input(arguments.end_with_input, &runtime);
+    let patience = Duration::from_secs(arguments.patience);
     runtime.block_on(async {
         // As the first process of a container we would ignore it otherwise.
         let mut terminated = signal(SignalKind::terminate())?;
-        tokio::select! {
-            result = serve(arguments, &agent, &proof, &sessions) => return result,
-            () = sessions.over(PATIENCE), if arguments.end_with_session => {}
-            _ = end => {}
-            _ = terminated.recv() => {}
-        }
-        let _ = timeout(ENDS_WITHIN, agent.end()).await;
-        Ok(())
+        let ending = async {
+            tokio::select! {
+                () = sessions.over(patience), if arguments.end_with_session => {}
+                _ = end => {}
+                _ = terminated.recv() => {}
+            }
+        };
+        let serving = serve(arguments, &agent, &proof, &sessions);
+        until_the_end(serving, ending, agent.end()).await
     })
+}
+
+/// However the end comes, what others have through us is given back before it. The order is what matters here.
+async fn until_the_end(
+    serving: impl Future<Output = Result<()>>,
+    ending: impl Future<Output = ()>,
+    giving_back: impl Future<Output = ()>,
+) -> Result<()> {
+    tokio::select! {
+        result = serving => result?,
+        () = ending => {}
+    }
+    let _ = timeout(ENDS_WITHIN, giving_back).await;
+    Ok(())
 }
 
 impl AgentArguments {
@@ -127,6 +159,10 @@ impl AgentArguments {
         let tls = self.tls;
         Ok(Proof::Token { token, tls })
     }
+}
+
+fn read_grant(text: &str) -> Result<Grant, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 fn start_log(level: LevelFilter) {
@@ -173,6 +209,21 @@ async fn serve(
         ..ServerSettings::default()
     };
     let door = Door::open(arguments.listen, proof, settings).await?;
+    let address = door.address;
+    match door.certificate {
+        None => println!("listening on {address}"),
+        Some(certificate) => println!("listening on {address} with certificate {certificate}"),
+    }
+    serve_at(&door, agent, sessions, &CancellationToken::new()).await
+}
+
+/// Serves whoever arrives, until one comes who may end it. What was begun goes on until `over`.
+async fn serve_at(
+    door: &Door,
+    agent: &Agent,
+    sessions: &Sessions,
+    over: &CancellationToken,
+) -> Result<()> {
     // From a connection that came to end the agent to here.
     let (end, mut ends) = mpsc::channel(1);
     loop {
@@ -184,12 +235,13 @@ async fn serve(
             }
         };
         let (agent, sessions, end) = (agent.clone(), sessions.clone(), end.clone());
-        tokio::spawn(async move {
-            let from = arrival.from;
+        let from = arrival.from;
+        let serving = async move {
             if let Err(error) = serve_arrival(arrival, &agent, &sessions, end).await {
                 tracing::warn!(error = format!("{error:#}"), %from, "a connection ended");
             }
-        });
+        };
+        tokio::spawn(over.clone().run_until_cancelled_owned(serving));
     }
 }
 
@@ -238,4 +290,28 @@ fn watch_link(link: &Link) -> Reachable {
         }
     });
     Reachable::new(reachable)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn traffic_is_given_back_whoever_ends_the_agent() {
+        let given_back = Cell::new(0);
+        let giving_back = async || given_back.set(given_back.get() + 1);
+        until_the_end(ready(Ok(())), pending(), giving_back())
+            .await
+            .unwrap();
+        assert_eq!(given_back.get(), 1, "told to end by a certificate");
+        until_the_end(pending(), ready(()), giving_back())
+            .await
+            .unwrap();
+        assert_eq!(given_back.get(), 2, "told by a signal");
+        let failed = until_the_end(ready(Err(anyhow::anyhow!("no"))), pending(), giving_back());
+        assert!(failed.await.is_err());
+    }
 }

@@ -18,6 +18,8 @@ use clap::Parser;
 enum Role {
     /// Work beside a target: its environment, files, names and connections, for one session
     Agent(agent::AgentArguments),
+    /// Wait on a node, and work beside those of its containers that the operator names
+    NodeAgent(agent::node::NodeArguments),
     /// Serve sessions to everybody who may have them, through the cluster's API server
     Operator(operator::OperatorArguments),
     /// Take the operator's API away and end its sessions, before it is removed
@@ -27,6 +29,7 @@ enum Role {
 fn main() -> ExitCode {
     let result = match Role::parse() {
         Role::Agent(arguments) => agent::run(&arguments),
+        Role::NodeAgent(arguments) => agent::node::run(&arguments),
         Role::Operator(arguments) => operator::run(arguments),
         Role::OperatorUninstall => operator::uninstall(),
     };

@@ -1,16 +1,38 @@
 //! `standind operator`: arguments to settings, and signals to the end.
 
+use std::fs;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::operator::{AgentSettings, PodSettings, SessionSettings, Settings};
+use ::operator::{AgentMode, AgentSettings, MultiCluster, PodSettings, SessionSettings, Settings};
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+/// The shortest time that a session waits for its client: several heartbeats of the one that is there.
+const SHORTEST: u64 = 60;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Mode {
+    Ephemeral,
+    Pod,
+    Node,
+}
+
+impl From<Mode> for AgentMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Ephemeral => Self::Ephemeral,
+            Mode::Pod => Self::Pod,
+            Mode::Node => Self::Node,
+        }
+    }
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct OperatorArguments {
@@ -41,12 +63,16 @@ pub(crate) struct OperatorArguments {
     /// The namespace of targets that are named without one
     #[arg(long, value_name = "NAME", default_value = "default")]
     default_namespace: String,
-    /// How long a session waits for a client that asks for nothing else
-    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    /// How long a session waits for a client that asks for nothing else; less than a minute would end sessions whose
+    /// client is there
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u64).range(SHORTEST..))]
     session_ttl: u64,
     /// The longest time that a session waits for its client
-    #[arg(long, value_name = "SECONDS", default_value = "900")]
+    #[arg(long, value_name = "SECONDS", default_value = "900", value_parser = clap::value_parser!(u64).range(SHORTEST..))]
     session_max_resume: u64,
+    /// Where agents are: in the target's pod, in a pod on its node, or waiting on every node
+    #[arg(long, value_name = "MODE", default_value = "ephemeral")]
+    agent_mode: Mode,
     /// The image of agents, which is the operator's own
     #[arg(long, value_name = "REFERENCE")]
     agent_image: String,
@@ -55,6 +81,9 @@ pub(crate) struct OperatorArguments {
     /// How much agents say in their logs
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     agent_log: LevelFilter,
+    /// The file that says which clusters there are, for an operator that has members
+    #[arg(long, value_name = "FILE")]
+    clusters_config: Option<PathBuf>,
     /// How much is said on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
@@ -72,7 +101,7 @@ pub(crate) fn run(arguments: OperatorArguments) -> Result<()> {
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
         end_with_signals(shutdown.clone())?;
-        ::operator::run(settings(arguments), shutdown).await?;
+        ::operator::run(settings(arguments)?, shutdown).await?;
         Ok(())
     })
 }
@@ -86,8 +115,13 @@ pub(crate) fn uninstall() -> Result<()> {
     Ok(runtime.block_on(::operator::uninstall())?)
 }
 
-fn settings(arguments: OperatorArguments) -> Settings {
-    Settings {
+fn settings(arguments: OperatorArguments) -> Result<Settings> {
+    Ok(Settings {
+        multi_cluster: arguments
+            .clusters_config
+            .as_deref()
+            .map(clusters)
+            .transpose()?,
         namespace: arguments.namespace,
         service: arguments.service,
         secret: arguments.secret,
@@ -101,6 +135,7 @@ fn settings(arguments: OperatorArguments) -> Settings {
             time_to_live: Duration::from_secs(arguments.session_ttl),
             most_resume: Duration::from_secs(arguments.session_max_resume),
         },
+        agent_mode: arguments.agent_mode.into(),
         agent: AgentSettings {
             image: arguments.agent_image,
             image_pull_policy: arguments.agent_image_pull_policy,
@@ -111,7 +146,13 @@ fn settings(arguments: OperatorArguments) -> Settings {
             resume_window: Duration::from_secs(arguments.session_ttl),
             pod: PodSettings::default(),
         },
-    }
+    })
+}
+
+fn clusters(path: &Path) -> Result<MultiCluster> {
+    let file = || format!("the clusters of {}", path.display());
+    let text = fs::read_to_string(path).with_context(file)?;
+    MultiCluster::read(&text).with_context(file)
 }
 
 fn start_log(level: LevelFilter, as_json: bool) {
@@ -144,4 +185,28 @@ fn end_with_signals(shutdown: CancellationToken) -> Result<()> {
         shutdown.cancel();
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(flatten)]
+        arguments: OperatorArguments,
+    }
+
+    #[test]
+    fn a_session_outlives_the_time_between_two_heartbeats() {
+        let with = |seconds: &str| {
+            let needed = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
+            let more = format!("--session-ttl={seconds}");
+            Program::try_parse_from(needed.into_iter().chain([more.as_str()]))
+        };
+        assert!(with("59").is_err());
+        assert_eq!(with("60").unwrap().arguments.session_ttl, 60);
+    }
 }

@@ -161,7 +161,7 @@ fn in_cached_tree<T>(
     operation: impl FnOnce(Tree<'_>) -> Result<T, Errno>,
 ) -> Option<Result<T, Errno>> {
     let target = agent.target();
-    let tree = Tree::cached(&target.root);
+    let tree = Tree::cached(agent);
     match target
         .identity
         .act(agent.own_identity(), || operation(tree))?

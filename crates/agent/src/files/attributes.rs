@@ -44,15 +44,15 @@ pub(crate) fn set(tree: Tree<'_>, place: &Located, request: &SetAttributeRequest
     let mut flags = XattrFlags::empty();
     flags.set(XattrFlags::CREATE, request.create);
     flags.set(XattrFlags::REPLACE, request.replace);
-    at_path(tree, place, |path| {
-        setxattr(path, &*request.name, &request.value, flags)
-    })
-    .map_err(Error::operation("set this attribute"))
-    .map(done)
+    tree.find_to_change(place)
+        .and_then(|file| setxattr(file.as_path(), &*request.name, &request.value, flags))
+        .map_err(Error::operation("set this attribute"))
+        .map(done)
 }
 
 pub(crate) fn remove(tree: Tree<'_>, place: &Located, name: &[u8]) -> Result<Done> {
-    at_path(tree, place, |path| removexattr(path, name))
+    tree.find_to_change(place)
+        .and_then(|file| removexattr(file.as_path(), name))
         .map_err(Error::operation("remove this attribute"))
         .map(done)
 }

@@ -15,7 +15,15 @@ use crate::{Error, Result};
 const MOST_LINKS: u32 = 40;
 
 pub(crate) fn canonical(tree: Tree<'_>, path: &[u8]) -> Result<ResolvePathResponse> {
-    let walked = walk(path, |path| match tree.find_path(path, false) {
+    let walked = walked(tree, path).map_err(Error::operation("resolve this path"))?;
+    Ok(ResolvePathResponse {
+        path: Bytes::from(walked),
+    })
+}
+
+/// The path without symbolic links.
+pub(super) fn walked(tree: Tree<'_>, path: &[u8]) -> Result<Vec<u8>, Errno> {
+    walk(path, |path| match tree.find_path(path, false) {
         Ok(found) => match readlinkat(&found, c"", Vec::new()) {
             Ok(content) => Ok(Some(content.into_bytes())),
             // The kernel's word for a descriptor that is no link.
@@ -23,10 +31,6 @@ pub(crate) fn canonical(tree: Tree<'_>, path: &[u8]) -> Result<ResolvePathRespon
             Err(errno) => Err(errno),
         },
         Err(errno) => Err(errno),
-    });
-    let walked = walked.map_err(Error::operation("resolve this path"))?;
-    Ok(ResolvePathResponse {
-        path: Bytes::from(walked),
     })
 }
 

@@ -16,6 +16,8 @@ pub(crate) struct OpenFile {
     pub(crate) descriptor: OwnedFd,
     /// Writes go to the end, whatever offset they name.
     pub(crate) append: bool,
+    /// Nothing about it may be changed, whatever its descriptor could.
+    pub(crate) is_read_only: bool,
 }
 
 impl AsFd for OpenFile {
@@ -86,6 +88,7 @@ mod tests {
         let file = OpenFile {
             descriptor: std::fs::File::open("/dev/null").unwrap().into(),
             append: false,
+            is_read_only: false,
         };
         handles.insert(file).unwrap()
     }

@@ -54,9 +54,10 @@ pub(crate) fn open(
     }
     let keep = !(first.whole && request.forget_when_whole);
     Ok(Opened {
-        file: keep.then_some(OpenFile {
+        file: keep.then(|| OpenFile {
             descriptor,
             append: request.append,
+            is_read_only: tree.is_read_only(&request.path),
         }),
         response: OpenResponse {
             handle: 0,

@@ -148,7 +148,8 @@ pub(crate) fn rename(tree: Tree<'_>, request: &RenameRequest) -> Result<Done> {
 
 pub(crate) fn link(tree: Tree<'_>, from: &Located, to: &[u8]) -> Result<Done> {
     let link = || {
-        let from = tree.find(from)?;
+        // A second name would be a way around what is forbidden by the first.
+        let from = tree.find_to_change(from)?;
         let (to, name) = tree.parent(to)?;
         linkat(CWD, from.as_path(), to, name, AtFlags::SYMLINK_FOLLOW)
     };
@@ -164,7 +165,7 @@ pub(crate) fn symbolic_link(tree: Tree<'_>, request: &SymbolicLinkRequest) -> Re
 
 pub(crate) fn set_mode(tree: Tree<'_>, place: &Located, mode: u32) -> Result<Done> {
     let mode = Mode::from_raw_mode(mode & 0o7777);
-    tree.find(place)
+    tree.find_to_change(place)
         .and_then(|file| chmodat(CWD, file.as_path(), mode, AtFlags::empty()))
         .map_err(Error::operation("change the mode of this file"))
         .map(done)
@@ -179,7 +180,7 @@ pub(crate) fn set_owner(
     // The highest number means "as it is", and is no id.
     let uid = uid.filter(|uid| *uid != u32::MAX).map(Uid::from_raw);
     let gid = gid.filter(|gid| *gid != u32::MAX).map(Gid::from_raw);
-    tree.find(place)
+    tree.find_to_change(place)
         .and_then(|file| chownat(CWD, file.as_path(), uid, gid, AtFlags::empty()))
         .map_err(Error::operation("change the owner of this file"))
         .map(done)
@@ -194,7 +195,7 @@ pub(crate) fn set_times(
         last_access: new_time(request.access_time.as_ref()),
         last_modification: new_time(request.modification_time.as_ref()),
     };
-    tree.find(place)
+    tree.find_to_change(place)
         .and_then(|file| utimensat(CWD, file.as_path(), &times, AtFlags::empty()))
         .map_err(Error::operation("change the times of this file"))
         .map(done)

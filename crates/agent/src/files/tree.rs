@@ -10,7 +10,10 @@ use bytes::Bytes;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
+use super::canonical::walked;
 use super::handles::OpenFile;
+use crate::agent::Agent;
+use crate::grant::{Doing, FileRules};
 
 const LONGEST_PATH: usize = 4096;
 /// The kernel gives up when directories are renamed while it resolves "..", and asks to be called again.
@@ -20,6 +23,8 @@ const TRIES: usize = 64;
 pub(crate) struct Tree<'target> {
     root: &'target OwnedFd,
     resolve: ResolveFlags,
+    /// What sessions may not see or change.
+    rules: Option<&'target FileRules>,
 }
 
 /// What a request is about.
@@ -37,23 +42,70 @@ pub(crate) enum Found<'place> {
 }
 
 impl<'target> Tree<'target> {
-    pub(crate) fn new(root: &'target OwnedFd) -> Self {
+    /// The files of an agent's target, as far as sessions may have them.
+    pub(crate) fn of(agent: &'target Agent) -> Self {
         Self {
-            root,
+            root: &agent.target().root,
             resolve: ResolveFlags::IN_ROOT,
+            rules: agent.rules().files(),
         }
     }
 
     /// The part of the tree that the kernel has in its cache. Whatever is not fails with `EAGAIN`, and nothing waits.
-    pub(crate) fn cached(root: &'target OwnedFd) -> Self {
+    pub(crate) fn cached(agent: &'target Agent) -> Self {
+        let all = Self::of(agent);
         Self {
-            root,
-            resolve: ResolveFlags::IN_ROOT | ResolveFlags::CACHED,
+            resolve: all.resolve | ResolveFlags::CACHED,
+            ..all
         }
     }
 
     pub(crate) fn open(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         check(path)?;
+        let Some(rules) = self.rules else {
+            return self.open_as_it_is(path, flags, mode);
+        };
+        // What is judged is a path without symbolic links, and what is opened must have none either: so nobody can put
+        // one there in between.
+        let is_exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
+        let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
+        let real = self.real(path, follows)?;
+        rules.allow(&real, doing(flags))?;
+        let without_links = Self {
+            resolve: self.resolve | ResolveFlags::NO_SYMLINKS,
+            ..self
+        };
+        without_links.open_as_it_is(&real, flags, mode)
+    }
+
+    /// A path without symbolic links. Its last name may be of something that is not there yet.
+    fn real(self, path: &[u8], follows: bool) -> Result<Vec<u8>, Errno> {
+        let unruled = Self {
+            rules: None,
+            ..self
+        };
+        if follows {
+            match walked(unruled, path) {
+                Err(Errno::NOENT) => {}
+                found => return found,
+            }
+        }
+        let (directory, name) = split(path);
+        let mut real = walked(unruled, directory)?;
+        if name == b"." {
+            return Ok(real);
+        }
+        if name.starts_with(b"..") && name[2..].iter().all(|byte| *byte == b'/') {
+            return walked(unruled, path);
+        }
+        if real != b"/" {
+            real.push(b'/');
+        }
+        real.extend_from_slice(name);
+        Ok(real)
+    }
+
+    fn open_as_it_is(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let tries = match self.resolve.contains(ResolveFlags::CACHED) {
             true => 1,
             false => TRIES,
@@ -76,16 +128,44 @@ impl<'target> Tree<'target> {
         }
     }
 
+    /// The same for a file that is about to be changed, other than in its bytes.
+    pub(crate) fn find_to_change<'place>(
+        self,
+        place: &'place Located,
+    ) -> Result<Found<'place>, Errno> {
+        match (place, self.rules) {
+            (Located::Path { path, follow }, Some(rules)) => {
+                let real = self.real(path, *follow)?;
+                rules.allow(&real, Doing::Changing)?;
+            }
+            (Located::Open(file), Some(_)) if file.is_read_only => return Err(Errno::ROFS),
+            _ => {}
+        }
+        self.find(place)
+    }
+
+    /// Whether a file may be changed, where there are rules.
+    pub(crate) fn is_read_only(self, path: &[u8]) -> bool {
+        self.rules.is_some_and(|rules| {
+            let real = self.real(path, true);
+            real.and_then(|real| rules.allow(&real, Doing::Changing))
+                .is_err()
+        })
+    }
+
     pub(crate) fn find_path(self, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
         let mut flags = OFlags::PATH;
         flags.set(OFlags::NOFOLLOW, !follow);
         self.open(path, flags, Mode::empty())
     }
 
-    /// Finds the directory in which the last name of a path is, and that name. Slashes at the end stay with the name: what
+    /// Finds the directory in which the last name of a path is, and that name, for an operation that changes it. Slashes at the end stay with the name: what
     /// they mean is the operation's business.
     pub(crate) fn parent(self, path: &[u8]) -> Result<(OwnedFd, &[u8]), Errno> {
         check(path)?;
+        if let Some(rules) = self.rules {
+            rules.allow(&self.real(path, false)?, Doing::Changing)?;
+        }
         let (directory, name) = split(path);
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         Ok((self.open(directory, flags, Mode::empty())?, name))
@@ -106,6 +186,16 @@ impl AsFd for Found<'_> {
             Self::ByPath(descriptor) => descriptor.as_fd(),
             Self::Open(file) => file.as_fd(),
         }
+    }
+}
+
+/// What opening with these flags is about to do.
+fn doing(flags: OFlags) -> Doing {
+    let changes = OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC;
+    let is_temporary = flags.contains(OFlags::TMPFILE);
+    match !flags.contains(OFlags::PATH) && (flags.intersects(changes) || is_temporary) {
+        true => Doing::Changing,
+        false => Doing::Reading,
     }
 }
 

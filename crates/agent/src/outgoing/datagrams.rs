@@ -23,7 +23,9 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::body::Body;
 
+use crate::agent::Agent;
 use crate::error::errno_of;
+use crate::grant::Transport;
 
 /// How much is put into one frame when many datagrams wait.
 const PIECE: usize = 64 * 1024;
@@ -65,6 +67,30 @@ impl DatagramSocket for UdpSocket {
             None => UdpSocket::send(self, payload).await,
             Some(to) => self.send_to(payload, to).await,
         }
+    }
+}
+
+/// A socket of a session that may not send everywhere.
+pub(crate) struct RuledSocket {
+    pub(crate) socket: UdpSocket,
+    pub(crate) agent: Agent,
+}
+
+impl DatagramSocket for RuledSocket {
+    async fn receivable(self: Arc<Self>) -> io::Result<()> {
+        self.socket.ready(ARRIVED).await.map(drop)
+    }
+
+    fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>> {
+        self.socket.try_receive(buffer)
+    }
+
+    async fn send(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
+        if let Some(to) = to {
+            let allowed = self.agent.rules().allow_address(Transport::Udp, to);
+            allowed.map_err(|_| io::Error::from(Errno::PERM))?;
+        }
+        DatagramSocket::send(&self.socket, payload, to).await
     }
 }
 

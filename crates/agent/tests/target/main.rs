@@ -15,6 +15,7 @@ mod dns;
 mod env;
 mod faults;
 mod files;
+mod grant;
 mod nameserver;
 mod namespaces;
 mod outgoing;

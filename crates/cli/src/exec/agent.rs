@@ -2,6 +2,7 @@
 
 mod in_cluster;
 mod local;
+mod operator;
 mod pods;
 
 use std::env;
@@ -17,9 +18,11 @@ use link::tls::{Fingerprint, TlsDialer, Trust};
 use link::{Link, LinkError, Redial, TcpDialer, Token};
 use proxy::{FirstAgent, One, Reach, Reached, Tell};
 
-pub(crate) use in_cluster::{InCluster, access};
+pub(crate) use in_cluster::{InCluster, access, cluster_of, ensure_meant};
 use local::LocalAgent;
 pub(crate) use local::program;
+use operator::ThroughOperator;
+pub(crate) use operator::{Way, choose as choose_way, is_targetless};
 
 use super::log::Verbosity;
 use super::progress::Progress;
@@ -57,6 +60,7 @@ pub(super) enum Agent {
     Given(Arc<Place>),
     Local(Arc<Local>),
     Cluster(Arc<InCluster>),
+    Operator(ThroughOperator),
 }
 
 /// An agent that somebody else started.
@@ -112,6 +116,7 @@ impl Agent {
             Agent::Given(place) => FirstAgent::wait(One::new(Arc::clone(place)), tell).await?,
             Agent::Local(local) => FirstAgent::wait(One::new(Arc::clone(local)), tell).await?,
             Agent::Cluster(in_cluster) => FirstAgent::wait(in_cluster.pods().await?, tell).await?,
+            Agent::Operator(operator) => FirstAgent::wait(operator.agents(), tell).await?,
         })
     }
 
@@ -125,6 +130,7 @@ impl Agent {
                 }
             }
             Agent::Cluster(in_cluster) => in_cluster.end().await,
+            Agent::Operator(operator) => operator.end().await,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! nobody in.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
 use link::tls::Fingerprint;
@@ -30,6 +31,10 @@ pub(super) struct Plan<'plan> {
     pub(super) client: Fingerprint,
     /// Who may end it, beside its client.
     pub(super) ended_by: Option<Fingerprint>,
+    /// How long it waits for its client to come at all.
+    pub(super) patience: Duration,
+    /// What its sessions may do, as JSON.
+    pub(super) grant: Option<&'plan str>,
     pub(super) settings: &'plan AgentSettings,
 }
 
@@ -139,9 +144,14 @@ impl Plan<'_> {
             format!("--resume-window={}", self.settings.resume_window.as_secs()),
             format!("--log={}", self.settings.log_level),
             "--end-with-session".to_owned(),
+            format!("--patience={}", self.patience.as_secs()),
         ]);
         if let Some(certificate) = self.ended_by {
             arguments.push(format!("--ended-by-certificate={certificate}"));
+        }
+        if let Some(grant) = self.grant {
+            // What is in a manifest may name variables with a dollar, of which two are one.
+            arguments.push(format!("--grant={}", grant.replace('$', "$$")));
         }
         arguments
     }
@@ -210,8 +220,6 @@ fn merge(object: &mut Value, others: &std::collections::BTreeMap<String, String>
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn settings() -> AgentSettings {
@@ -249,6 +257,8 @@ mod tests {
             name: "standin-agent-1",
             listen: ([127, 0, 0, 1], 20001).into(),
             ended_by: None,
+            patience: Duration::from_secs(90),
+            grant: Some("{\"hiddenVariables\":[\"$(A)\"]}"),
             client: Fingerprint([7; 32]),
             settings,
         }
@@ -281,6 +291,9 @@ mod tests {
         assert_eq!(&arguments[..3], ["agent", "--container", "abc"]);
         assert!(arguments.contains(&"--listen=127.0.0.1:20001"));
         assert!(arguments.contains(&"--end-with-session"));
+        assert!(arguments.contains(&"--patience=90"));
+        // The kubelet would put a variable there.
+        assert!(arguments.contains(&"--grant={\"hiddenVariables\":[\"$$(A)\"]}"));
     }
 
     #[test]

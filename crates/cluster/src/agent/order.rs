@@ -4,8 +4,10 @@
 //! in the status of its pod.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerState, EphemeralContainer, Pod};
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use kube::ResourceExt as _;
 use link::tls::Fingerprint;
 
 use super::condition::{Condition, condition};
@@ -14,7 +16,7 @@ use super::{AgentSettings, start};
 use crate::access::Cluster;
 use crate::error::{Error, Result};
 use crate::pod::Replica;
-use crate::refusal::{Attempt, Refusal};
+use crate::refusal::{Attempt, Obstacle, Refusal};
 
 /// An agent that is to be in the pod of a target.
 #[derive(Debug, Clone, Copy)]
@@ -26,27 +28,53 @@ pub struct Order<'order> {
     pub client: Fingerprint,
     /// Who may end it.
     pub ended_by: Fingerprint,
+    /// How long it waits for its client to come at all. Whoever orders knows how long the session waits.
+    pub patience: Duration,
+    /// What its sessions may do, as JSON.
+    pub grant: &'order str,
     pub settings: &'order AgentSettings,
 }
 
-impl Order<'_> {
-    /// Starts it, and does not wait.
+impl<'order> Order<'order> {
+    /// Starts it in the pod of the target, and does not wait.
     pub async fn start(self, cluster: &Cluster, replica: &Replica) -> Result<()> {
-        let plan = Plan {
+        match start::ephemeral(cluster, self.plan(), replica).await? {
+            Ok(_) => Ok(()),
+            Err(obstacle) => Err(refused(&replica.namespace, Attempt::Ephemeral, obstacle)),
+        }
+    }
+
+    /// Starts it in a pod of its own on the target's node, and waits until there is one.
+    pub async fn start_as_pod(
+        self,
+        cluster: &Cluster,
+        replica: &Replica,
+        namespace: &str,
+    ) -> Result<()> {
+        match start::pod(cluster, self.plan(), Some(replica), namespace).await? {
+            Ok(_) => Ok(()),
+            Err(obstacle) => Err(refused(namespace, Attempt::Pod, obstacle)),
+        }
+    }
+
+    fn plan(self) -> Plan<'order> {
+        Plan {
             name: self.name,
             listen: self.listen,
             client: self.client,
             ended_by: Some(self.ended_by),
+            patience: self.patience,
+            grant: Some(self.grant),
             settings: self.settings,
-        };
-        match start::ephemeral(cluster, plan, replica).await? {
-            Ok(_) => Ok(()),
-            Err(obstacle) => Err(Error::Refused(Refusal {
-                namespace: replica.namespace.clone(),
-                met: vec![(Attempt::Ephemeral, obstacle)],
-            })),
         }
     }
+}
+
+fn refused(namespace: &str, attempt: Attempt, obstacle: Obstacle) -> Error {
+    Error::Refused(Refusal {
+        namespace: namespace.to_owned(),
+        met: vec![(attempt, obstacle)],
+    })
 }
 
 /// An agent that was ordered.
@@ -88,14 +116,24 @@ pub fn ordered(pod: &Pod, prefix: &str) -> Vec<Ordered> {
         .into_iter()
         .flatten()
         .filter(|container| container.name.starts_with(prefix))
-        .map(|container| read(pod, container))
+        .map(|container| {
+            let arguments = container.args.as_deref().unwrap_or_default();
+            read(pod, &container.name, &container.name, arguments)
+        })
         .collect();
     agents.sort_by_key(Ordered::number);
     agents
 }
 
-fn read(pod: &Pod, container: &EphemeralContainer) -> Ordered {
+/// The agent for which a pod was made, by its Job.
+pub fn ordered_as_pod(pod: &Pod) -> Option<Ordered> {
+    let name = pod.labels().get("batch.kubernetes.io/job-name")?;
+    let container = pod.spec.as_ref()?.containers.first()?;
     let arguments = container.args.as_deref().unwrap_or_default();
+    Some(read(pod, name, &container.name, arguments))
+}
+
+fn read(pod: &Pod, name: &str, container: &str, arguments: &[String]) -> Ordered {
     let mut after_container = arguments
         .iter()
         .skip_while(|argument| *argument != "--container");
@@ -105,14 +143,14 @@ fn read(pod: &Pod, container: &EphemeralContainer) -> Ordered {
         .and_then(|listen| listen.parse::<SocketAddr>().ok())
         .map_or(0, |listen| listen.port());
     Ordered {
-        name: container.name.clone(),
+        name: name.to_owned(),
         container_id: after_container.nth(1).cloned().unwrap_or_default(),
         port,
-        has_failed: exit_code(pod, &container.name).is_some_and(|code| code != 0),
-        state: match condition(Some(pod), &container.name) {
+        has_failed: exit_code(pod, container).is_some_and(|code| code != 0),
+        state: match condition(Some(pod), container) {
             Condition::Trouble(why) => OrderedState::Trouble(why),
             Condition::Ended(why) => OrderedState::Ended(why),
-            Condition::Fine if is_running(pod, &container.name) => OrderedState::Running,
+            Condition::Fine if is_running(pod, container) => OrderedState::Running,
             Condition::Fine => OrderedState::Starting,
         },
     }
@@ -128,8 +166,10 @@ fn exit_code(pod: &Pod, container: &str) -> Option<i32> {
 }
 
 fn state_of<'pod>(pod: &'pod Pod, container: &str) -> Option<&'pod ContainerState> {
-    let statuses = pod.status.as_ref()?.ephemeral_container_statuses.as_ref()?;
-    let status = statuses.iter().find(|status| status.name == container)?;
+    let status = pod.status.as_ref()?;
+    let usual = status.container_statuses.iter().flatten();
+    let mut all = usual.chain(status.ephemeral_container_statuses.iter().flatten());
+    let status = all.find(|status| status.name == container)?;
     status.state.as_ref()
 }
 

@@ -12,8 +12,8 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, ResourceExt as _};
 use tokio::time::sleep;
 
+use super::Agent;
 use super::manifest::Plan;
-use super::{Agent, Mode};
 use crate::access::Cluster;
 use crate::error::{Error, Result, status};
 use crate::pod::Replica;
@@ -42,7 +42,6 @@ pub(super) async fn ephemeral(cluster: &Cluster, plan: Plan<'_>, replica: &Repli
     }
     Ok(Ok(Agent {
         cluster: cluster.clone(),
-        mode: Mode::Ephemeral,
         namespace: replica.namespace.clone(),
         pod: replica.pod.clone(),
         container: plan.name.to_owned(),
@@ -71,7 +70,6 @@ pub(super) async fn pod(
     }
     let mut agent = Agent {
         cluster: cluster.clone(),
-        mode: Mode::Pod,
         namespace: namespace.to_owned(),
         pod: plan.name.to_owned(),
         container: "agent".to_owned(),

@@ -79,7 +79,7 @@ pub(crate) fn stories_alone(world: &Arc<LaterWorld>) -> Vec<Trial> {
 }
 
 /// Two pods of `checkout`.
-fn start_checkout(stage: &Stage) -> Result<()> {
+pub(crate) fn start_checkout(stage: &Stage) -> Result<()> {
     stage.apply(include_str!("../../fixtures/checkout.yaml"))?;
     stage
         .kubectl(&["rollout", "status", "deployment/checkout", "--timeout=120s"])
@@ -87,14 +87,14 @@ fn start_checkout(stage: &Stage) -> Result<()> {
 }
 
 /// Runs it to its end, which must be a good one.
-fn succeed(command: &mut Command) -> Result<Ended> {
+pub(crate) fn succeed(command: &mut Command) -> Result<Ended> {
     let ended = Ended::of(command)?;
     ensure!(ended.code == Some(0), "{command:?} {ended}");
     Ok(ended)
 }
 
 /// The agents that are or were in pods of a stage, with the pod's name and whether each runs.
-pub(super) async fn ephemeral_agents(
+pub(crate) async fn ephemeral_agents(
     stage: &Stage,
 ) -> Result<Vec<(Pod, EphemeralContainer, bool)>> {
     let pods = stage.pods().list(&ListParams::default()).await?;

@@ -2,6 +2,9 @@
 //!
 //! There is one operator in a cluster, so all of it is one story per cluster.
 
+mod nodes;
+mod pods;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,6 +31,18 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
             "an_operator_serves_sessions_and_leaves_nothing",
             Needs::Lab,
             an_operator_serves_sessions,
+        ),
+        tell(
+            world,
+            "an_operator_whose_agents_wait_on_nodes_starts_nothing_and_forbids_what_policies_do",
+            Needs::Lab,
+            nodes::agents_wait_on_nodes,
+        ),
+        tell(
+            world,
+            "an_operator_whose_agents_are_pods_leaves_none",
+            Needs::Lab,
+            pods::agents_are_pods,
         ),
         tell(
             world,
@@ -182,6 +197,20 @@ async fn users_need_rights(operator: &Operator, shop: &Stage) -> Result<()> {
     let path = path.replace("/v1/namespaces", "/v1/proxy/namespaces");
     let answered = operator.connect_as(shop, "anna", &path).await?;
     ensure!(answered.contains("x-session-id"), "{answered}");
+    // Labels could choose the same pods and any others, so a right to one target is none to them.
+    let by_labels = format!(
+        "{}&label_target=app%3Dweb",
+        path.replace("deployment.web", "label")
+    );
+    let refused = operator.connect_as(shop, "anna", &by_labels).await?;
+    ensure!(refused.contains("forbidden"), "{refused}");
+    // By the plain form the API server asks about `get` alone.
+    let plain = by_labels.replace("/v1/proxy/namespaces", "/v1/namespaces");
+    let refused = operator.connect_as(shop, "eve", &plain).await?;
+    ensure!(
+        refused.contains("they take the right to all targets"),
+        "{refused}"
+    );
     let elsewhere = path.replace("deployment.web", "service.web");
     let refused = operator.connect_as(shop, "anna", &elsewhere).await?;
     ensure!(refused.contains("forbidden"), "{refused}");
@@ -325,12 +354,17 @@ async fn an_operator_that_is_down(story: &Story<'_>) -> Result<()> {
 }
 
 /// An operator in a namespace of its own.
-struct Operator {
-    stage: Stage,
+pub(crate) struct Operator {
+    pub(crate) stage: Stage,
 }
 
 impl Operator {
-    async fn install(story: &Story<'_>, cluster: usize) -> Result<Self> {
+    pub(crate) async fn install(story: &Story<'_>, cluster: usize) -> Result<Self> {
+        Self::install_with(story, cluster, "operator.agent.mode=ephemeral").await
+    }
+
+    /// With a value of the chart.
+    async fn install_with(story: &Story<'_>, cluster: usize, value: &str) -> Result<Self> {
         load_agent_image(story)?;
         let operator = Operator {
             stage: story.stage_in(cluster).await?,
@@ -345,6 +379,8 @@ impl Operator {
             CHART,
             "--wait",
             "--timeout=120s",
+            "--set",
+            value,
             "--set",
             &repository,
             "--set-string",
@@ -367,12 +403,12 @@ impl Operator {
         Ok(lab::output_of(command)?)
     }
 
-    fn uninstall(&self) -> Result<()> {
+    pub(crate) fn uninstall(&self) -> Result<()> {
         self.helm(&["uninstall", "standin", "--wait", "--timeout=120s"])?;
         let kinds = "apiservices,customresourcedefinitions,clusterroles,clusterrolebindings,\
                      validatingadmissionpolicies,validatingadmissionpolicybindings";
         let everywhere = self.stage.kubectl(&["get", kinds, "--output=name"])?;
-        let own = "deployments,services,secrets,leases,serviceaccounts,jobs,roles,rolebindings,poddisruptionbudgets";
+        let own = "deployments,daemonsets,services,secrets,leases,serviceaccounts,jobs,roles,rolebindings,poddisruptionbudgets";
         let here = self.stage.kubectl(&["get", own, "--output=name"])?;
         let left: Vec<&str> = everywhere
             .lines()

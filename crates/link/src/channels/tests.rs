@@ -155,6 +155,31 @@ async fn channels_end_with_their_connection() {
     assert_eq!(channel.read(&mut [0; 1]).await.unwrap(), 0);
     assert!(channel.write_all(b"x").await.is_err());
     assert_eq!(at_server.read(&mut [0; 1]).await.unwrap(), 0);
+    let mut late = client.channels.open(1);
+    assert_eq!(late.read(&mut [0; 1]).await.unwrap(), 0);
+    assert!(late.write_all(b"x").await.is_err());
+}
+
+#[tokio::test]
+async fn the_reason_of_an_end_is_told() {
+    let (mut client, server) = ends().await;
+    server.channels.end("this replica ends");
+    match client.events.recv().await {
+        Some(Event::Closed(reason)) => assert_eq!(reason, "this replica ends"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_is_silent_is_lost_and_one_that_is_idle_is_not() {
+    let (client, _server) = ends().await;
+    tokio::time::sleep(10 * SILENCE).await;
+    assert!(!client.driver.is_finished());
+    // Nobody reads or writes at the other end, as if the network were cut.
+    let (_held, silent) = duplex(64 * 1024);
+    let cut = End::over(silent, Role::Client).await;
+    let error = cut.driver.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 }
 
 #[tokio::test]
@@ -175,4 +200,105 @@ async fn whoever_sends_more_than_it_may_is_cut_off() {
     let error = server.driver.await.unwrap().unwrap_err();
     assert_eq!(error.to_string(), "more came than was allowed");
     writing.await.unwrap();
+}
+
+/// An end that speaks the WebSocket by hand, and an end of ours.
+async fn by_hand() -> (WebSocketStream<DuplexStream>, End) {
+    let (one, other) = duplex(64 * 1024);
+    let by_hand = WebSocketStream::from_raw_socket(one, Role::Client, None).await;
+    let socket = WebSocketStream::from_raw_socket(other, Role::Server, Some(limits())).await;
+    let (channels, events, driver) = Channels::over(socket);
+    channels.hear_no_news();
+    let end = End {
+        channels,
+        events,
+        driver: tokio::spawn(driver),
+    };
+    (by_hand, end)
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_ends_the_connection() {
+    let open = |channel| Frame::Open { channel, place: 1 };
+    let data = |bytes: Vec<u8>| Frame::Data {
+        channel: 1,
+        bytes: bytes.into(),
+    };
+    let cases = [
+        (
+            "empty",
+            vec![open(1), data(Vec::new())],
+            "a message has no bytes",
+        ),
+        (
+            "twice",
+            vec![open(1), open(1)],
+            "a channel was opened twice",
+        ),
+        (
+            "news",
+            vec![Frame::News(Bytes::new())],
+            "nothing was to be said",
+        ),
+        (
+            "long",
+            vec![open(1), data(vec![0; 2 * MESSAGE])],
+            "Space limit exceeded",
+        ),
+    ];
+    for (what, frames, expected) in cases {
+        let (mut by_hand, end) = by_hand().await;
+        for frame in frames {
+            // The other end may be gone before all is said.
+            let _ = by_hand.send(Message::Binary(frame.encode())).await;
+        }
+        let error = end.driver.await.unwrap().unwrap_err();
+        assert!(error.to_string().contains(expected), "{what}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn the_other_end_cannot_open_channels_without_bound() {
+    let (mut by_hand, mut end) = by_hand().await;
+    let most = u32::try_from(MOST_CHANNELS).unwrap();
+    for channel in 0..=most {
+        let open = Frame::Open { channel, place: 1 };
+        by_hand.send(Message::Binary(open.encode())).await.unwrap();
+    }
+    let refused = by_hand.next().await.unwrap().unwrap();
+    let Frame::Close { channel, why } = Frame::decode(refused.into_data()).unwrap() else {
+        panic!("it was not refused");
+    };
+    assert_eq!(channel, most);
+    assert!(why.contains("no more can be opened"), "{why}");
+    // One that goes makes room for another.
+    drop(end.opened().await);
+    let again = Frame::Open {
+        channel: most + 1,
+        place: 9,
+    };
+    by_hand.send(Message::Binary(again.encode())).await.unwrap();
+    for _ in 1..most {
+        drop(end.opened().await);
+    }
+    assert_eq!(end.opened().await.0, 9);
+}
+
+#[tokio::test]
+async fn who_asks_and_does_not_listen_is_left() {
+    let (mut by_hand, mut end) = by_hand().await;
+    let refusing = tokio::spawn(async move {
+        while let Some(Event::Opened { channel, .. }) = end.events.recv().await {
+            channel.refuse(&"no ".repeat(100));
+        }
+    });
+    for channel in 0.. {
+        let open = Frame::Open { channel, place: 1 };
+        if by_hand.send(Message::Binary(open.encode())).await.is_err() {
+            break;
+        }
+    }
+    let error = end.driver.await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "more is asked than is listened to");
+    refusing.await.unwrap();
 }

@@ -105,7 +105,7 @@ async fn tls_for_one_client_that_pins_what_it_sees_first() {
     let first_seen = FirstSeen::default();
     let name = || ServerName::try_from("agent").unwrap();
     let accept = async |listener: &TcpListener, agent: &Identity| {
-        let acceptor = tls::acceptor_for_client(agent, client.fingerprint()).unwrap();
+        let acceptor = tls::acceptor_for_clients(agent, &[client.fingerprint()]).unwrap();
         accept_tls(listener, &acceptor).await
     };
     // The certificate that was seen the first time is the one that counts the second time.

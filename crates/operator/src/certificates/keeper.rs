@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use link::tls::Identity;
+use link::tls::{Fingerprint, Identity};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -47,6 +47,11 @@ impl CertificateKeeper {
     /// Who the operator is for agents.
     pub(crate) fn identity(&self) -> Result<Identity> {
         self.current.borrow().identity()
+    }
+
+    /// Who the agents on nodes are for the operator.
+    pub(crate) fn node(&self) -> Result<Fingerprint> {
+        self.current.borrow().node()
     }
 
     /// Looks after the certificates for ever.

@@ -1,51 +1,161 @@
 //! Does what was planned, and chooses nothing.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use api::node::{NodeOrder, NodeRequest};
 use api::session::FINALIZER;
 use api::{MirrordClusterSession, MirrordClusterSessionStatus};
-use cluster::{AgentSettings, Cluster, Order};
+use cluster::{AgentSettings, Cluster, Order, PodSettings};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use link::tls::{FirstSeen, TlsDialer, Trust};
 use link::{Dial as _, TcpDialer};
+use protocol::grant::Grant;
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::plan::{Plan, Report};
+use super::observe::{POD_LABEL, SESSION_LABEL, on_node};
+use super::plan::{Observed, ObservedAgent, Plan, Refused, Report, STARTUP, Start};
 use super::validate::Wanted;
 use crate::Shared;
 use crate::error::{Doing as _, Result, chain};
+use crate::policies;
+use crate::settings::AgentMode;
 
 /// How long an agent may take to hear that it is to end. It ends by itself when its client stays away.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Starts agents. One that cannot be started is tried again at the next look; the others are not held up.
+/// Starts agents, and says in what was observed what came of it. One that cannot be started is tried again at the next
+/// look; the others are not held up.
 pub(super) async fn start(
     shared: &Shared,
     cluster: &Cluster,
     wanted: &Wanted,
-    settings: &AgentSettings,
     plan: &Plan,
+    observed: &mut Observed,
 ) {
-    let ended_by = shared.identity.fingerprint();
+    let waits = wanted
+        .resume_window
+        .max(shared.settings.session.time_to_live);
+    let settings = AgentSettings {
+        resume_window: waits,
+        pod: PodSettings {
+            labels: labels(wanted),
+            ..shared.settings.agent.pod.clone()
+        },
+        ..shared.settings.agent.clone()
+    };
     for start in &plan.start {
-        let order = Order {
-            name: &start.name,
-            listen: (Ipv4Addr::UNSPECIFIED, start.port).into(),
-            client: wanted.client,
-            ended_by,
-            settings,
+        let starting = Starting {
+            shared,
+            cluster,
+            wanted,
+            settings: &settings,
+            // The session itself waits so long for its client, and an agent must not give up before it does.
+            patience: waits + STARTUP,
         };
+        let started = starting.start(start).await;
         let (session, pod) = (wanted.id, &start.replica.pod);
-        match order.start(cluster, &start.replica).await {
-            Ok(()) => tracing::info!(%session, pod, agent = start.name, "an agent is started"),
-            Err(error) => {
-                tracing::warn!(%session, pod, error = chain(&error), "an agent cannot be started");
+        let found = observed.pods.iter_mut();
+        let mut found = found.filter(|found| found.replica.uid == start.replica.uid);
+        let Some(found) = found.next() else { continue };
+        match started {
+            Ok(agent) => {
+                tracing::info!(%session, pod, agent = start.name, "an agent is started");
+                found.agents.extend(agent);
+            }
+            Err(refused) => {
+                tracing::warn!(%session, pod, why = refused.why, "an agent cannot be started");
+                found.refused = Some(refused);
             }
         }
+    }
+}
+
+fn labels(wanted: &Wanted) -> BTreeMap<String, String> {
+    [(SESSION_LABEL.to_owned(), wanted.id.to_string())].into()
+}
+
+struct Starting<'look> {
+    shared: &'look Shared,
+    cluster: &'look Cluster,
+    wanted: &'look Wanted,
+    settings: &'look AgentSettings,
+    patience: Duration,
+}
+
+impl Starting<'_> {
+    /// The agent, where it is there already.
+    async fn start(&self, start: &Start) -> Result<Option<ObservedAgent>, Refused> {
+        let replica = &start.replica;
+        let mut settings = self.settings.clone();
+        let labels = &mut settings.pod.labels;
+        labels.insert(POD_LABEL.to_owned(), replica.uid.clone());
+        let grant = policies::grant(self.shared, self.wanted, replica).await;
+        let grant = grant.map_err(|error| Refused {
+            why: chain(&error),
+            is_final: false,
+        })?;
+        if self.shared.settings.agent_mode == AgentMode::Node {
+            return self.serve(start, &grant).await.map(Some);
+        }
+        let grant = serde_json::to_string(&grant).map_err(|error| Refused {
+            why: error.to_string(),
+            is_final: true,
+        })?;
+        let order = Order {
+            grant: &grant,
+            name: &start.name,
+            listen: (Ipv4Addr::UNSPECIFIED, start.port).into(),
+            client: self.wanted.client,
+            ended_by: self.shared.identity.fingerprint(),
+            patience: self.patience,
+            settings: &settings,
+        };
+        let started = match self.shared.settings.agent_mode {
+            AgentMode::Pod => {
+                let namespace = &self.shared.settings.namespace;
+                order.start_as_pod(self.cluster, replica, namespace).await
+            }
+            _ => order.start(self.cluster, replica).await,
+        };
+        started.map(|()| None).map_err(|error| Refused {
+            why: chain(&error),
+            is_final: matches!(error, cluster::Error::Refused(_)),
+        })
+    }
+
+    async fn serve(&self, start: &Start, grant: &Grant) -> Result<ObservedAgent, Refused> {
+        let passing = |why: String| Refused {
+            why,
+            is_final: false,
+        };
+        let nodes = &self.shared.nodes;
+        let hosts = nodes
+            .hosts()
+            .await
+            .map_err(|error| passing(chain(&error)))?;
+        let node = &start.replica.node;
+        let host = hosts
+            .get(node)
+            .ok_or_else(|| passing(format!("no agent runs on its node {node}")))?;
+        let order = NodeRequest::Serve(NodeOrder {
+            name: start.name.clone(),
+            pod: start.replica.uid.clone(),
+            container: start.replica.container_id.clone(),
+            client_certificate: self.wanted.client.to_string(),
+            resume_window_secs: self.settings.resume_window.as_secs(),
+            patience_secs: self.patience.as_secs(),
+            port: start.port,
+            grant: serde_json::to_value(grant).ok(),
+        });
+        let answer = nodes.ask(host, &order).await.map_err(passing)?;
+        let served = answer.served.into_iter().next();
+        let served = served.ok_or_else(|| passing("its node says nothing".to_owned()))?;
+        Ok(on_node(host, served))
     }
 }
 
@@ -57,12 +167,13 @@ pub(super) async fn report(
 ) -> Result<()> {
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let name = session.name_any();
-    for address in &plan.end {
-        if let Err(error) = timeout(PATIENCE, end(shared, address))
+    for agent in &plan.end {
+        if let Err(error) = timeout(PATIENCE, end(shared, agent))
             .await
             .unwrap_or_else(|late| Err(late.into()))
         {
-            tracing::debug!(session = name, address, %error, "an agent does not hear that it is to end");
+            let agent = &agent.ordered.name;
+            tracing::debug!(session = name, agent, %error, "an agent does not hear that it is to end");
         }
     }
     if let Some(report) = &plan.report {
@@ -114,6 +225,7 @@ fn status_patch(report: &Report) -> Value {
         pods: report.pods.clone(),
         next_channel: report.next_channel,
         closed: report.closed.clone(),
+        failed_timestamp: report.failed_timestamp.clone(),
         ..MirrordClusterSessionStatus::default()
     };
     json!({"status": {
@@ -122,6 +234,7 @@ fn status_patch(report: &Report) -> Value {
         "pods": status.pods,
         "nextChannel": status.next_channel,
         "closed": status.closed,
+        "failedTimestamp": status.failed_timestamp,
     }})
 }
 
@@ -135,8 +248,15 @@ fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
 /// Coming with the operator's certificate is all that it takes.
 async fn end(
     shared: &Shared,
-    address: &str,
+    agent: &ObservedAgent,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    if shared.settings.agent_mode == AgentMode::Node {
+        let host = agent.host.as_deref().ok_or("nobody knows where it is")?;
+        let name = agent.ordered.name.clone();
+        shared.nodes.ask(host, &NodeRequest::End { name }).await?;
+        return Ok(());
+    }
+    let address = agent.address().ok_or("nobody knows where it is")?;
     let address: SocketAddr = address.parse()?;
     let name = ServerName::try_from("agent")?;
     let trust = Trust::FirstSeen(FirstSeen::default());

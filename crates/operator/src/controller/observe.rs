@@ -1,32 +1,85 @@
-//! What there is: the pods of a session's target, and the agents in them.
+//! What there is: the pods of a session's target, and the agents beside them.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::node::{NodeRequest, Served};
 use cluster::pod::judge;
-use cluster::{Cluster, ordered, pods_of};
+use cluster::{Cluster, Ordered, OrderedState, Replica, ordered, ordered_as_pod, pods_of};
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
 
-use super::plan::{Observed, ObservedPod};
+use super::plan::{Observed, ObservedAgent, ObservedPod, Refused};
 use super::validate::Wanted;
-use crate::error::{Error, Result, chain};
+use crate::Shared;
+use crate::error::{Doing as _, Error, Result, chain};
+use crate::settings::AgentMode;
 
-pub(super) async fn observe(cluster: &Cluster, wanted: &Wanted) -> Result<Observed> {
-    match pods_of(cluster, &wanted.target).await {
-        Ok(pods) => Ok(observed(&pods, wanted)),
+/// The labels of agents that are pods: whose they are, and beside which pod.
+pub(super) const SESSION_LABEL: &str = "operator.metalbear.co/session";
+pub(super) const POD_LABEL: &str = "operator.metalbear.co/target-pod-uid";
+
+pub(super) async fn observe(
+    shared: &Shared,
+    cluster: &Cluster,
+    wanted: &Wanted,
+) -> Result<Observed> {
+    let pods = match pods_of(cluster, &wanted.target).await {
+        Ok(pods) => pods,
         // A target that is not there is a fact about it; an API server that does not answer is not.
-        Err(error) if error.may_pass() => Err(Error::Cluster(Box::new(error))),
-        Err(error) => Ok(Observed::nothing(chain(&error))),
+        Err(error) if error.is_of_the_api_server() => return Err(Error::Cluster(Box::new(error))),
+        Err(error) => return Ok(Observed::nothing(chain(&error))),
+    };
+    let mut observed = judged(&pods, wanted);
+    match shared.settings.agent_mode {
+        AgentMode::Ephemeral => {}
+        AgentMode::Pod => {
+            let agents = agents_in_pods(shared, wanted).await?;
+            for pod in &mut observed.pods {
+                let beside = agents.iter().filter(|(uid, _)| *uid == pod.replica.uid);
+                pod.agents = in_order(beside.map(|(_, agent)| agent.clone()).collect());
+            }
+        }
+        AgentMode::Node => look_at_nodes(shared, wanted, &mut observed).await?,
+    }
+    Ok(observed)
+}
+
+/// The agents of a session that is to end, wherever they are, also where its target is gone already.
+pub(super) async fn left(shared: &Shared, wanted: &Wanted) -> Result<Vec<ObservedAgent>> {
+    match shared.settings.agent_mode {
+        AgentMode::Ephemeral => {
+            let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &wanted.target.namespace);
+            let found = pods.list(&ListParams::default()).await;
+            let found = found.doing("list the pods of a session's namespace")?;
+            let agents = found.items.iter().flat_map(|pod| in_pod(pod, wanted));
+            Ok(agents.collect())
+        }
+        AgentMode::Pod => {
+            let agents = agents_in_pods(shared, wanted).await?;
+            Ok(agents.into_iter().map(|(_, agent)| agent).collect())
+        }
+        AgentMode::Node => {
+            let served = shared
+                .nodes
+                .served_everywhere(&wanted.agent_prefix())
+                .await?;
+            let agents = served.into_iter();
+            Ok(agents
+                .map(|(host, served)| on_node(&host, served))
+                .collect())
+        }
     }
 }
 
-fn observed(pods: &[Pod], wanted: &Wanted) -> Observed {
-    let prefix = wanted.agent_prefix();
+fn judged(pods: &[Pod], wanted: &Wanted) -> Observed {
     let mut observed = Observed::default();
     for pod in pods {
         match judge(pod, wanted.target.container.as_deref()) {
             Ok(replica) => observed.pods.push(ObservedPod {
-                address: pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
-                agents: ordered(pod, &prefix),
+                agents: in_pod(pod, wanted),
                 replica,
+                refused: None,
             }),
             Err(unfit) => observed
                 .unfit
@@ -37,4 +90,104 @@ fn observed(pods: &[Pod], wanted: &Wanted) -> Observed {
         .pods
         .sort_by(|one, other| one.replica.pod.cmp(&other.replica.pod));
     observed
+}
+
+fn in_pod(pod: &Pod, wanted: &Wanted) -> Vec<ObservedAgent> {
+    let agents = ordered(pod, &wanted.agent_prefix()).into_iter();
+    agents.map(|agent| beside(pod, agent)).collect()
+}
+
+fn beside(pod: &Pod, ordered: Ordered) -> ObservedAgent {
+    ObservedAgent {
+        ordered,
+        host: pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
+        certificate: None,
+    }
+}
+
+/// Agents that are pods, each with the uid of the pod beside which it is.
+async fn agents_in_pods(shared: &Shared, wanted: &Wanted) -> Result<Vec<(String, ObservedAgent)>> {
+    let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &shared.settings.namespace);
+    let labels = format!("{SESSION_LABEL}={}", wanted.id);
+    let found = pods.list(&ListParams::default().labels(&labels)).await;
+    let found = found.doing("list the agents of a session")?;
+    let agents = found.items.iter().filter_map(|pod| {
+        let uid = pod.labels().get(POD_LABEL)?.clone();
+        Some((uid, beside(pod, ordered_as_pod(pod)?)))
+    });
+    Ok(agents.collect())
+}
+
+/// Asks the nodes on which the target has pods.
+async fn look_at_nodes(shared: &Shared, wanted: &Wanted, observed: &mut Observed) -> Result<()> {
+    let hosts = shared.nodes.hosts().await?;
+    let prefix = wanted.agent_prefix();
+    let nodes: BTreeSet<&str> = observed
+        .pods
+        .iter()
+        .map(|pod| pod.replica.node.as_str())
+        .collect();
+    let mut served = BTreeMap::new();
+    for node in nodes {
+        let answer = match hosts.get(node) {
+            None => Err(none_there(node)),
+            Some(host) => {
+                let list = NodeRequest::List {
+                    prefix: prefix.clone(),
+                };
+                let answer = shared.nodes.ask(host, &list).await;
+                answer.map(|answer| (host.clone(), answer.served))
+            }
+        };
+        served.insert(node.to_owned(), answer);
+    }
+    for pod in &mut observed.pods {
+        match served.get(&pod.replica.node) {
+            Some(Ok((host, served))) => pod.agents = served_beside(&pod.replica, host, served),
+            Some(Err(why)) => {
+                pod.refused = Some(Refused {
+                    why: why.clone(),
+                    is_final: false,
+                });
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn none_there(node: &str) -> String {
+    format!(
+        "no agent runs on its node {node}; `kubectl get pods --selector {} --output wide` in the operator's namespace shows \
+         where they are",
+        api::node::LABELS
+    )
+}
+
+fn served_beside(replica: &Replica, host: &str, served: &[Served]) -> Vec<ObservedAgent> {
+    let beside = served.iter().filter(|served| served.pod == replica.uid);
+    in_order(beside.map(|served| on_node(host, served.clone())).collect())
+}
+
+pub(super) fn on_node(host: &str, served: Served) -> ObservedAgent {
+    let has_failed = served.ended.as_ref().is_some_and(|ended| ended.has_failed);
+    ObservedAgent {
+        host: Some(host.to_owned()),
+        certificate: Some(served.certificate),
+        ordered: Ordered {
+            name: served.name,
+            container_id: served.container,
+            port: served.port,
+            has_failed,
+            state: match served.ended {
+                None => OrderedState::Running,
+                Some(ended) => OrderedState::Ended(ended.why),
+            },
+        },
+    }
+}
+
+fn in_order(mut agents: Vec<ObservedAgent>) -> Vec<ObservedAgent> {
+    agents.sort_by_key(|agent| agent.ordered.number());
+    agents
 }

@@ -9,16 +9,21 @@ use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 
 use super::validate::Wanted;
-use crate::settings::SessionSettings;
+use crate::settings::{AgentMode, SessionSettings};
 
 /// How long agents may take to start, before a session that has none is given up.
-const STARTUP: Duration = Duration::from_secs(60);
+pub(crate) const STARTUP: Duration = Duration::from_secs(60);
 /// How long a session that failed is kept for people to look at.
 const KEPT: Duration = Duration::from_secs(60);
 /// An agent that fails again and again, beside the same container, is not started any more.
 const ATTEMPTS: usize = 3;
-/// The entry of an ephemeral container stays in its pod, so their number is bounded, whatever happens.
-const MOST_AGENTS: usize = 20;
+/// Nor is one that ends again and again, in whatever way.
+const MOST_ENDED: usize = 6;
+/// The entries of ephemeral containers stay in their pod, and a pod is an object of bounded size. So all sessions together
+/// have so many in a pod.
+const MOST_IN_A_POD: usize = 200;
+/// How long a deleted session waits for its agents to end. They end by themselves when their client stays away.
+const ENDING: Duration = Duration::from_secs(30);
 /// How soon to look again at what changes without telling.
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(15);
@@ -46,17 +51,51 @@ impl Observed {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ObservedPod {
     pub(crate) replica: Replica,
-    pub(crate) address: Option<String>,
-    /// The session's agents in it, the oldest first.
-    pub(crate) agents: Vec<Ordered>,
+    /// The session's agents beside it, the oldest first.
+    pub(crate) agents: Vec<ObservedAgent>,
+    /// Why another agent could not be started just now.
+    pub(crate) refused: Option<Refused>,
+}
+
+/// An agent of a session, wherever it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ObservedAgent {
+    pub(crate) ordered: Ordered,
+    /// The address of the pod in which it is.
+    pub(crate) host: Option<String>,
+    /// The SHA-256 of its certificate, where somebody trustworthy has told it.
+    pub(crate) certificate: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) why: String,
+    /// Whether trying again is of no use.
+    pub(crate) is_final: bool,
+}
+
+impl ObservedAgent {
+    fn is_over(&self) -> bool {
+        matches!(self.ordered.state, OrderedState::Ended(_))
+    }
+
+    /// Where the operator reaches it, if it is there.
+    pub(crate) fn address(&self) -> Option<String> {
+        let host = self.host.as_ref()?;
+        let port = self.ordered.port;
+        Some(match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        })
+    }
 }
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) start: Vec<Start>,
-    /// Agents that are to end: their addresses.
-    pub(crate) end: Vec<String>,
+    /// Agents that are to end.
+    pub(crate) end: Vec<ObservedAgent>,
     /// The part of the status that the controller writes, if it is not there already.
     pub(crate) report: Option<Report>,
     /// Whether the object is to be deleted.
@@ -81,6 +120,7 @@ pub(crate) struct Report {
     pub(crate) pods: Vec<SessionPod>,
     pub(crate) next_channel: u32,
     pub(crate) closed: Option<SessionClosed>,
+    pub(crate) failed_timestamp: Option<String>,
 }
 
 impl Report {
@@ -91,69 +131,99 @@ impl Report {
             pods: status.pods.clone(),
             next_channel: status.next_channel,
             closed: status.closed.clone(),
+            failed_timestamp: status.failed_timestamp.clone(),
         })
     }
 }
 
+/// What to do about a session that has not been deleted and is over, whatever its target and its agents are doing.
+pub(crate) fn closing(
+    session: &MirrordClusterSession,
+    settings: &SessionSettings,
+    now: Timestamp,
+) -> Option<Plan> {
+    let status = session.status.clone().unwrap_or_default();
+    let closed = over(session, &status, settings, now)?;
+    let report = Report {
+        phase: SessionPhase::Terminating,
+        message: Some(closed.message.clone()),
+        pods: status.pods.clone(),
+        next_channel: status.next_channel,
+        closed: Some(closed),
+        failed_timestamp: status.failed_timestamp.clone(),
+    };
+    Some(Plan {
+        delete: true,
+        ..reporting(&status, report, SOON)
+    })
+}
+
+/// What to do about a session that goes on.
 pub(crate) fn plan(
     session: &MirrordClusterSession,
     wanted: Option<&Wanted>,
     observed: &Observed,
-    settings: &SessionSettings,
+    mode: AgentMode,
     now: Timestamp,
 ) -> Plan {
     let status = session.status.clone().unwrap_or_default();
-    let age = since(
-        session
-            .metadata
-            .creation_timestamp
-            .as_ref()
-            .map(|time| time.0),
-        now,
-    );
-    if session.metadata.deletion_timestamp.is_some() {
-        return ending(&status);
-    }
-    if let Some(closed) = over(session, &status, age, settings, now) {
-        let report = Report {
-            phase: SessionPhase::Terminating,
-            message: Some(closed.message.clone()),
-            pods: status.pods.clone(),
-            next_channel: status.next_channel,
-            closed: Some(closed),
-        };
+    if status.phase == Some(SessionPhase::Failed) {
+        // It stays as it is until it is over: whoever looks at it finds the reason.
         return Plan {
-            delete: true,
-            ..reporting(&status, report, SOON)
+            end: alive(&observed.pods),
+            ..waiting(SOON)
         };
     }
     match wanted {
-        Some(wanted) => going_on(&status, wanted, observed, age),
+        Some(wanted) => going_on(&status, wanted, observed, mode, age(session, now), now),
         None => {
             let why = observed.missing.clone().unwrap_or_default();
-            reporting(&status, failed(&status, why), LATER)
+            reporting(&status, failed(&status, why, now), SOON)
         }
     }
 }
 
-/// Agents end, and then the object.
-fn ending(status: &MirrordClusterSessionStatus) -> Plan {
-    let addresses = status.pods.iter().filter_map(|pod| pod.address.clone());
+/// A session was deleted: its agents end, and then its object.
+pub(crate) fn ending(
+    session: &MirrordClusterSession,
+    left: &[ObservedAgent],
+    now: Timestamp,
+) -> Plan {
+    let alive: Vec<_> = left.iter().filter(|agent| !agent.is_over()).collect();
+    let deleted = session.metadata.deletion_timestamp.as_ref();
+    let has_waited = since(deleted.map(|time| time.0), now) > ENDING;
+    Plan {
+        release: alive.is_empty() || has_waited,
+        end: alive.into_iter().cloned().collect(),
+        ..waiting(SOON)
+    }
+}
+
+fn waiting(look_again: Duration) -> Plan {
     Plan {
         start: Vec::new(),
-        end: addresses.collect(),
+        end: Vec::new(),
         report: None,
         delete: false,
-        release: true,
-        look_again: LATER,
+        release: false,
+        look_again,
     }
+}
+
+fn alive(pods: &[ObservedPod]) -> Vec<ObservedAgent> {
+    let agents = pods.iter().flat_map(|pod| &pod.agents);
+    agents.filter(|agent| !agent.is_over()).cloned().collect()
+}
+
+fn age(session: &MirrordClusterSession, now: Timestamp) -> Duration {
+    let created = session.metadata.creation_timestamp.as_ref();
+    since(created.map(|time| time.0), now)
 }
 
 /// Why a session is over, if it is.
 fn over(
     session: &MirrordClusterSession,
     status: &MirrordClusterSessionStatus,
-    age: Duration,
     settings: &SessionSettings,
     now: Timestamp,
 ) -> Option<SessionClosed> {
@@ -168,7 +238,11 @@ fn over(
     }
     if status.phase == Some(SessionPhase::Failed) {
         let message = status.message.clone().unwrap_or_default();
-        return (age > KEPT).then(|| closed("Failed", message)).flatten();
+        let failed = status.failed_timestamp.as_deref();
+        let failed = failed.and_then(|failed| failed.parse::<Timestamp>().ok());
+        // One that does not say when it failed is of an older operator.
+        let is_old = failed.is_none_or(|failed| since(Some(failed), now) > KEPT);
+        return is_old.then(|| closed("Failed", message)).flatten();
     }
     let window = Duration::from_secs(session.spec.resume_window_secs);
     let seen = status.last_seen_timestamp.as_deref();
@@ -178,7 +252,7 @@ fn over(
             format!("the client was away for longer than {} s", window.as_secs()),
         ),
         // The client's request waits for the session, so it comes within moments, or never.
-        None if age > STARTUP + settings.time_to_live => {
+        None if age(session, now) > STARTUP + settings.time_to_live => {
             closed("NeverConnected", "no client has come".to_owned())
         }
         _ => None,
@@ -189,7 +263,9 @@ fn going_on(
     status: &MirrordClusterSessionStatus,
     wanted: &Wanted,
     observed: &Observed,
+    mode: AgentMode,
     age: Duration,
+    now: Timestamp,
 ) -> Plan {
     let mut next_channel = status.next_channel;
     let mut start = Vec::new();
@@ -201,54 +277,100 @@ fn going_on(
             .find(|known| known.uid == pod.replica.uid);
         let channel = known.map_or(next_channel + 1, |known| known.channel);
         next_channel = next_channel.max(channel);
-        pods.push(covered(pod, channel));
-        if needs_agent(pod) {
-            start.push(next_agent(pod, wanted));
+        let obstacle = obstacle(pod, mode);
+        if obstacle.is_none() && current(pod).is_none() {
+            start.push(next_agent(pod, known, wanted));
         }
+        pods.push(Covered {
+            is_hopeless: obstacle.as_ref().is_some_and(|obstacle| obstacle.is_final),
+            pod: covered(pod, known, channel, obstacle),
+        });
     }
     let (phase, message) = phase(status, observed, &pods, age);
+    let has_failed = phase == SessionPhase::Failed;
     let report = Report {
         phase,
         message,
-        pods,
+        pods: pods.into_iter().map(|covered| covered.pod).collect(),
         next_channel,
         closed: None,
+        failed_timestamp: has_failed.then(|| now.to_string()),
     };
-    let look_again = if phase == SessionPhase::Pending {
-        SOON
-    } else {
-        LATER
+    let look_again = match phase {
+        SessionPhase::Ready => LATER,
+        _ => SOON,
     };
     Plan {
-        start: if phase == SessionPhase::Failed {
-            Vec::new()
+        start: if has_failed { Vec::new() } else { start },
+        end: if has_failed {
+            alive(&observed.pods)
         } else {
-            start
+            Vec::new()
         },
         ..reporting(status, report, look_again)
     }
 }
 
+/// A pod as it is reported, and whether anything will ever come of it.
+struct Covered {
+    pod: SessionPod,
+    is_hopeless: bool,
+}
+
 /// The agent that serves the container as it is now, if one does or may.
-fn current(pod: &ObservedPod) -> Option<&Ordered> {
-    let agents = pod.agents.iter().rev();
-    agents
-        .filter(|agent| agent.container_id == pod.replica.container_id)
-        .find(|agent| !matches!(agent.state, OrderedState::Ended(_)))
+fn current(pod: &ObservedPod) -> Option<&ObservedAgent> {
+    beside_the_container(pod)
+        .filter(|agent| !agent.is_over())
+        .last()
 }
 
-fn failures(pod: &ObservedPod) -> impl Iterator<Item = &Ordered> {
+/// A container that was restarted is another one, and has a count of its own.
+fn beside_the_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgent> {
     let agents = pod.agents.iter();
-    agents.filter(|agent| agent.has_failed && agent.container_id == pod.replica.container_id)
+    agents.filter(|agent| agent.ordered.container_id == pod.replica.container_id)
 }
 
-fn needs_agent(pod: &ObservedPod) -> bool {
-    current(pod).is_none() && failures(pod).count() < ATTEMPTS && pod.agents.len() < MOST_AGENTS
+/// What keeps a pod from having an agent.
+fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
+    let finally = |why: String| {
+        Some(Refused {
+            why,
+            is_final: true,
+        })
+    };
+    if let Some(agent) = current(pod) {
+        return match &agent.ordered.state {
+            OrderedState::Trouble(why) => finally(why.clone()),
+            _ => None,
+        };
+    }
+    let ended = || beside_the_container(pod).filter(|agent| agent.is_over());
+    let failures = ended().filter(|agent| agent.ordered.has_failed);
+    if failures.count() >= ATTEMPTS || ended().count() >= MOST_ENDED {
+        let last = ended().last().map(|agent| &agent.ordered.state);
+        return finally(match last {
+            Some(OrderedState::Ended(why)) => why.clone(),
+            _ => "its agents end again and again".to_owned(),
+        });
+    }
+    if mode == AgentMode::Ephemeral && pod.replica.finished_agents >= MOST_IN_A_POD {
+        return finally(format!(
+            "{MOST_IN_A_POD} agents have been in it, whose entries stay, and no more are started; a new pod has none, and \
+             agents on nodes (`operator.agent.mode: node`) leave none"
+        ));
+    }
+    pod.refused.clone()
 }
 
-fn next_agent(pod: &ObservedPod, wanted: &Wanted) -> Start {
-    let last = pod.agents.last().map_or(0, Ordered::number);
-    let name = format!("{}{}", wanted.agent_prefix(), last + 1);
+/// Its name is one that no agent beside this pod has had, also where those before it are forgotten: clients know by it that
+/// it is another one.
+fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) -> Start {
+    let prefix = wanted.agent_prefix();
+    let reported = known
+        .and_then(|known| known.agent.as_deref()?.strip_prefix(&prefix)?.parse().ok())
+        .unwrap_or(0);
+    let observed = pod.agents.last().map_or(0, |agent| agent.ordered.number());
+    let name = format!("{prefix}{}", observed.max(reported) + 1);
     Start {
         replica: pod.replica.clone(),
         port: port_of(&name),
@@ -263,27 +385,15 @@ fn port_of(name: &str) -> u16 {
     PORTS.start + number % (PORTS.end - PORTS.start)
 }
 
-fn covered(pod: &ObservedPod, channel: u32) -> SessionPod {
+fn covered(
+    pod: &ObservedPod,
+    known: Option<&SessionPod>,
+    channel: u32,
+    obstacle: Option<Refused>,
+) -> SessionPod {
     let agent = current(pod);
-    let is_running = agent.is_some_and(|agent| agent.state == OrderedState::Running);
-    let address = agent
-        .filter(|_| is_running)
-        .zip(pod.address.as_ref())
-        .map(|(agent, address)| match address.contains(':') {
-            true => format!("[{address}]:{}", agent.port),
-            false => format!("{address}:{}", agent.port),
-        });
-    let error = match agent.map(|agent| &agent.state) {
-        Some(OrderedState::Trouble(why)) => Some(why.clone()),
-        None if pod.agents.len() >= MOST_AGENTS => Some(format!(
-            "{MOST_AGENTS} agents of this session have been in it, and no more are started"
-        )),
-        None if !needs_agent(pod) => failures(pod).last().and_then(|agent| match &agent.state {
-            OrderedState::Ended(why) => Some(why.clone()),
-            _ => None,
-        }),
-        _ => None,
-    };
+    let running = agent.filter(|agent| agent.ordered.state == OrderedState::Running);
+    let address = running.and_then(ObservedAgent::address);
     SessionPod {
         name: pod.replica.pod.clone(),
         uid: pod.replica.uid.clone(),
@@ -291,24 +401,30 @@ fn covered(pod: &ObservedPod, channel: u32) -> SessionPod {
         channel,
         ready: address.is_some(),
         address,
-        agent: agent.map(|agent| agent.name.clone()),
-        error,
+        agent: match agent {
+            Some(agent) => Some(agent.ordered.name.clone()),
+            // The last one, so that the next has another name.
+            None => known.and_then(|known| known.agent.clone()),
+        },
+        certificate: running.and_then(|agent| agent.certificate.clone()),
+        error: obstacle.map(|obstacle| obstacle.why),
     }
 }
 
 fn phase(
     status: &MirrordClusterSessionStatus,
     observed: &Observed,
-    pods: &[SessionPod],
+    covered: &[Covered],
     age: Duration,
 ) -> (SessionPhase, Option<String>) {
+    let pods: Vec<&SessionPod> = covered.iter().map(|covered| &covered.pod).collect();
     if pods.iter().any(|pod| pod.ready) {
         let waiting = pods.iter().filter(|pod| !pod.ready).count();
         let message =
             (waiting > 0).then(|| format!("{waiting} of {} pods have no agent yet", pods.len()));
         return (SessionPhase::Ready, message);
     }
-    let why = why_not(observed, pods);
+    let why = why_not(observed, &pods);
     if status.phase == Some(SessionPhase::Ready) {
         // It has been well: pods come back, and the client waits.
         return (
@@ -316,14 +432,14 @@ fn phase(
             Some(format!("no pod has an agent now: {why}")),
         );
     }
-    let hopeless = !pods.is_empty() && pods.iter().all(|pod| pod.error.is_some());
-    if hopeless || observed.missing.is_some() || age > STARTUP {
+    let is_hopeless = !pods.is_empty() && covered.iter().all(|covered| covered.is_hopeless);
+    if is_hopeless || observed.missing.is_some() || age > STARTUP {
         return (SessionPhase::Failed, Some(why));
     }
     (SessionPhase::Pending, Some(why))
 }
 
-fn why_not(observed: &Observed, pods: &[SessionPod]) -> String {
+fn why_not(observed: &Observed, pods: &[&SessionPod]) -> String {
     if let Some(missing) = &observed.missing {
         return missing.clone();
     }
@@ -340,25 +456,22 @@ fn why_not(observed: &Observed, pods: &[SessionPod]) -> String {
     }
 }
 
-fn failed(status: &MirrordClusterSessionStatus, why: String) -> Report {
+fn failed(status: &MirrordClusterSessionStatus, why: String, now: Timestamp) -> Report {
     Report {
         phase: SessionPhase::Failed,
         message: Some(why),
         pods: Vec::new(),
         next_channel: status.next_channel,
         closed: None,
+        failed_timestamp: Some(now.to_string()),
     }
 }
 
 /// A plan that only reports, and that only if there is something new.
 fn reporting(status: &MirrordClusterSessionStatus, report: Report, look_again: Duration) -> Plan {
     Plan {
-        start: Vec::new(),
-        end: Vec::new(),
         report: (Report::of(status).as_ref() != Some(&report)).then_some(report),
-        delete: false,
-        release: false,
-        look_again,
+        ..waiting(look_again)
     }
 }
 

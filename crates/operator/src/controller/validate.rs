@@ -12,9 +12,12 @@ use link::tls::Fingerprint;
 pub(crate) struct Wanted {
     pub(crate) id: SessionId,
     pub(crate) target: Workload,
+    /// The target as the client named it, without its container.
+    pub(crate) named: String,
+    /// Whose session it is, as the API server knows.
+    pub(crate) holder: String,
     pub(crate) client: Fingerprint,
     pub(crate) resume_window: Duration,
-    pub(crate) is_deleted: bool,
 }
 
 impl Wanted {
@@ -45,12 +48,13 @@ pub(crate) fn validate(session: &MirrordClusterSession) -> Result<Wanted, Invali
     Ok(Wanted {
         id: SessionId::from_object_name(&name).ok_or(Invalid::Name(name))?,
         target: workload(&spec.namespace, &path, spec.label_target.as_deref())?,
+        named: path.without_container().to_string(),
+        holder: spec.owner.k8s_username.clone(),
         client: spec
             .client_certificate
             .parse()
             .map_err(|_| Invalid::Certificate)?,
         resume_window: Duration::from_secs(spec.resume_window_secs),
-        is_deleted: session.metadata.deletion_timestamp.is_some(),
     })
 }
 

@@ -3,6 +3,7 @@
 //! Several wait at a time, so that a connection need not wait for the way there and back. How many follows from how many
 //! connections come.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,7 +153,12 @@ fn request<B>(accept: Accept, body: B) -> Option<Request<B>> {
 
 impl Arrival {
     /// Brings the connection to the application, and carries it to its end.
-    pub(super) async fn hand_over(self, doors: Arc<Doors>, tls: Option<Arc<TlsDelivery>>) {
+    pub(super) async fn hand_over(
+        self,
+        doors: Arc<Doors>,
+        tls: Option<Arc<TlsDelivery>>,
+        accept_within: Duration,
+    ) {
         let Self {
             arrived,
             from_client,
@@ -168,7 +174,7 @@ impl Arrival {
                 Some(stream) => {
                     let stream = Arc::new(stream);
                     if to_client.send(Arc::clone(&stream)).is_ok() {
-                        stream::to_application(stream, from_client).await;
+                        carry(stream, from_client, accept_within).await;
                     }
                 }
                 None => {
@@ -178,6 +184,21 @@ impl Arrival {
             },
         }
     }
+}
+
+/// Carries what the client sends. An application that is stopped, or stuck, has not even accepted the connection: then it is
+/// broken off, so that the agent gives it to somebody else. One that was accepted may be silent for as long as it likes.
+async fn carry(stream: Arc<LocalStream>, from_client: Body, accept_within: Duration) {
+    let mut carrying = pin!(stream::to_application(Arc::clone(&stream), from_client));
+    if timeout(accept_within, &mut carrying).await.is_ok() {
+        return;
+    }
+    if !stream.is_accepted() {
+        return stream.give_up();
+    }
+    // Only the one has to live on.
+    drop(stream);
+    carrying.await;
 }
 
 /// A connection to the application, as it wants it.

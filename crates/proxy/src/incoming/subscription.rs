@@ -152,7 +152,8 @@ impl Subscription {
                 Incident::Arrived(arrival) => {
                     self.watch().arrived();
                     let tls = self.shared.tls.clone();
-                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls));
+                    let within = self.shared.wishes.accept_within;
+                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls, within));
                 }
                 Incident::Look => waiting.look(),
                 Incident::Agent(Ok(Some(SubscribeEvent { event }))) => match event {

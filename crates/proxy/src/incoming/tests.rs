@@ -174,6 +174,22 @@ async fn resets_are_resets_on_the_other_side() {
 }
 
 #[tokio::test]
+async fn a_connection_that_is_never_accepted_is_given_back_and_a_silent_one_is_not() {
+    let world = World::new("{mode: steal, answer_within: 1ms}").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let mut silent = world.agent.arrive(&arrived()).await;
+    let mut application = accept(&listener).await;
+    assert_eq!(bytes(&mut silent.from_application, 1).await, [1]);
+    // The kernel takes it, and the application does not come to it.
+    let mut ignored = world.agent.arrive(&arrived()).await;
+    assert_eq!(bytes(&mut ignored.from_application, 1).await, [1]);
+    assert!(ignored.from_application.frame().await.unwrap().is_err());
+    application.write_all(b"at last").await.unwrap();
+    assert_eq!(bytes(&mut silent.from_application, 7).await, b"at last");
+}
+
+#[tokio::test]
 async fn who_takes_no_connections_says_so() {
     let world = World::new("steal").await;
     let (listener, address) = listener().await;

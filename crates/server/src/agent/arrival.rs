@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of};
-use link::{Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
+use link::{Abort, Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
@@ -78,6 +78,9 @@ impl Admit for Admission {
 /// Where clients arrive.
 pub(super) struct Door {
     listener: TcpListener,
+    pub(super) address: SocketAddr,
+    /// The fingerprint of what it shows, where it speaks TLS.
+    pub(super) certificate: Option<Fingerprint>,
     tls: Option<TlsAcceptor>,
     ended_by: Option<Fingerprint>,
     server: LinkServer<Admission>,
@@ -103,7 +106,6 @@ pub(super) enum Purpose {
 }
 
 impl Door {
-    /// Opens it, and says where it is.
     pub(super) async fn open(
         listen: SocketAddr,
         proof: &Proof,
@@ -114,14 +116,10 @@ impl Door {
             .with_context(|| format!("cannot listen on {listen}"))?;
         let address = listener.local_addr()?;
         let tls = proof.acceptor()?;
-        match &tls {
-            None => println!("listening on {address}"),
-            Some((_, certificate)) => {
-                println!("listening on {address} with certificate {certificate}");
-            }
-        }
         Ok(Self {
             listener,
+            address,
+            certificate: tls.as_ref().map(|(_, certificate)| *certificate),
             tls: tls.map(|(acceptor, _)| acceptor),
             ended_by: match proof {
                 Proof::Certificate { ended_by, .. } => *ended_by,
@@ -129,6 +127,14 @@ impl Door {
             },
             server: LinkServer::new(settings, proof.admission()?),
         })
+    }
+
+    /// Gives up all sessions, and tells their clients why.
+    pub(super) fn close(&self, why: &str) {
+        self.server.abort_all(&Abort {
+            code: 0,
+            text: why.to_owned(),
+        });
     }
 
     pub(super) async fn next(&self) -> Arrival {

@@ -38,7 +38,7 @@ const NAME_A_TARGET: &str = "name a target: `standin exec -t deployment/<name> -
 /// Starts agents for a target in a cluster.
 #[derive(Debug)]
 pub(crate) struct InCluster {
-    access: Access,
+    cluster: Cluster,
     /// None: no target, only a namespace.
     target: Option<(Kind, String, Option<String>)>,
     settings: AgentSettings,
@@ -70,17 +70,31 @@ struct Made {
     status: Option<watch::Receiver<Status>>,
 }
 
+/// Who says nothing of clusters means none.
+pub(crate) fn ensure_meant(settings: &Settings) -> Result<()> {
+    let target = settings.target.as_ref();
+    let is_meant = target.is_some_and(|target| target.path.is_some())
+        || settings.agent.image.is_some()
+        || settings.operator == Some(true);
+    ensure!(is_meant, NAME_A_TARGET);
+    Ok(())
+}
+
+/// Reads the kubeconfig. Without a target, that there is none may mean that no cluster was meant.
+pub(crate) async fn cluster_of(settings: &Settings) -> Result<Cluster> {
+    let cluster = Cluster::connect(&access(settings)).await;
+    match &settings.target {
+        None => cluster.context(NAME_A_TARGET),
+        Some(_) => Ok(cluster?),
+    }
+}
+
 impl InCluster {
-    pub(crate) fn new(settings: &Settings, progress: &Progress) -> Result<Self> {
+    pub(crate) fn new(settings: &Settings, cluster: Cluster, progress: &Progress) -> Result<Self> {
         let path = settings
             .target
             .as_ref()
             .and_then(|target| target.path.clone());
-        // Who says nothing of clusters means none.
-        ensure!(
-            path.is_some() || settings.agent.image.is_some(),
-            NAME_A_TARGET
-        );
         let target = match path {
             Some(Target::Workload {
                 kind,
@@ -90,7 +104,7 @@ impl InCluster {
             _ => None,
         };
         Ok(Self {
-            access: access(settings),
+            cluster,
             target,
             settings: agent_settings(&settings.agent)?,
             steals: settings.feature.network.incoming.mode == IncomingMode::Steal,
@@ -100,10 +114,6 @@ impl InCluster {
             number: AtomicU64::new(0),
             made: Mutex::default(),
         })
-    }
-
-    pub(crate) fn is_targetless(&self) -> bool {
-        self.target.is_none()
     }
 
     /// The pods of the target as they are now, and as they will be. Having none is an error.
@@ -179,11 +189,7 @@ impl InCluster {
     }
 
     async fn find(&self) -> Result<Place> {
-        let cluster = Cluster::connect(&self.access).await;
-        let cluster = match &self.target {
-            None => cluster.context(NAME_A_TARGET)?,
-            Some(_) => cluster?,
-        };
+        let cluster = self.cluster.clone();
         let Some((kind, name, container)) = &self.target else {
             self.progress.note(&format!(
                 "without a target: the network of the namespace {}",

@@ -39,12 +39,16 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> Obser
     let agents = agents
         .iter()
         .enumerate()
-        .map(|(index, (container_id, state))| Ordered {
-            name: format!("standin-agent-000000000000001f-{}", index + 1),
-            container_id: (*container_id).to_owned(),
-            port: 20_001,
-            has_failed: matches!(state, OrderedState::Ended(why) if why != "in peace"),
-            state: state.clone(),
+        .map(|(index, (container_id, state))| ObservedAgent {
+            ordered: Ordered {
+                name: format!("standin-agent-000000000000001f-{}", index + 1),
+                container_id: (*container_id).to_owned(),
+                port: 20_001,
+                has_failed: matches!(state, OrderedState::Ended(why) if why != "in peace"),
+                state: state.clone(),
+            },
+            host: Some("10.0.0.1".to_owned()),
+            certificate: None,
         });
     ObservedPod {
         replica: Replica {
@@ -58,8 +62,8 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> Obser
             created: 0,
             finished_agents: 0,
         },
-        address: Some("10.0.0.1".to_owned()),
         agents: agents.collect(),
+        refused: None,
     }
 }
 
@@ -70,7 +74,16 @@ fn planned(status: MirrordClusterSessionStatus, pods: Vec<ObservedPod>, now: Tim
         pods,
         ..Observed::default()
     };
-    plan(&session, Some(&wanted), &observed, &SETTINGS, now)
+    if let Some(closing) = closing(&session, &SETTINGS, now) {
+        return closing;
+    }
+    plan(
+        &session,
+        Some(&wanted),
+        &observed,
+        AgentMode::Ephemeral,
+        now,
+    )
 }
 
 fn ended() -> OrderedState {
@@ -106,6 +119,7 @@ fn agents_are_started_where_there_is_none() {
         ("it ends again and again",      &[("c", ended()), ("c", ended()), ("c", ended())], None),
         ("an older one still runs",      &[("c", Running), ("c", ended())],           None),
         ("clients came and went",        &[("c", peace()), ("c", peace()), ("c", peace())], Some("4")),
+        ("they come and go for ever",    &[("c", peace()), ("c", peace()), ("c", peace()), ("c", peace()), ("c", peace()), ("c", peace())], None),
         ("it did, before a restart",     &[("b", ended()), ("b", ended()), ("b", ended())], Some("4")),
     ];
     for (what, agents, expected) in cases {
@@ -118,11 +132,69 @@ fn agents_are_started_where_there_is_none() {
     }
 }
 
+/// Entries of all sessions stay in a pod; where agents are elsewhere, none do.
 #[test]
-fn the_number_of_agents_in_a_pod_is_bounded() {
-    let many = vec![("c", peace()); MOST_AGENTS];
-    assert_eq!(started(&many), Vec::<String>::new());
-    assert_eq!(started(&many[1..]).len(), 1);
+fn the_number_of_agents_in_a_pod_is_bounded_over_all_sessions() {
+    let started = |finished_agents: usize, mode: AgentMode| {
+        let mut pod = pod("web", "c", &[]);
+        pod.replica.finished_agents = finished_agents;
+        let observed = Observed {
+            pods: vec![pod],
+            ..Observed::default()
+        };
+        let session = session(status(SessionPhase::Pending));
+        let wanted = super::super::validate::validate(&session).unwrap();
+        plan(&session, Some(&wanted), &observed, mode, at(1))
+            .start
+            .len()
+    };
+    assert_eq!(started(MOST_IN_A_POD - 1, AgentMode::Ephemeral), 1);
+    assert_eq!(started(MOST_IN_A_POD, AgentMode::Ephemeral), 0);
+    assert_eq!(started(MOST_IN_A_POD, AgentMode::Node), 1);
+}
+
+/// An agent on a node that was restarted knows nothing of those before.
+#[test]
+fn an_agent_has_a_name_of_its_own_where_others_are_forgotten() {
+    let running = [("c", OrderedState::Running)];
+    let report = planned(
+        status(SessionPhase::Pending),
+        vec![pod("a", "c", &running)],
+        at(1),
+    );
+    let mut after = MirrordClusterSessionStatus {
+        pods: report.report.unwrap().pods,
+        ..status(SessionPhase::Ready)
+    };
+    for _ in 0..2 {
+        let plan = planned(after.clone(), vec![pod("a", "c", &[])], at(2));
+        let name = &plan.start[0].name;
+        assert_eq!(name, "standin-agent-000000000000001f-2");
+        // Also after it was reported that there is none.
+        after.pods = plan.report.map_or(after.pods, |report| report.pods);
+    }
+}
+
+#[test]
+fn why_an_agent_cannot_start_is_told() {
+    let refused = |is_final| {
+        let mut pod = pod("web", "c", &[]);
+        pod.refused = Some(Refused {
+            why: "a policy forbids it".to_owned(),
+            is_final,
+        });
+        planned(status(SessionPhase::Pending), vec![pod], at(1))
+    };
+    for (is_final, phase) in [(true, SessionPhase::Failed), (false, SessionPhase::Pending)] {
+        let plan = refused(is_final);
+        assert!(plan.start.is_empty());
+        let report = plan.report.unwrap();
+        assert_eq!(report.phase, phase);
+        let message = report.message.as_deref();
+        assert_eq!(message, Some("pod web: a policy forbids it"));
+        let error = report.pods[0].error.as_deref();
+        assert_eq!(error, Some("a policy forbids it"));
+    }
 }
 
 #[test]
@@ -170,7 +242,13 @@ fn a_target_that_is_not_there_fails_at_once() {
     let session = session(status(SessionPhase::Pending));
     let wanted = super::super::validate::validate(&session).unwrap();
     let observed = Observed::nothing("there is no deployment/web".to_owned());
-    let plan = plan(&session, Some(&wanted), &observed, &SETTINGS, at(0));
+    let plan = plan(
+        &session,
+        Some(&wanted),
+        &observed,
+        AgentMode::Ephemeral,
+        at(0),
+    );
     let report = plan.report.unwrap();
     assert_eq!(report.phase, SessionPhase::Failed);
     assert_eq!(
@@ -231,6 +309,11 @@ fn sessions_are_over_when_their_client_stays_away() {
         last_seen_timestamp: None,
         ..status(SessionPhase::Ready)
     };
+    // Later than it could have failed if its age were what counts.
+    let failed = MirrordClusterSessionStatus {
+        failed_timestamp: Some(at(141).to_string()),
+        ..status(SessionPhase::Failed)
+    };
     let closed = MirrordClusterSessionStatus {
         closed: Some(SessionClosed::default()),
         ..status(SessionPhase::Ready)
@@ -245,18 +328,8 @@ fn sessions_are_over_when_their_client_stays_away() {
         ),
         ("never there, yet", never.clone(), 119, None),
         ("never there", never, 121, Some("NeverConnected")),
-        (
-            "failed a moment ago",
-            status(SessionPhase::Failed),
-            59,
-            None,
-        ),
-        (
-            "failed long ago",
-            status(SessionPhase::Failed),
-            61,
-            Some("Failed"),
-        ),
+        ("failed a moment ago", failed.clone(), 200, None),
+        ("failed long ago", failed, 202, Some("Failed")),
         ("closed", closed, 1, Some("")),
     ];
     for (what, status, second, expected) in cases {
@@ -273,17 +346,52 @@ fn sessions_are_over_when_their_client_stays_away() {
 }
 
 #[test]
-fn a_deleted_session_ends_its_agents_and_goes() {
-    let with_agent = MirrordClusterSessionStatus {
-        pods: vec![SessionPod {
-            address: Some("10.0.0.1:20001".to_owned()),
-            ..SessionPod::default()
-        }],
-        ..status(SessionPhase::Ready)
+fn a_session_that_failed_stays_so_and_has_no_agents() {
+    let failed = MirrordClusterSessionStatus {
+        failed_timestamp: Some(at(0).to_string()),
+        message: Some("because".to_owned()),
+        ..status(SessionPhase::Failed)
     };
-    let mut session = session(with_agent);
+    let running = [("c", OrderedState::Running)];
+    let plan = planned(failed, vec![pod("a", "c", &running)], at(30));
+    assert_eq!((plan.report, plan.start.len()), (None, 0));
+    assert_eq!(plan.end.len(), 1);
+    // When it fails, it says when.
+    let report = planned(status(SessionPhase::Pending), vec![], at(61)).report;
+    let expected = Some(at(61).to_string());
+    assert_eq!(report.unwrap().failed_timestamp, expected);
+}
+
+#[test]
+fn a_session_is_over_whatever_its_target_is_doing() {
+    let session = session(status(SessionPhase::Ready));
+    assert!(closing(&session, &SETTINGS, at(99)).is_none());
+    let plan = closing(&session, &SETTINGS, at(101)).unwrap();
+    assert!(plan.delete);
+}
+
+#[test]
+fn a_deleted_session_goes_when_its_agents_have_ended() {
+    let mut session = session(status(SessionPhase::Ready));
     session.metadata.deletion_timestamp = session.metadata.creation_timestamp.clone();
-    let plan = plan(&session, None, &Observed::default(), &SETTINGS, at(1));
-    assert_eq!(plan.end, ["10.0.0.1:20001"]);
-    assert!(plan.release && plan.start.is_empty() && plan.report.is_none());
+    let agents = |state: OrderedState| pod("a", "c", &[("c", state)]).agents;
+    let cases = [
+        ("one runs", agents(OrderedState::Running), 1, 1, false),
+        ("one starts", agents(OrderedState::Starting), 1, 1, false),
+        ("all have ended", agents(ended()), 1, 0, true),
+        ("there are none", Vec::new(), 1, 0, true),
+        // It ends by itself when its client stays away.
+        (
+            "one does not hear",
+            agents(OrderedState::Running),
+            31,
+            1,
+            true,
+        ),
+    ];
+    for (what, left, second, ends, release) in cases {
+        let plan = ending(&session, &left, at(second));
+        assert_eq!((plan.end.len(), plan.release), (ends, release), "{what}");
+        assert!(plan.start.is_empty() && plan.report.is_none(), "{what}");
+    }
 }

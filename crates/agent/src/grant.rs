@@ -1,0 +1,176 @@
+//! What sessions may do, understood once when the agent is started. What cannot be understood stops the agent: a rule that is
+//! overlooked would be a hole.
+
+mod addresses;
+mod wildcard;
+
+use std::net::SocketAddr;
+
+use protocol::grant::Grant;
+use protocol::rpc::{HttpFilter, IncomingMode, SubscribeRequest, http_filter};
+use regex::bytes::RegexSet;
+use rustix::io::Errno;
+
+use self::addresses::AddressRule;
+pub(crate) use self::addresses::Transport;
+use crate::{Error, Result};
+
+/// Where the kernel shows the variables of processes, also those that are hidden.
+const ENVIRONMENTS: &str = "^/proc/[^/]+(/task/[^/]+)?/environ$";
+
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    holder: Option<String>,
+    incoming: IncomingRules,
+    hidden_variables: Vec<String>,
+    /// None, where there is nothing to enforce: then nothing is slower.
+    files: Option<FileRules>,
+    only: Vec<Vec<AddressRule>>,
+    none_of: Vec<AddressRule>,
+}
+
+#[derive(Debug, Default)]
+struct IncomingRules {
+    no_steal: bool,
+    no_steal_without_filter: bool,
+    no_mirror: bool,
+    header_filters: Vec<regex::Regex>,
+}
+
+#[derive(Debug)]
+pub(crate) struct FileRules {
+    read_only: RegexSet,
+    hidden: RegexSet,
+}
+
+/// What is done with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doing {
+    Reading,
+    Changing,
+}
+
+impl Rules {
+    pub(crate) fn understand(grant: &Grant) -> Result<Self> {
+        let header_filters = grant.incoming.header_filters.iter();
+        let header_filters = header_filters.map(|text| regex::Regex::new(text).map_err(malformed));
+        let files = &grant.files;
+        let mut hidden = files.hidden.clone();
+        if !grant.hidden_variables.is_empty() {
+            hidden.push(ENVIRONMENTS.to_owned());
+        }
+        let has_file_rules = !files.read_only.is_empty() || !hidden.is_empty();
+        let addresses = |texts: &[String]| texts.iter().map(|text| address(text)).collect();
+        Ok(Self {
+            holder: grant.holder.clone(),
+            incoming: IncomingRules {
+                no_steal: grant.incoming.no_steal,
+                no_steal_without_filter: grant.incoming.no_steal_without_filter,
+                no_mirror: grant.incoming.no_mirror,
+                header_filters: header_filters.collect::<Result<_>>()?,
+            },
+            hidden_variables: grant.hidden_variables.clone(),
+            files: match has_file_rules {
+                false => None,
+                true => Some(FileRules {
+                    read_only: RegexSet::new(&files.read_only).map_err(malformed)?,
+                    hidden: RegexSet::new(&hidden).map_err(malformed)?,
+                }),
+            },
+            only: grant
+                .outgoing
+                .only
+                .iter()
+                .map(|texts| addresses(texts))
+                .collect::<Result<_>>()?,
+            none_of: addresses(&grant.outgoing.none_of)?,
+        })
+    }
+
+    /// Whose session it is, if somebody else than the client has said so.
+    pub(crate) fn holder(&self) -> Option<&str> {
+        self.holder.as_deref()
+    }
+
+    pub(crate) fn files(&self) -> Option<&FileRules> {
+        self.files.as_ref()
+    }
+
+    pub(crate) fn hides_variable(&self, name: &[u8]) -> bool {
+        let mut patterns = self.hidden_variables.iter();
+        patterns.any(|pattern| wildcard::matches(pattern.as_bytes(), name))
+    }
+
+    pub(crate) fn allow_subscription(&self, request: &SubscribeRequest) -> Result<()> {
+        let rules = &self.incoming;
+        let forbidden = |what| Err(Error::Forbidden(what));
+        match request.mode() {
+            IncomingMode::Mirror if rules.no_mirror => forbidden("mirror its traffic"),
+            IncomingMode::Mirror => Ok(()),
+            IncomingMode::Steal if rules.no_steal => forbidden("steal its traffic"),
+            IncomingMode::Steal if request.filter.is_none() && rules.no_steal_without_filter => {
+                forbidden("steal its traffic without a filter")
+            }
+            IncomingMode::Steal => {
+                let mut needed = rules.header_filters.iter();
+                match needed.all(|needed| narrows(request.filter.as_ref(), needed)) {
+                    true => Ok(()),
+                    false => forbidden("steal its traffic with this header filter"),
+                }
+            }
+        }
+    }
+
+    pub(crate) fn allow_address(&self, transport: Transport, address: SocketAddr) -> Result<()> {
+        let fits = |rules: &[AddressRule]| rules.iter().any(|rule| rule.fits(transport, address));
+        if fits(&self.none_of) || !self.only.iter().all(|only| fits(only)) {
+            return Err(Error::Forbidden("connect to this address"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether every request that fits the filter fits one header filter that is as it has to be.
+fn narrows(filter: Option<&HttpFilter>, needed: &regex::Regex) -> bool {
+    let Some(filter) = filter.and_then(|filter| filter.filter.as_ref()) else {
+        return false;
+    };
+    match filter {
+        http_filter::Filter::Header(text) => needed.is_match(text),
+        http_filter::Filter::AllOf(filters) => {
+            let mut filters = filters.filters.iter();
+            filters.any(|filter| narrows(Some(filter), needed))
+        }
+        http_filter::Filter::AnyOf(filters) => {
+            let filters = &filters.filters;
+            !filters.is_empty() && filters.iter().all(|filter| narrows(Some(filter), needed))
+        }
+        http_filter::Filter::Path(_)
+        | http_filter::Filter::Method(_)
+        | http_filter::Filter::Body(_) => false,
+    }
+}
+
+impl FileRules {
+    /// `path` has no symbolic links in it.
+    pub(crate) fn allow(&self, path: &[u8], doing: Doing) -> Result<(), Errno> {
+        if self.hidden.is_match(path) {
+            return Err(Errno::NOENT);
+        }
+        if doing == Doing::Changing && self.read_only.is_match(path) {
+            return Err(Errno::ROFS);
+        }
+        Ok(())
+    }
+}
+
+fn address(text: &str) -> Result<AddressRule> {
+    text.parse().map_err(malformed)
+}
+
+fn malformed(error: impl std::fmt::Display) -> Error {
+    Error::Grant(error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+use protocol::grant::{FilesGrant, IncomingGrant, OutgoingGrant};
+use protocol::rpc::HttpFilters;
+
+use super::*;
+
+fn header(text: &str) -> HttpFilter {
+    HttpFilter {
+        filter: Some(http_filter::Filter::Header(text.to_owned())),
+    }
+}
+
+fn path(text: &str) -> HttpFilter {
+    HttpFilter {
+        filter: Some(http_filter::Filter::Path(text.to_owned())),
+    }
+}
+
+fn all_of(filters: Vec<HttpFilter>) -> HttpFilter {
+    HttpFilter {
+        filter: Some(http_filter::Filter::AllOf(HttpFilters { filters })),
+    }
+}
+
+fn any_of(filters: Vec<HttpFilter>) -> HttpFilter {
+    HttpFilter {
+        filter: Some(http_filter::Filter::AnyOf(HttpFilters { filters })),
+    }
+}
+
+#[test]
+fn what_is_forbidden_with_traffic_is_refused() {
+    use IncomingMode::{Mirror, Steal};
+    let check = |incoming: IncomingGrant, mode: IncomingMode, filter, allowed: bool| {
+        let rules = Rules::understand(&Grant {
+            incoming,
+            ..Grant::default()
+        })
+        .unwrap();
+        let request = SubscribeRequest {
+            mode: mode.into(),
+            filter,
+            ..SubscribeRequest::default()
+        };
+        let result = rules.allow_subscription(&request);
+        assert_eq!(result.is_ok(), allowed, "{request:?}: {result:?}");
+    };
+    let nothing = IncomingGrant::default;
+    let filter = || Some(header("x-user: ada"));
+    check(nothing(), Steal, None, true);
+    check(nothing(), Mirror, None, true);
+    let no_steal = || IncomingGrant {
+        no_steal: true,
+        ..nothing()
+    };
+    check(no_steal(), Steal, filter(), false);
+    check(no_steal(), Mirror, None, true);
+    let with_filter = || IncomingGrant {
+        no_steal_without_filter: true,
+        ..nothing()
+    };
+    check(with_filter(), Steal, None, false);
+    check(with_filter(), Steal, filter(), true);
+    let no_mirror = || IncomingGrant {
+        no_mirror: true,
+        ..nothing()
+    };
+    check(no_mirror(), Mirror, None, false);
+    check(no_mirror(), Steal, None, true);
+    let by_user = || IncomingGrant {
+        header_filters: vec!["^x-user: ".to_owned()],
+        ..nothing()
+    };
+    check(by_user(), Steal, None, false);
+    check(by_user(), Steal, filter(), true);
+    check(by_user(), Steal, Some(header(".*")), false);
+    check(by_user(), Steal, Some(path("/")), false);
+    check(by_user(), Mirror, None, true);
+    // Both must fit, so one that is narrow is enough; where either may fit, all must be.
+    let wide = || header(".*");
+    let narrow = || header("x-user: ada");
+    check(by_user(), Steal, Some(all_of(vec![wide(), narrow()])), true);
+    check(
+        by_user(),
+        Steal,
+        Some(any_of(vec![wide(), narrow()])),
+        false,
+    );
+    check(
+        by_user(),
+        Steal,
+        Some(any_of(vec![narrow(), narrow()])),
+        true,
+    );
+    check(by_user(), Steal, Some(any_of(vec![])), false);
+}
+
+#[test]
+fn addresses_are_allowed_and_forbidden() {
+    let check = |only: &[&[&str]], none_of: &[&str], transport, address: &str, allowed: bool| {
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let rules = Rules::understand(&Grant {
+            outgoing: OutgoingGrant {
+                only: only.iter().map(|only| texts(only)).collect(),
+                none_of: texts(none_of),
+            },
+            ..Grant::default()
+        })
+        .unwrap();
+        let result = rules.allow_address(transport, address.parse().unwrap());
+        assert_eq!(result.is_ok(), allowed, "{only:?} {none_of:?} {address}");
+    };
+    use Transport::{Tcp, Udp};
+    check(&[], &[], Tcp, "10.1.2.3:80", true);
+    check(&[], &["10.0.0.0/8"], Tcp, "10.1.2.3:80", false);
+    check(&[], &["10.0.0.0/8"], Tcp, "[::ffff:10.1.2.3]:80", false);
+    check(&[], &["10.0.0.0/8"], Tcp, "11.1.2.3:80", true);
+    check(&[], &["0.0.0.0/0"], Tcp, "[::1]:80", true);
+    check(&[], &["tcp://10.1.2.3:80"], Tcp, "10.1.2.3:80", false);
+    check(&[], &["tcp://10.1.2.3:80"], Udp, "10.1.2.3:80", true);
+    check(&[], &[":5432"], Tcp, "10.1.2.3:5432", false);
+    check(&[], &[":5432"], Tcp, "10.1.2.3:5433", true);
+    check(&[], &["[fd00::/8]:53"], Udp, "[fd00::1]:53", false);
+    check(&[], &["fd00::1"], Udp, "[fd00::1]:53", false);
+    check(&[&["10.0.0.0/8"]], &[], Tcp, "10.1.2.3:80", true);
+    check(&[&["10.0.0.0/8"]], &[], Tcp, "11.1.2.3:80", false);
+    // Two policies both have to allow it.
+    check(
+        &[&["10.0.0.0/8"], &[":443"]],
+        &[],
+        Tcp,
+        "10.1.2.3:80",
+        false,
+    );
+    check(
+        &[&["10.0.0.0/8"], &[":443"]],
+        &[],
+        Tcp,
+        "10.1.2.3:443",
+        true,
+    );
+}
+
+#[test]
+fn files_are_hidden_or_read_only() {
+    let rules = Rules::understand(&Grant {
+        files: FilesGrant {
+            read_only: vec!["^/etc/".to_owned()],
+            hidden: vec!["^/etc/shadow$".to_owned(), "\\.key$".to_owned()],
+        },
+        ..Grant::default()
+    })
+    .unwrap();
+    let allow = |path: &str, doing| rules.files().unwrap().allow(path.as_bytes(), doing);
+    assert_eq!(allow("/etc/shadow", Doing::Reading), Err(Errno::NOENT));
+    assert_eq!(allow("/tmp/a.key", Doing::Changing), Err(Errno::NOENT));
+    assert_eq!(allow("/etc/hosts", Doing::Reading), Ok(()));
+    assert_eq!(allow("/etc/hosts", Doing::Changing), Err(Errno::ROFS));
+    assert_eq!(allow("/tmp/a", Doing::Changing), Ok(()));
+}
+
+#[test]
+fn variables_are_hidden_by_pattern() {
+    let rules = Rules::understand(&Grant {
+        hidden_variables: vec!["DB_*".to_owned(), "*SECRET*".to_owned(), "HOME".to_owned()],
+        ..Grant::default()
+    })
+    .unwrap();
+    for (name, expected) in [
+        ("DB_USER", true),
+        ("DB_", true),
+        ("MY_DB_USER", false),
+        ("A_SECRET_B", true),
+        ("HOME", true),
+        ("HOMES", false),
+    ] {
+        assert_eq!(rules.hides_variable(name.as_bytes()), expected, "{name}");
+    }
+    // Nor can they be read as a file.
+    let files = rules.files().unwrap();
+    for path in ["/proc/1/environ", "/proc/self/task/7/environ"] {
+        let allowed = files.allow(path.as_bytes(), Doing::Reading);
+        assert_eq!(allowed, Err(Errno::NOENT), "{path}");
+    }
+    assert_eq!(files.allow(b"/proc/1/status", Doing::Reading), Ok(()));
+}
+
+#[test]
+fn what_is_not_understood_is_an_error() {
+    let outgoing = |text: &str| Grant {
+        outgoing: OutgoingGrant {
+            none_of: vec![text.to_owned()],
+            ..OutgoingGrant::default()
+        },
+        ..Grant::default()
+    };
+    for text in ["", "db.shop", "sctp://10.0.0.1", "10.0.0.0/33", "1.2.3.4:x"] {
+        assert!(Rules::understand(&outgoing(text)).is_err(), "{text}");
+    }
+    let files = Grant {
+        files: FilesGrant {
+            hidden: vec!["(".to_owned()],
+            ..FilesGrant::default()
+        },
+        ..Grant::default()
+    };
+    assert!(Rules::understand(&files).is_err());
+}

@@ -1,0 +1,194 @@
+//! What a session is not granted it does not get, however it asks.
+
+use std::fs;
+
+use agent::Agent;
+use bytes::Bytes;
+use protocol::grant::{FilesGrant, Grant, OutgoingGrant};
+use protocol::outgoing::{TCP, TcpConnect, UDP, UdpOpen, UdpPeer};
+use protocol::rpc::{
+    AccessMode, LinkRequest, ListEnvRequest, MakeDirectoryRequest, OpenRequest, Place,
+    RenameRequest, SetModeRequest, StatRequest, SymbolicLinkRequest, UnlinkRequest,
+};
+use tonic::Status;
+
+use crate::client::{Client, errno};
+use crate::world::{Target, target};
+
+async fn granted(target: &Target, grant: &Grant) -> Client {
+    let agent = Agent::for_process_with_grant(target.pid, grant).unwrap();
+    let client = Client::connect(agent).await;
+    client.hello("").await.unwrap();
+    client
+}
+
+async fn open(client: &Client, path: &str, mode: AccessMode) -> Result<u64, Status> {
+    let request = OpenRequest {
+        path: path.to_owned().into(),
+        access_mode: mode.into(),
+        ..OpenRequest::default()
+    };
+    client.open(request).await.map(|opened| opened.handle)
+}
+
+#[tokio::test]
+async fn hidden_variables_are_nowhere() {
+    let Some(target) = target() else { return };
+    let grant = Grant {
+        hidden_variables: vec!["GREET*".to_owned()],
+        ..Grant::default()
+    };
+    let client = granted(&target, &grant).await;
+    let listed = client.env().list(ListEnvRequest {}).await.unwrap();
+    let variables = listed.into_inner().variables;
+    let has = |name: &str| variables.iter().any(|variable| variable.name == name);
+    assert!(has("PATH") && !has("GREETING"));
+    let environ = open(&client, "/proc/1/environ", AccessMode::Read).await;
+    assert_eq!(errno(environ), libc::ENOENT);
+}
+
+#[tokio::test]
+async fn hidden_files_have_no_way_to_them() {
+    let Some(target) = target() else { return };
+    let grant = Grant {
+        files: FilesGrant {
+            hidden: vec!["^/etc/greeting$".to_owned()],
+            read_only: Vec::new(),
+        },
+        ..Grant::default()
+    };
+    let client = granted(&target, &grant).await;
+    // By its name, by links of the target, by a way around, and by what the kernel shows of processes.
+    for path in [
+        "/etc/greeting",
+        "/etc//./greeting",
+        "/srv/../etc/greeting",
+        "/srv/absolute",
+        "/srv/upward",
+        "/proc/1/root/etc/greeting",
+    ] {
+        let opened = open(&client, path, AccessMode::Read).await;
+        assert_eq!(errno(opened), libc::ENOENT, "{path}");
+        let place = Some(Place::path(path));
+        let stat = client.files().stat(StatRequest { place }).await;
+        assert_eq!(errno(stat), libc::ENOENT, "{path}");
+    }
+    // By a link that the session makes.
+    let link = SymbolicLinkRequest {
+        path: "/srv/data/link".into(),
+        target: "/etc/greeting".into(),
+    };
+    client.files().symbolic_link(link).await.unwrap();
+    let opened = open(&client, "/srv/data/link", AccessMode::Read).await;
+    assert_eq!(errno(opened), libc::ENOENT);
+    // What is not hidden is there.
+    assert!(open(&client, "/etc/hosts", AccessMode::Read).await.unwrap() > 0);
+}
+
+#[tokio::test]
+async fn what_is_read_only_is_not_changed() {
+    let Some(target) = target() else { return };
+    let folder = target.path("/srv/data/kept");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("file"), "as it was").unwrap();
+    for path in [folder.clone(), folder.join("file")] {
+        std::os::unix::fs::chown(path, Some(1234), Some(1235)).unwrap();
+    }
+    let grant = Grant {
+        files: FilesGrant {
+            read_only: vec!["^/srv/data/kept(/|$)".to_owned()],
+            hidden: Vec::new(),
+        },
+        ..Grant::default()
+    };
+    let client = granted(&target, &grant).await;
+    let file = "/srv/data/kept/file";
+    let handle = open(&client, file, AccessMode::Read).await.unwrap();
+    for mode in [AccessMode::Write, AccessMode::ReadWrite] {
+        assert_eq!(errno(open(&client, file, mode).await), libc::EROFS);
+    }
+    let new = OpenRequest {
+        path: "/srv/data/kept/new".into(),
+        access_mode: AccessMode::Write.into(),
+        create: true,
+        mode: 0o600,
+        ..OpenRequest::default()
+    };
+    assert_eq!(errno(client.open(new).await), libc::EROFS);
+    let mut files = client.files();
+    let path = || Bytes::from_static(b"/srv/data/kept/file");
+    assert_eq!(
+        errno(files.unlink(UnlinkRequest { path: path() }).await),
+        libc::EROFS
+    );
+    let rename = RenameRequest {
+        from: "/srv/data/kept".into(),
+        to: "/srv/data/moved".into(),
+        ..RenameRequest::default()
+    };
+    assert_eq!(errno(files.rename(rename).await), libc::EROFS);
+    // A second name would be writable.
+    let link = LinkRequest {
+        from: Some(Place::path(file)),
+        to: "/srv/data/second".into(),
+    };
+    assert_eq!(errno(files.link(link).await), libc::EROFS);
+    for place in [Place::path(file), Place::handle(handle)] {
+        let request = SetModeRequest {
+            place: Some(place),
+            mode: 0o777,
+        };
+        assert_eq!(errno(files.set_mode(request).await), libc::EROFS);
+    }
+    let made = MakeDirectoryRequest {
+        path: "/srv/data/kept/folder".into(),
+        mode: 0o700,
+    };
+    assert_eq!(errno(files.make_directory(made).await), libc::EROFS);
+    assert_eq!(fs::read(folder.join("file")).unwrap(), b"as it was");
+    // Beside it everything can be changed.
+    let other = OpenRequest {
+        path: "/srv/data/other".into(),
+        access_mode: AccessMode::Write.into(),
+        create: true,
+        mode: 0o600,
+        ..OpenRequest::default()
+    };
+    assert!(client.open(other).await.unwrap().handle > 0);
+}
+
+#[tokio::test]
+async fn forbidden_addresses_are_not_reached() {
+    let Some(target) = target() else { return };
+    let _listening = [
+        target.listen("10.9.0.1:7100"),
+        target.listen("10.9.0.1:7101"),
+    ];
+    let grant = Grant {
+        outgoing: OutgoingGrant {
+            only: vec![vec!["10.9.0.0/16".to_owned()]],
+            none_of: vec![":7101".to_owned()],
+        },
+        ..Grant::default()
+    };
+    let client = granted(&target, &grant).await;
+    let tcp = async |address: &str| {
+        let connect = TcpConnect {
+            address: address.parse().unwrap(),
+            bind: None,
+        };
+        let connected = client.connect_stream(TCP, connect.to_headers()).await;
+        connected.map(drop).map_err(|failure| failure.number())
+    };
+    assert_eq!(tcp("10.9.0.1:7100").await, Ok(()));
+    assert_eq!(tcp("10.9.0.1:7101").await, Err(Some(libc::EPERM)));
+    assert_eq!(tcp("[::ffff:10.9.0.1]:7101").await, Err(Some(libc::EPERM)));
+    assert_eq!(tcp("127.0.0.1:7100").await, Err(Some(libc::EPERM)));
+    let open = UdpOpen {
+        peer: UdpPeer::Connected("127.0.0.1:53".parse().unwrap()),
+        bind: None,
+    };
+    let connected = client.connect_stream(UDP, open.to_headers()).await;
+    let refused = connected.map(drop).map_err(|failure| failure.number());
+    assert_eq!(refused, Err(Some(libc::EPERM)));
+}

@@ -1,0 +1,286 @@
+//! What administrators forbid, for one pod of a session's target: all policies that are about it, as one grant.
+//!
+//! A policy names targets, and a pod has many names: its own, those of its owners and those of Services in front of it. It is
+//! about the pod whichever of them the client has chosen.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use api::policy::{
+    BlockedFeature, PolicyRules, PolicySelector, SelectorExpression, SelectorOperator,
+};
+use api::{MirrordClusterPolicy, MirrordPolicy};
+use cluster::Replica;
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::api::ListParams;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use protocol::grant::Grant;
+use serde::de::DeserializeOwned;
+
+use crate::Shared;
+use crate::controller::Wanted;
+use crate::error::{Doing as _, Result};
+
+/// What the session may do beside this pod.
+pub(crate) async fn grant(shared: &Shared, wanted: &Wanted, replica: &Replica) -> Result<Grant> {
+    let policies = policies(&shared.client, &replica.namespace).await?;
+    let mut grant = Grant {
+        holder: Some(wanted.holder.clone()),
+        ..Grant::default()
+    };
+    if policies.is_empty() {
+        return Ok(grant);
+    }
+    let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &replica.namespace);
+    let pod = pods
+        .get(&replica.pod)
+        .await
+        .doing("read the pod of a target")?;
+    let mut names = names(&shared.client, &pod).await?;
+    names.insert(wanted.named.clone());
+    for rules in &policies {
+        if is_about(rules, &names, pod.labels()) {
+            add(&mut grant, rules);
+        }
+    }
+    Ok(grant)
+}
+
+async fn policies(client: &Client, namespace: &str) -> Result<Vec<PolicyRules>> {
+    let everywhere: Api<MirrordClusterPolicy> = Api::all(client.clone());
+    let here: Api<MirrordPolicy> = Api::namespaced(client.clone(), namespace);
+    let all = ListParams::default();
+    let (everywhere, here) = tokio::join!(everywhere.list(&all), here.list(&all));
+    let everywhere = everywhere.doing("list the policies of the cluster")?.items;
+    let here = here.doing("list the policies of a namespace")?.items;
+    let everywhere = everywhere.into_iter().map(|policy| policy.spec.rules);
+    let here = here.into_iter().map(|policy| policy.spec.rules);
+    Ok(everywhere.chain(here).collect())
+}
+
+/// Everything that the pod can be called as a target.
+async fn names(client: &Client, pod: &Pod) -> Result<BTreeSet<String>> {
+    let namespace = pod.namespace().unwrap_or_default();
+    let mut names: BTreeSet<String> = [format!("pod/{}", pod.name_any())].into();
+    for owner in pod.owner_references() {
+        names.insert(target(&owner.kind, &owner.name));
+        let above = match owner.kind.as_str() {
+            "ReplicaSet" => owners::<ReplicaSet>(client, &namespace, &owner.name).await?,
+            "Job" => owners::<Job>(client, &namespace, &owner.name).await?,
+            _ => Vec::new(),
+        };
+        names.extend(above);
+    }
+    let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
+    let services = services.list(&ListParams::default()).await;
+    let services = services.doing("list the services of a namespace")?;
+    let in_front = services.items.iter().filter(|service| {
+        let selector = service
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.selector.as_ref());
+        selector.is_some_and(|labels| !labels.is_empty() && has_all(pod.labels(), labels))
+    });
+    names.extend(in_front.map(|service| target("service", &service.name_any())));
+    Ok(names)
+}
+
+async fn owners<K>(client: &Client, namespace: &str, name: &str) -> Result<Vec<String>>
+where
+    K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let objects: Api<K> = Api::namespaced(client.clone(), namespace);
+    let found = objects
+        .get_opt(name)
+        .await
+        .doing("read the owner of a pod")?;
+    let owners = found.iter().flat_map(|found| found.owner_references());
+    Ok(owners
+        .map(|owner| target(&owner.kind, &owner.name))
+        .collect())
+}
+
+fn target(kind: &str, name: &str) -> String {
+    format!("{}/{name}", kind.to_lowercase())
+}
+
+fn is_about(
+    rules: &PolicyRules,
+    names: &BTreeSet<String>,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    let by_name = rules.target_path.as_ref().is_none_or(|pattern| {
+        let pattern = pattern.to_lowercase();
+        names.iter().any(|name| fits(&pattern, name))
+    });
+    let by_labels = rules
+        .selector
+        .as_ref()
+        .is_none_or(|selector| selects(selector, labels));
+    by_name && by_labels
+}
+
+/// `*` is for any characters.
+fn fits(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else {
+        return false;
+    };
+    let mut parts: Vec<&str> = parts.collect();
+    let Some(last) = parts.pop() else {
+        return rest.is_empty();
+    };
+    for part in parts {
+        match rest.find(part) {
+            Some(found) => rest = &rest[found + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+fn selects(selector: &PolicySelector, labels: &BTreeMap<String, String>) -> bool {
+    let mut expressions = selector.match_expressions.iter();
+    has_all(labels, &selector.match_labels)
+        && expressions.all(|expression| holds(expression, labels))
+}
+
+fn has_all(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
+    let mut wanted = wanted.iter();
+    wanted.all(|(key, value)| labels.get(key) == Some(value))
+}
+
+fn holds(expression: &SelectorExpression, labels: &BTreeMap<String, String>) -> bool {
+    let value = labels.get(&expression.key);
+    let is_among = value.is_some_and(|value| expression.values.contains(value));
+    match expression.operator {
+        SelectorOperator::In => is_among,
+        SelectorOperator::NotIn => !is_among,
+        SelectorOperator::Exists => value.is_some(),
+        SelectorOperator::DoesNotExist => value.is_none(),
+    }
+}
+
+/// What one policy forbids is forbidden, whatever others say.
+fn add(grant: &mut Grant, rules: &PolicyRules) {
+    for blocked in &rules.block {
+        match blocked {
+            BlockedFeature::Steal => grant.incoming.no_steal = true,
+            BlockedFeature::StealWithoutFilter => grant.incoming.no_steal_without_filter = true,
+            BlockedFeature::Mirror => grant.incoming.no_mirror = true,
+        }
+    }
+    if let Some(env) = &rules.env {
+        grant.hidden_variables.extend(env.exclude.iter().cloned());
+    }
+    if let Some(files) = &rules.fs {
+        grant
+            .files
+            .read_only
+            .extend(files.read_only.iter().cloned());
+        // What is the client's own is not to be had from the target.
+        let hidden = files.local.iter().chain(&files.not_found);
+        grant.files.hidden.extend(hidden.cloned());
+    }
+    let Some(network) = &rules.network else {
+        return;
+    };
+    let incoming = network.incoming.as_ref();
+    let header = incoming
+        .and_then(|incoming| incoming.http_filter.as_ref())
+        .and_then(|filter| filter.header.clone());
+    grant.incoming.header_filters.extend(header);
+    if let Some(outgoing) = &network.outgoing {
+        if !outgoing.allow.is_empty() {
+            grant.outgoing.only.push(outgoing.allow.clone());
+        }
+        grant
+            .outgoing
+            .none_of
+            .extend(outgoing.block.iter().cloned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn rules(value: serde_json::Value) -> PolicyRules {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_policy_is_about_a_pod_whatever_it_is_called() {
+        let names = [
+            "pod/web-1",
+            "replicaset/web-f",
+            "deployment/web",
+            "service/front",
+        ];
+        let names = names.map(str::to_owned).into();
+        let labels = [("app".to_owned(), "web".to_owned())].into();
+        for (value, expected) in [
+            (json!({}), true),
+            (json!({"targetPath": "deployment/web"}), true),
+            (json!({"targetPath": "deployment/we*"}), true),
+            (json!({"targetPath": "*/front"}), true),
+            (json!({"targetPath": "Deployment/web"}), true),
+            (json!({"targetPath": "deployment/w"}), false),
+            (json!({"targetPath": "*/w*b-*x"}), false),
+            (json!({"selector": {"matchLabels": {"app": "web"}}}), true),
+            (json!({"selector": {"matchLabels": {"app": "db"}}}), false),
+            (
+                json!({"targetPath": "deployment/web", "selector": {"matchLabels": {"app": "db"}}}),
+                false,
+            ),
+            (
+                json!({"selector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}}),
+                true,
+            ),
+            (
+                json!({"selector": {"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}}),
+                false,
+            ),
+            (
+                json!({"selector": {"matchExpressions": [{"key": "tier", "operator": "DoesNotExist"}]}}),
+                true,
+            ),
+            (
+                json!({"selector": {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}}),
+                false,
+            ),
+        ] {
+            let rules = rules(value.clone());
+            assert_eq!(is_about(&rules, &names, &labels), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn all_policies_hold_together() {
+        let mut grant = Grant::default();
+        for value in [
+            json!({"block": ["steal-without-filter"], "env": {"exclude": ["DB_*"]}}),
+            json!({"block": ["mirror"], "fs": {"local": ["/a"], "notFound": ["/b"], "readOnly": ["/c"]}}),
+            json!({"network": {"outgoing": {"allow": ["10.0.0.0/8"], "block": [":25"]}, "incoming": {"httpFilter": {"header": "^x-user"}}}}),
+            json!({"network": {"outgoing": {"allow": [":443"]}}}),
+        ] {
+            add(&mut grant, &rules(value));
+        }
+        assert_eq!(
+            serde_json::to_value(&grant).unwrap(),
+            json!({
+                "incoming": {"noSteal": false, "noStealWithoutFilter": true, "noMirror": true, "headerFilters": ["^x-user"]},
+                "hiddenVariables": ["DB_*"],
+                "files": {"readOnly": ["/c"], "hidden": ["/a", "/b"]},
+                "outgoing": {"only": [["10.0.0.0/8"], [":443"]], "noneOf": [":25"]},
+            })
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! `standind node-agent`: waits on a node for the operator, and serves those of its containers that the operator names, each
+//! to one client, on a port of its own. Nothing has to be started for a session, so it begins within a round trip.
+//!
+//! Only the operator is answered. It knows this agent by a certificate as well, and learns from it by what certificate the
+//! client will know what it reaches: so nobody on the way can be mistaken for an agent.
+
+mod served;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use api::node::{MOST_BYTES, NodeAnswer, NodeRequest, message};
+use clap::Args;
+use link::tls::rustls::pki_types::pem::PemObject as _;
+use link::tls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor_for_clients};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tracing_subscriber::filter::LevelFilter;
+
+use self::served::ServedTargets;
+
+/// Before the next connection is accepted, when one could not be.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long somebody may take to show who it is and to ask.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections at the same time, whoever they are from. The next one waits.
+const AT_ONCE: usize = 64;
+
+#[derive(Debug, Args)]
+pub(crate) struct NodeArguments {
+    /// Where the operator connects to
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:20000")]
+    listen: SocketAddr,
+    /// The folder with this agent's `node.crt` and `node.key` and the operator's `agents.crt`
+    #[arg(long, value_name = "FOLDER")]
+    identity: PathBuf,
+    /// How much is said on standard error: off, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log: LevelFilter,
+}
+
+pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
+    super::start_log(arguments.log);
+    ::agent::raise_descriptor_limit().context("the limit of open files cannot be raised")?;
+    let acceptor = acceptor(&arguments.identity)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(link::worker_threads())
+        .enable_all()
+        .build()
+        .context("the runtime does not start")?;
+    runtime.block_on(async {
+        // As the first process of a container we would ignore it otherwise.
+        let mut terminated = signal(SignalKind::terminate())?;
+        let listener = TcpListener::bind(arguments.listen)
+            .await
+            .with_context(|| format!("cannot listen on {}", arguments.listen))?;
+        println!("listening on {}", listener.local_addr()?);
+        let served = ServedTargets::default();
+        tokio::select! {
+            () = serve(&listener, &acceptor, &served) => {}
+            _ = terminated.recv() => {}
+        }
+        served.end_all().await;
+        Ok(())
+    })
+}
+
+/// For the operator alone.
+fn acceptor(folder: &Path) -> Result<TlsAcceptor> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))
+    };
+    let certificate = CertificateDer::from_pem_slice(&read("node.crt")?)?;
+    let key = PrivatePkcs8KeyDer::from_pem_slice(&read("node.key")?)?;
+    let operator = CertificateDer::from_pem_slice(&read("agents.crt")?)?;
+    let identity = Identity::from_parts(certificate, key);
+    Ok(acceptor_for_clients(
+        &identity,
+        &[Fingerprint::of(&operator)],
+    )?)
+}
+
+/// Answers for ever.
+async fn serve(listener: &TcpListener, acceptor: &TlsAcceptor, served: &ServedTargets) {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    // Nobody closes it.
+    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        let Ok((connection, from)) = listener.accept().await else {
+            sleep(PAUSE).await;
+            continue;
+        };
+        let (acceptor, served) = (acceptor.clone(), served.clone());
+        tokio::spawn(async move {
+            let answered = timeout(PATIENCE, answer(connection, &acceptor, &served)).await;
+            if let Err(error) = answered.map_err(anyhow::Error::from).flatten() {
+                // The kubelet comes to see whether we are here, and says nothing.
+                tracing::debug!(error = format!("{error:#}"), %from, "somebody was not answered");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn answer(
+    connection: TcpStream,
+    acceptor: &TlsAcceptor,
+    served: &ServedTargets,
+) -> Result<()> {
+    connection.set_nodelay(true)?;
+    let mut pipe = acceptor.accept(connection).await.context("no TLS")?;
+    let length = pipe.read_u32().await?;
+    ensure!(length <= MOST_BYTES, "the request is too long");
+    let mut request = vec![0; usize::try_from(length)?];
+    pipe.read_exact(&mut request).await?;
+    let answer = match serde_json::from_slice(&request) {
+        Ok(NodeRequest::Serve(order)) => match served.serve(&order).await {
+            Ok(served) => NodeAnswer {
+                served: vec![served],
+                error: None,
+            },
+            Err(error) => NodeAnswer {
+                served: Vec::new(),
+                error: Some(format!("{error:#}")),
+            },
+        },
+        Ok(NodeRequest::List { prefix }) => NodeAnswer {
+            served: served.list(&prefix),
+            error: None,
+        },
+        Ok(NodeRequest::End { name }) => {
+            served.end(&name);
+            NodeAnswer::default()
+        }
+        Err(error) => NodeAnswer {
+            served: Vec::new(),
+            error: Some(format!(
+                "the agent on the node does not understand: {error}"
+            )),
+        },
+    };
+    pipe.write_all(&message(&answer)?).await?;
+    pipe.shutdown().await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
