@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::ListParams;
 use libtest_mimic::Trial;
+use tokio::sync::Mutex;
 
 use super::surroundings::{Running, exec_for};
 
@@ -81,8 +82,19 @@ async fn start_menu(story: &Story<'_>) -> Result<Stage> {
     Ok(stage)
 }
 
+/// All programs listen on the same port of this machine. Whoever comes second gets another one, unless both come at once.
+static THIS_MACHINES_PORT: Mutex<()> = Mutex::const_new(());
+
+/// Starts a session whose program listens on port 8080, and waits until something is said of it.
+async fn listen(command: Command, settings: &[(&str, &str)]) -> Result<Running> {
+    let _one_at_a_time = THIS_MACHINES_PORT.lock().await;
+    let session = Running::start(command, settings)?;
+    session.says("port 8080 of ").await?;
+    Ok(session)
+}
+
 /// A session with the server in Python, on all pods of `menu`.
-fn serve(
+async fn serve(
     story: &Story<'_>,
     stage: &Stage,
     settings: &[(&str, &str)],
@@ -92,7 +104,7 @@ fn serve(
     command.args(arguments);
     let server = Program::script("python3", "servers/python/http_server.py").argument("8080");
     command.arg("--").args(&server.command);
-    Running::start(command, settings)
+    listen(command, settings).await
 }
 
 /// Ends the program, and with it the session in good order: when it is killed, its agents wait for it.

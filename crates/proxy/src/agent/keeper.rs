@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::watcher::{Report, Watcher, Why};
+use super::watcher::{Report, Reports, Watcher, Why};
 use super::{AgentId, Agents, Change, Member, Place, Preference, Source};
 use crate::error::Error;
 use crate::event::{Event, Tell, chain};
@@ -80,11 +80,9 @@ struct Keeper<S: Source> {
     /// Agents whose links have no connection.
     away: HashSet<AgentId>,
     watchers: u64,
-    /// From the watchers to us. We keep a sender for the next one.
-    reports: (
-        mpsc::UnboundedSender<(AgentId, u64, Report)>,
-        mpsc::UnboundedReceiver<(AgentId, u64, Report)>,
-    ),
+    /// For the next watcher.
+    reports_to_us: Reports,
+    reports: mpsc::UnboundedReceiver<(AgentId, u64, Report)>,
     first: Option<(AgentId, Member)>,
     /// What the first agent of all said.
     hello: Option<HelloResponse>,
@@ -126,6 +124,7 @@ enum Incident<R> {
 impl<S: Source> Keeper<S> {
     /// Waits for the first agent. When none of those that there are can be reached, the error is that of the best.
     async fn begin(source: S, tell: Tell) -> Result<(Self, HelloResponse), Error> {
+        let (reports_to_us, reports) = mpsc::unbounded_channel();
         let mut keeper = Self {
             wants_all: !source.is_on_demand(),
             source,
@@ -136,7 +135,8 @@ impl<S: Source> Keeper<S> {
             awaited: HashSet::new(),
             away: HashSet::new(),
             watchers: 0,
-            reports: mpsc::unbounded_channel(),
+            reports_to_us,
+            reports,
             first: None,
             hello: None,
             has_begun: false,
@@ -174,7 +174,7 @@ impl<S: Source> Keeper<S> {
         let agents = self.agents.clone();
         let incident = tokio::select! {
             biased;
-            Some((id, number, report)) = self.reports.1.recv() => Incident::Reported(id, number, report),
+            Some((id, number, report)) = self.reports.recv() => Incident::Reported(id, number, report),
             changes = self.source.changes() => Incident::Changed(changes),
             () = agents.wanted(), if !self.wants_all => Incident::AllWanted,
             () = nobody_came => Incident::NobodyCame,
@@ -242,7 +242,7 @@ impl<S: Source> Keeper<S> {
             id: id.clone(),
             number: self.watchers,
             reach,
-            reports: self.reports.0.clone(),
+            reports: self.reports_to_us.clone(),
         };
         let watched = Watched {
             number: self.watchers,
@@ -281,7 +281,7 @@ impl<S: Source> Keeper<S> {
             Report::Joined(member, hello) => {
                 watched.state = State::There;
                 let preference = watched.preference;
-                self.join(id, member, hello, preference);
+                self.join(id, member, *hello, preference);
             }
             Report::Lost(why, scissors) => {
                 let was_there = matches!(watched.state, State::There);

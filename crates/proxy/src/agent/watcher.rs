@@ -25,14 +25,16 @@ pub(super) struct Watcher<R> {
     /// Tells this watcher from those that had the id before.
     pub(super) number: u64,
     pub(super) reach: R,
-    /// From the watchers to the keeper.
-    pub(super) reports: mpsc::UnboundedSender<(AgentId, u64, Report)>,
+    pub(super) reports: Reports,
 }
+
+/// From the watchers to the keeper, with who it is about.
+pub(super) type Reports = mpsc::UnboundedSender<(AgentId, u64, Report)>;
 
 /// What has become of an agent.
 #[derive(Debug)]
 pub(super) enum Report {
-    Joined(Member, HelloResponse),
+    Joined(Member, Box<HelloResponse>),
     /// It is lost, and is being reached again. What is under way with it fails when the scissors are dropped.
     Lost(Why, Scissors),
     /// It could not be reached, and it is tried again when that may help.
@@ -59,7 +61,8 @@ impl<R: Reach> Watcher<R> {
     pub(super) async fn live(self) {
         loop {
             let mut agent = self.reach().await;
-            self.report(Report::Joined(agent.member(), agent.hello.clone()));
+            let hello = Box::new(agent.hello.clone());
+            self.report(Report::Joined(agent.member(), hello));
             let why = self.watch(&mut agent).await;
             self.report(Report::Lost(why, agent.scissors));
         }

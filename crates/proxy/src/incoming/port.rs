@@ -14,7 +14,7 @@ use tonic::Status;
 
 use super::door::Asking;
 use super::doors::Doors;
-use super::subscription::{Ours, Said, Subscription};
+use super::subscription::{Ours, Said, Saying, Subscription};
 use super::watch::Watch;
 use super::{Key, Shared, is_final, reason_of};
 use crate::agent::{AgentId, Member};
@@ -44,11 +44,9 @@ pub(super) struct Port {
 struct Round {
     agents: HashMap<AgentId, AtAgent>,
     watch: Arc<Mutex<Watch>>,
-    /// From the agents' tasks to the port. We keep a sender for the next one.
-    said: (
-        mpsc::UnboundedSender<(AgentId, Member, Said)>,
-        mpsc::UnboundedReceiver<(AgentId, Member, Said)>,
-    ),
+    /// For the next agent's task.
+    saying: Saying,
+    said: mpsc::UnboundedReceiver<(AgentId, Member, Said)>,
     /// Whether the application's calls have been answered.
     is_answered: bool,
 }
@@ -137,7 +135,7 @@ impl Port {
             let incident = tokio::select! {
                 Some(asking) = self.askings.recv() => Incident::Asked(asking),
                 change = changes.next() => Incident::Agents(change),
-                Some((id, member, said)) = round.said.1.recv() => Incident::Said(id, member, said),
+                Some((id, member, said)) = round.said.recv() => Incident::Said(id, member, said),
                 () = connection.lost(), if nobody_is_asked => Incident::NoAgent,
                 _ = look.tick() => Incident::Look,
             };
@@ -188,7 +186,7 @@ impl Port {
                     watch: Arc::clone(&round.watch),
                     again: self.before.contains(&id),
                     is_patient: round.is_answered,
-                    said: round.said.0.clone(),
+                    said: round.saying.clone(),
                 };
                 let task = tokio::spawn(subscription.live()).abort_handle();
                 let at_agent = AtAgent {
@@ -371,10 +369,12 @@ impl Port {
 impl Round {
     fn new(filter: Option<String>) -> Self {
         let watch = Watch::new(Instant::now(), Checked::Nothing, filter);
+        let (saying, said) = mpsc::unbounded_channel();
         Self {
             agents: HashMap::new(),
             watch: Arc::new(Mutex::new(watch)),
-            said: mpsc::unbounded_channel(),
+            saying,
+            said,
             is_answered: false,
         }
     }

@@ -38,9 +38,11 @@ pub(super) struct Subscription {
     pub(super) again: bool,
     /// Whether refusals may pass, so that it is worth to ask again. Until the application's call is answered it is not.
     pub(super) is_patient: bool,
-    /// From the agents' tasks to the port.
-    pub(super) said: mpsc::UnboundedSender<(AgentId, Member, Said)>,
+    pub(super) said: Saying,
 }
+
+/// From the agents' tasks to the port, with who says it.
+pub(super) type Saying = mpsc::UnboundedSender<(AgentId, Member, Said)>;
 
 /// What becomes of a port at one agent.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::{HEADER, replicas, serve, start_menu, until_all_are_stolen, until_the
 
 pub(crate) async fn pods_join_and_leave(story: &Story<'_>) -> Result<()> {
     let stage = start_menu(story).await?;
-    let session = serve(story, &stage, &HEADER, &[])?;
+    let session = serve(story, &stage, &HEADER, &[]).await?;
     session.says("port 8080 of 3 pods").await?;
     stage.kubectl(&["scale", "deployment/menu", "--replicas=4"])?;
     let all = until_there_are(&stage, 4).await?;
@@ -115,7 +115,7 @@ impl<'stage> Load<'stage> {
 /// Also with a session that takes some of the requests, nobody else notices a rollout.
 pub(crate) async fn a_rollout_loses_no_request(story: &Story<'_>) -> Result<()> {
     let stage = start_menu(story).await?;
-    let session = serve(story, &stage, &HEADER, &[])?;
+    let session = serve(story, &stage, &HEADER, &[]).await?;
     session.says("port 8080 of 3 pods").await?;
     let before = until_there_are(&stage, 3).await?;
     let load = Load::start(&stage).await?;
@@ -156,7 +156,7 @@ pub(crate) async fn a_killed_session_leaves_nothing(story: &Story<'_>) -> Result
     )?;
     let file = file.to_string_lossy();
     let arguments = ["--steal", "--config-file", &file];
-    let session = serve(story, &stage, &[], &arguments)?;
+    let session = serve(story, &stage, &[], &arguments).await?;
     session.says("port 8080 of 3 pods: everything").await?;
     let all = until_there_are(&stage, 3).await?;
     let expected = super::answer_of_the_program(&stage).await?;

@@ -5,8 +5,8 @@ use e2e::{Stage, Story, until};
 
 use super::super::surroundings::{Running, exec_for};
 use super::{
-    HEADER, Replica, answer_of_the_program, nodes, serve, start_menu, stop, until_all_are_stolen,
-    until_there_are,
+    HEADER, Replica, answer_of_the_program, listen, nodes, serve, start_menu, stop,
+    until_all_are_stolen, until_there_are,
 };
 
 pub(crate) async fn all_bring_their_traffic(story: &Story<'_>) -> Result<()> {
@@ -14,7 +14,7 @@ pub(crate) async fn all_bring_their_traffic(story: &Story<'_>) -> Result<()> {
     let all = until_there_are(&stage, 3).await?;
     ensure!(nodes(&all).len() == 2, "all on one node: {all:?}");
     for mode in ["--ephemeral-container", "--no-ephemeral-container"] {
-        let session = serve(story, &stage, &HEADER, &[mode])?;
+        let session = serve(story, &stage, &HEADER, &[mode]).await?;
         session.says("the session is with 3 pods").await?;
         session.says("port 8080 of 3 pods: requests that").await?;
         // When the program listens, all of them are there: nobody waits here.
@@ -28,7 +28,7 @@ pub(crate) async fn all_bring_their_traffic(story: &Story<'_>) -> Result<()> {
     }
     let mut command = exec_for(story, &stage, "deployment/menu")?;
     command.args(["--", "python3", "-c", NAMES_SERVER]);
-    let session = Running::start(command, &[("INCOMING", "steal")])?;
+    let session = listen(command, &[("INCOMING", "steal")]).await?;
     session.says("port 8080 of 3 pods: everything").await?;
     let client = stage.pods().get("client").await?.status;
     let client = client.and_then(|status| status.pod_ip);
@@ -86,7 +86,7 @@ pub(crate) async fn all_bring_copies_and_datagrams(story: &Story<'_>) -> Result<
     stage.wait_until_ready("asker").await?;
     let all = until_there_are(&stage, 3).await?;
 
-    let session = serve(story, &stage, &[("INCOMING", "mirror")], &[])?;
+    let session = serve(story, &stage, &[("INCOMING", "mirror")], &[]).await?;
     session.says("gets a copy of everything").await?;
     for replica in &all {
         ensure!(replica.ask(&stage, &[]).await? == replica.original());
@@ -121,9 +121,9 @@ pub(crate) async fn conflicts_are_told_by_pod(story: &Story<'_>) -> Result<()> {
     let taken = all.get(1).context("no pod")?;
     let mut command = exec_for(story, &stage, &format!("pod/{}", taken.name))?;
     command.args(["--", "python3", "-m", "http.server", "8080"]);
-    let holder = Running::start(command, &[("INCOMING", "steal")])?;
+    let holder = listen(command, &[("INCOMING", "steal")]).await?;
     holder.says("port 8080 of the target: everything").await?;
-    let second = serve(story, &stage, &[("INCOMING", "steal")], &[])?;
+    let second = serve(story, &stage, &[("INCOMING", "steal")], &[]).await?;
     let refusal = format!(
         "port 8080 of pod {}: the program cannot listen: ",
         taken.name
