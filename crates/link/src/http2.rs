@@ -28,7 +28,7 @@ use tokio::io::{AsyncWrite, BufWriter};
 use tower_service::Service;
 
 pub use self::body::{Sender, Sent, Unread, body};
-pub use self::turn::{AfterOthers, after_others};
+pub use self::turn::{AfterOthers, ConnectionAfterOthers, after_others};
 use crate::dial::Pipe;
 use crate::error::LinkError;
 
@@ -82,7 +82,8 @@ pub struct Client {
 impl Client {
     /// Starts HTTP/2 on a link or any other pipe, and a task that runs it.
     pub async fn start(link: impl Pipe, windows: Windows) -> Result<Self, LinkError> {
-        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let executor = ConnectionAfterOthers::default();
+        let mut builder = hyper::client::conn::http2::Builder::new(executor);
         builder
             .initial_stream_window_size(windows.stream)
             .initial_connection_window_size(windows.connection())
@@ -94,7 +95,7 @@ impl Client {
             .max_local_error_reset_streams(None);
         let (send, connection) = builder.handshake(TokioIo::new(gathered(link))).await?;
         tokio::spawn(async move {
-            if let Err(error) = after_others(pin!(connection)).await {
+            if let Err(error) = connection.await {
                 tracing::debug!(%error, "HTTP/2 over a link ended");
             }
         });

@@ -17,8 +17,8 @@ use std::time::Duration;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use link::http2::after_others;
+use hyper_util::rt::TokioIo;
+use link::http2::ConnectionAfterOthers;
 use protocol::control::VERSION;
 use protocol::failure::{Failure, Reason};
 use protocol::incoming::Accept;
@@ -203,7 +203,7 @@ async fn reach(agent: &Agent, point: &MeetingPoint) -> Result<UnixStream> {
 }
 
 async fn start(stream: UnixStream) -> Result<Sender> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let mut builder = http2::Builder::new(ConnectionAfterOthers::default());
     builder
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -214,7 +214,7 @@ async fn start(stream: UnixStream) -> Result<Sender> {
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|_| Error::PeerGone)?;
     tokio::spawn(async move {
-        if let Err(error) = after_others(connection).await {
+        if let Err(error) = connection.await {
             tracing::debug!(%error, "another agent has gone");
         }
     });

@@ -197,8 +197,7 @@ impl OperatorConnection {
     pub async fn ended(&self) -> String {
         let mut end = self.end.clone();
         while end.changed().await.is_ok() {}
-        let why = end.borrow().clone();
-        why
+        end.borrow().clone()
     }
 }
 

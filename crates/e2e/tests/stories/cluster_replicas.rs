@@ -4,6 +4,7 @@ mod coming_and_going;
 mod traffic;
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
@@ -92,6 +93,13 @@ fn serve(
     let server = Program::script("python3", "servers/python/http_server.py").argument("8080");
     command.arg("--").args(&server.command);
     Running::start(command, settings)
+}
+
+/// Ends the program, and with it the session in good order: when it is killed, its agents wait for it.
+fn stop(session: Running) -> Result<()> {
+    let pid = session.pid().to_string();
+    lab::output_of(Command::new("kill").arg(pid))?;
+    session.end().map(drop)
 }
 
 /// A pod of `menu` that is to stay.

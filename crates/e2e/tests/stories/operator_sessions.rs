@@ -6,7 +6,7 @@ mod serving;
 mod wrong;
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use e2e::{LaterWorld, Needs, Stage, Story, tell, until};
 use libtest_mimic::Trial;
 use tempfile::TempDir;
 
+use super::operator::Operator;
 use super::surroundings::{exec_for, standin_for};
 
 pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
@@ -82,10 +83,23 @@ async fn nothing_is_left(stage: &Stage) -> Result<()> {
     .await
 }
 
+/// Tells a story that has an operator, which is gone afterwards, also when the story goes wrong: an API that nobody serves
+/// keeps namespaces from being deleted.
+async fn with_operator(
+    story: &Story<'_>,
+    told: impl AsyncFnOnce(&Operator) -> Result<()>,
+) -> Result<()> {
+    let operator = Operator::install(story, 0).await?;
+    let result = told(&operator).await;
+    result.and(operator.uninstall())
+}
+
 /// A shell in a session, which does what it is told. It ends with this value.
 struct Shell {
     process: Child,
     folder: TempDir,
+    /// How many lines it was asked for.
+    asked: usize,
 }
 
 impl Shell {
@@ -94,31 +108,32 @@ impl Shell {
         let process = session
             .args(["--", "bash"])
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
+            .stdout(File::create(folder.path().join("stdout"))?)
             .stderr(File::create(folder.path().join("stderr"))?)
             .spawn()?;
-        Ok(Shell { process, folder })
+        Ok(Shell {
+            process,
+            folder,
+            asked: 0,
+        })
     }
 
     /// Lets the shell do something that prints one line, and returns the line.
-    fn ask(&mut self, command: &str) -> Result<String> {
-        self.tell(command)?;
-        self.line().with_context(|| self.said().unwrap_or_default())
-    }
-
-    fn tell(&mut self, command: &str) -> Result<()> {
+    async fn ask(&mut self, command: &str) -> Result<String> {
         let input = self.process.stdin.as_mut().context("no input")?;
-        Ok(writeln!(input, "{command}")?)
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let output = self.process.stdout.as_mut().context("no output")?;
-        let mut line = Vec::new();
-        let mut byte = [0];
-        while output.read(&mut byte)? == 1 && byte != *b"\n" {
-            line.extend(byte);
-        }
-        Ok(String::from_utf8_lossy(&line).into_owned())
+        writeln!(input, "{command}")?;
+        self.asked += 1;
+        let file = self.folder.path().join("stdout");
+        let what = format!("an answer to {command:?}");
+        let answer = until(&what, async || {
+            let lines = fs::read_to_string(&file)?;
+            let whole = lines.matches('\n').count() >= self.asked;
+            let line = lines.lines().nth(self.asked - 1).map(str::to_owned);
+            Ok(line.filter(|_| whole))
+        });
+        answer
+            .await
+            .with_context(|| self.said().unwrap_or_default())
     }
 
     /// What `standin` has said.

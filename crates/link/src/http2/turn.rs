@@ -2,7 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+
+use hyper::rt::Executor;
 
 /// A future that lets all tasks go first that are ready when it is woken.
 ///
@@ -37,10 +41,29 @@ impl<F: Future + Unpin> Future for AfterOthers<F> {
     }
 }
 
+/// Runs the tasks of one HTTP/2 client, of which the first is the connection: hyper starts it with the handshake, and later a
+/// task for each body. The connection goes after all others.
+#[derive(Debug, Clone, Default)]
+pub struct ConnectionAfterOthers {
+    has_connection: Arc<AtomicBool>,
+}
+
+impl<F> Executor<F> for ConnectionAfterOthers
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, future: F) {
+        match self.has_connection.swap(true, Ordering::Relaxed) {
+            true => drop(tokio::spawn(future)),
+            false => drop(tokio::spawn(after_others(Box::pin(future)))),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use tokio::sync::Notify;
 

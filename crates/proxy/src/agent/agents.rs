@@ -43,6 +43,8 @@ pub(crate) struct Agents {
     pub(crate) router: Router<AgentId, Member>,
     /// The one that is asked alone.
     pub(crate) connection: Connection,
+    /// From whoever wants the traffic to the keeper: all agents are needed.
+    wanted: Arc<watch::Sender<bool>>,
     /// From the keeper to whoever wants to begin with all agents: those of the beginning are there, or cannot be.
     settled: Arc<watch::Sender<bool>>,
 }
@@ -58,6 +60,13 @@ impl Agents {
         agents
     }
 
+    /// Ends when all agents are needed.
+    pub(super) async fn wanted(&self) {
+        let mut wanted = self.wanted.subscribe();
+        // We hold a sender, so somebody is always there.
+        let _ = wanted.wait_for(|wanted| *wanted).await;
+    }
+
     pub(super) fn settle(&self) {
         self.settled.send_replace(true);
     }
@@ -66,7 +75,9 @@ impl Agents {
         *self.settled.borrow()
     }
 
-    pub(crate) async fn settled(&self) {
+    /// Waits until all agents of the beginning, which may mean of now, are there or are known not to come.
+    pub(crate) async fn all(&self) {
+        self.wanted.send_replace(true);
         let mut settled = self.settled.subscribe();
         // We hold a sender, so somebody is always there.
         let _ = settled.wait_for(|settled| *settled).await;
@@ -79,6 +90,7 @@ impl Default for Agents {
         Self {
             router: Router::new(),
             connection: Connection::default(),
+            wanted: Arc::new(watch::Sender::new(false)),
             settled: Arc::new(watch::Sender::new(false)),
         }
     }

@@ -71,8 +71,10 @@ struct Keeper<S: Source> {
     agents: Agents,
     tell: Tell,
     places: HashMap<AgentId, Watched>,
-    /// Places of the beginning that are only tried after better ones.
+    /// Places that nobody looks after yet: there are better ones, or one is enough.
     later: Vec<Place<S::Reach>>,
+    /// Whether all agents are needed.
+    wants_all: bool,
     /// Agents of the beginning that have neither come nor failed.
     awaited: HashSet<AgentId>,
     /// Agents whose links have no connection.
@@ -104,6 +106,8 @@ struct Watched {
 enum State {
     /// Left when it is there or cannot be.
     Reaching,
+    /// It was lost, and is reached again. That may be in vain, because its pod may be about to go.
+    Again,
     /// Left when the agent is lost, or its target has gone.
     There,
     /// The agent is there without a target, and others have its work.
@@ -115,6 +119,7 @@ enum State {
 enum Incident<R> {
     Reported(AgentId, u64, Report),
     Changed(Vec<Change<R>>),
+    AllWanted,
     NobodyCame,
 }
 
@@ -122,6 +127,7 @@ impl<S: Source> Keeper<S> {
     /// Waits for the first agent. When none of those that there are can be reached, the error is that of the best.
     async fn begin(source: S, tell: Tell) -> Result<(Self, HelloResponse), Error> {
         let mut keeper = Self {
+            wants_all: !source.is_on_demand(),
             source,
             agents: Agents::default(),
             tell,
@@ -138,16 +144,13 @@ impl<S: Source> Keeper<S> {
             told: String::new(),
         };
         loop {
-            if keeper.best_failed() {
-                keeper.start_later();
-            }
             if let Some(error) = keeper.failure() {
                 return Err(error);
             }
             keeper.step().await?;
             if let Some(hello) = keeper.hello.take() {
                 keeper.has_begun = true;
-                keeper.start_later();
+                keeper.start_more();
                 keeper.settle();
                 return Ok((keeper, hello));
             }
@@ -168,10 +171,12 @@ impl<S: Source> Keeper<S> {
                 None => std::future::pending().await,
             }
         };
+        let agents = self.agents.clone();
         let incident = tokio::select! {
             biased;
             Some((id, number, report)) = self.reports.1.recv() => Incident::Reported(id, number, report),
             changes = self.source.changes() => Incident::Changed(changes),
+            () = agents.wanted(), if !self.wants_all => Incident::AllWanted,
             () = nobody_came => Incident::NobodyCame,
         };
         match incident {
@@ -180,6 +185,11 @@ impl<S: Source> Keeper<S> {
                 for change in changes {
                     self.change(change)?;
                 }
+            }
+            Incident::AllWanted => {
+                self.wants_all = true;
+                let awaited = self.later.iter().map(|place| place.id.clone());
+                self.awaited.extend(awaited);
             }
             Incident::NobodyCame => {
                 self.give_up = None;
@@ -190,6 +200,7 @@ impl<S: Source> Keeper<S> {
                 self.lose(reason, LinkError::StateLost);
             }
         }
+        self.start_more();
         self.settle();
         Ok(())
     }
@@ -198,15 +209,11 @@ impl<S: Source> Keeper<S> {
         match change {
             Change::Came(place) => {
                 self.remove(&place.id, "another one takes its place");
-                let is_first_batch = !self.has_begun;
-                if is_first_batch {
+                if !self.has_begun {
                     self.awaited.insert(place.id.clone());
                 }
-                if is_first_batch && place.preference == Preference::Possible {
-                    self.later.push(place);
-                } else {
-                    self.watch(place);
-                }
+                self.give_up = None;
+                self.later.push(place);
             }
             Change::Went(id, why) => self.remove(&id, &why),
             Change::Over(why) => {
@@ -278,7 +285,7 @@ impl<S: Source> Keeper<S> {
             }
             Report::Lost(why, scissors) => {
                 let was_there = matches!(watched.state, State::There);
-                watched.state = State::Reaching;
+                watched.state = State::Again;
                 match why {
                     Why::Successor => {
                         (self.tell)(&Event::TargetBack);
@@ -388,6 +395,7 @@ impl<S: Source> Keeper<S> {
         if !self.has_begun {
             return;
         }
+        self.start_more();
         let mut possible = self
             .places
             .values()
@@ -425,15 +433,39 @@ impl<S: Source> Keeper<S> {
         }
     }
 
-    fn start_later(&mut self) {
-        for place in std::mem::take(&mut self.later) {
-            self.watch(place);
+    /// Begins to look after places that are needed now.
+    fn start_more(&mut self) {
+        let is_possible = |preference| preference != Preference::TrafficOnly;
+        let possible = || {
+            let places = self.places.values();
+            places.filter(|place| is_possible(place.preference))
+        };
+        let has_hope =
+            possible().any(|place| matches!(place.state, State::Reaching | State::There));
+        let has_failed = possible().any(|place| matches!(place.state, State::Failed(_)));
+        let starts_all = !has_hope && has_failed || self.wants_all && self.has_begun;
+        let mut later = std::mem::take(&mut self.later);
+        // Those that are not ready are tried when no better one can be had.
+        later.sort_by_key(|place| place.preference);
+        let best = later.first().map(|place| place.preference);
+        for (index, place) in later.into_iter().enumerate() {
+            let is_best = Some(place.preference) == best && is_possible(place.preference);
+            let is_needed = match self.wants_all {
+                true => !has_hope && is_best || place.preference == Preference::TrafficOnly,
+                false => !has_hope && is_best && index == 0,
+            };
+            if starts_all || is_needed {
+                self.watch(place);
+            } else {
+                self.later.push(place);
+            }
         }
     }
 
     /// The agents of the beginning have come, or are known not to.
     fn settle(&mut self) {
-        if !self.has_begun || !self.awaited.is_empty() || self.agents.is_settled() {
+        let is_complete = self.has_begun && self.wants_all && self.awaited.is_empty();
+        if !is_complete || self.agents.is_settled() {
             return;
         }
         let count = self.agents.router.all().len();
@@ -454,14 +486,15 @@ impl<S: Source> Keeper<S> {
 
     /// Why there is no session, when all are known to have failed.
     fn failure(&mut self) -> Option<Error> {
-        let is_possible = |place: &Watched| place.preference != Preference::TrafficOnly;
-        if !self.later.is_empty() || !self.best_failed() {
+        let is_possible = |preference: Preference| preference != Preference::TrafficOnly;
+        let is_later = |place: &Place<S::Reach>| is_possible(place.preference);
+        if self.later.iter().any(is_later) || !self.best_failed() {
             return None;
         }
         let best = self
             .places
             .iter()
-            .filter(|(_, place)| is_possible(place))
+            .filter(|(_, place)| is_possible(place.preference))
             .min_by_key(|(_, place)| place.number)
             .map(|(id, _)| id.clone())?;
         match &mut self.places.remove(&best)?.state {

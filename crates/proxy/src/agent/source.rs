@@ -17,6 +17,12 @@ pub trait Source: Send + 'static {
     /// first; the session begins with these. Later ones wait until something changes, for ever if nothing does. A call
     /// that is given up before its end must lose nothing.
     fn changes(&mut self) -> impl Future<Output = Vec<Change<Self::Reach>>> + Send;
+
+    /// Whether agents beside the first are reached only when the program listens, and so wants their traffic. Where agents
+    /// leave something behind, as in pods, a program that never listens should not have any that it does not need.
+    fn is_on_demand(&self) -> bool {
+        false
+    }
 }
 
 /// What happens to the agents of a session.

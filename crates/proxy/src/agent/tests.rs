@@ -113,16 +113,23 @@ impl Reach for Stub {
     }
 }
 
-struct Told(mpsc::UnboundedReceiver<Vec<Change<Stub>>>);
+struct Told {
+    changes: mpsc::UnboundedReceiver<Vec<Change<Stub>>>,
+    is_on_demand: bool,
+}
 
 impl Source for Told {
     type Reach = Stub;
 
     async fn changes(&mut self) -> Vec<Change<Stub>> {
-        match self.0.recv().await {
+        match self.changes.recv().await {
             Some(changes) => changes,
             None => std::future::pending().await,
         }
+    }
+
+    fn is_on_demand(&self) -> bool {
+        self.is_on_demand
     }
 }
 
@@ -135,11 +142,19 @@ struct World {
 
 impl World {
     async fn begin(changes: Vec<Change<Stub>>) -> Result<Self, Error> {
+        Self::begin_with(changes, false).await
+    }
+
+    async fn begin_with(changes: Vec<Change<Stub>>, is_on_demand: bool) -> Result<Self, Error> {
         let (tell_source, source) = mpsc::unbounded_channel();
         tell_source.send(changes).unwrap();
         let (tell, events) = mpsc::unbounded_channel();
         let tell: Tell = Arc::new(move |event| tell.send(event.clone()).unwrap());
-        let first = FirstAgent::wait(Told(source), tell).await?;
+        let source = Told {
+            changes: source,
+            is_on_demand,
+        };
+        let first = FirstAgent::wait(source, tell).await?;
         Ok(Self {
             tell_source,
             events: Mutex::new(events),
@@ -164,7 +179,7 @@ impl World {
     }
 
     async fn settled(&self) {
-        self.first.agents.settled().await;
+        self.first.agents.all().await;
     }
 
     /// Who is asked alone.
@@ -301,6 +316,41 @@ async fn calls_wait_a_while_for_somebody_to_come() {
     world.change(vec![c.came(READY)]);
     world.expect(Event::SessionRestored(id("c"))).await;
     assert_eq!(world.ask().await.unwrap(), "c");
+}
+
+#[tokio::test]
+async fn others_are_reached_when_they_are_wanted() {
+    let (a, b, c) = (Stub::new("a"), Stub::new("b"), Stub::new("c"));
+    let changes = vec![a.came(Preference::Possible), b.came(READY), c.came(READY)];
+    let world = World::begin_with(changes, true).await.unwrap();
+    assert_eq!(world.ask().await.unwrap(), "b");
+    assert_eq!(world.first.agents.router.all().len(), 1);
+    // Another one is reached in the place of the first.
+    world.change(vec![b.went()]);
+    world.expect(lost("b", "it was deleted")).await;
+    world.expect(Event::SessionRestored(id("c"))).await;
+    assert_eq!(world.first.agents.router.all().len(), 1);
+    // One that is lost is reached again, and meanwhile another one does its work.
+    c.trouble.send_replace(Some("its pod is about to go"));
+    c.end.send_modify(|times| *times += 1);
+    world.expect(lost("c", "it was killed")).await;
+    world.expect(Event::SessionRestored(id("a"))).await;
+    c.trouble.send_replace(None);
+    world.settled().await;
+    loop {
+        // It may have been tried in vain before.
+        match world.next().await {
+            Event::NotJoined { .. } | Event::Joined(_) | Event::Covers(_) => {}
+            event => panic!("{event}"),
+        }
+        if world.first.agents.router.all().len() == 2 {
+            break;
+        }
+    }
+    // From then on, whoever comes joins.
+    let d = Stub::new("d");
+    world.change(vec![d.came(READY)]);
+    while world.next().await != Event::Joined(id("d")) {}
 }
 
 #[tokio::test]

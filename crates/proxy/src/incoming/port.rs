@@ -111,9 +111,9 @@ impl Port {
             }
             // Traffic comes from all agents from the first moment on, or the application is not told that it listens.
             let agents = self.shared.agent.all.clone();
-            if timeout(WORTH_A_WORD, agents.settled()).await.is_err() {
+            if timeout(WORTH_A_WORD, agents.all()).await.is_err() {
                 self.tell(None, News::Waiting);
-                agents.settled().await;
+                agents.all().await;
             }
             self.serve().await;
         }

@@ -13,7 +13,7 @@ use cluster::{
     Access, Agent, AgentSettings, Cluster, Kind, PodSettings, Replica, Replicas, Toleration,
     Workload,
 };
-use config::{OrderedMap, Settings, Target, WorkloadKind};
+use config::{IncomingMode, OrderedMap, Settings, Target, WorkloadKind};
 use link::{Link, Redial, Status};
 use proxy::Reached;
 use tokio::sync::{OnceCell, Semaphore, watch};
@@ -42,6 +42,8 @@ pub(crate) struct InCluster {
     /// None: no target, only a namespace.
     target: Option<(Kind, String, Option<String>)>,
     settings: AgentSettings,
+    /// The traffic of all pods will be wanted.
+    steals: bool,
     progress: Progress,
     place: OnceCell<Place>,
     /// Turns to start agents.
@@ -105,6 +107,7 @@ impl InCluster {
             cluster,
             target,
             settings: agent_settings(&settings.agent)?,
+            steals: settings.feature.network.incoming.mode == IncomingMode::Steal,
             progress: progress.clone(),
             place: OnceCell::new(),
             starting: Semaphore::new(AT_ONCE),
@@ -122,6 +125,10 @@ impl InCluster {
         }
         self.progress.begin("starting the agent");
         Ok(Pods::new(Arc::clone(self)))
+    }
+
+    pub(super) fn steals(&self) -> bool {
+        self.steals
     }
 
     pub(super) fn replicas(&self) -> Option<&Replicas> {

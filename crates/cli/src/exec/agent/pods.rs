@@ -100,6 +100,11 @@ impl Source for Pods {
             replicas.changed(&known).await;
         }
     }
+
+    /// Whoever steals will listen: then the agents start while the program does.
+    fn is_on_demand(&self) -> bool {
+        !self.in_cluster.steals()
+    }
 }
 
 /// Who has gone, with the reason, and who has come. A pod that is being removed stays as long as it is there, because its

@@ -5,7 +5,7 @@ use e2e::{Stage, Story, until};
 
 use super::super::surroundings::{Running, exec_for};
 use super::{
-    HEADER, Replica, answer_of_the_program, nodes, serve, start_menu, until_all_are_stolen,
+    HEADER, Replica, answer_of_the_program, nodes, serve, start_menu, stop, until_all_are_stolen,
     until_there_are,
 };
 
@@ -24,7 +24,7 @@ pub(crate) async fn all_bring_their_traffic(story: &Story<'_>) -> Result<()> {
             ensure!(answer == expected, "{replica:?}: {answer:?}");
         }
         until_all_are_stolen(&stage, &session, &all).await?;
-        session.kill()?;
+        stop(session)?;
     }
     let mut command = exec_for(story, &stage, "deployment/menu")?;
     command.args(["--", "python3", "-c", NAMES_SERVER]);
@@ -96,7 +96,7 @@ pub(crate) async fn all_bring_copies_and_datagrams(story: &Story<'_>) -> Result<
         Ok((copies == all.len()).then_some(()))
     });
     copied.await.with_context(|| session.report())?;
-    session.kill()?;
+    stop(session)?;
 
     let mut command = exec_for(story, &stage, "deployment/menu")?;
     command.args(["--", "python3", "-c", DATAGRAM_SERVER]);

@@ -39,8 +39,8 @@ pub(crate) async fn a_program_sees_what_the_target_sees(story: &Story<'_>) -> Re
         ensure!(begins("http", "web-"), "{mode}: {ended}");
     }
     ensure!(
-        !ephemeral_agents(&stage).await?.is_empty(),
-        "one of the sessions was to have an ephemeral container"
+        ephemeral_agents(&stage).await?.len() == 1,
+        "one of the sessions was to have an ephemeral container, in one of the pods: it does not listen"
     );
     until("the agent's pod to be removed", async || {
         Ok(agent_pods(&stage).await?.is_empty().then_some(()))

@@ -1,104 +1,87 @@
-//! Faults between a client and its agents, and a connection through the target that outlives all of them.
+//! Faults between a client and its agents, and connections through the target that outlive them.
 
 use anyhow::{Context as _, Result, ensure};
-use e2e::Story;
+use e2e::{Stage, Story};
 use lab::HOST;
 
 use super::super::cluster_sessions::start_checkout;
 use super::super::operator::Operator;
-use super::{Shell, listed_sessions, nothing_is_left, session_for};
+use super::{Shell, listed_sessions, nothing_is_left, session_for, with_operator};
+
+/// Opened before the faults, one for each: the server ends a connection after one answer.
+const OPEN: &str = "exec 3<>/dev/tcp/web/80 4<>/dev/tcp/web/80 5<>/dev/tcp/web/80 && echo opened";
 
 pub(super) async fn sessions_outlive_cuts_and_restarts(story: &Story<'_>) -> Result<()> {
-    let operator = Operator::install(story, 0).await?;
     let shop = story.stage_in(0).await?;
     start_checkout(&shop)?;
     shop.web().await?;
-    // One that is killed has nobody who says goodbye. The operator finds out while the rest is told.
-    let mut killed = Shell::start(session_for(story, &shop, "deployment/checkout")?)?;
-    ensure!(killed.ask("echo $GREETING")? == "from the pod");
-    killed.kill()?;
+    with_operator(story, async |operator| {
+        // One that is killed has nobody who says goodbye. The operator finds out while the rest is told.
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("standin.yaml");
+        std::fs::write(&file, "agent:\n  communication_timeout: 2\n")?;
+        let mut killed = session_for(story, &shop, "deployment/checkout")?;
+        killed.arg("--config-file").arg(&file);
+        let mut killed = Shell::start(killed)?;
+        ensure!(killed.ask("echo $GREETING").await? == "from the pod");
+        killed.kill()?;
+        outlive(story, &shop, operator).await?;
+        nothing_is_left(&shop).await?;
+        ensure!(listed_sessions(story, &shop)?.is_empty());
+        Ok(())
+    })
+    .await
+}
 
-    let mut session = Connected::start(story, &shop)?;
+async fn outlive(story: &Story<'_>, shop: &Stage, operator: &Operator) -> Result<()> {
+    let mut session = Shell::start(session_for(story, shop, "deployment/checkout")?)?;
+    ensure!(session.ask(OPEN).await? == "opened");
+
     let lab = story.lab()?;
-    let cluster = shop.cluster.name.clone();
-    lab.cut(HOST, &cluster)?;
-    let lost = session.shell.says("is lost and is being made again").await;
-    lab.heal_link(HOST, &cluster)?;
+    let name = &shop.cluster.name;
+    lab.cut(HOST, name)?;
+    let lost = session.says("is lost and is being made again").await;
+    lab.heal_link(HOST, name)?;
     lost?;
-    session
-        .shell
-        .says("the connection to the agent is back")
-        .await?;
-    session.still_works().context("after a cut")?;
+    session.says("the connection to the agent is back").await?;
+    still_open(&mut session, 3).await.context("after a cut")?;
 
-    let cluster = lab.cluster(&cluster)?;
-    let node = cluster
-        .plan()
-        .nodes
-        .first()
-        .context("no node")?
-        .name
-        .clone();
-    cluster.restart_component(&node, lab::component::API_SERVER)?;
+    let cluster = lab.cluster(name)?;
+    let node = cluster.plan().nodes.first().context("no node")?;
+    cluster.restart_component(&node.name, lab::component::API_SERVER)?;
     cluster.wait_for_api_server()?;
-    session
-        .still_works()
+    still_open(&mut session, 4)
+        .await
         .context("after a restart of the API server")?;
 
     // All replicas at once, without a word.
-    let kill = [
+    let gone = operator.stage.kubectl(&[
         "delete",
         "pod",
         "--selector=app.kubernetes.io/component=operator",
         "--force",
         "--grace-period=0",
-    ];
-    let gone = operator.stage.kubectl(&kill)?;
+    ])?;
     ensure!(gone.matches("deleted").count() == 2, "{gone}");
-    session
-        .still_works()
-        .context("after the operator was killed")?;
+    still_open(&mut session, 5)
+        .await
+        .context("after the end of the operator's replicas")?;
 
-    let ended = session.shell.end()?;
+    let ended = session.end()?;
     ensure!(ended.code == Some(0), "{ended}");
     ensure!(!ended.stderr.contains("another agent"), "{ended}");
-    nothing_is_left(&shop).await?;
-    ensure!(listed_sessions(story, &shop)?.is_empty());
-    operator.uninstall()
+    Ok(())
 }
 
-/// A session with a connection that is open through the target the whole time.
-struct Connected {
-    shell: Shell,
-}
-
-impl Connected {
-    fn start(story: &Story<'_>, shop: &e2e::Stage) -> Result<Self> {
-        let mut shell = Shell::start(session_for(story, shop, "deployment/checkout")?)?;
-        let opened = shell.ask("exec 3<>/dev/tcp/web/80 && echo opened")?;
-        ensure!(opened == "opened", "{opened}");
-        Ok(Connected { shell })
-    }
-
-    /// One more request in the same connection, and something new.
-    fn still_works(&mut self) -> Result<()> {
-        let request =
-            r"printf 'GET / HTTP/1.1\r\nHost: web\r\n\r\n' >&3 && read -r line <&3 && echo $line";
-        let answer = self.shell.ask(request)?;
-        ensure!(
-            answer.contains("200 OK"),
-            "{answer:?}: {}",
-            self.shell.said()?
-        );
-        // The rest of the answer, up to the pod's name.
-        let rest = self
-            .shell
-            .ask("while read -r line <&3 && [[ $line != web-* ]]; do :; done; echo $line")?;
-        ensure!(rest.starts_with("web-"), "{rest:?}");
-        let new = self
-            .shell
-            .ask("curl --silent --max-time 60 http://web/ || echo failed")?;
-        ensure!(new.starts_with("web-"), "{new:?}");
-        Ok(())
-    }
+/// A connection from before carries a request and its answer, and a new one can be made.
+async fn still_open(session: &mut Shell, descriptor: u32) -> Result<()> {
+    let request = format!(
+        r"printf 'GET / HTTP/1.0\r\n\r\n' >&{descriptor}; head -n 1 <&{descriptor} | grep . || echo nothing"
+    );
+    let answer = session.ask(&request).await?;
+    ensure!(answer.contains("200 OK"), "{answer:?}");
+    let new = "curl --silent --max-time 60 http://web/ || echo failed";
+    let answer = session.ask(new).await?;
+    ensure!(answer.starts_with("web-"), "{answer:?}");
+    Ok(())
 }

@@ -12,7 +12,9 @@ use kube::api::ListParams;
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::surroundings::{cache, standin_for};
-use super::{Shell, User, ask_operator, listed_sessions, nothing_is_left, session_for};
+use super::{
+    Shell, User, ask_operator, listed_sessions, nothing_is_left, session_for, with_operator,
+};
 
 /// Answers every request with its argument.
 const SERVER: &str = "\
@@ -28,15 +30,16 @@ http.server.ThreadingHTTPServer(('', 8080), Handler).serve_forever()
 ";
 
 pub(super) async fn a_program_sees_and_serves(story: &Story<'_>) -> Result<()> {
-    let operator = Operator::install(story, 0).await?;
     let shop = story.stage_in(0).await?;
     start_checkout(&shop)?;
     shop.web().await?;
-    a_program_sees_what_the_target_sees(story, &shop)?;
-    sessions_are_listed_and_killed(story, &shop, &operator).await?;
-    requests_of_every_replica_are_stolen_by_header(story, &shop).await?;
-    nothing_is_left(&shop).await?;
-    operator.uninstall()
+    with_operator(story, async |operator| {
+        a_program_sees_what_the_target_sees(story, &shop)?;
+        sessions_are_listed_and_killed(story, &shop, operator).await?;
+        requests_of_every_replica_are_stolen_by_header(story, &shop).await?;
+        nothing_is_left(&shop).await
+    })
+    .await
 }
 
 fn a_program_sees_what_the_target_sees(story: &Story<'_>, shop: &Stage) -> Result<()> {
@@ -72,7 +75,7 @@ async fn sessions_are_listed_and_killed(
     operator: &Operator,
 ) -> Result<()> {
     let mut session = Shell::start(session_for(story, shop, "deployment/checkout")?)?;
-    ensure!(session.ask("echo $GREETING")? == "from the pod");
+    ensure!(session.ask("echo $GREETING").await? == "from the pod");
     let sessions = listed_sessions(story, shop)?;
     let [listed] = sessions.as_slice() else {
         anyhow::bail!("one session was to be listed: {sessions:?}");
@@ -108,7 +111,7 @@ async fn sessions_are_listed_and_killed(
         "{again}"
     );
     // The program was told, and nobody brings the session back.
-    ensure!(session.ask("cat /etc/shop/settings || echo failed")? == "failed");
+    ensure!(session.ask("cat /etc/shop/settings || echo failed").await? == "failed");
     session.end()?;
     ensure!(listed_sessions(story, shop)?.is_empty());
     Ok(())
@@ -148,49 +151,52 @@ async fn requests_of_every_replica_are_stolen_by_header(
 
 /// Two people, each with a right to the one deployment, work on it at the same time.
 pub(super) async fn users_share_a_port_by_filters(story: &Story<'_>) -> Result<()> {
-    let operator = Operator::install(story, 0).await?;
     let shop = story.stage_in(0).await?;
     shop.web().await?;
     shop.client_pod("client").await?;
-    let users = ["anna", "bert"].map(|name| User::new(&shop, name));
+    with_operator(story, async |_| share_a_port(story, &shop).await).await
+}
+
+async fn share_a_port(story: &Story<'_>, shop: &Stage) -> Result<()> {
+    let users = ["anna", "bert"].map(|name| User::new(shop, name));
     let mut servers = Vec::new();
     for user in users {
         let user = user?;
-        let mut session = user.session(story, &shop, "deployment/web")?;
+        let mut session = user.session(story, shop, "deployment/web")?;
         let refused = Ended::of(session.args(["--", "true"]))?;
         ensure!(refused.code == Some(125), "{refused}");
         ensure!(
             refused.stderr.contains("resourceNames: [deployment.web]"),
             "{refused}"
         );
-        user.grant(&shop, &refused)?;
-        let mut session = user.session(story, &shop, "deployment/web")?;
+        user.grant(shop, &refused)?;
+        let mut session = user.session(story, shop, "deployment/web")?;
         let filter = format!("^x-user: {}$", user.name);
         session.args(["--steal", "--header-filter", &filter]);
         servers.push((Server::start(session, user.name)?, user));
     }
-    let pods = pods(&shop).await?;
+    let pods = pods(shop).await?;
     for pod in &pods {
         for (server, user) in &mut servers {
             let header = format!("x-user: {}", user.name);
-            answers(&shop, pod, Some(&header), user.name, server).await?;
+            answers(shop, pod, Some(&header), user.name, server).await?;
         }
         let (server, _) = &mut servers[0];
-        answers(&shop, pod, None, &pod.0, server).await?;
+        answers(shop, pod, None, &pod.0, server).await?;
     }
     // The same filter is somebody's already, and its holder is named.
     let (_, bert) = &servers[1];
-    let mut session = bert.session(story, &shop, "deployment/web")?;
+    let mut session = bert.session(story, shop, "deployment/web")?;
     session
         .args(["--steal", "--header-filter", "^x-user: anna$", "--"])
         .args(["python3", "-c", SERVER, "second"]);
     let refused = Ended::of(&mut session)?;
     ensure!(refused.code != Some(0), "{refused}");
     ensure!(refused.stderr.contains("anna@"), "{refused}");
-    let sessions = listed_sessions(story, &shop)?;
+    let sessions = listed_sessions(story, shop)?;
     ensure!(sessions.len() == 2, "{sessions:?}");
     drop(servers);
-    operator.uninstall()
+    nothing_is_left(shop).await
 }
 
 /// A server in a session. It ends with this value.

@@ -7,18 +7,19 @@ use e2e::{Stage, Story, until};
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::surroundings::{exec_for, standin_for};
-use super::{User, ask_operator, nothing_is_left, session_for};
+use super::{User, ask_operator, nothing_is_left, session_for, with_operator};
 
 pub(super) async fn what_is_wrong_is_said(story: &Story<'_>) -> Result<()> {
     let shop = story.stage_in(0).await?;
     start_checkout(&shop)?;
     without_an_operator(story, &shop)?;
-    let operator = Operator::install(story, 0).await?;
-    rights_are_those_at_the_operator(story, &shop)?;
-    an_operator_can_be_left_out(story, &shop)?;
-    nothing_is_left(&shop).await?;
-    an_operator_that_is_down_is_no_reason_to_guess(story, &shop, &operator).await?;
-    operator.uninstall()
+    with_operator(story, async |operator| {
+        rights_are_those_at_the_operator(story, &shop)?;
+        an_operator_can_be_left_out(story, &shop)?;
+        nothing_is_left(&shop).await?;
+        an_operator_that_is_down_is_no_reason_to_guess(story, &shop, operator).await
+    })
+    .await
 }
 
 const GREETING: [&str; 3] = ["--", "printenv", "GREETING"];

@@ -187,3 +187,6 @@ fn judged(parent: &MirrordMultiClusterSession) -> Option<Result<(), Refusal>> {
         MultiClusterPhase::Terminating => Some(Err(Refusal::gone(message))),
     }
 }
+
+#[cfg(test)]
+mod tests;
