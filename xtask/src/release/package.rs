@@ -1,6 +1,7 @@
 //! What is given away: the programs, the image, the charts, and a list of their checksums.
 //!
-//! The same commit gives the same bytes, so whoever doubts a release can make it again and compare.
+//! Packages and images have no date and no owner, and programs no folder of the machine that built them: the same content
+//! gives the same bytes, so whoever doubts a release can make it again and compare.
 
 use std::env;
 use std::fs;

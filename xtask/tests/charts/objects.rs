@@ -197,6 +197,33 @@ fn the_operators_own_pods_have_no_privileges() {
 }
 
 #[test]
+fn agents_on_nodes_have_exactly_what_entering_a_container_takes() {
+    assert!(find(&objects(&[]), "DaemonSet", "mirrord-node-agent").is_none());
+    let objects = objects(&["operator.agent.mode=node", "operator.agent.image=a.b/c:1"]);
+    let agents = find(&objects, "DaemonSet", "mirrord-node-agent").unwrap();
+    let pod = &agents["spec"]["template"]["spec"];
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    assert_eq!(pod["hostPID"], true);
+    for key in ["hostNetwork", "hostIPC", "serviceAccountName"] {
+        assert_eq!(pod.get(key), None, "{key}");
+    }
+    let container = &pod["containers"][0];
+    assert_eq!(container["image"], "a.b/c:1");
+    let context = &container["securityContext"];
+    assert_eq!(context["privileged"], false);
+    assert_eq!(context["readOnlyRootFilesystem"], true);
+    assert_eq!(words(&context["capabilities"]["drop"]), ["ALL"]);
+    let mut added = words(&context["capabilities"]["add"]);
+    added.sort();
+    let expected = ["NET_ADMIN", "SETGID", "SETUID", "SYS_ADMIN", "SYS_PTRACE"];
+    assert_eq!(added, expected);
+    // Whatever selects the operator leaves the agents alone.
+    let service = &find(&objects, "Service", NAME).unwrap()["spec"]["selector"];
+    let labels = &agents["spec"]["template"]["metadata"]["labels"];
+    assert!(!selects(service, labels), "{labels}");
+}
+
+#[test]
 fn every_custom_resource_of_the_chart_is_guarded() {
     let guard = read("charts/standin-operator/templates/guard.yaml");
     let objects = objects(&[]);

@@ -16,13 +16,19 @@ struct Right {
     group: String,
 }
 
-/// Everything that can be turned on and brings a right with it.
-const SETTINGS: &[&str] = &["operator.licenseSecret=licence"];
+/// Charts that have, all together, every right that any chart has.
+const SETTINGS: &[&str] = &[
+    "operator.licenseSecret=licence",
+    "operator.agent.mode=pod",
+    "operator.agent.mode=node",
+    "operator.multiClusterMember=true",
+    r#"operator.multiCluster={"enabled":true,"clusterName":"hub","defaultCluster":"east","clusters":{"east":{"authType":"bearerToken","server":"https://east.example.com","caData":"LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCllRPT0KLS0tLS1FTkQgQ0VSVElGSUNBVEUtLS0tLQo="}}}"#,
+];
 
 fn rights_of_the_chart() -> BTreeSet<Right> {
     let set = |list: &Value| words(list).into_iter().collect::<BTreeSet<String>>();
     let mut rights = BTreeSet::new();
-    for object in objects(SETTINGS) {
+    for object in SETTINGS.iter().flat_map(|setting| objects(&[setting])) {
         let kind = object["kind"].as_str().unwrap_or_default();
         if !matches!(kind, "Role" | "ClusterRole") {
             continue;

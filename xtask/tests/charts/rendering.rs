@@ -50,7 +50,7 @@ pub(crate) fn objects(settings: &[&str]) -> Vec<Value> {
     let text = template(settings).unwrap();
     text.split("\n---\n")
         .map(|document| serde_saphyr::from_str::<Value>(document).unwrap())
-        .filter(|object| object.is_object())
+        .filter(Value::is_object)
         .collect()
 }
 

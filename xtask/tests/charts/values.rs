@@ -26,6 +26,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ),
     ("operator.agent.image", "operator.agent.image=a.b/c:1"),
     ("operator.agent.log", "operator.agent.log=debug"),
+    ("operator.agent.mode", "operator.agent.mode=node"),
     (
         "operator.defaultNamespace",
         "operator.defaultNamespace=shop",
@@ -104,7 +105,7 @@ const SETTINGS: &[(&str, &str)] = &[
 
 /// Values that go only together with others, and have tests of their own where they are used.
 fn is_tested_elsewhere(path: &str) -> bool {
-    path.starts_with("operator.multiCluster") || path == "operator.agent.mode"
+    path.starts_with("operator.multiCluster")
 }
 
 /// What must be refused, and a word of the reason.
