@@ -135,7 +135,12 @@ mod tests {
         };
         let listing = Listing {
             targets: vec![
-                listed("deployment/checkout", Some(12), &["app", "helper"], &["anna"]),
+                listed(
+                    "deployment/checkout",
+                    Some(12),
+                    &["app", "helper"],
+                    &["anna"],
+                ),
                 listed("service/none", None, &[], &[]),
             ],
             forbidden: Vec::new(),

@@ -31,7 +31,10 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_they_must_be_and_empty_ones_are_left_out() {
         let row = |cells: [&str; 3]| cells.map(str::to_owned);
-        let rows = [row(["deployment/checkout", "", "app"]), row(["pod/a", "", ""])];
+        let rows = [
+            row(["deployment/checkout", "", "app"]),
+            row(["pod/a", "", ""]),
+        ];
         assert_eq!(
             render(["TARGET", "USERS", "CONTAINERS"], &rows),
             "\

@@ -36,7 +36,14 @@ pub(super) fn prepare() -> Result<()> {
     let (root, target) = (workspace::root()?, workspace::image_target()?);
     let progress = Progress::to_stderr();
     for (package, program) in [("server", "standind"), ("workload", "workload")] {
-        standind::build_program(&root, &target, package, program, Profile::Release, &progress)?;
+        standind::build_program(
+            &root,
+            &target,
+            package,
+            program,
+            Profile::Release,
+            &progress,
+        )?;
     }
     Ok(())
 }

@@ -46,7 +46,9 @@ pub(super) fn run(arguments: &DemoArguments, clusters: usize) -> Result<ExitCode
     if uses_lab {
         on_lab(arguments, clusters, &paths, &programs, &sessions, &progress)?;
     } else {
-        on_contexts(arguments, &paths, &binaries, &programs, &sessions, &progress)?;
+        on_contexts(
+            arguments, &paths, &binaries, &programs, &sessions, &progress,
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -21,8 +21,8 @@ use proxy::{FirstAgent, One, Reach, Reached, Tell};
 pub(crate) use in_cluster::{InCluster, access, cluster_of, ensure_meant};
 use local::LocalAgent;
 pub(crate) use local::program;
-pub(crate) use operator::{Way, choose as choose_way, is_targetless};
 use operator::ThroughOperator;
+pub(crate) use operator::{Way, choose as choose_way, is_targetless};
 
 use super::log::Verbosity;
 use super::progress::Progress;

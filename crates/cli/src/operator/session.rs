@@ -19,7 +19,9 @@ pub(super) enum SessionCommand {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  standin operator session list\n  standin operator session list --json")]
+#[command(
+    after_help = "Examples:\n  standin operator session list\n  standin operator session list --json"
+)]
 pub(super) struct ListArguments {
     #[command(flatten)]
     place: Where,

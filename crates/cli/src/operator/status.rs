@@ -14,7 +14,9 @@ use crate::table;
 const OURS: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  standin operator status\n  standin operator status --json | jq .version")]
+#[command(
+    after_help = "Examples:\n  standin operator status\n  standin operator status --json | jq .version"
+)]
 pub(super) struct StatusArguments {
     #[command(flatten)]
     place: Where,
@@ -61,7 +63,9 @@ fn describe(operator: &MirrordOperator, replicas: Option<OperatorReplicas>) -> S
     let (spec, status) = (&operator.spec, &operator.status);
     let version = match spec.operator_version.as_str() {
         OURS => format!("{OURS}, as this standin"),
-        theirs => format!("{theirs}; this standin is {OURS}: use the same release if a session is refused"),
+        theirs => format!(
+            "{theirs}; this standin is {OURS}: use the same release if a session is refused"
+        ),
     };
     let replicas = match replicas {
         Some(OperatorReplicas { ready, wanted }) => format!("{ready} of {wanted} ready"),

@@ -36,7 +36,15 @@ fn targets_that_are_not_there() {
         .expect(125)
         .says(&["name a target"]);
     standin
-        .run(["exec", "-t", "deployment/checkout", "--operator", "--no-operator", "--", "true"])
+        .run([
+            "exec",
+            "-t",
+            "deployment/checkout",
+            "--operator",
+            "--no-operator",
+            "--",
+            "true",
+        ])
         .expect(2);
     standin.run(["exec", "-t", "process/1"]).expect(2);
     let mut zombie = Target::new();

@@ -67,7 +67,9 @@ pub async fn sessions(cluster: &Cluster) -> Result<Vec<Session>> {
 pub async fn end_session(cluster: &Cluster, id: SessionId) -> Result<()> {
     let asked = Asked::everywhere("end sessions", "sessions", "delete");
     let request = Request::delete(format!("/apis/{GROUP_VERSION}/sessions/{id}"));
-    ask::<serde_json::Value>(cluster, request, &asked).await.map(drop)
+    ask::<serde_json::Value>(cluster, request, &asked)
+        .await
+        .map(drop)
 }
 
 /// What there is to stand in for in a namespace, and who does.

@@ -202,7 +202,10 @@ impl OperatorConnection {
     }
 }
 
-async fn listen(mut events: mpsc::UnboundedReceiver<Event>, known: watch::Sender<Places>) -> String {
+async fn listen(
+    mut events: mpsc::UnboundedReceiver<Event>,
+    known: watch::Sender<Places>,
+) -> String {
     while let Some(event) = events.recv().await {
         match event {
             Event::News(news) => {

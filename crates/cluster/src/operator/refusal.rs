@@ -219,10 +219,9 @@ rules:
                 of_operator(403, "Forbidden", "the policy `quiet` forbids it"),
                 |error| error.to_string().contains("the policy `quiet` forbids it"),
             ),
-            (
-                of_operator(410, "Gone", "the session was ended"),
-                |error| matches!(error, Error::SessionOver(_)),
-            ),
+            (of_operator(410, "Gone", "the session was ended"), |error| {
+                matches!(error, Error::SessionOver(_))
+            }),
             (
                 of_operator(410, "Expired", "the client was away"),
                 |error| matches!(error, Error::SessionExpired(_)),
@@ -234,16 +233,18 @@ rules:
                 of_operator(404, "NotFound", "there is no session 1f"),
                 |error| error.to_string() == "the operator refuses: there is no session 1f",
             ),
-            ((503, "service unavailable\n".to_owned()), |error| {
-                matches!(error, Error::OperatorDown { why } if why == "service unavailable")
-            }),
+            (
+                (503, "service unavailable\n".to_owned()),
+                |error| matches!(error, Error::OperatorDown { why } if why == "service unavailable"),
+            ),
             (
                 of_operator(503, "ServiceUnavailable", "the operator ends; try again"),
                 |error| matches!(error, Error::OperatorBusy(_)),
             ),
-            ((502, String::new()), |error| {
-                matches!(error, Error::OperatorDown { why } if why == "the API server answers 502 Bad Gateway")
-            }),
+            (
+                (502, String::new()),
+                |error| matches!(error, Error::OperatorDown { why } if why == "the API server answers 502 Bad Gateway"),
+            ),
             ((401, String::new()), |error| {
                 matches!(error, Error::Unauthorized(_))
             }),

@@ -58,10 +58,7 @@ impl Sessions {
 
     /// The variables through which a process that runs as root gets these programs.
     pub(super) fn variables(&self) -> Vec<(&'static str, &OsStr)> {
-        vec![(
-            lab::environment::STATIC_STANDIND,
-            self.standind.as_os_str(),
-        )]
+        vec![(lab::environment::STATIC_STANDIND, self.standind.as_os_str())]
     }
 
     pub(super) fn image(&self, cache: &Cache) -> Result<ImageArchive> {
@@ -98,7 +95,9 @@ $ standin ls -n {NAMESPACE}",
         self.look_around(client)?;
         self.answer_some(client, Through::OwnRights)?;
         if operator == WithOperator::No {
-            println!("\nTeams install the operator (docs/operator.md); here it is left out, since the cluster is yours.");
+            println!(
+                "\nTeams install the operator (docs/operator.md); here it is left out, since the cluster is yours."
+            );
             return Ok(());
         }
         install_operator(client)?;
@@ -116,7 +115,9 @@ $ standin ls -n {NAMESPACE}",
         );
         let outside = process::output(Command::new(&self.programs.look).arg("shop"))?;
         print!("{outside}");
-        println!("\nRun as the stand-in for the deployment `checkout`:\n\n$ standin exec -t {TARGET} -n {NAMESPACE} -- look shop");
+        println!(
+            "\nRun as the stand-in for the deployment `checkout`:\n\n$ standin exec -t {TARGET} -n {NAMESPACE} -- look shop"
+        );
         let mut session = self.standin(client);
         session
             .env("STANDIN_AGENT_IMAGE", standind::REFERENCE)
@@ -131,8 +132,14 @@ The same program, on this machine, with a pod's host name, environment, secrets,
 or deployed, and the shop was not touched."
         );
         for expected in ONLY_INSIDE {
-            ensure!(!outside.contains(expected), "{expected:?} was found without a session");
-            ensure!(inside.contains(expected), "{expected:?} was not found in the session");
+            ensure!(
+                !outside.contains(expected),
+                "{expected:?} was found without a session"
+            );
+            ensure!(
+                inside.contains(expected),
+                "{expected:?} was not found in the session"
+            );
         }
         Ok(())
     }
@@ -159,7 +166,9 @@ $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --p
         let everybody = self.ask(client, None, through)?;
         let you = self.ask(client, Some(HEADER), through)?;
         if through == Through::Operator {
-            println!("\nEverybody who may can see who is where:\n\n$ standin operator session list");
+            println!(
+                "\nEverybody who may can see who is where:\n\n$ standin operator session list"
+            );
             let mut list = self.standin(client);
             let listed = process::output(list.args(["operator", "session", "list"]))?;
             print!("{listed}");
@@ -174,7 +183,9 @@ $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --p
     /// One request, from where the storefront is: in a session of its own.
     fn ask(&self, client: &Client, header: Option<&str>, through: Through) -> Result<String> {
         let shown = header.map_or_else(String::new, |header| format!(" '{header}'"));
-        println!("\n$ standin exec -q -t deployment/storefront -n {NAMESPACE} -- ask {ADDRESS}{shown}");
+        println!(
+            "\n$ standin exec -q -t deployment/storefront -n {NAMESPACE} -- ask {ADDRESS}{shown}"
+        );
         let mut session = self.standin(client);
         if through == Through::OwnRights {
             session.env("STANDIN_AGENT_IMAGE", standind::REFERENCE);
