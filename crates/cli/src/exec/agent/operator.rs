@@ -266,7 +266,7 @@ impl Source for OperatorAgents {
         }
         loop {
             let now = self.places.borrow_and_update().clone();
-            let found = differences(&mut self.known, &now.places);
+            let found = differences(&mut self.known, &now);
             if !found.is_empty() {
                 let changes = found.into_iter();
                 return changes.map(|found| self.change(found)).collect();
@@ -282,23 +282,34 @@ impl Source for OperatorAgents {
     }
 }
 
-/// The agents that the session knows of: by place, the agent's name and its pod.
-type Known = BTreeMap<u32, (Option<String>, String)>;
+/// The agents that the session knows of: by place, the agent's name and where it is.
+type Known = BTreeMap<u32, (Option<String>, AgentId)>;
 
 /// What is different from what was known, for a session.
 #[derive(Debug, PartialEq, Eq)]
 enum Difference {
-    Came { place: u32, pod: String },
-    Went { pod: String, why: String },
+    Came {
+        place: u32,
+        id: AgentId,
+        preference: Preference,
+    },
+    Went {
+        id: AgentId,
+        why: String,
+    },
 }
 
 impl OperatorAgents {
     fn change(&self, difference: Difference) -> Change<PlacedAgent> {
         match difference {
-            Difference::Went { pod, why } => Change::Went(AgentId::in_pod(pod), why),
-            Difference::Came { place, pod } => Change::Came(proxy::Place {
-                id: AgentId::in_pod(pod),
-                preference: Preference::Preferred,
+            Difference::Went { id, why } => Change::Went(id, why),
+            Difference::Came {
+                place,
+                id,
+                preference,
+            } => Change::Came(proxy::Place {
+                id,
+                preference,
                 reach: PlacedAgent {
                     certificate: self.certificate(place),
                     session: self.session.clone(),
@@ -318,28 +329,54 @@ impl OperatorAgents {
     }
 }
 
+fn id_of(place: &Place) -> AgentId {
+    let id = AgentId::in_pod(&place.pod);
+    match &place.cluster {
+        Some(cluster) => id.of_cluster(cluster),
+        None => id,
+    }
+}
+
+/// Of several clusters, one has the answers that there must be one of. The others are there for their traffic.
+fn preference_of(place: &Place, now: &Places) -> Preference {
+    let Some(cluster) = &place.cluster else {
+        return Preference::Preferred;
+    };
+    let mut clusters = now.clusters.iter();
+    if clusters.any(|known| known.is_default && known.name == *cluster) {
+        Preference::Preferred
+    } else {
+        Preference::TrafficOnly
+    }
+}
+
 /// Compares what is known with what the operator says, and knows it from then on. An agent with another name has come
-/// anew, also in a place that was known.
-fn differences(known: &mut Known, now: &[Place]) -> Vec<Difference> {
+/// anew, also in a place that was known. A session does not begin with agents that have nothing but traffic.
+fn differences(known: &mut Known, now: &Places) -> Vec<Difference> {
     let mut found = Vec::new();
-    known.retain(|number, (_, pod)| {
-        let place = now.iter().find(|place| place.number == *number);
+    let mut ready = now.places.iter().filter(|place| place.ready);
+    if known.is_empty() && ready.all(|place| preference_of(place, now) == Preference::TrafficOnly) {
+        return found;
+    }
+    known.retain(|number, (_, id)| {
+        let place = now.places.iter().find(|place| place.number == *number);
         if place.is_some_and(|place| place.ready) {
             return true;
         }
         let why = place.and_then(|place| place.error.clone());
         let why = why.unwrap_or_else(|| "the operator has no agent there any more".to_owned());
-        let pod = pod.clone();
-        found.push(Difference::Went { pod, why });
+        let id = id.clone();
+        found.push(Difference::Went { id, why });
         false
     });
-    for place in now.iter().filter(|place| place.ready) {
-        let agent = (place.agent.clone(), place.pod.clone());
+    for place in now.places.iter().filter(|place| place.ready) {
+        let agent = (place.agent.clone(), id_of(place));
         if known.get(&place.number) != Some(&agent) {
             known.insert(place.number, agent);
             found.push(Difference::Came {
                 place: place.number,
-                pod: place.pod.clone(),
+                id: id_of(place),
+                preference: preference_of(place, now),
             });
         }
     }
@@ -434,15 +471,20 @@ mod tests {
         };
         let came = |place, pod: &str| Difference::Came {
             place,
-            pod: pod.to_owned(),
+            id: AgentId::in_pod(pod),
+            preference: Preference::Preferred,
         };
         let went = |pod: &str, why: &str| Difference::Went {
-            pod: pod.to_owned(),
+            id: AgentId::in_pod(pod),
             why: why.to_owned(),
         };
         let mut known = Known::new();
         let mut check = |now: &[Place], expected: &[Difference]| {
-            assert_eq!(differences(&mut known, now), expected);
+            let now = Places {
+                places: now.to_vec(),
+                ..Places::default()
+            };
+            assert_eq!(differences(&mut known, &now), expected);
         };
         let one = place(1, "web-1", Some("agent-1"));
         check(&[one.clone(), place(2, "web-2", None)], &[came(1, "web-1")]);
@@ -458,5 +500,42 @@ mod tests {
         check(&[failed, two], &[went("web-1", "it was killed")]);
         let why = "the operator has no agent there any more";
         check(&[], &[went("web-2", why)]);
+    }
+
+    #[test]
+    fn one_of_several_clusters_has_the_answers() {
+        let place = |number, cluster: &str| Place {
+            number,
+            cluster: Some(cluster.to_owned()),
+            pod: "web-1".to_owned(),
+            ready: true,
+            ..Place::default()
+        };
+        let cluster = |name: &str, is_default| api::connect::PlaceCluster {
+            name: name.to_owned(),
+            is_default,
+            error: None,
+        };
+        let came = |place, cluster: &str, preference| Difference::Came {
+            place,
+            id: AgentId::in_pod("web-1").of_cluster(cluster),
+            preference,
+        };
+        let mut now = Places {
+            places: vec![place(2, "west")],
+            clusters: vec![cluster("east", true), cluster("west", false)],
+        };
+        let mut known = Known::new();
+        assert_eq!(
+            differences(&mut known, &now),
+            [],
+            "the Default is not there yet"
+        );
+        now.places.insert(0, place(1, "east"));
+        let expected = [
+            came(1, "east", Preference::Preferred),
+            came(2, "west", Preference::TrafficOnly),
+        ];
+        assert_eq!(differences(&mut known, &now), expected);
     }
 }

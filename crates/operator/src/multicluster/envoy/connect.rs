@@ -136,6 +136,10 @@ fn returning(
         .as_ref()
         .and_then(|status| status.closed.as_ref());
     match closed {
+        // The client may begin anew, when nothing of this one is left.
+        Some(closed) if closed.reason == "ClientGone" => {
+            Err(Refusal::expired(closed.message.clone()))
+        }
         Some(closed) => Err(Refusal::gone(format!(
             "the session is over: {}",
             closed.message

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordMultiClusterSession;
-use api::connect::{Place, PlaceCluster, Places};
+use api::connect::{Place, PlaceCluster, Places, SESSION_IS_OVER};
 use bytes::Bytes;
 use futures_util::future::select_all;
 use jiff::Timestamp;
@@ -70,7 +70,7 @@ impl MultiClusterRouter {
             return;
         };
         let Some(parent) = self.parent() else {
-            return self.channels.end("the session is over");
+            return self.channels.end(SESSION_IS_OVER);
         };
         let legs: Vec<Leg> = parent
             .spec
@@ -100,7 +100,7 @@ impl MultiClusterRouter {
                 _ = changed => {}
                 changed = bell.changed() => {
                     if changed.is_err() || self.parent().is_none() {
-                        return self.channels.end("the session is over");
+                        return self.channels.end(SESSION_IS_OVER);
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat().await,
@@ -170,7 +170,7 @@ impl MultiClusterRouter {
         if let Err(error) = parents.delete(&self.name, &DeleteParams::default()).await {
             tracing::debug!(session = self.name, %error, "a session ends a little later");
         }
-        self.channels.end("the session is over");
+        self.channels.end(SESSION_IS_OVER);
     }
 
     /// Says in the object that the client is there. Nobody else writes this field.
@@ -214,7 +214,8 @@ fn split(place: u32) -> (usize, u32) {
     (leg, place & ((1 << BITS) - 1))
 }
 
-/// What the client is told: all places of all clusters, and how these are.
+/// What the client is told: all places of all clusters, and how these are. Agents of a cluster that cannot be reached now
+/// are still there, as far as anybody knows: links to them resume when it is back.
 fn places(parent: &MirrordMultiClusterSession, legs: &[Leg]) -> Places {
     let states: BTreeMap<usize, LegState> = legs
         .iter()
@@ -245,8 +246,6 @@ fn merged(names: &[&str], default: &str, states: &BTreeMap<usize, LegState>) -> 
             all.places.push(Place {
                 number,
                 cluster: Some((*name).to_owned()),
-                ready: place.ready && state.error.is_none(),
-                error: place.error.clone().or_else(|| state.error.clone()),
                 ..place
             });
         }
@@ -290,7 +289,7 @@ mod tests {
             [
                 ((0, 1), Some("east"), true),
                 ((0, 2), Some("east"), true),
-                ((1, 1), Some("west"), false)
+                ((1, 1), Some("west"), true)
             ]
         );
         let clusters: Vec<_> = all
