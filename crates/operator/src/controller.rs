@@ -42,7 +42,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         let namespace = pod.namespace().unwrap_or_default();
         let labels = pod.labels();
         let has_agents = labels.contains_key(observe::SESSION_LABEL)
-            || labels.get("app.kubernetes.io/component").map(String::as_str) == Some("node-agent");
+            || labels
+                .get("app.kubernetes.io/component")
+                .map(String::as_str)
+                == Some("node-agent");
         let sessions = cache.all().into_iter();
         sessions
             .filter(move |session| has_agents || session.spec.namespace == namespace)
