@@ -362,15 +362,23 @@ fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
     pod.refused.clone()
 }
 
-/// Its name is one that no agent beside this pod has had, also where those before it are forgotten: clients know by it that
-/// it is another one.
+/// Its name is one that no agent has had, beside this pod or another, also where those before it are forgotten: clients know
+/// by it that it is another one.
 fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) -> Start {
-    let prefix = wanted.agent_prefix();
     let reported = known
-        .and_then(|known| known.agent.as_deref()?.strip_prefix(&prefix)?.parse().ok())
+        .and_then(|known| known.agent.as_deref()?.rsplit('-').next()?.parse().ok())
         .unwrap_or(0);
     let observed = pod.agents.last().map_or(0, |agent| agent.ordered.number());
-    let name = format!("{prefix}{}", observed.max(reported) + 1);
+    let digest = Sha256::digest(&pod.replica.uid);
+    let name = format!(
+        "{}{:02x}{:02x}{:02x}{:02x}-{}",
+        wanted.agent_prefix(),
+        digest[0],
+        digest[1],
+        digest[2],
+        digest[3],
+        observed.max(reported) + 1
+    );
     Start {
         replica: pod.replica.clone(),
         port: port_of(&name),

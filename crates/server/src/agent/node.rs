@@ -6,7 +6,7 @@
 
 mod served;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,11 +58,10 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
     runtime.block_on(async {
         // As the first process of a container we would ignore it otherwise.
         let mut terminated = signal(SignalKind::terminate())?;
-        let listener = TcpListener::bind(arguments.listen)
-            .await
-            .with_context(|| format!("cannot listen on {}", arguments.listen))?;
-        println!("listening on {}", listener.local_addr()?);
-        let served = ServedTargets::default();
+        let listener = listen(arguments.listen).await?;
+        let address = listener.local_addr()?;
+        println!("listening on {address}");
+        let served = ServedTargets::at(address.ip());
         tokio::select! {
             () = serve(&listener, &acceptor, &served) => {}
             _ = terminated.recv() => {}
@@ -70,6 +69,17 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
         served.end_all().await;
         Ok(())
     })
+}
+
+/// Where there is no IPv6, all addresses are those of IPv4.
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listening = match TcpListener::bind(address).await {
+        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        listening => listening,
+    };
+    listening.with_context(|| format!("cannot listen on {address}"))
 }
 
 /// For the operator alone.

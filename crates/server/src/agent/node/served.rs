@@ -1,7 +1,7 @@
 //! What a node's agent serves: for each name one target and one client, as an agent of one session would.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,8 +26,10 @@ const PORTS_TRIED: u16 = 100;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 /// Clones are the same.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct ServedTargets {
+    /// Where clients arrive, at a port for each.
+    address: IpAddr,
     entries: Arc<Mutex<BTreeMap<String, Entry>>>,
 }
 
@@ -41,6 +43,13 @@ struct Entry {
 }
 
 impl ServedTargets {
+    pub(super) fn at(address: IpAddr) -> Self {
+        Self {
+            address,
+            entries: Arc::default(),
+        }
+    }
+
     /// Serves a target from now on. What is served by this name already stays as it is.
     pub(super) async fn serve(&self, order: &NodeOrder) -> Result<Served> {
         if let Some(known) = self.lock().get(&order.name) {
@@ -70,7 +79,7 @@ impl ServedTargets {
             longest_resume_window: Duration::from_secs(order.resume_window_secs),
             ..ServerSettings::default()
         };
-        let door = open(order.port, &proof, settings).await?;
+        let door = open(self.address, order.port, &proof, settings).await?;
         let certificate = door.certificate.context("it does not speak TLS")?;
         let served = Served {
             name: order.name.clone(),
@@ -152,10 +161,10 @@ impl ServedTargets {
 }
 
 /// The port that was asked for, or the next one that nobody has.
-async fn open(port: u16, proof: &Proof, settings: ServerSettings) -> Result<Door> {
+async fn open(address: IpAddr, port: u16, proof: &Proof, settings: ServerSettings) -> Result<Door> {
     let mut last = None;
     for port in port..port.saturating_add(PORTS_TRIED) {
-        let listen = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let listen = SocketAddr::new(address, port);
         match Door::open(listen, proof, settings.clone()).await {
             Ok(door) => return Ok(door),
             Err(error) => last = Some(error),

@@ -1,7 +1,5 @@
 //! The node's agent over real connections, beside real processes of this machine.
 
-use std::net::Ipv4Addr;
-
 use api::node::NodeOrder;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, TlsDialer, Trust};
@@ -22,7 +20,7 @@ impl Node {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
-            serve(&listener, &acceptor, &ServedTargets::default()).await;
+            serve(&listener, &acceptor, &ServedTargets::at(address.ip())).await;
         });
         Self {
             address,
