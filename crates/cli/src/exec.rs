@@ -12,13 +12,15 @@ mod progress;
 pub(crate) mod settings;
 mod signals;
 mod target;
+mod watch;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use config::{FileMode, Settings};
-use proxy::{Event, Launch, Session, Tell};
+use proxy::{Event, Launch, Monitor, Observers, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments};
@@ -29,6 +31,7 @@ use log::Verbosity;
 use notices::Kind;
 use signals::Caught;
 use target::LocalTarget;
+use watch::{About, Watch};
 
 pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
     let progress = Progress::new(arguments.quiet);
@@ -50,7 +53,11 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     }
     proxy::check()?;
     progress.step("reading the configuration");
-    let mut settings = settings::load(arguments, progress)?.settings;
+    let resolved = settings::load(arguments, progress)?;
+    let effective = resolved.effective();
+    let mut settings = resolved.settings;
+    let (has_api, recording) = (settings.api, arguments.record.as_deref());
+    let monitor = watch::monitor(has_api, recording.is_some());
     let (program, rest) = arguments.command.split_first().context("name a program")?;
     // Before there are threads and much memory, because both make a fork slow.
     let prepared = Launch::new(program).arguments(rest).prepare()?;
@@ -60,7 +67,18 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .build()
         .context("the runtime does not start")?;
     let (agent, target) = choose_agent(arguments, &mut settings, verbosity, progress)?;
-    let session = runtime.block_on(start(&agent, &settings, arguments, progress))?;
+    let session = runtime.block_on(start(&agent, &settings, arguments, &monitor, progress))?;
+    let about = about(arguments, &settings, &target);
+    let runtime_handle = runtime.handle();
+    let watch = Watch::start(
+        runtime_handle,
+        about,
+        &effective,
+        monitor,
+        has_api,
+        recording,
+        progress,
+    )?;
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
@@ -72,11 +90,16 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .signaller()
         .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
     signals.pass_on(signaller, supervised.process());
+    if let Ok(signaller) = supervised.signaller() {
+        let _on_runtime = runtime.enter();
+        watch.started(signaller, supervised.process());
+    }
     let status = supervised.wait().context("the program was lost")?;
     tracing::info!(%status, "the program has ended");
     drop(supervised);
     session.end();
     progress.say_what_was_left_out();
+    runtime.block_on(watch.end());
     runtime.block_on(agent.end());
     runtime.shutdown_background();
     Ok(ending::end_as(status))
@@ -108,10 +131,28 @@ fn choose_agent(
     Ok((Agent::Cluster(Arc::new(agent)), name))
 }
 
+/// What the session's own words about itself are.
+fn about(arguments: &ExecArguments, settings: &Settings, target: &str) -> About {
+    let config_path = arguments.config_file.clone();
+    let config_path = config_path.or_else(|| {
+        let found = settings::discover(Path::new(""), |_| {});
+        found.ok().flatten()
+    });
+    About {
+        id: watch::session_id(),
+        target: target.to_owned(),
+        command: arguments.command.clone(),
+        config_path: config_path.map(|path| path.canonicalize().unwrap_or(path)),
+        clusters: settings.kube_context.iter().cloned().collect(),
+        is_operator: false,
+    }
+}
+
 async fn start(
     agent: &Agent,
     settings: &Settings,
     arguments: &ExecArguments,
+    monitor: &Monitor,
     progress: &Progress,
 ) -> Result<Session> {
     let env_file = settings::env_file(settings)?;
@@ -121,7 +162,10 @@ async fn start(
     let session = Session::start(
         reached,
         agent.clone(),
-        tell(progress),
+        Observers {
+            tell: tell(progress, monitor),
+            monitor: monitor.clone(),
+        },
         holder::name(&arguments.command),
         settings,
         &env_file,
@@ -131,13 +175,16 @@ async fn start(
 }
 
 /// Shows the user what happens to the session.
-fn tell(progress: &Progress) -> Tell {
-    let progress = progress.clone();
-    Arc::new(move |event| match (Kind::of(event), event) {
-        (Some(kind), _) => progress.say_some(kind, &event.to_string()),
-        (None, Event::Incoming(incoming)) if !incoming.is_warning() => {
-            progress.note(&event.to_string());
+fn tell(progress: &Progress, monitor: &Monitor) -> Tell {
+    let (progress, monitor) = (progress.clone(), monitor.clone());
+    Arc::new(move |event| {
+        monitor.told(event);
+        match (Kind::of(event), event) {
+            (Some(kind), _) => progress.say_some(kind, &event.to_string()),
+            (None, Event::Incoming(incoming)) if !incoming.is_warning() => {
+                progress.note(&event.to_string());
+            }
+            _ => progress.report(&event.to_string()),
         }
-        _ => progress.report(&event.to_string()),
     })
 }

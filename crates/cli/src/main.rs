@@ -5,11 +5,13 @@
     reason = "a program: stdout carries results, stderr carries talk"
 )]
 
+mod api;
 mod diagnose;
 mod environment;
 mod exec;
 mod exit;
 mod ls;
+mod sessions;
 mod sys;
 mod verify;
 
@@ -32,6 +34,10 @@ enum Command {
     Exec(Box<exec::ExecArguments>),
     /// List what there is to stand in for in a cluster
     Ls(ls::LsArguments),
+    /// List the sessions of this machine
+    Sessions(sessions::SessionsArguments),
+    /// Look at a session of this machine, or end it
+    Session(sessions::SessionArguments),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
     /// Say what this machine can do, and what to do about the rest
@@ -69,6 +75,8 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Exec(arguments) => exec::run(&arguments),
         Command::Ls(arguments) => ls::run(&arguments),
+        Command::Sessions(arguments) => sessions::list(&arguments),
+        Command::Session(arguments) => sessions::run(&arguments),
         Command::VerifyConfig(arguments) => verify::run(&arguments),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Completions { shell } => {

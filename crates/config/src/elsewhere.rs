@@ -37,7 +37,6 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("agent.privileged",                      "an agent is never privileged"),
     known("agent.security_context",                "an agent has no right that it could do without"),
     known("agent.ttl",                             "Kubernetes removes an agent's pod after ten seconds"),
-    known("api",                                 "an interface for other programs comes in a later version"),
     known("baggage",                             OPERATOR),
     known("ci",                                  "sessions in CI need no settings of their own"),
     known("connect_tcp",                         NO_SUCH_PART),

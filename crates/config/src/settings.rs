@@ -53,6 +53,10 @@ pub struct Settings {
     /// What is started in a cluster, beside the target.
     pub agent: AgentSettings,
 
+    /// Whether the session can be watched and ended by other programs of the same user, such as `standin ui`. Without it
+    /// there is no socket and nothing is counted.
+    pub api: bool,
+
     /// The kubeconfig, in place of those that `KUBECONFIG` names, or `~/.kube/config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["~/.kube/config"]))]
@@ -115,6 +119,7 @@ impl Default for Settings {
             target: None,
             feature: FeatureSettings::default(),
             agent: AgentSettings::default(),
+            api: true,
             kubeconfig: None,
             kube_context: None,
             accept_invalid_certificates: false,

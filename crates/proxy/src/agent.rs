@@ -17,6 +17,7 @@ use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
 
 use crate::event::Tell;
+use crate::monitor::Monitor;
 use crate::outgoing::{Budget, Routes};
 
 pub(crate) use connection::Connection;
@@ -31,6 +32,7 @@ pub(crate) struct Agent {
     pub(crate) routes: Arc<Routes>,
     pub(crate) connections: Budget,
     pub(crate) tell: Tell,
+    pub(crate) monitor: Monitor,
 }
 
 impl fmt::Debug for Agent {

@@ -10,6 +10,7 @@ mod error;
 mod event;
 mod files;
 mod incoming;
+mod monitor;
 mod outgoing;
 mod session;
 mod stream;
@@ -23,4 +24,5 @@ pub use files::FilesThrough;
 pub use interceptor::Error as LaunchError;
 /// Programs start processes in a session, and learn whether this machine can, through its host.
 pub use interceptor::{Diagnosis, Launch, Notice, Prepared, Signaller, check, diagnose};
-pub use session::Session;
+pub use crate::monitor::{Batch, Monitor, Subscription};
+pub use session::{Observers, Session};

@@ -30,15 +30,30 @@ use crate::error::Error;
 use crate::event::{Event, Tell};
 use crate::files::{FilesThrough, TargetFiles, is_served};
 use crate::incoming::Incoming;
+use crate::monitor::{Monitor, WatchedFiles};
 use crate::outgoing;
 
 /// Variables as the kernel has them.
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
+/// Who learns what happens in a session: the user, and whoever looks.
+pub struct Observers {
+    pub tell: Tell,
+    pub monitor: Monitor,
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Observers").finish_non_exhaustive()
+    }
+}
+
 /// A session with one agent. It is the host of the processes that stand in for the target.
 pub struct Session {
     agent: Agent,
     files: Arc<TargetFiles>,
+    /// The same, when somebody may look.
+    watched_files: Option<WatchedFiles<TargetFiles>>,
     dns: Arc<Dns>,
     incoming: Incoming,
     /// The target's environment, as it was when the session began.
@@ -83,7 +98,7 @@ impl Session {
     pub async fn start(
         reached: Reached,
         reach: impl Reach,
-        tell: Tell,
+        observers: Observers,
         holder: String,
         settings: &Settings,
         env_file: &EnvFile,
@@ -95,10 +110,10 @@ impl Session {
         let keeper = Keeper {
             reach,
             connection: connection.clone(),
-            tell: tell.clone(),
+            tell: Arc::clone(&observers.tell),
         };
         let mut session =
-            Self::with_agent(connection, hello, rules, settings, tell, holder).await?;
+            Self::with_agent(connection, hello, rules, settings, observers, holder).await?;
         session.keeper = Some(tokio::spawn(keeper.keep(greeted)).abort_handle());
         Ok(session)
     }
@@ -116,7 +131,11 @@ impl Session {
         let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
         let holder = "somebody".to_owned();
         let connection = Connection::new(client);
-        Self::with_agent(connection, hello, rules, settings, tell, holder).await
+        let observers = Observers {
+            tell,
+            monitor: Monitor::off(),
+        };
+        Self::with_agent(connection, hello, rules, settings, observers, holder).await
     }
 
     async fn with_agent(
@@ -124,9 +143,10 @@ impl Session {
         hello: HelloResponse,
         rules: Rules,
         settings: &Settings,
-        tell: Tell,
+        observers: Observers,
         holder: String,
     ) -> Result<Self, Error> {
+        let Observers { tell, monitor } = observers;
         let streams = hello.limits.map_or(0, |limits| limits.streams);
         let agent = Agent {
             client: connection,
@@ -134,6 +154,7 @@ impl Session {
             routes: Arc::default(),
             connections: outgoing::Budget::of(streams),
             tell: tell.clone(),
+            monitor,
         };
         let dns = Dns::new(
             agent.clone(),
@@ -145,8 +166,10 @@ impl Session {
         let through = FilesThrough::default();
         let incoming = &settings.feature.network.incoming;
         let incoming = Incoming::new(agent.clone(), incoming, holder)?;
+        let files = TargetFiles::new(agent.clone(), rules.files.clone(), through)?;
         Ok(Session {
-            files: TargetFiles::new(agent.clone(), rules.files.clone(), through)?,
+            watched_files: watched(&agent, &files),
+            files,
             agent,
             dns,
             incoming,
@@ -161,6 +184,7 @@ impl Session {
     /// The same session, with files as descriptors in this way instead of the best one.
     pub fn with_files_through(mut self, through: FilesThrough) -> Result<Self, Error> {
         self.files = TargetFiles::new(self.agent.clone(), self.rules.files.clone(), through)?;
+        self.watched_files = watched(&self.agent, &self.files);
         Ok(self)
     }
 
@@ -176,11 +200,25 @@ impl Session {
     /// The environment of a process that stands in for the target.
     pub fn environment(&self, local: Variables) -> Vec<(OsString, OsString)> {
         let environment = self.rules.env.apply(self.variables.clone(), local);
+        let of_target = self.variables.iter().filter_map(|(name, _)| {
+            let value = environment.get(name).filter(|_| self.rules.env.takes(name))?;
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            Some((text(name), text(value)))
+        });
+        self.agent.monitor.environment(of_target);
         environment
             .into_iter()
             .map(|(name, value)| (OsString::from_vec(name), OsString::from_vec(value)))
             .collect()
     }
+}
+
+fn watched(agent: &Agent, files: &Arc<TargetFiles>) -> Option<WatchedFiles<TargetFiles>> {
+    let monitor = agent.monitor.clone();
+    let files = Arc::clone(files);
+    monitor
+        .is_on()
+        .then_some(WatchedFiles { files, monitor })
 }
 
 /// The target's own environment.
@@ -318,6 +356,7 @@ impl Host for Session {
             let rule = rule.unwrap_or_else(of_files);
             tracing::trace!(path = %path.display(), ?intent, ?choice, rule, "path");
         }
+        self.agent.monitor.judged(path, intent, &choice);
         choice
     }
 
@@ -340,7 +379,10 @@ impl Host for Session {
     }
 
     fn files(&self) -> &dyn RemoteFiles {
-        &*self.files
+        match &self.watched_files {
+            Some(watched) => watched,
+            None => &*self.files,
+        }
     }
 
     fn connect(&self, outgoing: Outgoing) {
@@ -348,7 +390,17 @@ impl Host for Session {
             Destination::Internet(address) if self.dns.answers_for(*address) => {
                 self.dns.serve(outgoing);
             }
-            _ => outgoing::connect(&self.agent, outgoing),
+            destination => {
+                let names = || match destination {
+                    Destination::Internet(address) => self.dns.with_names(address.ip(), |names| {
+                        names.iter().map(|name| (*name).to_owned()).collect()
+                    }),
+                    Destination::Unix(_) => Vec::new(),
+                };
+                let monitor = &self.agent.monitor;
+                let attempt = monitor.attempt(outgoing.transport(), destination, names);
+                outgoing::connect(&self.agent, outgoing, attempt);
+            }
         }
     }
 

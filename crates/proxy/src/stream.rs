@@ -21,6 +21,8 @@ use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
+use crate::monitor::Traffic;
+
 const FIRST_PIECE: usize = 16 * 1024;
 const LARGEST_PIECE: usize = 128 * 1024;
 
@@ -30,6 +32,8 @@ pub(crate) struct LocalStream {
     socket: Socket,
     /// With it goes what the application sees as the names of both ends.
     kept: Kept,
+    /// For whoever looks.
+    traffic: Option<Traffic>,
 }
 
 /// Something that has to be there as long as a stream.
@@ -61,7 +65,13 @@ impl LocalStream {
         Ok(Self {
             socket,
             kept: Box::new(kept),
+            traffic: None,
         })
+    }
+
+    /// The same, with a note of what flows.
+    pub(crate) fn watched(self, traffic: Option<Traffic>) -> Self {
+        Self { traffic, ..self }
     }
 
     /// The socket itself, and what has to be there as long.
@@ -176,6 +186,9 @@ where
             Some(Err(_)) => return stream.abort(),
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(bytes) => {
+                    if let Some(traffic) = &stream.traffic {
+                        traffic.to_application(&bytes);
+                    }
                     // The application does not want any more; dropping the body tells the agent.
                     if stream.write_all(bytes).await.is_err() {
                         return;
@@ -287,6 +300,9 @@ fn poll_read(
                     *piece = (*piece * 2).min(LARGEST_PIECE);
                 } else if count < *piece / 4 {
                     *piece = (*piece / 2).max(FIRST_PIECE);
+                }
+                if let Some(traffic) = &stream.traffic {
+                    traffic.from_application(&buffer);
                 }
                 return Poll::Ready(Ok(buffer.freeze()));
             }

@@ -21,6 +21,7 @@ use super::doors::Doors;
 use super::tls::TlsDelivery;
 use crate::agent::{Agent, Connection};
 use crate::event::Event;
+use crate::monitor::Arriving;
 use crate::stream::{self, FromApplication, LocalStream};
 
 /// How long an agent may take to see that a connection was refused.
@@ -151,7 +152,12 @@ fn request<B>(accept: Accept, body: B) -> Option<Request<B>> {
 
 impl Arrival {
     /// Brings the connection to the application, and carries it to its end.
-    pub(super) async fn hand_over(self, doors: Arc<Doors>, tls: Option<Arc<TlsDelivery>>) {
+    pub(super) async fn hand_over(
+        self,
+        doors: Arc<Doors>,
+        tls: Option<Arc<TlsDelivery>>,
+        arriving: Arriving,
+    ) {
         let Self {
             arrived,
             from_client,
@@ -161,16 +167,17 @@ impl Arrival {
         match to_client {
             ToClient::Datagrams(sender) => {
                 let Arrived { client, server, .. } = arrived;
-                datagrams::carry(&doors, client, server, sender, from_client).await;
+                datagrams::carry(&doors, client, server, sender, from_client, arriving).await;
             }
             ToClient::Stream(to_client) => match connect(arrived, &doors, tls).await {
                 Some(stream) => {
-                    let stream = Arc::new(stream);
+                    let stream = Arc::new(stream.watched(arriving.accepted()));
                     if to_client.send(Arc::clone(&stream)).is_ok() {
                         stream::to_application(stream, from_client).await;
                     }
                 }
                 None => {
+                    arriving.refused();
                     drop(to_client);
                     refuse(from_client).await;
                 }

@@ -174,7 +174,13 @@ impl Port {
                 Incident::Arrived(arrival) => {
                     subscription.watch.arrived();
                     let tls = self.shared.tls.clone();
-                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls));
+                    let arriving = self.shared.agent.monitor.arriving(
+                        self.key.port,
+                        self.key.is_udp,
+                        self.shared.steals(),
+                        arrival.arrived.client,
+                    );
+                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls, arriving));
                 }
                 Incident::Look => {
                     for news in subscription.watch.news(Instant::now()) {

@@ -356,6 +356,7 @@ mod tests {
             routes: Arc::default(),
             connections: Budget::default(),
             tell: Arc::new(|_| {}),
+            monitor: crate::monitor::Monitor::off(),
         })
     }
 

@@ -59,6 +59,7 @@ impl FakeAgent {
                     news.change(|state| state.news.push(event.news.clone()));
                 }
             }),
+            monitor: crate::monitor::Monitor::off(),
         };
         (agent, client)
     }
