@@ -13,6 +13,7 @@ mod exit;
 mod ls;
 mod sessions;
 mod sys;
+mod ui;
 mod verify;
 
 use std::env;
@@ -38,6 +39,8 @@ enum Command {
     Sessions(sessions::SessionsArguments),
     /// Look at a session of this machine, or end it
     Session(sessions::SessionArguments),
+    /// Show the sessions of this machine in a browser
+    Ui(ui::UiArguments),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
     /// Say what this machine can do, and what to do about the rest
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Ls(arguments) => ls::run(&arguments),
         Command::Sessions(arguments) => sessions::list(&arguments),
         Command::Session(arguments) => sessions::run(&arguments),
+        Command::Ui(arguments) => ui::run(&arguments),
         Command::VerifyConfig(arguments) => verify::run(&arguments),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Completions { shell } => {

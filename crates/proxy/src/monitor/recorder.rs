@@ -122,8 +122,8 @@ impl Recorder {
             return;
         }
         *told |= bit;
-        // Programs look around on this machine all the time: that is counted only.
-        if side == Side::Local && operation == Operation::Look {
+        // Programs load their own code all the time: what stays on this machine is counted only.
+        if side == Side::Local {
             return;
         }
         let bytes = Some(file.bytes).filter(|bytes| *bytes > 0 && operation == Operation::Read);

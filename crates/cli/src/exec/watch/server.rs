@@ -39,10 +39,12 @@ impl Socket {
     pub(super) fn open(folder: &Folder, id: &str) -> Result<(Self, UnixListener)> {
         folder.make()?;
         let path = folder.socket(id);
-        let listener = UnixListener::bind(&path).with_context(|| path.display().to_string())?;
-        let socket = Self(path);
-        fs::set_permissions(&socket.0, Permissions::from_mode(0o600))?;
-        Ok((socket, listener))
+        // It gets its name when it is ready: one that does not answer is taken for one that nobody has any more.
+        let nameless = Self(path.with_extension("new"));
+        let listener = UnixListener::bind(&nameless.0).with_context(|| path.display().to_string())?;
+        fs::set_permissions(&nameless.0, Permissions::from_mode(0o600))?;
+        fs::rename(&nameless.0, &path)?;
+        Ok((Self(path), listener))
     }
 }
 
