@@ -6,6 +6,7 @@ mod ending;
 mod environment;
 mod holder;
 mod log;
+mod magic;
 mod notices;
 pub(crate) mod podman;
 mod progress;
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use config::{FileMode, Settings};
+use config::{FileMode, Resolved, Settings};
 use proxy::{Event, Launch, Monitor, Observers, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
@@ -28,6 +29,7 @@ pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster};
 use log::Verbosity;
+use magic::Magic;
 use notices::Kind;
 use signals::Caught;
 use target::LocalTarget;
@@ -53,10 +55,8 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     }
     proxy::check()?;
     progress.step("reading the configuration");
-    let resolved = settings::load(arguments, progress)?;
-    let effective = resolved.effective();
-    let mut settings = resolved.settings;
-    let (has_api, recording) = (settings.api, arguments.record.as_deref());
+    let mut resolved = settings::load(arguments, progress)?;
+    let (has_api, recording) = (resolved.settings.api, arguments.record.as_deref());
     let monitor = watch::monitor(has_api, recording.is_some());
     let (program, rest) = arguments.command.split_first().context("name a program")?;
     // Before there are threads and much memory, because both make a fork slow.
@@ -66,14 +66,14 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (agent, target) = choose_agent(arguments, &mut settings, verbosity, progress)?;
-    let session = runtime.block_on(start(&agent, &settings, arguments, &monitor, progress))?;
-    let about = about(arguments, &settings, &target);
-    let runtime_handle = runtime.handle();
+    let (agent, target) = choose_agent(arguments, &mut resolved.settings, verbosity, progress)?;
+    let mut magic = Magic::new(&resolved.settings);
+    let started = start(&agent, &mut resolved, &mut magic, arguments, &monitor, progress);
+    let session = runtime.block_on(started)?;
     let watch = Watch::start(
-        runtime_handle,
-        about,
-        &effective,
+        runtime.handle(),
+        about(arguments, &resolved.settings, &target),
+        &resolved.effective(),
         monitor,
         has_api,
         recording,
@@ -150,14 +150,18 @@ fn about(arguments: &ExecArguments, settings: &Settings, target: &str) -> About 
 
 async fn start(
     agent: &Agent,
-    settings: &Settings,
+    resolved: &mut Resolved,
+    magic: &mut Magic,
     arguments: &ExecArguments,
     monitor: &Monitor,
     progress: &Progress,
 ) -> Result<Session> {
-    let env_file = settings::env_file(settings)?;
+    let env_file = settings::env_file(&resolved.settings)?;
     let surroundings = settings::surroundings(&arguments.command);
     let reached = agent.connect().await?;
+    magic.mounts = agent.mounts();
+    resolved.add_magic(&surroundings, &magic.surroundings());
+    let settings = &resolved.settings;
     progress.step("reading the environment");
     let session = Session::start(
         reached,

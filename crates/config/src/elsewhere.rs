@@ -12,7 +12,6 @@ pub(crate) struct Elsewhere {
 const OPERATOR: &str = "sessions through an operator come in a later version";
 const INCOMING: &str = "it is a part of `feature.network.incoming`, or not needed";
 const RULES: &str = "the kernel removes the rules of an agent that has ended";
-const MAGIC: &str = "magic comes in a later version";
 const MACOS: &str = "it is for macOS, and Standin runs on Linux";
 const NO_SUCH_PART: &str = "Standin has no such part";
 const ONE_PROCESS: &str = "the proxy is part of the `standin` process and ends with it";
@@ -47,14 +46,12 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("feature.db_branches",                 OPERATOR),
     known("feature.env.load_from_process",       "the process has the target's variables from its first instruction"),
     known("feature.fs.readonly_file_buffer",     "the kernel reads ahead and caches"),
-    known("feature.magic",                       MAGIC),
     known("feature.network.ipv6",                "IPv6 is always on"),
     known("feature.preview",                     OPERATOR),
     known("feature.redis",                       OPERATOR),
     known("feature.split_queues",                OPERATOR),
     known("internal_proxy",                      ONE_PROCESS),
     known("key",                                 OPERATOR),
-    known("magic",                               MAGIC),
     known("operator",                            OPERATOR),
     known("pause",                               NO_SUCH_PART),
     known("profile",                             OPERATOR),

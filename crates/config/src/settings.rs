@@ -11,6 +11,7 @@ mod env;
 mod files;
 mod incoming;
 mod list;
+mod magic;
 mod network;
 mod ordered_map;
 mod secret;
@@ -31,6 +32,7 @@ pub use incoming::{
 };
 pub(crate) use incoming::{check_method, check_pattern, check_query, check_time};
 pub use list::List;
+pub use magic::MagicSettings;
 pub use network::{AddressFilter, DnsSettings, NetworkSettings, OutgoingSettings};
 pub use ordered_map::OrderedMap;
 pub use secret::Secret;
@@ -56,6 +58,11 @@ pub struct Settings {
     /// Whether the session can be watched and ended by other programs of the same user, such as `standin ui`. Without it
     /// there is no socket and nothing is counted.
     pub api: bool,
+
+    /// Bundles of settings that help almost everybody, and that are on unless they are turned off.
+    ///
+    /// `true` and `false` are short for the same value in all bundles.
+    pub magic: MagicSettings,
 
     /// The kubeconfig, in place of those that `KUBECONFIG` names, or `~/.kube/config`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,6 +118,9 @@ pub struct FeatureSettings {
 
     /// Whether the host name is the target's.
     pub hostname: bool,
+
+    /// The same as `magic` beside `feature`. A bundle is off if one of them says so.
+    pub magic: MagicSettings,
 }
 
 impl Default for Settings {
@@ -120,6 +130,7 @@ impl Default for Settings {
             feature: FeatureSettings::default(),
             agent: AgentSettings::default(),
             api: true,
+            magic: MagicSettings::default(),
             kubeconfig: None,
             kube_context: None,
             accept_invalid_certificates: false,
@@ -138,6 +149,7 @@ impl Default for FeatureSettings {
             fs: FileSettings::default(),
             network: NetworkSettings::default(),
             hostname: true,
+            magic: MagicSettings::default(),
         }
     }
 }

@@ -117,6 +117,19 @@ impl Agent {
         }
     }
 
+    /// Where volumes are mounted at the target, as far as that is known.
+    pub(super) fn mounts(&self) -> Vec<String> {
+        match self {
+            Agent::Given(_) => Vec::new(),
+            Agent::Local(local) => {
+                let read = |process| fs::read_to_string(format!("/proc/{process}/mountinfo")).ok();
+                let mounts = local.process().and_then(read);
+                mounts.map_or_else(Vec::new, |text| config::mounts_in(&text))
+            }
+            Agent::Cluster(_) => Vec::new(),
+        }
+    }
+
     /// Ends an agent that was started for the session, and waits for its end.
     pub(super) async fn end(&self) {
         match self {

@@ -185,7 +185,7 @@ fn config_value(effective: &Effective) -> ConfigValue {
     ConfigValue {
         key: effective.key.clone(),
         value: effective.value.clone(),
-        reason: effective.origin.to_string(),
-        is_default: effective.origin == config::Origin::Default,
+        reason: effective.reason(),
+        is_default: effective.is_default(),
     }
 }

@@ -67,6 +67,14 @@ impl Operation {
         }
     }
 
+    /// Errors that are answers: what is no link leads nowhere, and an attribute need not be there.
+    fn is_answered_by(self, errno: Errno) -> bool {
+        matches!(
+            (self, errno),
+            (Self::ReadLink, Errno::EINVAL) | (Self::GetAttribute, Errno::ENODATA)
+        )
+    }
+
     fn of_open(flags: i32) -> Self {
         if flags & libc::O_DIRECTORY != 0 {
             Self::List
@@ -101,7 +109,8 @@ impl<F> WatchedFiles<F> {
     ) -> Answer<T> {
         let since = Instant::now();
         let answer = perform(&self.files);
-        self.monitor.file(path, operation, errno(&answer), since);
+        let errno = errno(&answer).filter(|errno| !operation.is_answered_by(*errno));
+        self.monitor.file(path, operation, errno, since);
         answer
     }
 

@@ -8,7 +8,7 @@ const FILES: Column<FileRow>[] = [
   { name: "Path", cell: (row) => <code>{row.path}</code>, by: (row) => row.path },
   { name: "Where", cell: (row) => <span className={`tag ${row.side}`}>{row.side}</span>, by: (row) => row.side },
   { name: "Operations", cell: (row) => row.operations.toLocaleString(), by: (row) => row.operations, isNumber: true },
-  { name: "Failed", cell: (row) => (row.failed > 0 ? `${row.failed} (${row.last_errno ?? "?"})` : "–"), by: (row) => row.failed, isNumber: true },
+  { name: "Failed", cell: (row) => (row.failed > 0 ? <span className="bad">{`${row.failed} (${row.last_errno ?? "?"})`}</span> : "–"), by: (row) => row.failed, isNumber: true },
   { name: "Average", cell: (row) => average(row.latency_us, row.operations), by: (row) => row.latency_us / Math.max(1, row.operations), isNumber: true },
   { name: "Bytes", cell: (row) => (row.bytes > 0 ? bytes(row.bytes) : "–"), by: (row) => row.bytes, isNumber: true },
 ];
@@ -34,7 +34,7 @@ const NAMES: Column<NameRow>[] = [
   { name: "Where", cell: (row) => <span className={`tag ${row.side}`}>{row.side}</span>, by: (row) => row.side },
   { name: "Questions", cell: (row) => row.queries.toLocaleString(), by: (row) => row.queries, isNumber: true },
   { name: "From memory", cell: (row) => row.cached.toLocaleString(), by: (row) => row.cached, isNumber: true },
-  { name: "Failed", cell: (row) => (row.failed > 0 ? `${row.failed} (${row.last_code})` : "–"), by: (row) => row.failed, isNumber: true },
+  { name: "Failed", cell: (row) => (row.failed > 0 ? <span className="bad">{`${row.failed} (${row.last_code})`}</span> : "–"), by: (row) => row.failed, isNumber: true },
   { name: "Addresses", cell: (row) => row.addresses.join(", ") || "–" },
 ];
 
@@ -66,7 +66,7 @@ const PEERS: Column<PeerRow>[] = [
   { name: "Transport", cell: (row) => row.transport, by: (row) => row.transport },
   { name: "Connections", cell: (row) => row.connections.toLocaleString(), by: (row) => row.connections, isNumber: true },
   { name: "Open", cell: (row) => row.open.toLocaleString(), by: (row) => row.open, isNumber: true },
-  { name: "Failed", cell: (row) => (row.failed > 0 ? `${row.failed} (${row.last_errno ?? "?"})` : "–"), by: (row) => row.failed, isNumber: true },
+  { name: "Failed", cell: (row) => (row.failed > 0 ? <span className="bad">{`${row.failed} (${row.last_errno ?? "?"})`}</span> : "–"), by: (row) => row.failed, isNumber: true },
   { name: "Connect", cell: (row) => average(row.latency_us, row.connections), by: (row) => row.latency_us / Math.max(1, row.connections), isNumber: true },
   { name: "Sent", cell: (row) => bytes(row.sent), by: (row) => row.sent, isNumber: true },
   { name: "Received", cell: (row) => bytes(row.received), by: (row) => row.received, isNumber: true },
