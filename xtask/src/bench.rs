@@ -4,9 +4,12 @@
 
 mod groups;
 mod incoming;
+mod kubernetes;
 mod lab;
+mod load;
 mod repository;
 mod row;
+mod server;
 mod session;
 mod wire;
 
@@ -61,6 +64,13 @@ const BENCHES: &[Bench] = &[
         prepare: session::prepare,
         needs_root: true,
         measure: incoming::measure,
+    },
+    Bench {
+        name: "kubernetes",
+        description: "sessions on a cluster: start, stolen and other traffic, connections, names, memory",
+        prepare: kubernetes::prepare,
+        needs_root: true,
+        measure: kubernetes::measure,
     },
     Bench {
         name: "repository",

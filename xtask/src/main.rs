@@ -16,10 +16,12 @@ mod node;
 mod packages;
 mod privilege;
 mod process;
+mod release;
 mod soak;
 mod table;
 mod test;
 mod tidy;
+mod web;
 mod workspace;
 
 use std::process::ExitCode;
@@ -42,6 +44,10 @@ enum Command {
     Bench(bench::BenchArguments),
     /// Repeat something many times and see whether it always works
     Soak(soak::SoakArguments),
+    /// Prepare a release, and make what is given away
+    Release(release::ReleaseArguments),
+    /// Build the page of `standin ui`, which the next build of `standin` has in it
+    Web,
     /// Check the rules of this repository that no compiler knows
     Tidy,
     /// Write the files that are made from other files, or check that they are up to date
@@ -57,6 +63,8 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Release(arguments) => release::run(&arguments),
+        Command::Web => web::run(),
         Command::Tidy => tidy::run(),
         Command::Generate(arguments) => generate::run(&arguments),
     };
@@ -70,4 +78,45 @@ fn main() -> ExitCode {
         }
         ExitCode::FAILURE
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every line of a text that calls a command of this repository, as words.
+    fn calls(text: &str) -> Vec<Vec<String>> {
+        let after_name = text.lines().filter_map(|line| {
+            let (_, arguments) = line.split_once("cargo xtask")?;
+            let end = arguments.find([')', '>', '|', '&', '`', '#']);
+            Some(&arguments[..end.unwrap_or(arguments.len())])
+        });
+        let words = |line: &str| -> Vec<String> {
+            let words = line.split_whitespace().map(|word| word.trim_matches('"'));
+            words.map(str::to_owned).collect()
+        };
+        after_name.map(words).collect()
+    }
+
+    #[test]
+    fn workflows_call_commands_that_exist() {
+        let root = workspace::root().unwrap();
+        let mut count = 0;
+        for name in ["ci", "charts", "charts-release", "release"] {
+            let path = root.join(format!(".github/workflows/{name}.yml"));
+            let text = std::fs::read_to_string(&path).unwrap();
+            for call in calls(&text) {
+                // In a comment the name stands alone.
+                if call.first().is_none_or(|word| word.starts_with('`')) {
+                    continue;
+                }
+                let words = std::iter::once("xtask".to_owned()).chain(call.iter().cloned());
+                if let Err(error) = Command::try_parse_from(words) {
+                    panic!("{name}: {call:?}: {error}");
+                }
+                count += 1;
+            }
+        }
+        assert!(count >= 10, "only {count} calls were found");
+    }
 }

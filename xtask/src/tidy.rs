@@ -4,10 +4,11 @@
 //! a report, a question to the reader, and never fail.
 
 mod dependencies;
-mod fragments;
+pub(crate) mod fragments;
 mod links;
 mod manifests;
 mod sizes;
+mod versions;
 mod words;
 
 use std::fmt;
@@ -72,6 +73,7 @@ pub(crate) fn findings(repository: &Repository) -> Result<Vec<Finding>> {
     let mut findings = dependencies::check(&dependencies::read_graph(root)?);
     findings.extend(manifests::check(sources));
     findings.extend(fragments::check(sources));
+    findings.extend(versions::check(sources));
     findings.extend(words::check(sources));
     findings.extend(links::check(sources, paths));
     let stale =
@@ -83,6 +85,11 @@ pub(crate) fn findings(repository: &Repository) -> Result<Vec<Finding>> {
     );
     findings.sort();
     Ok(findings)
+}
+
+/// Whatever disagrees about the version, for a release.
+pub(crate) fn version_findings(sources: &[Source]) -> Vec<Finding> {
+    versions::check(sources)
 }
 
 /// What the rules look at.
@@ -104,6 +111,10 @@ impl Repository {
             paths,
             sources,
         })
+    }
+
+    pub(crate) fn sources(&self) -> &[Source] {
+        &self.sources
     }
 }
 

@@ -1,6 +1,7 @@
 //! One client: HTTP/2 on a byte stream, gRPC calls and raw streams side by side.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use link::http2::after_others;
 use protocol::rpc::control_server::ControlServer;
 use protocol::rpc::dns_server::DnsServer;
 use protocol::rpc::env_server::EnvServer;
@@ -133,7 +135,7 @@ where
     // What HTTP/2 writes one by one, such as the head and the end of an answer, leaves together: one packet wakes the
     // client once. HTTP/2 flushes whenever it has written what there is.
     let io = BufWriter::with_capacity(GATHERED, io);
-    http2::Builder::new(TokioExecutor::new())
+    let serving = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -142,9 +144,9 @@ where
         .max_send_buf_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(None)
-        .serve_connection(TokioIo::new(io), service)
-        .await?;
-    Ok(())
+        .serve_connection(TokioIo::new(io), service);
+    // What all streams have to say at a time leaves together, too.
+    Ok(after_others(pin!(serving)).await?)
 }
 
 async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {

@@ -17,6 +17,9 @@ pub const CLIENT_NAME_HEADER: &str = "x-client-name";
 pub const CLIENT_HOSTNAME_HEADER: &str = "x-client-hostname";
 pub const CLIENT_VERSION_HEADER: &str = "x-mirrord-cli-version";
 
+/// Why the operator ends a connection that is not to be made again: somebody has ended the session.
+pub const SESSION_IS_OVER: &str = "the session is over";
+
 /// What a session wants, beside its target. Parameters that are not known are kept out, not refused: a newer client may
 /// send some that only a newer operator understands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub struct ConnectParameters {
     pub key: Option<String>,
     /// How long the session waits for its client after a lost connection, in seconds. Ours.
     pub resume_window: Option<u64>,
+    /// Whether other clusters take part, where the operator has some. They do, when nothing is said.
+    pub multi_cluster: Option<bool>,
 }
 
 /// What happens when somebody else has the port.
@@ -88,6 +93,7 @@ impl ConnectParameters {
                     })?;
                     self.resume_window = Some(seconds);
                 }
+                "multi_cluster" => self.multi_cluster = Some(truth("multi_cluster", &value)?),
                 _ => {}
             }
         }
@@ -105,6 +111,7 @@ impl ConnectParameters {
             ("label_target", self.label_target.as_deref()),
             ("key", self.key.as_deref()),
             ("resume_window", window.as_deref()),
+            ("multi_cluster", self.multi_cluster.map(written)),
         ];
         let mut query = String::new();
         for (name, value) in pairs {
@@ -142,6 +149,10 @@ fn decoded(name: &str, value: &str) -> Result<String, InvalidParameters> {
         .map_err(|_| InvalidParameters::NotText(name.to_owned()))
 }
 
+fn written(truth: bool) -> &'static str {
+    if truth { "true" } else { "false" }
+}
+
 fn truth(name: &'static str, value: &str) -> Result<bool, InvalidParameters> {
     match value {
         "true" => Ok(true),
@@ -172,6 +183,22 @@ fn on_steal(value: &str) -> Result<OnConcurrentSteal, InvalidParameters> {
 #[serde(rename_all = "camelCase")]
 pub struct Places {
     pub places: Vec<Place>,
+    /// The clusters of a session over several. Empty, where there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<PlaceCluster>,
+}
+
+/// A cluster of a session, as seen from the Primary.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlaceCluster {
+    pub name: String,
+    /// Whether environment, files, names and outgoing connections are this cluster's.
+    #[serde(default)]
+    pub is_default: bool,
+    /// Why it cannot be reached now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// One pod of the session, to which channels can be opened.
@@ -180,9 +207,15 @@ pub struct Places {
 pub struct Place {
     /// What a channel to it is opened with. Another pod never gets the same number.
     pub number: u32,
+    /// Where the pod is, in a session over several clusters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
     pub pod: String,
     pub container: String,
     pub ready: bool,
+    /// The name of the agent. Another agent in the same pod has another one, and knows nothing of what this one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -200,6 +233,7 @@ mod tests {
             label_target: Some("app=checkout,tier!=db".to_owned()),
             key: Some("ключ".to_owned()),
             resume_window: Some(600),
+            multi_cluster: Some(false),
         };
         assert_eq!(
             ConnectParameters::read(&parameters.query(), None),

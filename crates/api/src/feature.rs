@@ -12,10 +12,12 @@ pub enum Feature {
     LayerReconnect,
     /// Connect parameters in a header, for those that are too long for an address.
     ConnectParamsInHeader,
+    /// Sessions over several clusters begin here. Only an operator that has members lists it.
+    MultiClusterPrimary,
 }
 
 impl Feature {
-    /// What the operator of this version can do.
+    /// What every operator of this version can do.
     pub const SUPPORTED: [Feature; 4] = [
         Feature::ProxyApi,
         Feature::SessionManagement,
@@ -29,6 +31,7 @@ impl Feature {
             Self::SessionManagement => "SessionManagement",
             Self::LayerReconnect => "LayerReconnect",
             Self::ConnectParamsInHeader => "ConnectParamsInHeader",
+            Self::MultiClusterPrimary => "MultiClusterPrimary",
         }
     }
 }

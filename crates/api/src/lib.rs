@@ -6,6 +6,7 @@
 
 pub mod connect;
 pub mod feature;
+pub mod multicluster;
 pub mod operator;
 pub mod policy;
 pub mod session;
@@ -13,6 +14,9 @@ pub mod target;
 
 pub use connect::{ConnectParameters, InvalidParameters, OnConcurrentSteal};
 pub use feature::Feature;
+pub use multicluster::{
+    MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, MirrordMultiClusterSessionStatus,
+};
 pub use operator::{MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
 pub use policy::{MirrordClusterPolicy, MirrordPolicy};
 pub use session::{MirrordClusterSession, MirrordClusterSessionSpec, MirrordClusterSessionStatus};
@@ -33,6 +37,7 @@ pub fn custom_resource_definitions()
     use kube::CustomResourceExt as _;
     vec![
         MirrordClusterSession::crd(),
+        MirrordMultiClusterSession::crd(),
         MirrordPolicy::crd(),
         MirrordClusterPolicy::crd(),
     ]

@@ -84,10 +84,26 @@ pub struct MirrordOperatorStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectedCluster {
     pub name: String,
+    /// When it was last asked.
     #[serde(rename = "lastCheck")]
     pub last_check: String,
+    /// The operator there, if it answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connected: Option<ConnectedOperator>,
+    /// What will go wrong if nobody does anything, such as a credential that ends. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// The operator of another cluster, as it says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ConnectedOperator {
+    /// Absent where that operator has no licence data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub license_fingerprint: Option<String>,
+    pub operator_version: String,
 }
 
 /// One session, in a line.

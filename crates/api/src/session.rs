@@ -194,8 +194,12 @@ impl SessionId {
         format!("session-{self}")
     }
 
+    /// Of a session of this cluster alone, or of the child of one over several.
     pub fn from_object_name(name: &str) -> Option<Self> {
-        Self::from_hexadecimal(name.strip_prefix("session-")?)
+        match name.strip_prefix("session-") {
+            Some(id) => Self::from_hexadecimal(id),
+            None => crate::multicluster::child_id(name),
+        }
     }
 
     /// As people see it.

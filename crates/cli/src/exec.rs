@@ -21,13 +21,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use config::{FileMode, Resolved, Settings};
-use proxy::{Event, Launch, Monitor, Observers, Session, Tell};
+use proxy::{Launch, Monitor, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments};
 pub(crate) use progress::{Progress, colors};
 
-use agent::{Agent, InCluster};
+use agent::{Agent, InCluster, Way};
 use log::Verbosity;
 use magic::Magic;
 use notices::Kind;
@@ -66,19 +66,29 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (agent, target) = choose_agent(arguments, &mut resolved.settings, verbosity, progress)?;
+    let chosen = choose_agent(arguments, &mut resolved.settings, verbosity, progress);
+    let (agent, target) = runtime.block_on(chosen)?;
     let mut magic = Magic::new(&resolved.settings);
-    let started = start(&agent, &mut resolved, &mut magic, arguments, &monitor, progress);
-    let session = runtime.block_on(started)?;
+    let started = start(
+        &agent,
+        &mut resolved,
+        &mut magic,
+        arguments,
+        &monitor,
+        progress,
+    );
+    let session = runtime.block_on(started);
+    let session = session.inspect_err(|_| runtime.block_on(agent.end()))?;
     let watch = Watch::start(
         runtime.handle(),
-        about(arguments, &resolved.settings, &target),
+        about(arguments, &resolved.settings, &agent, &target),
         &resolved.effective(),
         monitor,
         has_api,
         recording,
         progress,
-    )?;
+    );
+    let watch = watch.inspect_err(|_| runtime.block_on(agent.end()))?;
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
@@ -106,7 +116,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
 }
 
 /// The agent, and what the user calls the target.
-fn choose_agent(
+async fn choose_agent(
     arguments: &ExecArguments,
     settings: &mut Settings,
     verbosity: Verbosity,
@@ -121,18 +131,28 @@ fn choose_agent(
         let name = target.to_string();
         return Ok((Agent::beside(target, verbosity, progress), name));
     }
-    let agent = InCluster::new(settings, progress)?;
-    if agent.is_targetless() {
+    agent::ensure_meant(settings)?;
+    if agent::is_targetless(settings) {
         // The agent has no files, and its name says nothing.
         settings.feature.fs.mode = FileMode::Local;
         settings.feature.hostname = false;
     }
-    let name = agent.to_string();
-    Ok((Agent::Cluster(Arc::new(agent)), name))
+    let cluster = agent::cluster_of(settings).await?;
+    match agent::choose_way(settings, &cluster, progress).await? {
+        Way::Operator(operator) => {
+            let name = format!("{}, through the operator", operator.target());
+            Ok((Agent::Operator(operator), name))
+        }
+        Way::Own => {
+            let agent = InCluster::new(settings, cluster, progress)?;
+            let name = agent.to_string();
+            Ok((Agent::Cluster(Arc::new(agent)), name))
+        }
+    }
 }
 
 /// What the session's own words about itself are.
-fn about(arguments: &ExecArguments, settings: &Settings, target: &str) -> About {
+fn about(arguments: &ExecArguments, settings: &Settings, agent: &Agent, target: &str) -> About {
     let config_path = arguments.config_file.clone();
     let config_path = config_path.or_else(|| {
         let found = settings::discover(Path::new(""), |_| {});
@@ -144,7 +164,7 @@ fn about(arguments: &ExecArguments, settings: &Settings, target: &str) -> About 
         command: arguments.command.clone(),
         config_path: config_path.map(|path| path.canonicalize().unwrap_or(path)),
         clusters: settings.kube_context.iter().cloned().collect(),
-        is_operator: false,
+        is_operator: matches!(agent, Agent::Operator(_)),
     }
 }
 
@@ -158,23 +178,13 @@ async fn start(
 ) -> Result<Session> {
     let env_file = settings::env_file(&resolved.settings)?;
     let surroundings = settings::surroundings(&arguments.command);
-    let reached = agent.connect().await?;
+    let first = agent.first(tell(progress, monitor)).await?;
     magic.mounts = agent.mounts();
     resolved.add_magic(&surroundings, &magic.surroundings());
-    let settings = &resolved.settings;
     progress.step("reading the environment");
-    let session = Session::start(
-        reached,
-        agent.clone(),
-        Observers {
-            tell: tell(progress, monitor),
-            monitor: monitor.clone(),
-        },
-        holder::name(&arguments.command),
-        settings,
-        &env_file,
-        &surroundings,
-    );
+    let holder = holder::name(&arguments.command);
+    let (settings, monitor) = (&resolved.settings, monitor.clone());
+    let session = Session::start(first, monitor, holder, settings, &env_file, &surroundings);
     Ok(session.await?)
 }
 
@@ -183,12 +193,10 @@ fn tell(progress: &Progress, monitor: &Monitor) -> Tell {
     let (progress, monitor) = (progress.clone(), monitor.clone());
     Arc::new(move |event| {
         monitor.told(event);
-        match (Kind::of(event), event) {
-            (Some(kind), _) => progress.say_some(kind, &event.to_string()),
-            (None, Event::Incoming(incoming)) if !incoming.is_warning() => {
-                progress.note(&event.to_string());
-            }
-            _ => progress.report(&event.to_string()),
+        match Kind::of(event) {
+            Some(kind) => progress.say_some(kind, &event.to_string()),
+            None if event.is_reassuring() => progress.note(&event.to_string()),
+            None => progress.report(&event.to_string()),
         }
     })
 }

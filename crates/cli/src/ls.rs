@@ -9,9 +9,10 @@ use cluster::{Cluster, Listing};
 
 use crate::exec::settings::load_with;
 use crate::exec::{ClusterFlags, Progress, access};
+use crate::table;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Names of the first column are what `standin exec -t` takes.")]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct LsArguments {
     #[command(flatten)]
     cluster: ClusterFlags,
@@ -22,6 +23,14 @@ pub(crate) struct LsArguments {
     #[arg(long)]
     json: bool,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  standin ls -n shop
+  standin ls -n shop --json
+
+Names of the first column are what `standin exec -t` takes. Where the cluster has an operator, who has a session with what
+is shown as well.";
 
 pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     let progress = Progress::new(true);
@@ -35,7 +44,7 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     let (listing, namespace) = runtime.block_on(async {
         let cluster = Cluster::connect(&access(&settings)).await?;
         let namespace = cluster.namespace().to_owned();
-        let listing = cluster::list(&cluster, &namespace).await?;
+        let listing = list(&cluster, &namespace, settings.operator, &progress).await?;
         Ok::<_, cluster::Error>((listing, namespace))
     })?;
     if arguments.json {
@@ -57,26 +66,53 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(listing: &Listing) -> String {
-    let header = ["TARGET", "PODS", "CONTAINERS"].map(str::to_owned);
-    let rows = listing.targets.iter().map(|target| {
-        [
-            target.target.clone(),
-            target.available.to_string(),
-            target.containers.join(", "),
-        ]
-    });
-    let rows: Vec<[String; 3]> = std::iter::once(header).chain(rows).collect();
-    let width = |column: usize| {
-        let lengths = rows.iter().map(|row| row[column].chars().count());
-        lengths.max().unwrap_or(0)
+/// Through the operator where there is one: it knows who is where, and shows what the user may not look up. A list is a
+/// list, so an operator that cannot give one is said, and the user's own rights are tried.
+async fn list(
+    cluster: &Cluster,
+    namespace: &str,
+    operator: Option<bool>,
+    progress: &Progress,
+) -> cluster::Result<Listing> {
+    let through_operator = match operator {
+        Some(forced) => forced,
+        None => cluster::has_operator(cluster).await?,
     };
-    let (targets, pods) = (width(0), width(1));
-    let lines = rows.iter().map(|[target, count, containers]| {
-        let line = format!("{target:targets$}  {count:>pods$}  {containers}");
-        format!("{}\n", line.trim_end())
-    });
-    lines.collect()
+    if !through_operator {
+        return cluster::list(cluster, namespace).await;
+    }
+    let error = match cluster::list_through_operator(cluster, namespace).await {
+        Err(error) if operator.is_none() => error,
+        result => return result,
+    };
+    let listing = cluster::list(cluster, namespace).await;
+    match (listing, &error) {
+        // What is missing is a right at the operator's, which is less than those for the other way.
+        (Err(_), cluster::Error::MayNot { .. }) => Err(error),
+        (Ok(listing), cluster::Error::MayNot { .. }) => Ok(listing),
+        (listing, _) => {
+            progress.say(&format!("listed with your own rights, since {error}"));
+            listing
+        }
+    }
+}
+
+fn table(listing: &Listing) -> String {
+    let rows: Vec<_> = listing
+        .targets
+        .iter()
+        .map(|target| {
+            [
+                target.target.clone(),
+                target
+                    .available
+                    .map_or_else(|| "-".to_owned(), |pods| pods.to_string()),
+                target.containers.join(", "),
+                target.users.join(", "),
+            ]
+        })
+        .collect();
+    table::render(["TARGET", "PODS", "CONTAINERS", "USERS"], &rows)
 }
 
 #[cfg(test)]
@@ -87,27 +123,34 @@ mod tests {
 
     #[test]
     fn a_table_has_columns() {
-        let listed = |target: &str, available, containers: &[&str]| Listed {
+        let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect();
+        let listed = |target: &str, available, containers: &[&str], users: &[&str]| Listed {
             target: target.to_owned(),
-            kind: "deployment",
+            kind: "deployment".to_owned(),
             name: String::new(),
             namespace: String::new(),
-            containers: containers.iter().map(ToString::to_string).collect(),
+            containers: texts(containers),
             available,
+            users: texts(users),
         };
         let listing = Listing {
             targets: vec![
-                listed("deployment/checkout", 12, &["app", "helper"]),
-                listed("service/none", 0, &[]),
+                listed(
+                    "deployment/checkout",
+                    Some(12),
+                    &["app", "helper"],
+                    &["anna"],
+                ),
+                listed("service/none", None, &[], &[]),
             ],
             forbidden: Vec::new(),
         };
         assert_eq!(
             table(&listing),
             "\
-TARGET               PODS  CONTAINERS
-deployment/checkout    12  app, helper
-service/none            0
+TARGET               PODS  CONTAINERS   USERS
+deployment/checkout  12    app, helper  anna
+service/none         -
 "
         );
     }

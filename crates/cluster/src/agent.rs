@@ -97,19 +97,21 @@ type AgentPipe = <TlsDialer<PortForward> as Dial>::Pipe;
 
 impl Agent {
     /// Starts an agent beside a replica, or without a target, and waits until it answers. What the user should know on the
-    /// way is said.
+    /// way is said, and what was made is told before it answers, for whoever does not wait that long.
     pub async fn start(
         cluster: &Cluster,
         replica: Option<&Replica>,
         namespace: &str,
         settings: &AgentSettings,
         say: &(dyn Fn(&str) + Send + Sync),
+        made: &(dyn Fn(&Agent) + Send + Sync),
     ) -> Result<Reachable> {
         let mut tried = 1;
         loop {
             let identity = Identity::generate()?;
             let client = identity.fingerprint();
             let agent = Self::make(cluster, replica, namespace, settings, client, say).await?;
+            made(&agent);
             match agent.reach(settings, &identity).await {
                 Ok(reachable) => return Ok(reachable),
                 Err(Error::AgentFailed { why, .. })

@@ -77,6 +77,44 @@ pub enum Error {
         source: Box<kube::Error>,
     },
 
+    #[error("you may not {action}; ask for this, bound to you with a {binding}:\n\n{role}")]
+    MayNot {
+        action: String,
+        /// The kind of what binds the role to a user.
+        binding: &'static str,
+        role: String,
+    },
+
+    #[error(
+        "there is no operator in this cluster; install it as docs/operator.md says, or let the session use your own rights \
+         (`operator: false`, --no-operator)"
+    )]
+    NoOperator,
+
+    #[error(
+        "the cluster has an operator that does not answer ({why}). Tell whoever looks after it: `kubectl get apiservice \
+         v1.operator.metalbear.co` says more. Without it, a session uses your own rights: `operator: false`, --no-operator"
+    )]
+    OperatorDown { why: String },
+
+    #[error("the operator cannot do it now: {0}")]
+    OperatorBusy(String),
+
+    #[error("the operator refuses: {0}")]
+    OperatorRefused(String),
+
+    #[error(
+        "another operator answers in this cluster, or another version, which this standin does not understand. Without it, a \
+         session uses your own rights: `operator: false`, --no-operator"
+    )]
+    ForeignOperator,
+
+    #[error("the session is over: {0}")]
+    SessionOver(String),
+
+    #[error("the session is over ({0}), and begins anew")]
+    SessionExpired(String),
+
     #[error("the connection to the agent cannot be set up")]
     Link(#[from] link::LinkError),
 }
@@ -102,6 +140,9 @@ impl Error {
             | Self::NoPod { .. }
             | Self::AgentFailed { .. }
             | Self::Timeout { .. }
+            | Self::OperatorDown { .. }
+            | Self::OperatorBusy(_)
+            | Self::SessionExpired(_)
             | Self::Api { .. } => true,
             Self::Kubeconfig(_)
             | Self::Client(_)
@@ -109,6 +150,11 @@ impl Error {
             | Self::Forbidden { .. }
             | Self::NotFound { .. }
             | Self::Refused(_)
+            | Self::MayNot { .. }
+            | Self::NoOperator
+            | Self::OperatorRefused(_)
+            | Self::ForeignOperator
+            | Self::SessionOver(_)
             | Self::Link(_) => false,
         }
     }

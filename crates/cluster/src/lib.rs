@@ -35,7 +35,10 @@ pub use error::{Error, Result};
 pub use forward::PortForward;
 pub use list::{Listed, Listing, list};
 pub use look::pods_of;
-pub use operator::{OperatorConnection, OperatorSession, PlaceDialer};
+pub use operator::{
+    CarriedDialer, Carrier, OperatorConnection, OperatorReplicas, OperatorSession, PlaceDialer,
+    end_session, has_operator, list_through_operator, operator, operator_replicas, sessions,
+};
 pub use pod::{Replica, Unfit};
 pub use refusal::Refusal;
 pub use replicas::{Known, Replicas};

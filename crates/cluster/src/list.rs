@@ -23,13 +23,16 @@ use crate::target::Kind;
 pub struct Listed {
     /// As `-t` takes it.
     pub target: String,
-    pub kind: &'static str,
+    pub kind: String,
     pub name: String,
     pub namespace: String,
     /// The one that is meant without a name first.
     pub containers: Vec<String>,
-    /// Pods beside which an agent can be now.
-    pub available: usize,
+    /// Pods beside which an agent can be now. Through an operator, as many as there should be, where that is known.
+    pub available: Option<usize>,
+    /// Who has a session with it. Only an operator knows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -113,7 +116,7 @@ pub async fn list(cluster: &Cluster, namespace: &str) -> Result<Listing> {
         }
     }
     listing.targets.extend(pods.iter().map(|pod| Listed {
-        available: usize::from(judge(pod, None).is_ok()),
+        available: Some(usize::from(judge(pod, None).is_ok())),
         ..listed(Kind::Pod, &pod.metadata, containers(pod), 0)
     }));
     Ok(listing)
@@ -200,10 +203,11 @@ fn listed(kind: Kind, metadata: &ObjectMeta, containers: Vec<String>, available:
     let name = metadata.name.clone().unwrap_or_default();
     Listed {
         target: format!("{}/{name}", kind.as_str()),
-        kind: kind.as_str(),
+        kind: kind.as_str().to_owned(),
         name,
         namespace: metadata.namespace.clone().unwrap_or_default(),
         containers,
-        available,
+        available: Some(available),
+        users: Vec::new(),
     }
 }

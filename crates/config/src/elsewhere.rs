@@ -9,7 +9,7 @@ pub(crate) struct Elsewhere {
     pub(crate) reason: &'static str,
 }
 
-const OPERATOR: &str = "sessions through an operator come in a later version";
+const OPERATOR: &str = "the operator of this version does not know it";
 const INCOMING: &str = "it is a part of `feature.network.incoming`, or not needed";
 const RULES: &str = "the kernel removes the rules of an agent that has ended";
 const MACOS: &str = "it is for macOS, and Standin runs on Linux";
@@ -52,7 +52,6 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("feature.split_queues",                OPERATOR),
     known("internal_proxy",                      ONE_PROCESS),
     known("key",                                 OPERATOR),
-    known("operator",                            OPERATOR),
     known("pause",                               NO_SUCH_PART),
     known("profile",                             OPERATOR),
     known("sip_binaries",                        MACOS),

@@ -43,7 +43,10 @@ pub enum Origin {
 
 /// Where each value comes from, by key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Origins(BTreeMap<String, Origin>, BTreeMap<String, Vec<&'static str>>);
+pub struct Origins(
+    BTreeMap<String, Origin>,
+    BTreeMap<String, Vec<&'static str>>,
+);
 
 impl Layers {
     pub fn new() -> Self {
@@ -333,7 +336,9 @@ impl Origins {
     }
 
     pub(crate) fn added_to_maps(&self) -> impl Iterator<Item = (&str, &[&'static str])> {
-        self.1.iter().map(|(key, bundles)| (key.as_str(), bundles.as_slice()))
+        self.1
+            .iter()
+            .map(|(key, bundles)| (key.as_str(), bundles.as_slice()))
     }
 
     /// The keys that somebody has set.

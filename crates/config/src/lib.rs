@@ -55,10 +55,10 @@ pub use schema::schema_text;
 pub use settings::{
     AddressFilter, AgentSettings, BodyFilter, BodyKind, DeliveryProtocol, DnsSettings, EnvSettings,
     FeatureSettings, FileMode, FileSettings, HttpFilterItem, HttpFilterSettings, ImagePullPolicy,
-    IncomingMode, IncomingSettings, List, MagicSettings, NamePattern, NetworkSettings, OnConcurrentSteal,
-    OrderedMap, OutgoingSettings, Patience, PatternText, Port, PortPair, PullSecret, QueryText,
-    RegexText, Resources, Seconds, Secret, Settings, Target, TargetError, TargetSettings,
-    TargetTlsSettings, TlsDeliverySettings, Toleration, WorkloadKind,
+    IncomingMode, IncomingSettings, List, MagicSettings, NamePattern, NetworkSettings,
+    OnConcurrentSteal, OrderedMap, OutgoingSettings, Patience, PatternText, Port, PortPair,
+    PullSecret, QueryText, RegexText, Resources, Seconds, Secret, Settings, Target, TargetError,
+    TargetSettings, TargetTlsSettings, TlsDeliverySettings, Toleration, WorkloadKind,
 };
 pub use skip::{SkipReason, SkipRules};
 pub use source::Place;

@@ -23,7 +23,13 @@ const AWS: &[&str] = &[
     "AWS_SSO_*",
 ];
 
-const PROXY: &[&str] = &["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"];
+const PROXY: &[&str] = &[
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "FTP_PROXY",
+    "NO_PROXY",
+];
 
 /// Mounts that every container has, which are no volumes of anybody.
 const NO_VOLUMES: &[&str] = &[
@@ -83,7 +89,10 @@ impl Resolved {
         if files.mode == FileMode::Local {
             return;
         }
-        let pattern = format!("^{}/\\.aws(?<rest>/.*)?$", regex::escape(home.trim_end_matches('/')));
+        let pattern = format!(
+            "^{}/\\.aws(?<rest>/.*)?$",
+            regex::escape(home.trim_end_matches('/'))
+        );
         // A dollar in the path would be a group.
         let replacement = format!("{}${{rest}}", empty.replace('$', "$$"));
         files.mapping.0.push((pattern, replacement));
@@ -137,7 +146,12 @@ fn is_volume(mount: &str) -> bool {
 pub fn mounts_in(mountinfo: &str) -> Vec<String> {
     let places = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
     places
-        .map(|place| place.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\"))
+        .map(|place| {
+            place
+                .replace("\\040", " ")
+                .replace("\\011", "\t")
+                .replace("\\134", "\\")
+        })
         .collect()
 }
 
@@ -179,7 +193,8 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let target = pairs("AWS_ROLE_ARN=theirs AWS_ACCESS_KEY_ID=theirs");
-        let local = pairs("AWS_PROFILE=mine AWS_ROLE_ARN=mine AWS_REGION=mine https_proxy=mine X=1");
+        let local =
+            pairs("AWS_PROFILE=mine AWS_ROLE_ARN=mine AWS_REGION=mine https_proxy=mine X=1");
         let environment = rules.apply(target, local);
         let text = environment.iter().map(|(name, value)| {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -191,7 +206,8 @@ mod tests {
     #[test]
     fn the_targets_identity_is_used_unless_magic_is_off() {
         let theirs = "AWS_ACCESS_KEY_ID=theirs AWS_REGION=mine AWS_ROLE_ARN=theirs X=1";
-        let keep_aws = "AWS_ACCESS_KEY_ID=theirs AWS_PROFILE=mine AWS_REGION=mine AWS_ROLE_ARN=theirs X=1";
+        let keep_aws =
+            "AWS_ACCESS_KEY_ID=theirs AWS_PROFILE=mine AWS_REGION=mine AWS_ROLE_ARN=theirs X=1";
         let keep_all = "AWS_ACCESS_KEY_ID=theirs AWS_PROFILE=mine AWS_REGION=mine AWS_ROLE_ARN=theirs X=1 https_proxy=mine";
         let mine = "AWS_PROFILE=mine AWS_REGION=mine AWS_ROLE_ARN=mine X=1";
         for (text, expected) in [
@@ -222,7 +238,10 @@ mod tests {
             Choice::Local(path) => format!("local {}", String::from_utf8_lossy(&path)),
             other => format!("{other:?}"),
         };
-        assert_eq!(place("/home/me/.aws/credentials"), "local /tmp/empty-$1/credentials");
+        assert_eq!(
+            place("/home/me/.aws/credentials"),
+            "local /tmp/empty-$1/credentials"
+        );
         assert_eq!(place("/home/me/.aws"), "local /tmp/empty-$1");
         assert!(!place("/home/me/.aws/config").contains("empty"));
         assert!(!place("/home/me/.awsome").contains("empty"));
@@ -238,7 +257,9 @@ mod tests {
         };
         assert!(choose("{}"));
         assert!(choose("feature: {fs: localwithoverrides}"));
-        assert!(!choose("{magic: {auto_mount: false}, feature: {fs: localwithoverrides}}"));
+        assert!(!choose(
+            "{magic: {auto_mount: false}, feature: {fs: localwithoverrides}}"
+        ));
         assert!(!choose("feature: {fs: {local: '^/tmp/'}}"));
     }
 

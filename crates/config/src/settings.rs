@@ -64,6 +64,13 @@ pub struct Settings {
     /// `true` and `false` are short for the same value in all bundles.
     pub magic: MagicSettings,
 
+    /// Whether a session in a cluster goes through the operator (`true`) or is made with your own rights (`false`).
+    ///
+    /// Without a value the operator is used where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
+    pub operator: Option<bool>,
+
     /// The kubeconfig, in place of those that `KUBECONFIG` names, or `~/.kube/config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["~/.kube/config"]))]
@@ -131,6 +138,7 @@ impl Default for Settings {
             agent: AgentSettings::default(),
             api: true,
             magic: MagicSettings::default(),
+            operator: None,
             kubeconfig: None,
             kube_context: None,
             accept_invalid_certificates: false,

@@ -13,4 +13,4 @@ mod world;
 pub use stage::{Output, Stage};
 pub use story::{Needs, Story, tell};
 pub use wait::until;
-pub use world::{LaterWorld, PlayCluster, World};
+pub use world::{LaterWorld, OwnClusters, PlayCluster, World};

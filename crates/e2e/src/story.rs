@@ -12,7 +12,7 @@ use nix::unistd::geteuid;
 use tokio::runtime::Runtime;
 
 use crate::stage::Stage;
-use crate::world::{self, LaterWorld, World};
+use crate::world::{self, LaterWorld, PlayCluster, World};
 
 /// What a story cannot be told without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,11 @@ impl<'world> Story<'world> {
             .clusters()
             .get(cluster)
             .context("there are not that many clusters")?;
+        self.stage_of(cluster).await
+    }
+
+    /// A namespace of the story's own in any cluster.
+    pub async fn stage_of(&self, cluster: &PlayCluster) -> Result<Stage> {
         let stage = Stage::set_up(cluster, self.name).await?;
         self.stages
             .lock()

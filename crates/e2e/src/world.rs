@@ -170,6 +170,62 @@ impl World {
     }
 }
 
+/// Clusters for one story, beside those that all share. They go with this value.
+#[derive(Debug)]
+pub struct OwnClusters {
+    clusters: Vec<PlayCluster>,
+    lab: Lab,
+}
+
+impl OwnClusters {
+    /// One node in each.
+    pub async fn start(names: &[&str], progress: &Progress) -> Result<Self> {
+        let cluster = |name: &&str| ClusterRequest {
+            name: (*name).to_owned(),
+            nodes: 1,
+            shape: Shape::Full,
+        };
+        let request = LabRequest {
+            name: format!("own-{}", process::id()),
+            clusters: names.iter().map(cluster).collect(),
+        };
+        let paths = Paths::from_environment();
+        let lab = Lab::up(&paths, &request, Lifetime::Owned, progress)?;
+        let mut own = OwnClusters {
+            clusters: Vec::new(),
+            lab,
+        };
+        for archive in first_images(&paths, progress)? {
+            own.lab.load_image(&archive)?;
+        }
+        for client in own.lab.clusters().iter().map(lab::Cluster::client) {
+            let kube = connect(client.kubeconfig(), client.name()).await?;
+            own.clusters.push(PlayCluster {
+                name: client.name().to_owned(),
+                kube,
+                client,
+            });
+        }
+        Ok(own)
+    }
+
+    pub fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    pub fn get(&self, name: &str) -> Result<&PlayCluster> {
+        let found = self.clusters.iter().find(|cluster| cluster.name == name);
+        found.with_context(|| format!("there is no cluster {name}"))
+    }
+}
+
+impl Drop for OwnClusters {
+    fn drop(&mut self) {
+        // What cannot be taken down now goes with this process.
+        let _ = Lab::down(&Paths::from_environment(), self.lab.name());
+    }
+}
+
 impl std::fmt::Debug for PlayCluster {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter

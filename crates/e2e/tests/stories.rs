@@ -14,6 +14,8 @@ mod stories {
     pub(crate) mod kubernetes;
     // APIs that others add to a cluster: custom resources and aggregated servers.
     pub(crate) mod extensions;
+    // The operator's chart, from version to version.
+    pub(crate) mod chart;
     // More than one cluster.
     pub(crate) mod clusters;
     // The sample services.
@@ -34,10 +36,16 @@ mod stories {
     pub(crate) mod resume;
     // Programs that stand in for something in a cluster, without an operator.
     pub(crate) mod cluster_sessions;
+    // All pods of a target at once, and pods that come and go.
+    pub(crate) mod cluster_replicas;
     // What the stories of sessions share.
     pub(crate) mod surroundings;
     // The operator and its chart.
     pub(crate) mod operator;
+    // Programs that stand in for something in a cluster, through the operator.
+    pub(crate) mod operator_sessions;
+    // An operator that coordinates those of other clusters.
+    pub(crate) mod members;
     // Faults of the network between clusters.
     pub(crate) mod network;
     // Programs and nodes that stop, hang and come back.
@@ -52,8 +60,9 @@ use std::sync::Arc;
 use e2e::LaterWorld;
 use libtest_mimic::{Arguments, Trial};
 use stories::{
-    cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes, lifecycle,
-    network, operator, power, programs, resume, servers, sessions, shop,
+    cluster_replicas, cluster_sessions, clusters, crowds, extensions, faults, incoming, kubernetes,
+    lifecycle, members, network, operator, operator_sessions, power, programs, resume, servers,
+    sessions, shop,
 };
 
 /// Stories beside one another: enough to hide their waiting, not so many that two cores drown.
@@ -78,17 +87,21 @@ fn main() -> ExitCode {
         faults::stories,
         resume::stories,
         cluster_sessions::stories,
+        cluster_replicas::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))
     .collect();
     // These change what all clusters share, so each has it for itself.
     let alone: Vec<Trial> = [
+        stories::chart::stories,
         network::stories,
         power::stories,
         lifecycle::stories,
         cluster_sessions::stories_alone,
         operator::stories,
+        operator_sessions::stories,
+        members::stories,
     ]
     .iter()
     .flat_map(|stories| stories(&world))

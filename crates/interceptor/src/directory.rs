@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{AtFlags, RenameFlags};
+use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, LinkatFlags, Uid, UnlinkatFlags};
+use rustix::fs::{RenameFlags, renameat_with};
 
 use crate::host::{Answer, OpenOptions, RemoteFiles};
 use crate::metadata::{FileSystem, Metadata, SetTime, Times};
@@ -180,9 +181,8 @@ impl RemoteFiles for Directory {
         let (from, from_name) = self.parent(from)?;
         let (to, to_name) = self.parent(to)?;
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
-        Ok(nix::fcntl::renameat2(
-            &from, from_name, &to, to_name, flags,
-        )?)
+        renameat_with(&from, from_name, &to, to_name, flags)
+            .map_err(|error| Errno::from_raw(error.raw_os_error()).into())
     }
 
     fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {

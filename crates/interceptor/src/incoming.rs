@@ -36,10 +36,9 @@ mod places;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use self::accepting::Turns;
 use self::copies::Copies;
@@ -51,7 +50,7 @@ use self::places::Places;
 use crate::Errno;
 use crate::notification::Notification;
 use crate::outgoing::{Connections, End, Transport, domain_of, encode_internet, internet};
-use crate::socket_table::{self, TCP_TABLES, UDP_TABLES};
+use crate::socket_table::{self, Entry, TCP_TABLES, UDP_TABLES};
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::socket;
 use crate::syscalls::Call;
@@ -132,12 +131,12 @@ impl Listener {
         let socket = &self.socket;
         let is_there = match socket.transport {
             Transport::Udp => {
-                crate::outgoing::is_datagram_port_open(socket.reached.port(), socket.since)
+                crate::outgoing::is_datagram_socket_open(socket.reached.port(), socket.inode)
             }
             _ => self.connections.has_own(socket.transport, socket.reached),
         };
-        if !is_there {
-            // As the kernel ends what waits in its own queue.
+        if socket.turns.any_returned() && !(is_there && socket.is_open()) {
+            // As the kernel ends what waits in its own queue, also while others listen on the port.
             socket.turns.clear();
         }
         is_there
@@ -172,6 +171,19 @@ pub struct Delivery {
     pub registration: DeliveryRegistration,
 }
 
+/// Whether the application has accepted a connection of which this is our end. Until then the kernel alone has taken it.
+/// True as well where the kernel does not say.
+#[must_use]
+pub fn is_accepted(ours: BorrowedFd<'_>) -> bool {
+    let address = |address: Result<Vec<u8>, Errno>| internet(&address.ok()?);
+    let application = address(socket::peer_address(ours));
+    let Some((application, ours)) = application.zip(address(socket::local_address(ours))) else {
+        return true;
+    };
+    let found = socket_table::connection_between(application, ours);
+    !matches!(found, Ok(Some(found)) if found.inode == 0)
+}
+
 /// A socket with which the application listens.
 #[derive(Debug)]
 struct Socket {
@@ -182,7 +194,6 @@ struct Socket {
     address: SocketAddr,
     /// Where we reach it.
     reached: SocketAddr,
-    since: Instant,
     turns: Turns,
 }
 
@@ -203,9 +214,16 @@ impl Socket {
             inode: socket_table::inode_of(theirs).ok_or(Errno::EBADF)?,
             address,
             reached,
-            since: Instant::now(),
             turns: Turns::default(),
         })
+    }
+}
+
+impl Socket {
+    /// Whether this very socket listens, and not only one that shares its port.
+    fn is_open(&self) -> bool {
+        let is_it = |entry: &Entry| entry.inode == self.inode;
+        socket_table::any_listener(self.reached.port(), is_it)
     }
 }
 

@@ -70,7 +70,7 @@ pub use crate::host::{
     Answer, DestinationChoice, Host, Instead, Intent, ListenerChoice, Notice, OpenOptions,
     PathChoice, RemoteFiles, Then,
 };
-pub use crate::incoming::{Delivery, DeliveryRegistration, Listener, Listening};
+pub use crate::incoming::{Delivery, DeliveryRegistration, Listener, Listening, is_accepted};
 pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
 pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
 pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};

@@ -41,7 +41,7 @@ pub(crate) use self::address::{encode_internet, internet};
 pub use self::attempt::Outgoing;
 pub(crate) use self::calls::{End, decide, read_address, write_address};
 pub use self::connection::{Connection, Registration};
-pub(crate) use self::own::is_datagram_port_open;
+pub(crate) use self::own::is_datagram_socket_open;
 pub(crate) use self::relay::domain_of;
 pub(crate) use self::unix::look_at_bind;
 

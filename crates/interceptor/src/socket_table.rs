@@ -45,10 +45,117 @@ pub(crate) fn connection_between(
     Ok(ask(local, peer)?.filter(|found| !found.listens))
 }
 
+/// Whether such a datagram socket is bound to a port.
+pub(crate) fn any_datagram_socket(port: u16, is_it: impl Fn(&Entry) -> bool) -> bool {
+    any(Kind::Datagrams, port, is_it)
+}
+
+/// Whether such a TCP socket listens on a port.
+pub(crate) fn any_listener(port: u16, is_it: impl Fn(&Entry) -> bool) -> bool {
+    any(Kind::Listeners, port, is_it)
+}
+
+/// Sockets that the kernel can list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Datagrams,
+    Listeners,
+}
+
+/// The kernel looks through its table in one go, and so misses none.
+fn any(kind: Kind, port: u16, is_it: impl Fn(&Entry) -> bool) -> bool {
+    match list(kind, port) {
+        Ok(sockets) => sockets.iter().any(is_it),
+        // The kernel may be without this kind of question. Its table is read in pieces, and a socket passed over now and
+        // then when others are opened and closed meanwhile. So one that is not found is looked for again.
+        Err(_) => (0..LOOKS).any(|_| {
+            let (tables, listens) = match kind {
+                Kind::Datagrams => (UDP_TABLES, false),
+                Kind::Listeners => (TCP_TABLES, true),
+            };
+            let is_meant = |entry: &Entry| entry.local.port() == port && entry.listens == listens;
+            let sockets = entries(&tables);
+            sockets.iter().any(|entry| is_meant(entry) && is_it(entry))
+        }),
+    }
+}
+
+/// How often a socket is looked for that is not found in a table.
+const LOOKS: usize = 4;
+
+/// All sockets of a kind that have a port.
+fn list(kind: Kind, port: u16) -> Result<Vec<Entry>, Errno> {
+    let mut found = Vec::new();
+    for any in [
+        IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        Ipv6Addr::UNSPECIFIED.into(),
+    ] {
+        let kernel = diagnosis_socket()?;
+        let question = list_question(kind, SocketAddr::new(any, port));
+        socket::send(kernel.as_fd(), &question, 0, &[])?;
+        let mut answer = vec![0; 32 * 1024];
+        loop {
+            let length = nix::unistd::read(&kernel, &mut answer)?;
+            if add_listed(answer.get(..length).unwrap_or_default(), &mut found)? {
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Reads a piece of a list. Says whether it was the last.
+fn add_listed(mut piece: &[u8], found: &mut Vec<Entry>) -> Result<bool, Errno> {
+    const DONE: u16 = 3;
+    while let Some(length) = piece.first_chunk::<4>() {
+        let length = u32::from_ne_bytes(*length) as usize;
+        let message = piece.get(..length).ok_or(Errno::EPROTO)?;
+        let kind = message
+            .get(4..6)
+            .and_then(<[u8]>::first_chunk::<2>)
+            .ok_or(Errno::EPROTO)?;
+        match u16::from_ne_bytes(*kind) {
+            DONE => return Ok(true),
+            SOCK_DIAG_BY_FAMILY => found.push(listed(message).ok_or(Errno::EPROTO)?),
+            // An error, also that there is no such question.
+            _ => diagnosis_answer(message).map(drop)?,
+        }
+        piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+/// A `nlmsghdr` and an `inet_diag_msg`.
+fn listed(message: &[u8]) -> Option<Entry> {
+    const PORTS: usize = NETLINK_HEADER + 4;
+    const ADDRESSES: usize = PORTS + 4;
+    let is_version6 = i32::from(*message.get(NETLINK_HEADER)?) == libc::AF_INET6;
+    let end = |index: usize| {
+        let port = message.get(PORTS + 2 * index..)?.first_chunk::<2>()?;
+        let address = message.get(ADDRESSES + 16 * index..)?;
+        let ip = match is_version6 {
+            true => IpAddr::from(*address.first_chunk::<16>()?),
+            false => IpAddr::from(*address.first_chunk::<4>()?),
+        };
+        Some(SocketAddr::new(ip, u16::from_be_bytes(*port)))
+    };
+    let inode = message.get(INODE..)?.first_chunk::<4>()?;
+    Some(Entry {
+        local: end(0)?,
+        peer: end(1)?,
+        listens: message.get(STATE) == Some(&LISTENS),
+        inode: u32::from_ne_bytes(*inode).into(),
+    })
+}
+
+fn diagnosis_socket() -> Result<OwnedFd, Errno> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    socket::create(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)
+}
+
 fn ask(local: SocketAddr, peer: SocketAddr) -> Result<Option<Found>, Errno> {
     let question = diagnosis_question(local, peer);
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    let kernel = socket::create(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)?;
+    let kernel = diagnosis_socket()?;
     socket::send(kernel.as_fd(), &question, 0, &[])?;
     let mut answer = [0; 4096];
     let length = nix::unistd::read(&kernel, &mut answer)?;
@@ -56,12 +163,38 @@ fn ask(local: SocketAddr, peer: SocketAddr) -> Result<Option<Found>, Errno> {
 }
 
 const NETLINK_HEADER: usize = 16;
+/// Where a socket's state and inode are in what is told about it.
+const STATE: usize = NETLINK_HEADER + 1;
+const INODE: usize = NETLINK_HEADER + 68;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
-/// A `nlmsghdr` and an `inet_diag_req_v2`.
+/// About one TCP socket.
 fn diagnosis_question(local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
-    const LENGTH: u32 = 72;
     const REQUEST: u16 = 1;
+    // In any state; the states only matter for lists.
+    question(REQUEST, libc::IPPROTO_TCP, u32::MAX, local, peer)
+}
+
+/// About all sockets of a kind and of a family that have a port.
+fn list_question(kind: Kind, local: SocketAddr) -> Vec<u8> {
+    const REQUEST_FOR_ALL: u16 = 0x301;
+    let anybody = SocketAddr::new(local.ip(), 0);
+    let (protocol, states) = match kind {
+        Kind::Datagrams => (libc::IPPROTO_UDP, u32::MAX),
+        Kind::Listeners => (libc::IPPROTO_TCP, 1 << LISTENS),
+    };
+    question(REQUEST_FOR_ALL, protocol, states, local, anybody)
+}
+
+/// A `nlmsghdr` and an `inet_diag_req_v2`.
+fn question(
+    flags: u16,
+    protocol: i32,
+    states: u32,
+    local: SocketAddr,
+    peer: SocketAddr,
+) -> Vec<u8> {
+    const LENGTH: u32 = 72;
     let octets = |ip: IpAddr| -> Vec<u8> {
         let octets = match ip {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.octets().to_vec(),
@@ -79,12 +212,11 @@ fn diagnosis_question(local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
     let mut question = Vec::with_capacity(LENGTH as usize);
     question.extend(LENGTH.to_ne_bytes());
     question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    question.extend(REQUEST.to_ne_bytes());
+    question.extend(flags.to_ne_bytes());
     // Number and sender: there is one question, and the kernel knows whose it is.
     question.extend([0; 8]);
-    question.extend([byte(family), byte(libc::IPPROTO_TCP), 0, 0]);
-    // In any state; the states only matter for lists.
-    question.extend(u32::MAX.to_ne_bytes());
+    question.extend([byte(family), byte(protocol), 0, 0]);
+    question.extend(states.to_ne_bytes());
     question.extend(local.port().to_be_bytes());
     question.extend(peer.port().to_be_bytes());
     question.extend(octets(local.ip()));
@@ -98,9 +230,7 @@ fn diagnosis_question(local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
 /// A `nlmsghdr` and an `inet_diag_msg` or an error.
 fn diagnosis_answer(answer: &[u8]) -> Result<Option<Found>, Errno> {
     const ERROR: u16 = 2;
-    const STATE: usize = NETLINK_HEADER + 1;
     const COOKIE: usize = NETLINK_HEADER + 44;
-    const INODE: usize = NETLINK_HEADER + 68;
     const NOT_THERE: i32 = -libc::ENOENT;
     let word = |at: usize| {
         let bytes = answer.get(at..at + 4)?;
@@ -180,7 +310,7 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
 
@@ -206,6 +336,49 @@ mod tests {
                 inode,
             });
             assert_eq!(parse(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn sockets_are_listed_by_their_port() {
+        for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let listener = TcpListener::bind(address).unwrap();
+            let there = listener.local_addr().unwrap();
+            let accepted = TcpStream::connect(there).map(|ours| (ours, listener.accept()));
+            let listener = OwnedFd::from(listener);
+            let inode = inode_of(&listener).unwrap();
+            let expected = Entry {
+                local: there,
+                peer: SocketAddr::new(unspecified(there), 0),
+                listens: true,
+                inode,
+            };
+            let Ok(listed) = list(Kind::Listeners, there.port()) else {
+                println!("skipped: this kernel does not answer such questions");
+                return;
+            };
+            assert!(listed.contains(&expected), "{listed:?}");
+            // Connections are none.
+            assert!(listed.iter().all(|entry| entry.listens), "{listed:?}");
+            drop((listener, accepted));
+            assert!(!any_listener(there.port(), |entry| entry.inode == inode));
+
+            let datagrams = UdpSocket::bind(address).unwrap();
+            let there = datagrams.local_addr().unwrap();
+            datagrams.connect((there.ip(), 9)).unwrap();
+            let datagrams = OwnedFd::from(datagrams);
+            let inode = inode_of(&datagrams).unwrap();
+            let is_it = |entry: &Entry| entry.inode == inode && entry.peer.port() == 9;
+            assert!(any_datagram_socket(there.port(), is_it));
+            drop(datagrams);
+            assert!(!any_datagram_socket(there.port(), is_it));
+        }
+    }
+
+    fn unspecified(like: SocketAddr) -> IpAddr {
+        match like {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         }
     }
 

@@ -73,6 +73,21 @@ impl Cluster {
 
     /// A command inside a node, in all of its namespaces.
     pub fn in_node(&self, node: &str) -> Result<Command> {
+        let mut command = self.enter(node)?;
+        command.args([
+            "--pid", "--mount", "--net", "--uts", "--ipc", "--root", "--",
+        ]);
+        Ok(command)
+    }
+
+    /// A command that is in the network of a node, and sees the files of this machine.
+    pub fn in_network_of(&self, node: &str) -> Result<Command> {
+        let mut command = self.enter(node)?;
+        command.args(["--net", "--"]);
+        Ok(command)
+    }
+
+    fn enter(&self, node: &str) -> Result<Command> {
         let file = pid_file(&self.paths.node(&self.node(node)?.name));
         let pid = fs::read_to_string(&file).map_err(|_| {
             Error::Refused(format!(
@@ -80,17 +95,7 @@ impl Cluster {
             ))
         })?;
         let mut command = Command::new("nsenter");
-        command.args([
-            "--target",
-            pid.trim(),
-            "--pid",
-            "--mount",
-            "--net",
-            "--uts",
-            "--ipc",
-            "--root",
-            "--",
-        ]);
+        command.args(["--target", pid.trim()]);
         Ok(command)
     }
 

@@ -18,8 +18,11 @@ pub const REFERENCE: &str = "registry.lab/standind:1";
 pub enum Profile {
     /// Quickly.
     Dev,
-    /// As it is given away.
+    /// Optimised, with the C library of the machine that builds it.
     Release,
+    /// As it is given away: optimised, with musl, which comes with the compiler. So the same commit gives the same bytes
+    /// wherever it is built, and nothing has to be looked up in a system that the image does not have.
+    Distribution,
 }
 
 /// Compiles the program. A caller without root does this before it asks for root, and passes the result on through the
@@ -34,25 +37,65 @@ pub fn build(
         return Ok(program.into());
     }
     progress.step("building the agent for images");
-    let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    build_static(repository, target, profile, &["server"])?;
+    Ok(built(target, profile, "standind"))
+}
+
+/// Compiles packages so that their programs need no other file.
+pub fn build_static(
+    repository: &Path,
+    target: &Path,
+    profile: Profile,
+    packages: &[&str],
+) -> Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(repository)
         // With an explicit target these flags are for the program alone, not for build scripts and macros.
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .env("RUSTFLAGS", flags(repository, profile))
         .env("CARGO_PROFILE_DEV_STRIP", "symbols")
         .env("CARGO_TARGET_DIR", target)
-        .args(["build", "--locked", "--package", "server"])
-        .args(["--target", &triple]);
-    if profile == Profile::Release {
+        .args(["build", "--locked", "--target", &triple(profile)]);
+    for package in packages {
+        cargo.args(["--package", package]);
+    }
+    if profile != Profile::Dev {
         cargo.arg("--release");
     }
-    run(&mut cargo)?;
+    run(&mut cargo).map(drop)
+}
+
+/// Where [`build_static`] puts a program.
+pub fn built(target: &Path, profile: Profile, program: &str) -> PathBuf {
     let folder = match profile {
         Profile::Dev => "debug",
-        Profile::Release => "release",
+        Profile::Release | Profile::Distribution => "release",
     };
-    Ok(target.join(triple).join(folder).join("standind"))
+    target.join(triple(profile)).join(folder).join(program)
+}
+
+fn triple(profile: Profile) -> String {
+    let libraries = match profile {
+        Profile::Dev | Profile::Release => "gnu",
+        Profile::Distribution => "musl",
+    };
+    format!("{}-unknown-linux-{libraries}", env::consts::ARCH)
+}
+
+/// What is given away names no folder of the machine that built it.
+fn flags(repository: &Path, profile: Profile) -> String {
+    let mut flags = "-C target-feature=+crt-static".to_owned();
+    if profile != Profile::Distribution {
+        return flags;
+    }
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    for (folder, name) in [(Some(repository.to_owned()), "standin"), (home, "cargo")] {
+        if let Some(folder) = folder.and_then(|folder| folder.canonicalize().ok()) {
+            flags += &format!(" --remap-path-prefix={}=/{name}", folder.display());
+        }
+    }
+    flags
 }
 
 /// The image with the program.

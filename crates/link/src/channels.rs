@@ -12,7 +12,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -36,8 +36,11 @@ const PORTION: usize = CREDIT / 4;
 const MESSAGE: usize = 128 * 1024;
 /// Messages of all channels that wait for the WebSocket. Their bytes are bounded by this, and fairness comes from it.
 const WAITING: usize = 16;
-/// Keeps what is between us from forgetting the connection. Dead peers are found by the links above.
-const PING: Duration = Duration::from_secs(30);
+/// Keeps what is between us from forgetting the connection, and asks whether the other end is there.
+const PING: Duration = Duration::from_secs(5);
+/// The connection is lost when nothing has come for so long, not even an answer. The links above would find out about the
+/// channels; who carries them has to know as well, because the next channel would be opened in the same dead connection.
+const SILENCE: Duration = Duration::from_secs(15);
 
 /// One end of a WebSocket that carries channels. Clones are the same end. The socket ends when the driver does.
 #[derive(Clone, Debug)]
@@ -58,6 +61,8 @@ pub enum Event {
     News(Bytes),
     /// It is done, and will not come back.
     Farewell,
+    /// It ends the connection, for this reason. Nothing comes after it.
+    Closed(String),
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +70,8 @@ struct Inner {
     /// Every channel that is open, by number.
     open: Mutex<HashMap<u32, Open>>,
     next: AtomicU32,
+    /// The driver has ended: a channel that is opened now is closed.
+    ended: AtomicBool,
 }
 
 /// What the driver knows of a channel.
@@ -105,18 +112,12 @@ impl Channels {
         };
         let for_reader = channels.clone();
         let driver = async move {
-            let inner = Arc::clone(&for_reader.inner);
+            let _closes_all = CloseAll(Arc::clone(&for_reader.inner));
             let (sink, stream) = socket.split();
-            let result = tokio::select! {
+            tokio::select! {
                 result = write(sink, waiting_data, waiting_control) => result,
                 result = read(stream, for_reader, events) => result,
-            };
-            // Whoever reads a channel sees its end: this drops the senders.
-            let lost = std::mem::take(&mut *lock(&inner.open));
-            for channel in lost.into_values() {
-                channel.outgoing.waker.wake();
             }
-            result
         };
         (channels, what_happens, driver)
     }
@@ -168,7 +169,12 @@ impl Channels {
             outgoing: Arc::clone(&outgoing),
             incoming_credit: Arc::clone(&incoming_credit),
         };
-        lock(&self.inner.open).insert(number, open);
+        let mut all = lock(&self.inner.open);
+        // Whoever takes all away has said so before.
+        if !self.inner.ended.load(Ordering::Acquire) {
+            all.insert(number, open);
+        }
+        drop(all);
         Channel {
             number,
             channels: self.clone(),
@@ -221,6 +227,20 @@ impl Channels {
     }
 }
 
+/// Channels end with their driver, however that ends.
+struct CloseAll(Arc<Inner>);
+
+impl Drop for CloseAll {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+        // Whoever reads a channel sees its end: this drops the senders.
+        let lost = std::mem::take(&mut *lock(&self.0.open));
+        for channel in lost.into_values() {
+            channel.outgoing.waker.wake();
+        }
+    }
+}
+
 fn spend(credit: &AtomicUsize, bytes: usize) -> io::Result<()> {
     credit
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |credit| {
@@ -238,15 +258,22 @@ async fn read<S>(
 where
     S: futures_util::Stream<Item = tungstenite::Result<Message>> + Unpin,
 {
-    while let Some(message) = stream.next().await {
+    loop {
+        let next = tokio::time::timeout(SILENCE, stream.next()).await;
+        let Some(message) = next.map_err(|_| silent())? else {
+            return Ok(());
+        };
         match message.map_err(io::Error::other)? {
             Message::Binary(bytes) => channels.take(Frame::decode(bytes)?, &events)?,
             Message::Text(_) => return Err(invalid("text came where only bytes do")),
-            Message::Close(_) => break,
+            Message::Close(frame) => {
+                let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
+                let _ = events.send(Event::Closed(reason));
+                return Ok(());
+            }
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
         }
     }
-    Ok(())
 }
 
 async fn write<S>(
@@ -436,6 +463,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the channel is closed")
+}
+
+fn silent() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the other end is silent")
 }
 
 fn invalid(text: &'static str) -> io::Error {

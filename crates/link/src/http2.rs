@@ -9,6 +9,7 @@
 //! is what a generated gRPC server is. [`body`] makes a body out of bytes that come one after the other.
 
 mod body;
+mod turn;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -27,6 +28,7 @@ use tokio::io::{AsyncWrite, BufWriter};
 use tower_service::Service;
 
 pub use self::body::{Sender, Sent, Unread, body};
+pub use self::turn::{AfterOthers, after_others};
 use crate::dial::Pipe;
 use crate::error::LinkError;
 
@@ -92,7 +94,7 @@ impl Client {
             .max_local_error_reset_streams(None);
         let (send, connection) = builder.handshake(TokioIo::new(gathered(link))).await?;
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = after_others(pin!(connection)).await {
                 tracing::debug!(%error, "HTTP/2 over a link ended");
             }
         });
@@ -169,10 +171,10 @@ where
     let mut connection = pin!(builder.serve_connection(TokioIo::new(gathered(link)), service));
     let mut shutdown = pin!(shutdown);
     tokio::select! {
-        ended = connection.as_mut() => return Ok(ended?),
+        ended = after_others(connection.as_mut()) => return Ok(ended?),
         () = shutdown.as_mut() => connection.as_mut().graceful_shutdown(),
     }
-    Ok(connection.await?)
+    Ok(after_others(connection).await?)
 }
 
 /// Lets the small frames that HTTP/2 writes one by one, such as the head and the end of a message, leave together: one

@@ -127,12 +127,22 @@ pub enum Event {
         cluster: Option<String>,
     },
     /// The target's environment, as the program has it.
-    EnvVar { vars: Vec<(String, String)> },
+    EnvVar {
+        vars: Vec<(String, String)>,
+    },
     /// A process is part of the session.
-    LayerConnected { pid: u32, process_name: String },
-    LayerDisconnected { pid: u32 },
+    LayerConnected {
+        pid: u32,
+        process_name: String,
+    },
+    LayerDisconnected {
+        pid: u32,
+    },
     /// What the user is told as well.
-    Notice { level: Level, text: String },
+    Notice {
+        level: Level,
+        text: String,
+    },
     /// A kind that this version does not know.
     #[serde(other)]
     Unknown,

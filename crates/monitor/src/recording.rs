@@ -154,10 +154,17 @@ mod tests {
         };
         let lines = [begin(), event, Line::Missed { count: 3 }, end];
         let lines = lines.map(|line| serde_json::to_string(&line).unwrap());
-        assert!(lines[1].starts_with(r#"{"line":"event","seq":1,"#), "{}", lines[1]);
+        assert!(
+            lines[1].starts_with(r#"{"line":"event","seq":1,"#),
+            "{}",
+            lines[1]
+        );
         let text = lines.join("\n");
         let whole = Recording::parse(&text).unwrap();
-        assert_eq!((whole.entries.len(), whole.missed, whole.ended), (1, 3, Some(9)));
+        assert_eq!(
+            (whole.entries.len(), whole.missed, whole.ended),
+            (1, 3, Some(9))
+        );
         let cut = Recording::parse(&text[..text.len() - 5]).unwrap();
         assert_eq!((cut.entries.len(), cut.ended), (1, None));
     }

@@ -53,6 +53,11 @@ impl Refusal {
         Self::new(StatusCode::GONE, "Gone", message)
     }
 
+    /// Also gone, and by nobody's wish.
+    pub(crate) fn expired(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GONE, "Expired", message)
+    }
+
     pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
     }

@@ -2,29 +2,47 @@
 
 use std::sync::Arc;
 
-use api::MirrordClusterSession;
+use api::{MirrordClusterSession, MirrordMultiClusterSession};
 use futures_util::StreamExt as _;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::{WatchStreamExt as _, reflector, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::error::chain;
 
+/// Sessions of this cluster.
+pub(crate) type SessionCache = ObjectCache<MirrordClusterSession>;
+/// Sessions over several clusters, in their Primary.
+pub(crate) type ParentCache = ObjectCache<MirrordMultiClusterSession>;
+
 /// Clones are the same copy.
 #[derive(Clone)]
-pub(crate) struct SessionCache {
-    store: Store<MirrordClusterSession>,
+pub(crate) struct ObjectCache<Object>
+where
+    Object: Resource<DynamicType = ()> + 'static,
+{
+    store: Store<Object>,
     /// From the follower to everybody: how many changes there were.
     changes: watch::Receiver<u64>,
 }
 
-impl SessionCache {
+impl<Object> ObjectCache<Object>
+where
+    Object: Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
     /// Begins to follow. The copy is filled a little later.
     pub(crate) fn follow(client: Client) -> Self {
         let (reader, writer) = store();
         let (bell, changes) = watch::channel(0);
-        let sessions: Api<MirrordClusterSession> = Api::all(client);
+        let sessions: Api<Object> = Api::all(client);
         tokio::spawn(async move {
             let events = watcher(sessions, watcher::Config::default()).default_backoff();
             let mut events = std::pin::pin!(reflector(writer, events));
@@ -41,11 +59,11 @@ impl SessionCache {
         }
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<Arc<MirrordClusterSession>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Object>> {
         self.store.get(&ObjectRef::new(name))
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<MirrordClusterSession>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Object>> {
         self.store.state()
     }
 

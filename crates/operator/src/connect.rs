@@ -1,6 +1,6 @@
 //! A client connects: who it is, whether it may, its session, and then bytes in both directions.
 
-mod relay;
+pub(crate) mod relay;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +33,8 @@ use crate::authorize::authorize;
 use crate::controller::workload;
 use crate::error::Doing as _;
 use crate::front_proxy::User;
+use crate::multicluster::envoy;
+use crate::multicluster::sessions::attach::{self, Attaching};
 use crate::settings::SessionSettings;
 
 /// How long a client waits for its session's agents. They are given up a little sooner.
@@ -54,16 +56,28 @@ pub(crate) async fn connect(
 ) -> Result<Answer, Refusal> {
     let began = Instant::now();
     let key = handshake(request.headers())?;
-    let outcome = admitted(shared, user, &asking, request.headers()).await;
+    // What comes from a Primary is for this cluster alone.
+    let envoy = shared.envoy.as_ref().filter(|envoy| {
+        envoy.takes(&asking.parameters) && attach::child_asked(request.headers()).is_none()
+    });
+    let is_over_several = envoy.is_some();
+    let outcome = match envoy {
+        Some(envoy) => {
+            envoy::connect::admitted(shared, envoy, user, &asking, request.headers()).await
+        }
+        None => admitted(shared, user, &asking, request.headers())
+            .await
+            .map(|session| session.name_any()),
+    };
     let (namespace, target) = (&asking.namespace, &asking.target);
     tracing::info!(
         target: "audit",
         user = user.name, %namespace, workload = %target,
-        session = outcome.as_ref().map(kube::ResourceExt::name_any).unwrap_or_default(),
+        session = outcome.as_deref().unwrap_or_default(),
         outcome = outcome.as_ref().err().map_or("connected", |refusal| refusal.message.as_str()),
         "a client asks for a session"
     );
-    let session = outcome?;
+    let name = outcome?;
     shared
         .metrics
         .session_start_seconds
@@ -75,7 +89,11 @@ pub(crate) async fn connect(
             Ok(upgraded) => {
                 let socket = TokioIo::new(upgraded);
                 let socket = WebSocketStream::from_raw_socket(socket, Role::Server, None).await;
-                relay::relay(&shared, session.name_any(), socket).await;
+                if is_over_several {
+                    envoy::relay::relay(&shared, name, socket).await;
+                } else {
+                    relay::relay(&shared, name, socket).await;
+                }
             }
             Err(error) => tracing::debug!(%error, "a client went away at once"),
         }
@@ -91,6 +109,15 @@ async fn admitted(
     headers: &HeaderMap,
 ) -> Result<MirrordClusterSession, Refusal> {
     authorize(&shared.client, user, &asking.namespace, &asking.target).await?;
+    if let Some(child) = attach::child_asked(headers) {
+        let asked = Attaching {
+            namespace: &asking.namespace,
+            target: &asking.target,
+            parameters: &asking.parameters,
+        };
+        let child = attach::attach(&shared.client, user, child, &asked).await?;
+        return ready(shared, &child).await;
+    }
     let client = Caller::read(headers)?;
     let labels = asking.parameters.label_target.as_deref();
     workload(&asking.namespace, &asking.target, labels)
@@ -101,7 +128,7 @@ async fn admitted(
 }
 
 /// Both ends must speak the same protocol. Others use the same address for another one.
-fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
+pub(crate) fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
     let text = |name| {
         headers
             .get(name)
@@ -127,7 +154,7 @@ fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
     Ok(key.to_owned())
 }
 
-fn switching(accept: &str) -> Answer {
+pub(crate) fn switching(accept: &str) -> Answer {
     let mut answer = Response::new(Full::new(Bytes::new()));
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = answer.headers_mut();
@@ -145,16 +172,16 @@ fn switching(accept: &str) -> Answer {
 
 /// What a client says of itself. Only the certificate proves anything, and that only to agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Caller {
-    id: SessionId,
-    certificate: Fingerprint,
-    name: String,
-    hostname: String,
-    version: Option<String>,
+pub(crate) struct Caller {
+    pub(crate) id: SessionId,
+    pub(crate) certificate: Fingerprint,
+    pub(crate) name: String,
+    pub(crate) hostname: String,
+    pub(crate) version: Option<String>,
 }
 
 impl Caller {
-    fn read(headers: &HeaderMap) -> Result<Self, Refusal> {
+    pub(crate) fn read(headers: &HeaderMap) -> Result<Self, Refusal> {
         let text = |name: &str| {
             let value = headers.get(name)?.to_str().ok()?;
             Some(value.chars().take(253).collect::<String>())
@@ -243,6 +270,8 @@ fn returning(found: &MirrordClusterSession, wanted: &MirrordClusterSession) -> R
     }
     let status = found.status.clone().unwrap_or_default();
     match status.closed {
+        // The client may begin anew, when nothing of this one is left.
+        Some(closed) if closed.reason == "ClientGone" => Err(Refusal::expired(closed.message)),
         Some(closed) => Err(Refusal::gone(format!(
             "the session is over: {}",
             closed.message

@@ -43,6 +43,13 @@ pub enum Error {
     Tls(#[from] rustls::Error),
     #[error("the certificates in the Secret cannot be read: {0}")]
     UnreadableCertificate(String),
+    #[error(
+        "the member {cluster} has `authType: eks`, and the operator's account has no role in AWS: set `sa.roleArn`, and \
+         see that the cluster's webhook for roles of accounts runs"
+    )]
+    NoRole { cluster: String },
+    #[error("a member was asked to {doing}, and gave none")]
+    NoToken { doing: String },
     #[error("cannot listen on {address}")]
     Listen {
         address: std::net::SocketAddr,

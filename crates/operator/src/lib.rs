@@ -19,7 +19,9 @@ mod front_proxy;
 #[cfg(test)]
 mod golden;
 mod leader;
+mod listening;
 mod metrics;
+mod multicluster;
 mod openapi;
 mod overview;
 mod probes;
@@ -29,23 +31,24 @@ mod settings;
 mod targets;
 mod uninstall;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kube::Client;
 use link::tls::Identity;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use crate::error::{Error, Result};
+pub use crate::multicluster::{InvalidClusters, MultiCluster};
 pub use crate::settings::{AgentSettings, PodSettings, SessionSettings, Settings};
 pub use crate::uninstall::uninstall;
 
 use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
 use crate::leader::Election;
+use crate::listening::listen;
 use crate::metrics::Metrics;
+use crate::multicluster::envoy::Envoy;
 use crate::server::{Trust, TrustKeeper};
 
 /// What all parts of an operator have in common.
@@ -57,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) sessions: SessionCache,
     /// Who the operator is for agents: whoever has it may end them.
     pub(crate) identity: Identity,
+    /// Other clusters, where this operator is their Primary.
+    pub(crate) envoy: Option<Envoy>,
     /// Cancelled when this replica is about to end, so that nobody new is sent to it and everybody goes elsewhere.
     pub(crate) ending: CancellationToken,
 }
@@ -70,6 +75,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         doing: "be reached".to_owned(),
         source: Box::new(source),
     })?;
+    let envoy = Envoy::new(&client, &settings)?;
     let certificates = CertificateKeeper::start(client.clone(), settings.clone()).await?;
     let trust = TrustKeeper::start(client.clone(), certificates.subscribe()).await?;
     let (listener, probes) = (
@@ -82,6 +88,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         client,
         metrics: Metrics::new(),
         trust: trust.subscribe(),
+        envoy,
         ending: shutdown.clone(),
         settings,
     });
@@ -109,6 +116,11 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
                 .clone()
                 .run_until_cancelled_owned(lead(Arc::clone(&shared))),
         ),
+        tokio::spawn(
+            background
+                .clone()
+                .run_until_cancelled_owned(keep_members(Arc::clone(&shared))),
+        ),
     ] {
         drop(task);
     }
@@ -122,12 +134,26 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
 /// Runs the controllers whenever this replica is the leader.
 async fn lead(shared: Arc<Shared>) {
     Election::new(shared.client.clone(), &shared.settings)
-        .lead(&shared.metrics, || controller::run(Arc::clone(&shared)))
+        .lead(&shared.metrics, || async {
+            tokio::select! {
+                () = controller::run(Arc::clone(&shared)) => {}
+                () = multicluster::sessions::run(&shared) => {}
+                () = renew_tokens(&shared) => {}
+            }
+        })
         .await;
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|source| Error::Listen { address, source })
+/// Looks after other clusters, where there are some.
+async fn keep_members(shared: Arc<Shared>) {
+    if let Some(envoy) = &shared.envoy {
+        envoy.keep().await;
+    }
+}
+
+async fn renew_tokens(shared: &Shared) {
+    match &shared.envoy {
+        Some(envoy) => envoy.keep_renewing().await,
+        None => std::future::pending().await,
+    }
 }

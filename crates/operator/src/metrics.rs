@@ -48,6 +48,14 @@ impl Metrics {
             is_leader: Gauge::default(),
         };
         metrics.register();
+        // A number that appears only when it is first counted is one whose first step nobody sees.
+        for direction in ["to_agent", "to_client"] {
+            drop(
+                metrics
+                    .relayed_bytes
+                    .get_or_create(&DirectionLabels { direction }),
+            );
+        }
         metrics
     }
 
@@ -97,3 +105,6 @@ impl Metrics {
         text
     }
 }
+
+#[cfg(test)]
+mod tests;

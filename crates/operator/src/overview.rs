@@ -1,6 +1,6 @@
 //! `mirrordoperators/operator`: what this operator is and what it is doing.
 
-use api::operator::{License, RunningSession, Statistics};
+use api::operator::{ConnectedCluster, License, RunningSession, Statistics};
 use api::{
     Feature, MirrordClusterSession, MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus,
 };
@@ -22,8 +22,12 @@ pub(crate) fn operator(
     settings: &Settings,
     license: Option<License>,
     sessions: &[MirrordClusterSession],
+    connected_clusters: Option<Vec<ConnectedCluster>>,
     now: Timestamp,
 ) -> MirrordOperator {
+    let primary = connected_clusters
+        .is_some()
+        .then_some(Feature::MultiClusterPrimary);
     let spec = MirrordOperatorSpec {
         copy_target_enabled: false,
         default_namespace: settings.default_namespace.clone(),
@@ -33,11 +37,13 @@ pub(crate) fn operator(
         operator_version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_version: PROTOCOL_VERSION.to_owned(),
         supported_features: Feature::SUPPORTED
+            .into_iter()
+            .chain(primary)
             .map(|feature| feature.as_str().to_owned())
-            .to_vec(),
+            .collect(),
     };
     let status = MirrordOperatorStatus {
-        connected_clusters: Vec::new(),
+        connected_clusters: connected_clusters.unwrap_or_default(),
         copy_targets: Vec::new(),
         sessions: sessions
             .iter()

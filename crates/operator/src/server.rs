@@ -129,7 +129,9 @@ async fn answer_asked(
         Asked::Operators | Asked::Operator => {
             let sessions = sessions::list(client).await?;
             let license = overview::license(client, &shared.settings).await?;
-            let operator = overview::operator(&shared.settings, license, &sessions, now);
+            let clusters = shared.envoy.as_ref();
+            let clusters = clusters.map(|envoy| envoy.connected_clusters(now));
+            let operator = overview::operator(&shared.settings, license, &sessions, clusters, now);
             Ok(match asked {
                 Asked::Operators => list(&[operator], form),
                 _ => one(&operator, form),
@@ -173,7 +175,10 @@ async fn answer_asked(
             None => Err(Refusal::not_found(format!("there is no session {id}"))),
         },
         Asked::EndSession(id) => {
-            let ended = sessions::end(client, id).await?;
+            let mut ended = sessions::end(client, id).await?;
+            if !ended && shared.envoy.is_some() {
+                ended = sessions::end_parent(client, id).await?;
+            }
             tracing::info!(target: "audit", user = user.name, session = %id, ended, "a session is ended by a user");
             if !ended {
                 return Err(Refusal::not_found(format!("there is no session {id}")));

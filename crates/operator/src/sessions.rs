@@ -1,11 +1,13 @@
 //! Sessions, as people list and end them.
 
-use api::MirrordClusterSession;
+use api::multicluster::parent_name;
 use api::session::{Session, SessionId, SessionSpec};
+use api::{MirrordClusterSession, MirrordMultiClusterSession};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::answer::{Column, Listed};
@@ -32,13 +34,23 @@ pub(crate) async fn find(client: &Client, id: SessionId) -> Result<Option<Mirror
 /// Ends a session: its object is kept until its agents are gone. Says whether there was one.
 pub(crate) async fn end(client: &Client, id: SessionId) -> Result<bool> {
     let sessions: Api<MirrordClusterSession> = Api::all(client.clone());
-    let deleted = sessions
-        .delete(&id.object_name(), &DeleteParams::default())
-        .await;
-    match deleted {
+    delete(&sessions, &id.object_name()).await
+}
+
+/// The same for one over several clusters, whose parts end with it.
+pub(crate) async fn end_parent(client: &Client, id: SessionId) -> Result<bool> {
+    let parents: Api<MirrordMultiClusterSession> = Api::all(client.clone());
+    delete(&parents, &parent_name(id)).await
+}
+
+async fn delete<Object>(objects: &Api<Object>, name: &str) -> Result<bool>
+where
+    Object: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    match objects.delete(name, &DeleteParams::default()).await {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(error) => Err(error).doing(format!("end the session {id}")),
+        Err(error) => Err(error).doing(format!("end the session {name}")),
     }
 }
 

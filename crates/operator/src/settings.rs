@@ -5,6 +5,8 @@ use std::time::Duration;
 
 pub use cluster::{AgentSettings, PodSettings};
 
+use crate::multicluster::MultiCluster;
+
 /// Everything that the chart decides. It does not change while the operator runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -29,6 +31,8 @@ pub struct Settings {
     pub session: SessionSettings,
     /// How agents are made. How long they wait for their client is each session's matter.
     pub agent: AgentSettings,
+    /// Other clusters, where this operator is the Primary of some.
+    pub multi_cluster: Option<MultiCluster>,
 }
 
 /// How long sessions live without their client.

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use api::MirrordClusterSession;
+use api::{MirrordClusterSession, MirrordMultiClusterSession};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Doing as _, Error, Result};
+use crate::multicluster::auth::bearer::TOKENS;
 use crate::settings::Settings;
 
 /// How long the operator, if it still runs, may take to end its sessions.
@@ -23,7 +26,20 @@ pub async fn uninstall() -> Result<()> {
         .map_err(|error| Error::NoCluster(Box::new(error)))?;
     let client = Client::try_from(config).doing("be reached")?;
     remove_api(&client).await?;
-    end_sessions(&client).await
+    // Parents first: they end their children in other clusters.
+    end_sessions::<MirrordMultiClusterSession>(&client).await?;
+    end_sessions::<MirrordClusterSession>(&client).await?;
+    remove_tokens(&client).await
+}
+
+/// The tokens for other clusters, which no chart knows of.
+async fn remove_tokens(client: &Client) -> Result<()> {
+    let secrets: Api<Secret> = Api::default_namespaced(client.clone());
+    match secrets.delete(TOKENS, &DeleteParams::default()).await {
+        // Without other clusters there are none, and no right to delete them.
+        Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(()),
+        other => other.map(drop).doing(format!("remove the Secret {TOKENS}")),
+    }
 }
 
 async fn remove_api(client: &Client) -> Result<()> {
@@ -37,14 +53,17 @@ async fn remove_api(client: &Client) -> Result<()> {
     Ok(())
 }
 
-async fn end_sessions(client: &Client) -> Result<()> {
-    let sessions: Api<MirrordClusterSession> = Api::all(client.clone());
+async fn end_sessions<Object>(client: &Client) -> Result<()>
+where
+    Object: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let sessions: Api<Object> = Api::all(client.clone());
     let began = Instant::now();
     loop {
         let left = match sessions.list(&ListParams::default()).await {
             Ok(list) => list.items,
-            // The kind itself is gone already.
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            // The kind itself is gone already, or this operator has none of it.
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => return Ok(()),
             Err(error) => return Err(error).doing("list sessions"),
         };
         if left.is_empty() {
@@ -53,7 +72,7 @@ async fn end_sessions(client: &Client) -> Result<()> {
         let nobody_does_it = began.elapsed() > PATIENCE;
         for session in left {
             let name = session.name_any();
-            if session.metadata.deletion_timestamp.is_none() {
+            if session.meta().deletion_timestamp.is_none() {
                 let deleted = sessions.delete(&name, &DeleteParams::default()).await;
                 gone_is_fine(deleted.map(drop)).doing(format!("end {name}"))?;
             } else if nobody_does_it {

@@ -1,9 +1,13 @@
 //! Asking the agent, from threads that may wait.
 
+mod agents;
 mod connection;
 mod cut;
+mod greet;
 mod keeper;
 mod reach;
+mod source;
+mod watcher;
 
 use std::fmt;
 use std::future::Future;
@@ -18,19 +22,25 @@ use tokio::runtime::Handle;
 
 use crate::event::Tell;
 use crate::monitor::Monitor;
-use crate::outgoing::{Budget, Routes};
+use crate::outgoing::Routes;
 
+pub(crate) use agents::{Agents, Member};
 pub(crate) use connection::Connection;
-pub(crate) use keeper::{Greeted, Keeper, greet, refused};
+pub(crate) use greet::{greet, refused};
+pub use keeper::FirstAgent;
+pub(crate) use keeper::Keeping;
 pub use reach::{Reach, Reached};
+pub use source::{AgentId, Change, One, Place, Preference, Source};
 
-/// The connection to the agent, shared by everything in a session. The agent behind it may be replaced.
+/// The agents, shared by everything in a session. Those behind it may change.
 #[derive(Clone)]
 pub(crate) struct Agent {
+    /// The one that is asked alone.
     pub(crate) client: Connection,
+    /// All of them.
+    pub(crate) all: Agents,
     pub(crate) runtime: Handle,
     pub(crate) routes: Arc<Routes>,
-    pub(crate) connections: Budget,
     pub(crate) tell: Tell,
     pub(crate) monitor: Monitor,
 }
@@ -43,6 +53,23 @@ impl fmt::Debug for Agent {
 }
 
 impl Agent {
+    /// For the runtime on which it is called.
+    pub(crate) fn new(all: Agents, tell: Tell) -> Self {
+        Self {
+            client: all.connection.clone(),
+            all,
+            runtime: Handle::current(),
+            routes: Arc::default(),
+            tell,
+            monitor: Monitor::off(),
+        }
+    }
+
+    /// The same, for whoever looks.
+    pub(crate) fn watched(self, monitor: Monitor) -> Self {
+        Self { monitor, ..self }
+    }
+
     pub(crate) fn files(&self) -> FilesClient<Connection> {
         FilesClient::new(self.client.clone()).max_decoding_message_size(64 << 20)
     }
@@ -80,3 +107,6 @@ pub(crate) fn errno(failure: Option<&Failure>) -> Errno {
         .and_then(Failure::number)
         .map_or(Errno::EIO, Errno::from_raw)
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,9 @@ pub enum Error {
     #[error(transparent)]
     Reach(Box<dyn std::error::Error + Send + Sync>),
 
+    #[error("there is no agent of the target, and none has come")]
+    NoAgent,
+
     #[error("the agent refused the session: {0}")]
     Refused(String),
 

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use interceptor::{Errno, Notice};
 
+use crate::agent::AgentId;
+
 pub(crate) use self::incoming::describe;
 pub use self::incoming::{Checked, IncomingEvent, MissedReason, News, Subscribed};
 
@@ -22,10 +24,30 @@ pub enum Event {
     /// The connection is lost, and is being made again. Nothing is lost with it.
     ConnectionLost(String),
     ConnectionBack,
-    /// The agent is gone, and with it everything that it held.
-    AgentLost(String),
-    /// There is an agent again.
-    SessionRestored,
+    /// The agent that is asked alone is gone, and with it everything that it held.
+    AgentLost {
+        agent: AgentId,
+        reason: String,
+    },
+    /// This agent is the one that is asked alone from now on.
+    SessionRestored(AgentId),
+    /// Another agent has come, or gone.
+    Joined(AgentId),
+    Left {
+        agent: AgentId,
+        reason: String,
+    },
+    /// Another agent cannot be had.
+    NotJoined {
+        agent: AgentId,
+        reason: String,
+    },
+    /// So many agents are there at the beginning.
+    Covers(usize),
+    /// The target has nothing that an agent could be beside. Calls wait for so many seconds.
+    NobodyThere(u64),
+    /// Somebody has ended the session.
+    SessionOver(String),
     /// There is no agent, and there may be none again.
     SessionLost(String),
     TargetGone,
@@ -54,6 +76,18 @@ pub enum FileProblem {
     NotWritten(Errno),
 }
 
+impl Event {
+    /// Whether it is only good to know.
+    #[must_use]
+    pub fn is_reassuring(&self) -> bool {
+        match self {
+            Self::Joined(_) | Self::Left { .. } | Self::Covers(_) => true,
+            Self::Incoming(event) => !event.is_warning(),
+            _ => false,
+        }
+    }
+}
+
 impl fmt::Display for Event {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -64,12 +98,40 @@ impl fmt::Display for Event {
             Self::ConnectionBack => {
                 formatter.write_str("the connection to the agent is back; nothing was lost")
             }
-            Self::AgentLost(reason) => write!(
+            Self::AgentLost { agent, reason } => write!(
                 formatter,
-                "the agent is gone ({reason}): what it was doing fails; looking for another one"
+                "{agent} is gone ({reason}): what it was doing fails; looking for another one"
             ),
-            Self::SessionRestored => formatter.write_str(
-                "the session goes on with another agent; connections and files that were open through the target were reset",
+            Self::SessionRestored(agent) => {
+                formatter.write_str("the session goes on with another agent")?;
+                if *agent != AgentId::default() {
+                    write!(formatter, ", in {}", agent.place())?;
+                }
+                formatter.write_str(
+                    "; connections and files that were open through the target were reset",
+                )
+            }
+            Self::Joined(agent) => write!(formatter, "{} has joined the session", agent.place()),
+            Self::Left { agent, reason } => {
+                write!(
+                    formatter,
+                    "{} has left the session ({reason})",
+                    agent.place()
+                )
+            }
+            Self::NotJoined { agent, reason } => write!(
+                formatter,
+                "{} cannot join the session, so that its traffic does not come: {reason}",
+                agent.place()
+            ),
+            Self::Covers(count) => write!(formatter, "the session is with {count} pods"),
+            Self::NobodyThere(seconds) => write!(
+                formatter,
+                "the target has no pod now: what needs it waits, for up to {seconds} s"
+            ),
+            Self::SessionOver(reason) => write!(
+                formatter,
+                "the session is over ({reason}): the program goes on, and what needs the target fails"
             ),
             Self::SessionLost(reason) => write!(
                 formatter,

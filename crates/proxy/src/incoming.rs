@@ -1,7 +1,8 @@
 //! Connections that arrive at the target.
 //!
-//! The application listens with its own socket. For each port at the target there is one subscription, however many
-//! sockets of the application share the port; a task of its own looks after it, from the first listener to the last.
+//! The application listens with its own socket. For each port at the target there is one subscription at each agent,
+//! however many sockets of the application share the port; a task of its own looks after the port, from the first
+//! listener to the last, and one more after each agent's part of it.
 
 mod arrival;
 mod datagrams;
@@ -9,6 +10,7 @@ mod door;
 mod doors;
 mod port;
 mod request;
+mod subscription;
 mod tls;
 mod verify;
 mod watch;
@@ -19,7 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use config::{IncomingMode, IncomingRules, IncomingSettings};
 use interceptor::{ListenerChoice, Listening, Transport};
+use protocol::rpc::Failure;
 use tokio::sync::mpsc;
+use tonic::{Code, Status};
 
 use crate::agent::Agent;
 
@@ -69,8 +73,16 @@ impl Incoming {
     }
 
     pub(crate) fn choose(&self, transport: Transport, address: SocketAddr) -> ListenerChoice {
-        match self.shared.rules.choose(address) {
-            Some(_) if transport != Transport::Unix => ListenerChoice::Target,
+        let rules = &self.shared.rules;
+        let Some(port) = rules.choose(address) else {
+            return ListenerChoice::Local;
+        };
+        match transport {
+            Transport::Tcp => ListenerChoice::Target,
+            // Whoever wants certain requests does not want everybody's datagrams.
+            Transport::Udp if rules.filter(address.port(), port).is_none() => {
+                ListenerChoice::Target
+            }
             _ => ListenerChoice::Local,
         }
     }
@@ -117,6 +129,21 @@ impl Shared {
 
     fn steals(&self) -> bool {
         self.rules.mode() == IncomingMode::Steal
+    }
+}
+
+/// Whether an agent has decided not to do what it was asked for. Anything else has happened on the way.
+fn is_final(status: &Status) -> bool {
+    status.code() == Code::Unimplemented || Failure::from_status(status).is_some()
+}
+
+fn reason_of(status: &Status) -> String {
+    match Failure::from_status(status) {
+        Some(failure) => failure.detail,
+        None if status.code() == Code::Unimplemented => {
+            "the agent is of an older release; install the same one on both sides".to_owned()
+        }
+        None => status.message().to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The session on the developer's machine.
 //!
-//! [`Session::start`] greets an agent over a pipe; the session is then the [`interceptor::Host`] of a process: what the
+//! [`FirstAgent::wait`] takes a [`Source`] of agents and greets each of them over a link; the [`Session`] is then the [`interceptor::Host`] of a process: what the
 //! rules of the configuration send to the target is asked of the agent, the rest stays here. The nouns are `files`,
 //! `dns`, `outgoing` and `incoming`; the environment is asked for once, before the process starts.
 
@@ -16,7 +16,8 @@ mod session;
 mod stream;
 mod sys;
 
-pub use agent::{Reach, Reached};
+pub use crate::monitor::{Batch, Monitor, Subscription};
+pub use agent::{AgentId, Change, FirstAgent, One, Place, Preference, Reach, Reached, Source};
 pub use error::Error;
 pub use event::{Checked, Event, FileProblem, IncomingEvent, MissedReason, News, Subscribed, Tell};
 pub use files::FilesThrough;
@@ -24,5 +25,4 @@ pub use files::FilesThrough;
 pub use interceptor::Error as LaunchError;
 /// Programs start processes in a session, and learn whether this machine can, through its host.
 pub use interceptor::{Diagnosis, Launch, Notice, Prepared, Signaller, check, diagnose};
-pub use crate::monitor::{Batch, Monitor, Subscription};
-pub use session::{Observers, Session};
+pub use session::Session;

@@ -227,10 +227,11 @@ impl Monitor {
         is_udp: bool,
         steals: bool,
         client: SocketAddr,
+        cluster: Option<String>,
     ) -> Arriving {
         match &self.0 {
             None => Arriving::off(),
-            Some(hub) => Arriving::new(Arc::clone(hub), port, is_udp, steals, client),
+            Some(hub) => Arriving::new(Arc::clone(hub), port, is_udp, steals, client, cluster),
         }
     }
 }

@@ -32,8 +32,9 @@ pub(crate) use routes::Routes;
 pub(crate) fn connect(agent: &Agent, outgoing: Outgoing, attempt: Attempt) {
     let agent = agent.clone();
     let runtime = agent.runtime.clone();
-    let Some(permit) = agent.connections.take() else {
-        (agent.tell)(&Event::TooManyConnections(agent.connections.most));
+    let connections = agent.client.connections();
+    let Some(permit) = connections.take() else {
+        (agent.tell)(&Event::TooManyConnections(connections.most));
         // As if there were no more ports, which is what a program meets otherwise.
         attempt.failed(Errno::EADDRNOTAVAIL);
         return outgoing.refuse(Errno::EADDRNOTAVAIL);

@@ -20,11 +20,9 @@ use link::Pipe;
 use protocol::MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
 use protocol::rpc::{HelloResponse, ListEnvRequest};
-use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
 use tracing::{Level, enabled};
 
-use crate::agent::{Agent, Connection, Greeted, Keeper, Reach, Reached, greet, refused};
+use crate::agent::{Agent, Agents, FirstAgent, Keeping, Member, greet, refused};
 use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
@@ -36,19 +34,7 @@ use crate::outgoing;
 /// Variables as the kernel has them.
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Who learns what happens in a session: the user, and whoever looks.
-pub struct Observers {
-    pub tell: Tell,
-    pub monitor: Monitor,
-}
-
-impl fmt::Debug for Observers {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Observers").finish_non_exhaustive()
-    }
-}
-
-/// A session with one agent. It is the host of the processes that stand in for the target.
+/// A session with its agents. It is the host of the processes that stand in for the target.
 pub struct Session {
     agent: Agent,
     files: Arc<TargetFiles>,
@@ -61,7 +47,7 @@ pub struct Session {
     rules: Rules,
     hello: HelloResponse,
     tell: Tell,
-    keeper: Option<AbortHandle>,
+    keeper: Option<Keeping>,
 }
 
 #[derive(Debug)]
@@ -92,29 +78,27 @@ impl Rules {
 }
 
 impl Session {
-    /// Greets an agent that was reached, and keeps the session up: when the agent is lost, another one is reached. What
-    /// the user should know on the way is told, and `holder` says to others whose session it is. Must be called on the
-    /// runtime that carries the session.
+    /// A session whose first agent is there. It keeps itself up from then on: agents come and go, and one that is lost is
+    /// reached again. `holder` says to others whose session it is. Must be called on the runtime that carries the session.
     pub async fn start(
-        reached: Reached,
-        reach: impl Reach,
-        observers: Observers,
+        first: FirstAgent,
+        monitor: Monitor,
         holder: String,
         settings: &Settings,
         env_file: &EnvFile,
         surroundings: &Surroundings,
     ) -> Result<Self, Error> {
         let rules = Rules::new(settings, env_file, surroundings)?;
-        let greeted = Greeted::greet(reached).await?;
-        let (connection, hello) = (greeted.connection(), greeted.hello.clone());
-        let keeper = Keeper {
-            reach,
-            connection: connection.clone(),
-            tell: Arc::clone(&observers.tell),
-        };
+        let FirstAgent {
+            agents,
+            hello,
+            tell,
+            keeper,
+        } = first;
+        let observers = (tell, monitor);
         let mut session =
-            Self::with_agent(connection, hello, rules, settings, observers, holder).await?;
-        session.keeper = Some(tokio::spawn(keeper.keep(greeted)).abort_handle());
+            Self::with_agents(agents, hello, rules, settings, observers, holder).await?;
+        session.keeper = Some(keeper);
         Ok(session)
     }
 
@@ -130,32 +114,28 @@ impl Session {
         let (client, hello) = greet(pipe, token.to_owned()).await?;
         let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
         let holder = "somebody".to_owned();
-        let connection = Connection::new(client);
-        let observers = Observers {
-            tell,
-            monitor: Monitor::off(),
-        };
-        Self::with_agent(connection, hello, rules, settings, observers, holder).await
+        let agents = Agents::only(Member::new(client, &hello));
+        Self::with_agents(
+            agents,
+            hello,
+            rules,
+            settings,
+            (tell, Monitor::off()),
+            holder,
+        )
+        .await
     }
 
-    async fn with_agent(
-        connection: Connection,
+    async fn with_agents(
+        agents: Agents,
         hello: HelloResponse,
         rules: Rules,
         settings: &Settings,
-        observers: Observers,
+        observers: (Tell, Monitor),
         holder: String,
     ) -> Result<Self, Error> {
-        let Observers { tell, monitor } = observers;
-        let streams = hello.limits.map_or(0, |limits| limits.streams);
-        let agent = Agent {
-            client: connection,
-            runtime: Handle::current(),
-            routes: Arc::default(),
-            connections: outgoing::Budget::of(streams),
-            tell: tell.clone(),
-            monitor,
-        };
+        let (tell, monitor) = observers;
+        let agent = Agent::new(agents, tell.clone()).watched(monitor);
         let dns = Dns::new(
             agent.clone(),
             DnsRules::new(&settings.feature.network.dns),
@@ -193,7 +173,7 @@ impl Session {
     pub fn end(&self) {
         self.files.settle();
         if let Some(keeper) = &self.keeper {
-            keeper.abort();
+            keeper.end();
         }
     }
 
@@ -201,7 +181,9 @@ impl Session {
     pub fn environment(&self, local: Variables) -> Vec<(OsString, OsString)> {
         let environment = self.rules.env.apply(self.variables.clone(), local);
         let of_target = self.variables.iter().filter_map(|(name, _)| {
-            let value = environment.get(name).filter(|_| self.rules.env.takes(name))?;
+            let value = environment
+                .get(name)
+                .filter(|_| self.rules.env.takes(name))?;
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             Some((text(name), text(value)))
         });
@@ -216,9 +198,7 @@ impl Session {
 fn watched(agent: &Agent, files: &Arc<TargetFiles>) -> Option<WatchedFiles<TargetFiles>> {
     let monitor = agent.monitor.clone();
     let files = Arc::clone(files);
-    monitor
-        .is_on()
-        .then_some(WatchedFiles { files, monitor })
+    monitor.is_on().then_some(WatchedFiles { files, monitor })
 }
 
 /// The target's own environment.
@@ -436,14 +416,6 @@ impl Host for Session {
 
     fn notice(&self, notice: &Notice) {
         (self.tell)(&Event::Program(notice.clone()));
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        if let Some(keeper) = &self.keeper {
-            keeper.abort();
-        }
     }
 }
 

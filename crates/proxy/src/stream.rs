@@ -9,6 +9,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -34,6 +35,29 @@ pub(crate) struct LocalStream {
     kept: Kept,
     /// For whoever looks.
     traffic: Option<Traffic>,
+    /// Where the socket is one of a pair.
+    breaks: Option<Arc<Breaks>>,
+    /// The end of the application's bytes is a reset.
+    is_given_up: AtomicBool,
+}
+
+/// Which side of a pair of sockets broke. Such sockets have ends, and no resets.
+#[derive(Debug, Default)]
+pub(crate) struct Breaks {
+    target: AtomicBool,
+    application: AtomicBool,
+}
+
+impl Breaks {
+    /// Whether the target's side broke off.
+    pub(crate) fn target_broke(&self) -> bool {
+        self.target.load(Ordering::Acquire)
+    }
+
+    /// Makes the coming end of the application's bytes a reset.
+    pub(crate) fn break_application(&self) {
+        self.application.store(true, Ordering::Release);
+    }
 }
 
 /// Something that has to be there as long as a stream.
@@ -65,6 +89,8 @@ impl LocalStream {
         Ok(Self {
             socket,
             kept: Box::new(kept),
+            breaks: None,
+            is_given_up: AtomicBool::new(false),
             traffic: None,
         })
     }
@@ -72,6 +98,13 @@ impl LocalStream {
     /// The same, with a note of what flows.
     pub(crate) fn watched(self, traffic: Option<Traffic>) -> Self {
         Self { traffic, ..self }
+    }
+
+    /// One end of a pair, whose other end is told of resets, and tells them.
+    pub(crate) fn of_pair(socket: OwnedFd, breaks: Arc<Breaks>) -> io::Result<Self> {
+        let breaks = Some(breaks);
+        let stream = Self::new(Transport::Unix, socket, ())?;
+        Ok(Self { breaks, ..stream })
     }
 
     /// The socket itself, and what has to be there as long.
@@ -105,11 +138,20 @@ impl LocalStream {
     }
 
     fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
-        match &self.socket {
+        let count = match &self.socket {
             Socket::Tcp(stream) => try_read(stream, buffer),
             // What carries descriptors is read in parts, so less than there is room for does not mean that it was all.
             Socket::Unix(stream) => stream.try_read_buf(buffer),
+        }?;
+        let broke = |breaks: &Arc<Breaks>| breaks.application.load(Ordering::Acquire);
+        let has_broken = || {
+            let is_given_up = self.is_given_up.load(Ordering::Acquire);
+            is_given_up || self.breaks.as_ref().is_some_and(broke)
+        };
+        if count == 0 && has_broken() {
+            return Err(io::ErrorKind::ConnectionReset.into());
         }
+        Ok(count)
     }
 
     async fn write_all(&self, mut bytes: Bytes) -> io::Result<()> {
@@ -131,6 +173,20 @@ impl LocalStream {
         Ok(())
     }
 
+    /// Whether the application itself has the connection, and not only its kernel.
+    pub(crate) fn is_accepted(&self) -> bool {
+        match &self.socket {
+            Socket::Tcp(stream) => interceptor::is_accepted(stream.as_fd()),
+            Socket::Unix(_) => true,
+        }
+    }
+
+    /// Resets the connection, on both sides.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
+        self.abort();
+    }
+
     /// Ends the direction to the application.
     fn finish(&self) {
         self.shut_down(Shutdown::Write);
@@ -138,6 +194,9 @@ impl LocalStream {
 
     /// Makes the coming close a reset instead of an end.
     fn abort(&self) {
+        if let Some(breaks) = &self.breaks {
+            breaks.target.store(true, Ordering::Release);
+        }
         if let Socket::Tcp(stream) = &self.socket {
             let _ = stream.set_zero_linger();
         }

@@ -42,6 +42,14 @@ impl<Id: Clone + Eq, Agent: Clone> Changes<Id, Agent> {
         }
     }
 
+    /// What has changed already. Waits for nobody.
+    pub fn next_now(&mut self) -> Option<Change<Id, Agent>> {
+        if self.waiting.is_empty() && self.members.has_changed().unwrap_or(false) {
+            self.compare();
+        }
+        self.waiting.pop_front()
+    }
+
     fn compare(&mut self) {
         let members = self.members.borrow_and_update();
         let entries = members.entries();
@@ -68,29 +76,32 @@ impl<Id: Clone + Eq, Agent: Clone> Changes<Id, Agent> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Router;
+    use crate::{Preference, Router};
 
     #[tokio::test]
     async fn changes_begin_with_those_who_are_there() {
         let router = Router::new();
-        router.join("a", 1);
-        router.join("b", 2);
+        router.join("a", 1, Preference::Preferred);
+        router.join("b", 2, Preference::Preferred);
         let mut changes = router.changes();
         assert_eq!(changes.next().await, Some(Change::Joined("a", 1)));
         assert_eq!(changes.next().await, Some(Change::Joined("b", 2)));
         router.leave(&"a");
         assert_eq!(changes.next().await, Some(Change::Left("a")));
         // One that takes the place of another has left and joined.
-        router.join("b", 3);
-        router.join("c", 4);
+        router.join("b", 3, Preference::Preferred);
+        router.join("c", 4, Preference::Preferred);
         assert_eq!(changes.next().await, Some(Change::Left("b")));
         assert_eq!(changes.next().await, Some(Change::Joined("b", 3)));
         assert_eq!(changes.next().await, Some(Change::Joined("c", 4)));
         // Who came and went in between was never there.
-        router.join("d", 5);
+        router.join("d", 5, Preference::Preferred);
         router.leave(&"d");
         router.leave(&"c");
         assert_eq!(changes.next().await, Some(Change::Left("c")));
+        assert_eq!(changes.next_now(), None);
+        router.join("e", 6, Preference::Preferred);
+        assert_eq!(changes.next_now(), Some(Change::Joined("e", 6)));
         drop(router);
         assert_eq!(changes.next().await, None);
     }

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 pub use changes::{Change, Changes};
 use members::Members;
+pub use members::Preference;
 
 /// Knows the agents of a session. Clones are the same.
 #[derive(Debug, Clone)]
@@ -56,10 +57,11 @@ where
         }
     }
 
-    /// An agent has come, or another one has taken the place of the one with this id. Those that come first are preferred
-    /// as the one that is asked alone.
-    pub fn join(&self, id: Id, agent: Agent) {
-        self.members.send_modify(|members| members.join(id, agent));
+    /// An agent has come, or another one has taken the place of the one with this id. Of equally preferred ones, the one
+    /// that came first is asked alone.
+    pub fn join(&self, id: Id, agent: Agent, preference: Preference) {
+        self.members
+            .send_modify(|members| members.join(id, agent, preference));
     }
 
     /// An agent has gone.
@@ -140,7 +142,7 @@ mod tests {
     fn router(agents: &[(&'static str, u32)]) -> Router<&'static str, u32> {
         let router = Router::new();
         for (id, agent) in agents {
-            router.join(*id, *agent);
+            router.join(*id, *agent, Preference::Preferred);
         }
         router
     }
@@ -174,15 +176,35 @@ mod tests {
     fn the_first_stays_the_first_until_it_leaves() {
         let router = router(&[("a", 1), ("b", 2), ("c", 3)]);
         // Another agent in the place of the first is the first.
-        router.join("a", 10);
+        router.join("a", 10, Preference::Preferred);
         assert_eq!(router.first(), Some(("a", 10)));
         router.leave(&"b");
         assert_eq!(router.first(), Some(("a", 10)));
         router.leave(&"a");
         assert_eq!(router.first(), Some(("c", 3)));
         // Who comes back comes last.
-        router.join("a", 1);
+        router.join("a", 1, Preference::Preferred);
         assert_eq!(router.all(), [("c", 3), ("a", 1)]);
+    }
+
+    #[test]
+    fn preferred_agents_come_first_and_others_never_do() {
+        let router = Router::new();
+        router.join("traffic", 1, Preference::TrafficOnly);
+        assert_eq!(router.first(), None);
+        router.join("starting", 2, Preference::Possible);
+        assert_eq!(router.first(), Some(("starting", 2)));
+        // Whoever is the first stays it: files are open there.
+        router.join("ready", 3, Preference::Preferred);
+        router.join("waiting", 4, Preference::Possible);
+        assert_eq!(router.first(), Some(("starting", 2)));
+        router.leave(&"starting");
+        assert_eq!(router.first(), Some(("ready", 3)));
+        router.leave(&"ready");
+        assert_eq!(router.first(), Some(("waiting", 4)));
+        router.leave(&"waiting");
+        assert_eq!(router.first(), None);
+        assert_eq!(router.all(), [("traffic", 1)]);
     }
 
     #[tokio::test]

@@ -1,9 +1,11 @@
 //! `standind operator`: arguments to settings, and signals to the end.
 
+use std::fs;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::operator::{AgentSettings, PodSettings, SessionSettings, Settings};
+use ::operator::{AgentSettings, MultiCluster, PodSettings, SessionSettings, Settings};
 use anyhow::{Context, Result};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
@@ -55,6 +57,9 @@ pub(crate) struct OperatorArguments {
     /// How much agents say in their logs
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     agent_log: LevelFilter,
+    /// The file that says which clusters there are, for an operator that has members
+    #[arg(long, value_name = "FILE")]
+    clusters_config: Option<PathBuf>,
     /// How much is said on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
@@ -72,7 +77,7 @@ pub(crate) fn run(arguments: OperatorArguments) -> Result<()> {
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
         end_with_signals(shutdown.clone())?;
-        ::operator::run(settings(arguments), shutdown).await?;
+        ::operator::run(settings(arguments)?, shutdown).await?;
         Ok(())
     })
 }
@@ -86,8 +91,13 @@ pub(crate) fn uninstall() -> Result<()> {
     Ok(runtime.block_on(::operator::uninstall())?)
 }
 
-fn settings(arguments: OperatorArguments) -> Settings {
-    Settings {
+fn settings(arguments: OperatorArguments) -> Result<Settings> {
+    Ok(Settings {
+        multi_cluster: arguments
+            .clusters_config
+            .as_deref()
+            .map(clusters)
+            .transpose()?,
         namespace: arguments.namespace,
         service: arguments.service,
         secret: arguments.secret,
@@ -111,7 +121,13 @@ fn settings(arguments: OperatorArguments) -> Settings {
             resume_window: Duration::from_secs(arguments.session_ttl),
             pod: PodSettings::default(),
         },
-    }
+    })
+}
+
+fn clusters(path: &Path) -> Result<MultiCluster> {
+    let file = || format!("the clusters of {}", path.display());
+    let text = fs::read_to_string(path).with_context(file)?;
+    MultiCluster::read(&text).with_context(file)
 }
 
 fn start_log(level: LevelFilter, as_json: bool) {

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use splitter::{
-    Arrival, BoxFuture, BoxStream, Claim, Destination, Filter, Mode, OnConflict, Port, Settings,
+    Arrival, BoxFuture, BoxStream, Claim, Destination, Filter, Mode, Notices, OnConflict, Port,
+    Settings,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -282,6 +283,8 @@ async fn split_to(
         filter,
         takes_probes: false,
         answer_within: None,
+        tls: None,
+        notices: Notices::default(),
         destination: Arc::new(Tcp(session)),
     };
     let guard = Arc::new(port.claims().claim(claim, OnConflict::Abort).unwrap());

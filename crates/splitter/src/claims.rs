@@ -17,8 +17,9 @@ use crate::copy::Budget;
 use crate::error::Held;
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
-use crate::settings::Settings;
+use crate::settings::{Notice, Notices, Settings};
 use crate::stream::Destination;
+use crate::tls::Tls;
 
 /// What a session asks for.
 pub struct Claim {
@@ -31,6 +32,10 @@ pub struct Claim {
     pub takes_probes: bool,
     /// How long the session may take to begin an answer, if not as long as the port's settings say.
     pub answer_within: Option<Duration>,
+    /// How connections that are encrypted for the target are looked into, for all sessions as long as this one is there.
+    pub tls: Option<Tls>,
+    /// Told what becomes of what the session wants.
+    pub notices: Notices,
     /// Where it goes to.
     pub destination: Arc<dyn Destination>,
 }
@@ -303,6 +308,11 @@ impl HeldClaim {
 
     pub(crate) fn is_well(&self, now: Instant) -> bool {
         self.health.is_well(now)
+    }
+
+    pub(crate) fn tell(&self, notice: Notice) {
+        tracing::info!(holder = self.claim.holder, ?notice, "incoming traffic");
+        self.claim.notices.tell(notice);
     }
 
     /// How long the session may take to begin an answer. `None` is as long as the client waits.

@@ -18,7 +18,7 @@ use crate::settings::{Notice, Settings};
 use crate::stream::{Arrival, BoxStream, Outbox, Read, poll_read};
 
 /// So long a session may go on answering a copy that has ended. Closing at once would look like an error to it.
-const LINGER: Duration = Duration::from_secs(10);
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
 /// What waits in memory for a session. All of its copies share it, so that one that is stuck does not take all there is.
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ impl Copy {
             held: held.clone(),
             state: Mutex::default(),
         });
-        tokio::spawn(deliver(arrival.clone(), settings.clone(), shared.clone()));
+        tokio::spawn(deliver(arrival.clone(), shared.clone()));
         Self {
             shared,
             limit: settings.copy_limit,
@@ -164,7 +164,7 @@ impl Shared {
 }
 
 /// Brings a copy to its session.
-async fn deliver(arrival: Arrival, settings: Settings, shared: Arc<Shared>) {
+async fn deliver(arrival: Arrival, shared: Arc<Shared>) {
     let holder = &shared.held.claim.holder;
     let delivered = async {
         let stream = shared.held.claim.destination.open(&arrival).await?;
@@ -182,8 +182,7 @@ async fn deliver(arrival: Arrival, settings: Settings, shared: Arc<Shared>) {
         tracing::debug!(%error, %holder, "a copy ended early");
     }
     if shared.close() {
-        let holder = holder.clone();
-        settings.notices.tell(Notice::CopyDropped { holder });
+        shared.held.tell(Notice::CopyDropped);
     }
 }
 

@@ -29,7 +29,6 @@ pub struct Port {
     pub(crate) original: Arc<dyn Destination>,
     probes: RwLock<Arc<Probes>>,
     pub(crate) settings: Settings,
-    tls: RwLock<Option<Tls>>,
     pool: Arc<Pool>,
     http2: Arc<http2::Pool>,
     /// Whether the application takes WebSockets over HTTP/2.
@@ -56,7 +55,6 @@ impl Port {
             original,
             probes: RwLock::default(),
             settings,
-            tls: RwLock::default(),
             pool: Arc::default(),
             http2: Arc::default(),
             extended_connect: Knowledge::default(),
@@ -86,21 +84,10 @@ impl Port {
         probes.clone()
     }
 
-    /// Looks into connections that are encrypted for the target.
-    #[must_use]
-    pub fn with_tls(self, tls: Tls) -> Self {
-        self.set_tls(tls);
-        self
-    }
-
-    /// Looks from now on into connections that are encrypted for the target.
-    pub fn set_tls(&self, tls: Tls) {
-        *self.tls.write().unwrap_or_else(PoisonError::into_inner) = Some(tls);
-    }
-
-    pub(crate) fn tls(&self) -> Option<Tls> {
-        let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner);
-        tls.clone()
+    /// How connections that are encrypted for the target are looked into: as the oldest session says that knows how.
+    fn tls(&self) -> Option<Tls> {
+        let claims = self.claims.snapshot();
+        claims.iter().find_map(|held| held.claim.tls.clone())
     }
 
     /// Who gets what.
@@ -122,8 +109,13 @@ impl Port {
     }
 
     async fn serve_way(self: &Arc<Self>, way: Way, mut client: BoxStream, arrival: Arrival) {
+        // Asked once: the session that knows how may go while the client has not spoken yet.
+        let tls = match arrival.tls {
+            None => self.tls(),
+            Some(_) => None,
+        };
         // Nobody wants a copy of what is encrypted and can be read.
-        let may_be_encrypted = arrival.tls.is_none() && self.tls().is_some();
+        let may_be_encrypted = tls.is_some();
         if !may_be_encrypted {
             client = self.with_copies(client, &arrival);
         }
@@ -135,7 +127,13 @@ impl Port {
             return;
         }
         let owner = self.owner();
-        let first = first::first(&way, &mut client, &arrival, owner.as_ref());
+        let first = first::first(
+            &way,
+            &mut client,
+            &arrival,
+            owner.as_ref(),
+            may_be_encrypted,
+        );
         let Some(first) = Box::pin(first).await else {
             return;
         };
@@ -162,7 +160,7 @@ impl Port {
                 Box::pin(http2::serve(way, client, arrival, leg)).await;
             }
             Protocol::Tls => {
-                if let Some(tls) = self.tls() {
+                if let Some(tls) = tls {
                     let client = Box::new(Rewound::new(bytes, client));
                     // What the spare leg is for is known only when the client has said more.
                     drop(leg);
@@ -319,10 +317,7 @@ impl Way {
         if let Some(held) = owner {
             match self.open_claim(held, arrival).await {
                 Ok(leg) => return Some(leg),
-                Err(reason) => self.port.settings.notices.tell(Notice::FellBack {
-                    holder: held.claim.holder.clone(),
-                    reason,
-                }),
+                Err(reason) => held.tell(Notice::FellBack { reason }),
             }
         }
         self.open_original(arrival).await.ok()
@@ -382,11 +377,10 @@ impl Way {
         if !unanswered.was_orderly {
             held.suspend(Instant::now(), settings.pause_after_failure);
         }
-        let holder = held.claim.holder.clone();
         let reason = Reason::NoAnswer;
-        settings.notices.tell(match unanswered.request {
-            Some(_) => Notice::FellBack { holder, reason },
-            None => Notice::Lost { holder, reason },
+        held.tell(match unanswered.request {
+            Some(_) => Notice::FellBack { reason },
+            None => Notice::Lost { reason },
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Bounds, and what is told to whoever wants to know.
+//! Bounds, and what is told to a session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,8 +32,6 @@ pub struct Settings {
     pub copies_limit: usize,
     /// On a port where clients speak first, a client that is silent for so long gets its connection all the same.
     pub silence: Duration,
-    /// Told what a user of a session would want to know.
-    pub notices: Notices,
 }
 
 impl Default for Settings {
@@ -51,20 +49,19 @@ impl Default for Settings {
             copy_limit: 4 * 1024 * 1024,
             copies_limit: 32 * 1024 * 1024,
             silence: Duration::from_millis(50),
-            notices: Notices::default(),
         }
     }
 }
 
 /// What a user of a session would want to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// A request that the session wanted went to the original application.
-    FellBack { holder: String, reason: Reason },
+    FellBack { reason: Reason },
     /// A request that the session wanted was lost: too much of it had been sent to send it again.
-    Lost { holder: String, reason: Reason },
+    Lost { reason: Reason },
     /// The session's copy of a connection ended, because it was too far behind.
-    CopyDropped { holder: String },
+    CopyDropped,
 }
 
 /// Why a session did not get a request.
@@ -78,7 +75,7 @@ pub enum Reason {
     TooSlow,
 }
 
-/// Somebody who is told.
+/// Who is told.
 #[derive(Clone)]
 pub struct Notices(Arc<dyn Fn(Notice) + Send + Sync>);
 

@@ -39,19 +39,21 @@ const FILLING: u8 = 7;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArguments {
-    /// Where the tree is mounted. The process must have a mount namespace of its own
+    /// Where a tree is mounted. The process must have a mount namespace of its own
     #[arg(long)]
-    tree: std::path::PathBuf,
+    tree: Option<std::path::PathBuf>,
     /// How many small files there are
-    #[arg(long)]
+    #[arg(long, default_value_t = 0)]
     small: usize,
     /// The size of the large file, in MiB
-    #[arg(long)]
+    #[arg(long, default_value_t = 0)]
     large: usize,
 }
 
 pub(crate) fn run(arguments: &TargetArguments) -> Result<()> {
-    plant(arguments).context("the tree cannot be made")?;
+    if let Some(tree) = &arguments.tree {
+        plant(tree, arguments).context("the tree cannot be made")?;
+    }
     let _queue = fill_queue().context("a full queue cannot be made")?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
@@ -69,7 +71,7 @@ pub(crate) fn run(arguments: &TargetArguments) -> Result<()> {
 }
 
 /// Puts the files on a file system of their own, which nobody else sees.
-fn plant(arguments: &TargetArguments) -> Result<()> {
+fn plant(tree: &Path, arguments: &TargetArguments) -> Result<()> {
     let nothing: Option<&Path> = None;
     mount(
         nothing,
@@ -80,19 +82,16 @@ fn plant(arguments: &TargetArguments) -> Result<()> {
     )?;
     mount(
         Some("tmpfs"),
-        &arguments.tree,
+        tree,
         Some("tmpfs"),
         MsFlags::empty(),
         nothing,
     )?;
     for number in 0..arguments.small {
-        let place = arguments.tree.join(format!("small-{number}"));
+        let place = tree.join(format!("small-{number}"));
         fs::write(place, vec![FILLING; 4096])?;
     }
-    fs::write(
-        arguments.tree.join("large"),
-        vec![FILLING; arguments.large << 20],
-    )?;
+    fs::write(tree.join("large"), vec![FILLING; arguments.large << 20])?;
     Ok(())
 }
 

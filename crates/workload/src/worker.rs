@@ -99,6 +99,11 @@ enum Order {
         echo: SocketAddr,
         milliseconds: u64,
     },
+    /// Asks for the addresses of names: for each once, and then for the last one again.
+    Resolve {
+        names: Vec<String>,
+        again: usize,
+    },
     /// Opens as many connections, and keeps them until `let_go`.
     Hold {
         address: SocketAddr,
@@ -191,6 +196,7 @@ fn obey(order: Order, held: &mut Vec<std::net::TcpStream>) -> Result<Numbers> {
             echo,
             milliseconds: time,
         } => faults::beside(full, &folder, echo, milliseconds(time)),
+        Order::Resolve { names, again } => connections::resolve(&names, again),
         Order::Hold { address, count } => connections::hold(address, count, held),
         Order::HoldRequests {
             address,

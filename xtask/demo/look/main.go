@@ -13,14 +13,25 @@ import (
 	"time"
 )
 
-const (
-	variable = "CHECKOUT_CURRENCY"
-	file     = "/etc/checkout/settings.yaml"
-	name     = "inventory.shop.internal"
-	address  = "http://inventory.shop.internal:8080/stock/book"
-)
+// What it looks at: of the sample service on this machine, or of a service of the shop in a cluster.
+var places = map[string][4]string{
+	"": {
+		"CHECKOUT_CURRENCY",
+		"/etc/checkout/settings.yaml",
+		"inventory.shop.internal",
+		"http://inventory.shop.internal:8080/stock/book",
+	},
+	"shop": {
+		"SHOP_STAGE",
+		"/var/run/secrets/shop/api-key",
+		"inventory",
+		"http://inventory:8080/whoami",
+	},
+}
 
 func main() {
+	place := places[strings.Join(os.Args[1:], " ")]
+	variable, file, name, address := place[0], place[1], place[2], place[3]
 	found := bufio.NewWriter(os.Stdout)
 	defer found.Flush()
 	say := func(what, answer string, err error) {

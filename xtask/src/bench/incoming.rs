@@ -4,7 +4,6 @@
 //! else the machine does disturbs all of them. Numbers are medians.
 
 mod endurance;
-mod load;
 mod memory;
 mod mirror;
 mod site;

@@ -1,4 +1,7 @@
-//! The demo on clusters: the ground that sessions will stand on. Each cluster has the sample shop, and answers for itself.
+//! The demo on clusters. Each has the sample shop, and answers for itself; then programs of this machine stand in for a
+//! service in the first of them, without an operator and with one.
+
+mod sessions;
 
 use std::process::{self, ExitCode};
 use std::thread;
@@ -10,6 +13,7 @@ use lab::shop::{self, Programs};
 use lab::{Client, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 use serde_json::Value;
 
+use self::sessions::{Sessions, WithOperator};
 use super::DemoArguments;
 use crate::{node, privilege, table, workspace};
 
@@ -31,16 +35,20 @@ pub(super) fn run(arguments: &DemoArguments, clusters: usize) -> Result<ExitCode
         node::for_image()?,
         &progress,
     )?;
+    let sessions = Sessions::build(&progress)?;
     // Images are made of Debian packages, which needs root even where the clusters do not.
     let purpose =
         "the lab makes namespaces, devices and control groups, and images of Debian packages";
-    if let Some(ended) = privilege::continue_as_root(purpose, &programs.variables())? {
+    let variables = [programs.variables(), sessions.variables()].concat();
+    if let Some(ended) = privilege::continue_as_root(purpose, &variables)? {
         return Ok(ended);
     }
     if uses_lab {
-        on_lab(arguments, clusters, &paths, &programs, &progress)?;
+        on_lab(arguments, clusters, &paths, &programs, &sessions, &progress)?;
     } else {
-        on_contexts(arguments, &paths, &binaries, &programs, &progress)?;
+        on_contexts(
+            arguments, &paths, &binaries, &programs, &sessions, &progress,
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -50,6 +58,7 @@ fn on_lab(
     clusters: usize,
     paths: &Paths,
     programs: &Programs,
+    sessions: &Sessions,
     progress: &Progress,
 ) -> Result<()> {
     let name = if arguments.keep {
@@ -67,12 +76,16 @@ fn on_lab(
     for image in programs.images(&paths.images(), progress)? {
         lab.load_image(image.path())?;
     }
-    progress.step("the shop's images are in every cluster");
+    lab.load_image(sessions.image(&paths.images())?.path())?;
+    progress.step("the images of the shop and of agents are in every cluster");
     let clients: Vec<Client> = lab.clusters().iter().map(lab::Cluster::client).collect();
     for client in &clients {
         client.create_namespace(NAMESPACE)?;
     }
-    let shown = show(&clients, progress);
+    let shown = show(&clients, progress).and_then(|()| match clients.first() {
+        Some(first) => sessions.show(first, WithOperator::Yes, arguments.keep),
+        None => Ok(()),
+    });
     if arguments.keep {
         eprintln!(
             "
@@ -91,6 +104,7 @@ fn on_contexts(
     paths: &Paths,
     binaries: &Binaries,
     programs: &Programs,
+    sessions: &Sessions,
     progress: &Progress,
 ) -> Result<()> {
     let clients = arguments
@@ -98,7 +112,8 @@ fn on_contexts(
         .iter()
         .map(|context| Client::of_context(context, paths, binaries))
         .collect::<lab::Result<Vec<_>>>()?;
-    let images: Vec<ImageArchive> = programs.images(&paths.images(), progress)?;
+    let mut images: Vec<ImageArchive> = programs.images(&paths.images(), progress)?;
+    images.push(sessions.image(&paths.images())?);
     for client in &clients {
         for image in &images {
             client.load_image_into_existing(image.path())?;
@@ -108,7 +123,11 @@ fn on_contexts(
     for client in &clients {
         client.create_new_namespace(NAMESPACE)?;
     }
-    let shown = show(&clients, progress);
+    // Somebody else's cluster gets no operator from us.
+    let shown = show(&clients, progress).and_then(|()| match clients.first() {
+        Some(first) => sessions.show(first, WithOperator::No, arguments.keep),
+        None => Ok(()),
+    });
     if !arguments.keep {
         for client in &clients {
             client.delete_namespace(NAMESPACE)?;

@@ -107,16 +107,16 @@ fn judge(outside: &str, inside: &str) -> Result<()> {
 
 /// Everything that the demo runs.
 #[derive(Debug)]
-struct Programs {
-    standin: PathBuf,
-    look: PathBuf,
+pub(super) struct Programs {
+    pub(super) standin: PathBuf,
+    pub(super) look: PathBuf,
     inventory: PathBuf,
-    checkout: PathBuf,
-    ask: PathBuf,
+    pub(super) checkout: PathBuf,
+    pub(super) ask: PathBuf,
 }
 
 impl Programs {
-    fn build(root: &Path) -> Result<Self> {
+    pub(super) fn build(root: &Path) -> Result<Self> {
         process::run(workspace::cargo(root).args([
             "build",
             "--locked",
@@ -133,6 +133,12 @@ impl Programs {
                 .env(environment::CGO_ENABLED, "0")
                 .current_dir(root.join("xtask/demo")),
         )?;
+        Self::built()
+    }
+
+    /// Those that were built before.
+    pub(super) fn built() -> Result<Self> {
+        let folder = workspace::target()?.join("demo");
         Ok(Programs {
             standin: workspace::target()?.join("debug/standin"),
             look: folder.join("look"),

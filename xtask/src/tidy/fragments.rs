@@ -6,7 +6,17 @@ use super::Finding;
 use crate::workspace::Source;
 
 const FOLDER: &str = "changelog.d";
-const KINDS: &[&str] = &["added", "changed", "fixed", "removed", "security"];
+/// In the order in which a changelog lists them.
+pub(crate) const KINDS: &[&str] = &[
+    "security", "added", "changed", "removed", "fixed", "internal",
+];
+
+/// The kind of change that a fragment is about; nothing for other files.
+pub(crate) fn kind_of(path: &Path) -> Option<&str> {
+    let name = path.strip_prefix(FOLDER).ok()?.to_str()?;
+    let (_, kind) = name.strip_suffix(".md")?.rsplit_once('.')?;
+    KINDS.contains(&kind).then_some(kind)
+}
 
 pub(crate) fn check(sources: &[Source]) -> Vec<Finding> {
     sources

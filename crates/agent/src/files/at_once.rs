@@ -27,53 +27,65 @@ use crate::{Error, Result};
 /// For so long is a device taken for what it was: its number may come to mean another one.
 const KNOWN: Duration = Duration::from_secs(60);
 
-/// File systems that are no more than their disk, by the number that `statfs` tells: ext4, XFS, Btrfs, overlay, squashfs, EROFS, F2FS.
-const ON_DISK: [i64; 7] = [
+/// File systems that are no more than their disk, by the number that `statfs` tells: ext4, XFS, Btrfs, squashfs, EROFS, F2FS.
+const ON_DISK: [i64; 6] = [
     0xef53,
     0x5846_5342,
     0x9123_683e,
-    0x794c_7630,
     0x7371_7368,
     0xe0f5_e1e2,
     0xf2f5_2010,
 ];
+/// What lies below it may be anything, and is asked when a file is opened.
+const OVERLAY: i64 = 0x794c_7630;
 /// tmpfs and ramfs.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// Devices whose file systems never wait for anybody else.
 #[derive(Debug, Default)]
-pub(crate) struct LocalDevices(Mutex<HashMap<Device, (Reading, Instant)>>);
+pub(crate) struct LocalDevices(Mutex<HashMap<Device, (Promise, Instant)>>);
+
+/// What can be had of a file without waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Promise {
+    /// Its metadata alone.
+    Metadata,
+    /// Its bytes, too.
+    Bytes(Reading),
+}
 
 type Device = (u32, u32);
 
 impl LocalDevices {
-    /// How bytes of a file are read without waiting, if its metadata can be had so.
-    fn reading(&self, metadata: &Metadata) -> Option<Reading> {
+    /// None if even its metadata may be long in coming.
+    fn promise(&self, metadata: &Metadata) -> Option<Promise> {
         let known = self.lock();
-        let (reading, since) = known.get(&device(metadata))?;
-        (since.elapsed() < KNOWN).then_some(*reading)
+        let (promise, since) = known.get(&device(metadata))?;
+        (since.elapsed() < KNOWN).then_some(*promise)
     }
 
     /// Looks at the file system of a file, on a thread that may wait.
     pub(super) fn learn(&self, file: impl AsFd, metadata: &Metadata) {
-        if self.reading(metadata).is_some() {
+        if self.promise(metadata).is_some() {
             return;
         }
         let Ok(about) = fstatfs(file) else { return };
         let kind = about.f_type;
-        let reading = if ON_DISK.contains(&kind) {
-            Reading::OnlyCached
+        let promise = if ON_DISK.contains(&kind) {
+            Promise::Bytes(Reading::OnlyCached)
         } else if IN_MEMORY.contains(&kind) {
-            Reading::All
+            Promise::Bytes(Reading::All)
+        } else if kind == OVERLAY {
+            Promise::Metadata
         } else {
             return;
         };
         let mut known = self.lock();
         known.retain(|_, (_, since)| since.elapsed() < KNOWN);
-        known.insert(device(metadata), (reading, Instant::now()));
+        known.insert(device(metadata), (promise, Instant::now()));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Device, (Reading, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Device, (Promise, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -117,9 +129,11 @@ pub(super) fn open(agent: &Agent, request: &OpenRequest) -> Option<Result<Opened
         follow: !request.no_follow,
     };
     in_cached_tree(agent, |tree| {
-        let (_, metadata, reading) = find(agent, tree, &place)?;
-        match FileType::from_raw_mode(metadata.mode) {
-            FileType::RegularFile | FileType::Directory => open::open(tree, request, reading),
+        let (_, metadata, promise) = find(agent, tree, &place)?;
+        match (FileType::from_raw_mode(metadata.mode), promise) {
+            (FileType::RegularFile | FileType::Directory, Promise::Bytes(reading)) => {
+                open::open(tree, request, reading)
+            }
             // Opening any other may do anything.
             _ => Err(Errno::AGAIN),
         }
@@ -132,11 +146,11 @@ fn find<'place>(
     agent: &Agent,
     tree: Tree<'_>,
     place: &'place Located,
-) -> Result<(Found<'place>, Metadata, Reading), Errno> {
+) -> Result<(Found<'place>, Metadata, Promise), Errno> {
     let file = tree.find(place)?;
     let metadata = metadata::as_known(&file)?;
-    match agent.local_devices().reading(&metadata) {
-        Some(reading) => Ok((file, metadata, reading)),
+    match agent.local_devices().promise(&metadata) {
+        Some(promise) => Ok((file, metadata, promise)),
         None => Err(Errno::AGAIN),
     }
 }

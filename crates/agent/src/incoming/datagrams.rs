@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
 use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, OnConflict};
+use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, Notices, OnConflict};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
@@ -35,7 +35,8 @@ const LEFT_ALONE: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(2);
 /// Datagrams of a flow that wait to be taken.
 const WAITING: usize = 128;
-/// More flows than this are nobody's clients.
+/// Flows at the same time. When there are more, those that have been silent for longest end: clients of some protocols ask
+/// once from each port.
 const FLOWS: usize = 4096;
 /// How long an application may take to take a flow, unless its session says otherwise.
 const TAKEN_WITHIN: Duration = Duration::from_secs(5);
@@ -45,7 +46,7 @@ pub(super) struct UdpPort {
     agent: Agent,
     claims: Arc<Claims>,
     sessions: Mutex<Vec<Session>>,
-    flows: Mutex<HashMap<Ends, mpsc::Sender<Bytes>>>,
+    flows: Mutex<HashMap<Ends, ToFlow>>,
     /// Somebody has come who may want flows that go to the application, or the port is given up.
     changed: watch::Sender<()>,
 }
@@ -115,7 +116,7 @@ impl UdpPort {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, mpsc::Sender<Bytes>>> {
+    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, ToFlow>> {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,6 +132,9 @@ impl UdpPort {
             filter: None,
             takes_probes: true,
             answer_within: wanted.answer_within,
+            tls: None,
+            // What becomes of flows is told from here.
+            notices: Notices::default(),
             destination: Arc::clone(&queue) as _,
         };
         let guard = self.claims.claim(claim, wanted.on_conflict);
@@ -165,19 +169,26 @@ impl UdpPort {
         let Datagram { payload, flow } = datagram;
         let ends = (flow.peer, flow.original_destination);
         let mut flows = self.flows();
-        let payload = match flows
-            .get(&ends)
-            .map(|known| known.try_send(payload.clone()))
-        {
-            // As a socket does whose buffer is full.
-            Some(Ok(()) | Err(TrySendError::Full(_))) => return,
-            Some(Err(TrySendError::Closed(payload))) => payload,
-            None if flows.len() >= FLOWS => return,
+        let now = Instant::now();
+        let payload = match flows.get_mut(&ends) {
             None => payload,
+            Some(known) => match known.datagrams.try_send(payload) {
+                // A socket whose buffer is full does the same.
+                Ok(()) | Err(TrySendError::Full(_)) => {
+                    known.last = now;
+                    return;
+                }
+                Err(TrySendError::Closed(payload)) => payload,
+            },
         };
+        end_the_most_silent(&mut flows);
         let (to_flow, datagrams) = mpsc::channel(WAITING);
         // There is room for one.
         let _ = to_flow.try_send(payload);
+        let to_flow = ToFlow {
+            datagrams: to_flow,
+            last: now,
+        };
         flows.insert(ends, to_flow);
         drop(flows);
         tokio::spawn(Arc::clone(self).run(flow, datagrams));
@@ -218,10 +229,30 @@ impl UdpPort {
         drop(datagrams);
         let mut flows = self.flows();
         let ends = (flow.peer, flow.original_destination);
-        if flows.get(&ends).is_some_and(mpsc::Sender::is_closed) {
+        let is_over = |known: &ToFlow| known.datagrams.is_closed();
+        if flows.get(&ends).is_some_and(is_over) {
             flows.remove(&ends);
         }
     }
+}
+
+/// The way to a flow, which ends when this is dropped.
+#[derive(Debug)]
+struct ToFlow {
+    datagrams: mpsc::Sender<Bytes>,
+    /// When something came for it.
+    last: Instant,
+}
+
+/// Makes room for another flow. Several end at once, so that a crowd does not make each newcomer look through all.
+fn end_the_most_silent(flows: &mut HashMap<Ends, ToFlow>) {
+    if flows.len() < FLOWS {
+        return;
+    }
+    let mut times: Vec<Instant> = flows.values().map(|flow| flow.last).collect();
+    let (_, oldest_to_stay, _) = times.select_nth_unstable(FLOWS / 8);
+    let oldest_to_stay = *oldest_to_stay;
+    flows.retain(|_, flow| flow.last > oldest_to_stay);
 }
 
 /// The datagrams of a flow, as they arrive.
@@ -386,5 +417,36 @@ impl fmt::Debug for UdpPort {
             .debug_struct("UdpPort")
             .field("claims", &self.claims)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_have_been_silent_for_longest_make_room() {
+        let epoch = Instant::now();
+        let mut flows = HashMap::new();
+        let ends = |number: usize| {
+            let port = u16::try_from(number).unwrap();
+            let client = SocketAddr::from(([203, 0, 113, 9], port));
+            (client, SocketAddr::from(([10, 1, 2, 3], 53)))
+        };
+        let add = |flows: &mut HashMap<Ends, ToFlow>, number: usize| {
+            let (datagrams, _) = mpsc::channel(1);
+            let last = epoch + Duration::from_millis(number as u64);
+            flows.insert(ends(number), ToFlow { datagrams, last });
+        };
+        for number in 0..FLOWS - 1 {
+            add(&mut flows, number);
+        }
+        end_the_most_silent(&mut flows);
+        assert_eq!(flows.len(), FLOWS - 1);
+        add(&mut flows, FLOWS);
+        end_the_most_silent(&mut flows);
+        assert!(flows.len() < FLOWS && flows.len() > FLOWS / 2);
+        assert!(!flows.contains_key(&ends(0)));
+        assert!(flows.contains_key(&ends(FLOWS)) && flows.contains_key(&ends(FLOWS - 2)));
     }
 }

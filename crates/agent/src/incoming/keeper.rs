@@ -9,7 +9,7 @@ use std::time::Duration;
 use protocol::rpc::{Proof, SubscribeEvent, Subscribed, subscribe_event};
 use splitter::OnConflict;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
 use super::certificates;
@@ -175,6 +175,12 @@ impl Keeper {
         tell(&self.events, event);
     }
 
+    /// Waits for room: a session that does not learn of it would ask again for what it has lost.
+    async fn tell_loss(&self, to: String) {
+        let event = Some(subscribe_event::Event::LostTo(to));
+        let _ = self.events.send(Ok(SubscribeEvent { event })).await;
+    }
+
     async fn hold_here(&mut self) -> Result<()> {
         let queue = Arc::new(Queue::new(self.reachable.clone()));
         let ports = Arc::clone(self.agent.ports());
@@ -203,7 +209,7 @@ impl Keeper {
             tokio::select! {
                 () = self.events.closed() => return,
                 () = self.agent.ports().end_begins() => return,
-                by = held.overridden() => return self.tell(subscribe_event::Event::LostTo(by)),
+                by = held.overridden() => return self.tell_loss(by).await,
                 () = is_seen(&mut traffic), if !traffic_was_seen => {
                     traffic_was_seen = true;
                     self.tell(subscribe_event::Event::TrafficSeen(true));
@@ -214,11 +220,18 @@ impl Keeper {
 
     async fn hold_there(&mut self, point: &MeetingPoint) -> Result<Ending> {
         let request = self.wanted.request.clone();
+        let joining = timeout(REACHED_WITHIN, peers::join(&self.agent, point, request));
+        let joined = tokio::select! {
+            // Who does not answer is as good as gone.
+            joined = joining => joined.unwrap_or(Err(Error::PeerGone))?,
+            () = self.events.closed() => return Ok(Ending::Over),
+            () = self.agent.ports().end_begins() => return Ok(Ending::Over),
+        };
         let Joined {
             peer,
             subscribed,
             mut events,
-        } = peers::join(&self.agent, point, request).await?;
+        } = joined;
         if !self.announce(Place::There(peer), subscribed) {
             return Ok(Ending::Over);
         }
@@ -231,10 +244,12 @@ impl Keeper {
             let Ok(Some(SubscribeEvent { event: Some(event) })) = event else {
                 return Ok(Ending::HolderGone);
             };
-            let is_lost = matches!(event, subscribe_event::Event::LostTo(_));
-            self.tell(event);
-            if is_lost {
-                return Ok(Ending::Over);
+            match event {
+                subscribe_event::Event::LostTo(by) => {
+                    self.tell_loss(by).await;
+                    return Ok(Ending::Over);
+                }
+                event => self.tell(event),
             }
         }
     }

@@ -1,10 +1,11 @@
 //! Agents of one network that share its ports.
 //!
 //! Each session on a process or a pod may have an agent of its own, and only one of them can redirect a port. It waits for
-//! the others at its meeting point, a socket whose name and secret the kernel keeps with the claim on the port. They speak
-//! the session protocol there, and of it only what is about incoming traffic: a subscription is passed on, and so is every
-//! request for a connection, body for body.
+//! the others at its meeting point, a socket whose name and secret the kernel keeps with the claim on the port. When both
+//! have proved that they know the secret they speak the session protocol there, and of it only what is about incoming
+//! traffic: a subscription is passed on, and so is every request for a connection, body for body.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net as std_unix;
@@ -17,6 +18,7 @@ use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use link::http2::after_others;
 use protocol::control::VERSION;
 use protocol::failure::{Failure, Reason};
 use protocol::incoming::Accept;
@@ -35,16 +37,16 @@ use tonic::{Status, Streaming};
 
 use super::lent::Lent;
 use super::reachable::Reachable;
-use super::redirect::MeetingPoint;
+use super::redirect::{Meeting, MeetingPoint, PROOF_BYTES, Role};
 use crate::agent::Agent;
 use crate::connection::{
     self, Access, CONNECTION_WINDOW, Connection, FRAME, RESETS, SEND_BUFFER, STREAM_WINDOW, STREAMS,
 };
 use crate::{Error, Result};
 
-/// How long one who comes may take to say the secret.
-const SECRET_WITHIN: Duration = Duration::from_secs(2);
-/// How many may be about to say it.
+/// How long one who comes may take to prove that he is an agent.
+const PROVEN_WITHIN: Duration = Duration::from_secs(2);
+/// How many may be about to prove it.
 const STRANGERS: usize = 64;
 
 /// Waits for other agents of the target's network.
@@ -69,14 +71,14 @@ pub(super) async fn serve_all(agent: Agent, listener: UnixListener, point: Meeti
     while let Ok(permit) = Arc::clone(&strangers).acquire_owned().await {
         let Ok((mut stream, _)) = listener.accept().await else {
             // No descriptor is left. Sessions go on, and somebody may go.
-            tokio::time::sleep(SECRET_WITHIN).await;
+            tokio::time::sleep(PROVEN_WITHIN).await;
             continue;
         };
         let agent = agent.clone();
         tokio::spawn(async move {
-            let is_peer = says_secret(&mut stream, &point).await;
+            let welcomed = timeout(PROVEN_WITHIN, welcome(&mut stream, &point)).await;
             drop(permit);
-            if !is_peer {
+            if !matches!(welcomed, Ok(Ok(()))) {
                 return tracing::warn!("somebody who is no agent came to the meeting point");
             }
             let connection = Arc::new(Connection::new(agent, Access::Peer, Reachable::always()));
@@ -87,10 +89,40 @@ pub(super) async fn serve_all(agent: Agent, listener: UnixListener, point: Meeti
     }
 }
 
-async fn says_secret(stream: &mut UnixStream, point: &MeetingPoint) -> bool {
-    let mut said = [0; 16];
-    let read = timeout(SECRET_WITHIN, stream.read_exact(&mut said)).await;
-    matches!(read, Ok(Ok(_))) && point.accepts(&said)
+/// Proves to one who comes that the port is ours to share, and lets him prove that he may have it.
+async fn welcome(stream: &mut UnixStream, point: &MeetingPoint) -> io::Result<()> {
+    let mut meeting = Meeting {
+        holders: rand::random(),
+        ..Meeting::default()
+    };
+    stream.read_exact(&mut meeting.joiners).await?;
+    let proof = point.proof(Role::Holder, &meeting);
+    let answer = [&meeting.holders[..], &proof].concat();
+    stream.write_all(&answer).await?;
+    let mut proof = [0; PROOF_BYTES];
+    stream.read_exact(&mut proof).await?;
+    if point.accepts(Role::Joiner, &meeting, &proof) {
+        return Ok(());
+    }
+    Err(io::ErrorKind::PermissionDenied.into())
+}
+
+/// The other side of it. Whoever has taken the name of a socket whose agent is gone learns nothing.
+async fn introduce(stream: &mut UnixStream, point: &MeetingPoint) -> io::Result<()> {
+    let mut meeting = Meeting {
+        joiners: rand::random(),
+        ..Meeting::default()
+    };
+    stream.write_all(&meeting.joiners).await?;
+    stream.read_exact(&mut meeting.holders).await?;
+    let mut proof = [0; PROOF_BYTES];
+    stream.read_exact(&mut proof).await?;
+    if !point.accepts(Role::Holder, &meeting, &proof) {
+        tracing::warn!("somebody who is no agent waits at a meeting point");
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let proof = point.proof(Role::Joiner, &meeting);
+    stream.write_all(&proof).await
 }
 
 /// A subscription at another agent.
@@ -118,9 +150,9 @@ pub(super) async fn join(
     point: &MeetingPoint,
     request: SubscribeRequest,
 ) -> Result<Joined> {
-    let gone = |_| Error::PeerGone;
     let mut stream = reach(agent, point).await?;
-    stream.write_all(point.secret()).await.map_err(gone)?;
+    let introduced = introduce(&mut stream, point).await;
+    introduced.map_err(|_| Error::PeerGone)?;
     let sender = start(stream).await?;
     let hello = HelloRequest {
         version: Some(VERSION),
@@ -182,7 +214,7 @@ async fn start(stream: UnixStream) -> Result<Sender> {
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|_| Error::PeerGone)?;
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
+        if let Err(error) = after_others(connection).await {
             tracing::debug!(%error, "another agent has gone");
         }
     });
@@ -245,6 +277,48 @@ mod tests {
     use protocol::incoming::ACCEPT;
 
     use super::*;
+
+    #[tokio::test]
+    async fn both_sides_prove_that_they_know_the_secret() {
+        let point = MeetingPoint::new();
+        let (mut holder, mut joiner) = UnixStream::pair().unwrap();
+        let (welcomed, introduced) =
+            tokio::join!(welcome(&mut holder, &point), introduce(&mut joiner, &point));
+        welcomed.unwrap();
+        introduced.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_proved_to_somebody_who_does_not_know_it() {
+        let (point, guessed) = (MeetingPoint::new(), MeetingPoint::new());
+        let (mut holder, mut joiner) = UnixStream::pair().unwrap();
+        let impostor = async {
+            let welcomed = welcome(&mut holder, &guessed).await;
+            assert_eq!(welcomed.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        };
+        let join = async {
+            let introduced = introduce(&mut joiner, &point).await;
+            assert_eq!(
+                introduced.unwrap_err().kind(),
+                io::ErrorKind::PermissionDenied
+            );
+            drop(joiner);
+        };
+        tokio::join!(impostor, join);
+        // One who repeats what the holder says proves nothing, either.
+        let (mut holder, mut joiner) = UnixStream::pair().unwrap();
+        let echo = async {
+            joiner.write_all(&[7; 16]).await.unwrap();
+            let mut said = [0; 16 + PROOF_BYTES];
+            joiner.read_exact(&mut said).await.unwrap();
+            joiner.write_all(&said[16..]).await.unwrap();
+        };
+        let (welcomed, ()) = tokio::join!(welcome(&mut holder, &point), echo);
+        assert_eq!(
+            welcomed.unwrap_err().kind(),
+            io::ErrorKind::PermissionDenied
+        );
+    }
 
     #[test]
     fn connections_are_asked_for_where_the_protocol_says() {

@@ -1,7 +1,7 @@
 //! A redirected port: who wants its traffic, what is known about it, and who is told.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use protocol::rpc::{Missed, MissedReason, subscribe_event};
 use splitter::{Claim, ClaimGuard, Notice, Notices, Reason, Settings};
@@ -21,7 +21,6 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct OpenPort {
     pub(super) kind: Kind,
-    pub(super) listeners: Arc<Listeners>,
     /// Whether traffic has arrived that is not the target's own.
     pub(super) traffic: watch::Sender<bool>,
     mesh: Mutex<Option<Mesh>>,
@@ -42,42 +41,25 @@ pub(super) enum AnyClaim {
 
 impl OpenPort {
     pub(super) fn new(agent: &Agent, protocol: Protocol) -> Self {
-        let listeners = Arc::<Listeners>::default();
         let kind = match protocol {
             Protocol::Udp => Kind::Udp(Arc::new(UdpPort::new(agent))),
             Protocol::Tcp => {
-                let told = Arc::clone(&listeners);
-                let settings = Settings {
-                    notices: Notices::new(move |notice| told.tell(&notice)),
-                    ..Settings::default()
-                };
                 let original = Arc::new(Original(agent.clone()));
-                Kind::Tcp(Arc::new(splitter::Port::new(original, settings)))
+                Kind::Tcp(Arc::new(splitter::Port::new(original, Settings::default())))
             }
         };
         Self {
             kind,
-            listeners,
             traffic: watch::Sender::new(false),
             mesh: Mutex::default(),
         }
     }
 
-    /// Learns to know what a session knows of the application: its certificate, its health probes.
-    pub(super) async fn look_into(&self, agent: &Agent, wanted: &Wanted) -> Result<()> {
-        let Kind::Tcp(splitter) = &self.kind else {
-            return Ok(());
-        };
-        if let Some(content) = &wanted.request.tls {
-            let tls = certificates::tls(agent, wanted.port.number, content).await?;
-            splitter.set_tls(tls);
-        }
-        splitter.add_probe_paths(wanted.probe_paths.clone());
-        Ok(())
-    }
-
-    pub(super) fn claim(
+    /// Claims what a session wants. What it knows of the application, its certificate and its health probes, is then good
+    /// for all. Whoever is refused changes nothing for the others.
+    pub(super) async fn claim(
         &self,
+        agent: &Agent,
         wanted: &Wanted,
         session: Arc<Queue>,
         events_to_session: Events,
@@ -89,16 +71,24 @@ impl OpenPort {
             }
             Kind::Tcp(splitter) => splitter,
         };
+        let tls = match &wanted.request.tls {
+            Some(content) => Some(certificates::tls(agent, wanted.port.number, content).await?),
+            None => None,
+        };
         let claim = Claim {
             holder: wanted.holder.clone(),
             mode: wanted.mode,
             filter: wanted.filter.clone(),
             takes_probes: wanted.takes_probes,
             answer_within: wanted.answer_within,
+            tls,
+            notices: Notices::new(move |notice| tell(&events_to_session, event(notice))),
             destination: session,
         };
         let guard = splitter.claims().claim(claim, wanted.on_conflict);
-        Ok(AnyClaim::Tcp(guard.map_err(Error::Claim)?))
+        let guard = guard.map_err(Error::Claim)?;
+        splitter.add_probe_paths(wanted.probe_paths.clone());
+        Ok(AnyClaim::Tcp(guard))
     }
 
     pub(super) fn mesh(&self) -> Option<Mesh> {
@@ -131,56 +121,22 @@ impl AnyClaim {
     }
 }
 
-/// Who is told what happens to the requests of a port.
-#[derive(Debug, Default)]
-pub(super) struct Listeners(Mutex<Vec<Listener>>);
-
-#[derive(Debug)]
-struct Listener {
-    holder: String,
-    events_to_session: Events,
-}
-
-impl Listeners {
-    fn all(&self) -> MutexGuard<'_, Vec<Listener>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn add(&self, holder: &str, events_to_session: Events) {
-        self.all().push(Listener {
-            holder: holder.to_owned(),
-            events_to_session,
-        });
-    }
-
-    pub(super) fn remove(&self, events_to_session: &Events) {
-        let is_it =
-            |listener: &Listener| listener.events_to_session.same_channel(events_to_session);
-        self.all().retain(|listener| !is_it(listener));
-    }
-
-    fn tell(&self, notice: &Notice) {
-        let missed = |reason: Reason, lost| {
-            let reason = match reason {
-                Reason::Unreachable => MissedReason::Unreachable,
-                Reason::NoAnswer => MissedReason::NoAnswer,
-                Reason::TooSlow => MissedReason::TooSlow,
-            };
-            subscribe_event::Event::Missed(Missed {
-                reason: reason.into(),
-                lost,
-            })
+/// What a session is told when something becomes of its requests.
+fn event(notice: Notice) -> subscribe_event::Event {
+    let missed = |reason: Reason, lost| {
+        let reason = match reason {
+            Reason::Unreachable => MissedReason::Unreachable,
+            Reason::NoAnswer => MissedReason::NoAnswer,
+            Reason::TooSlow => MissedReason::TooSlow,
         };
-        let (holder, told) = match notice {
-            Notice::FellBack { holder, reason } => (holder, missed(*reason, false)),
-            Notice::Lost { holder, reason } => (holder, missed(*reason, true)),
-            Notice::CopyDropped { holder } => (holder, subscribe_event::Event::CopyDropped(true)),
-        };
-        tracing::info!(?notice, "incoming traffic");
-        for listener in self.all().iter() {
-            if listener.holder == *holder {
-                tell(&listener.events_to_session, told.clone());
-            }
-        }
+        subscribe_event::Event::Missed(Missed {
+            reason: reason.into(),
+            lost,
+        })
+    };
+    match notice {
+        Notice::FellBack { reason } => missed(reason, false),
+        Notice::Lost { reason } => missed(reason, true),
+        Notice::CopyDropped => subscribe_event::Event::CopyDropped(true),
     }
 }

@@ -121,7 +121,6 @@ pub(super) struct Held {
     port: Port,
     open: Arc<OpenPort>,
     claim: AnyClaim,
-    events_to_session: Events,
     pub(super) evidence: Evidence,
     pub(super) mesh: Option<Mesh>,
     pub(super) flushed: u32,
@@ -156,12 +155,10 @@ impl Ports {
         let redirect = self.use_port(&mut state, agent, wanted).await?;
         let claimed = async {
             let open = self.open.get(port).ok_or(Error::SubscriptionEnded)?;
-            open.look_into(agent, wanted).await?;
-            let claim = open.claim(wanted, session, events_to_session.clone())?;
+            let claim = open.claim(agent, wanted, session, events_to_session);
             let mut held = Held {
                 port,
-                claim,
-                events_to_session: events_to_session.clone(),
+                claim: claim.await?,
                 evidence: redirect.evidence(port),
                 mesh: open.mesh(),
                 flushed: 0,
@@ -171,7 +168,6 @@ impl Ports {
                 let flushed = redirect.flush_connections(port.number).await?;
                 held.flushed = u32::try_from(flushed).unwrap_or(u32::MAX);
             }
-            held.open.listeners.add(&wanted.holder, events_to_session);
             Ok(held)
         };
         let claimed = claimed.await;
@@ -183,15 +179,9 @@ impl Ports {
 
     /// Gives back what a session had.
     pub(super) async fn release(&self, held: Held) {
-        let Held {
-            port,
-            open,
-            claim,
-            events_to_session,
-            ..
-        } = held;
-        drop(claim);
-        open.listeners.remove(&events_to_session);
+        let port = held.port;
+        // What is claimed first, then the port.
+        drop(held);
         let mut state = self.state.lock().await;
         self.leave_port(&mut state, port).await;
     }

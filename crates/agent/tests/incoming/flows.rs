@@ -166,3 +166,32 @@ async fn a_copy_of_datagrams() {
     drop((subscription, taken));
     world.nothing_is_left().await;
 }
+
+/// So many clients are known at the same time.
+const FLOWS: usize = 4096;
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_client_that_comes_when_all_places_are_taken_is_served() {
+    let Some(world) = world() else { return };
+    start_application(&world.target, 53);
+    let session = Session::of(&world.agent()).await;
+    let subscription = session.subscribe(of_udp(whole_port(53, "Ada"))).await;
+    let subscription = subscription.unwrap();
+    let taking = tokio::spawn(async move {
+        while let Ok(taken) = subscription.accept().await {
+            tokio::spawn(answer(taken));
+        }
+    });
+    // Clients that ask once, each from a port of its own, and one that stays.
+    let to = socket_address(TARGET_IPV4, 53);
+    let staying = client(&world.client, to).await;
+    for number in 0..=FLOWS {
+        let asking = client(&world.client, to).await;
+        assert_eq!(exchange(&asking, b"one").await, b"session:one", "{number}");
+        if number % 100 == 0 {
+            assert_eq!(exchange(&staying, b"more").await, b"session:more");
+        }
+    }
+    taking.abort();
+}

@@ -1,8 +1,10 @@
 //! What a session does not answer, the application does. And what must stay the application's, stays so.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http_body_util::BodyExt as _;
 use protocol::incoming::TAKEN;
 use protocol::rpc::subscribe_event::Event;
@@ -40,6 +42,41 @@ async fn when_the_session_is_gone_the_next_request_is_the_applications() {
     assert_eq!(ask(&world.client, to, "/", ADA).await, "ada / 0");
     session.lose_connection();
     assert_eq!(ask(&world.client, to, "/", ADA).await, "original / 0");
+    world.nothing_is_left().await;
+}
+
+/// As when the developer's machine is gone in the middle of everything: each request is answered, by the one or the other.
+#[tokio::test]
+#[ignore = "needs root"]
+async fn when_the_session_is_lost_under_load_no_request_is() {
+    let Some(world) = world() else { return };
+    let _site = Site::start(&world.target, 80, "original");
+    let to = socket_address(TARGET_IPV4, 80);
+    let session = Session::of(&world.agent()).await;
+    let subscription = session.subscribe(with_header(80, "Ada", "x-user: ada"));
+    let subscription = subscription.await.unwrap();
+    let _serving = subscription.serve(|_, stream| serve(stream, "ada"));
+    let answered = AtomicUsize::new(0);
+    let clients = (0..8).map(async |_| {
+        // Until this one, and so everybody after it, has seen both.
+        loop {
+            let answer = ask(&world.client, to, "/", ADA).await;
+            answered.fetch_add(1, Ordering::Relaxed);
+            match answer.as_str() {
+                "ada / 0" => {}
+                "original / 0" => return,
+                other => panic!("{other}"),
+            }
+        }
+    });
+    let lose = async {
+        while answered.load(Ordering::Relaxed) < 100 {
+            tokio::task::yield_now().await;
+        }
+        session.lose_connection();
+    };
+    soon(async { tokio::join!(join_all(clients), lose) }).await;
+    assert!(answered.load(Ordering::Relaxed) > 100);
     world.nothing_is_left().await;
 }
 

@@ -51,8 +51,12 @@ impl Client {
             (Some(_), Some(_)) if sessions.iter().any(|id| id == beginning) => {
                 Ok((beginning.to_owned(), Self::new(folder, beginning)?))
             }
-            (Some(_), Some(_)) => bail!("several sessions begin with `{beginning}`; say more of the id"),
-            (None, _) => bail!("there is no session `{beginning}`; `standin sessions` lists what there is"),
+            (Some(_), Some(_)) => {
+                bail!("several sessions begin with `{beginning}`; say more of the id")
+            }
+            (None, _) => {
+                bail!("there is no session `{beginning}`; `standin sessions` lists what there is")
+            }
         }
     }
 

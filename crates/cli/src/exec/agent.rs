@@ -2,9 +2,12 @@
 
 mod in_cluster;
 mod local;
+mod operator;
+mod pods;
 
 use std::env;
 use std::error::Error;
+use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,11 +17,13 @@ use clap::Args;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{Fingerprint, TlsDialer, Trust};
 use link::{Link, LinkError, Redial, TcpDialer, Token};
-use proxy::{Reach, Reached};
+use proxy::{FirstAgent, One, Reach, Reached, Tell};
 
-pub(crate) use in_cluster::{InCluster, access};
+pub(crate) use in_cluster::{InCluster, access, cluster_of, ensure_meant};
 use local::LocalAgent;
 pub(crate) use local::program;
+use operator::ThroughOperator;
+pub(crate) use operator::{Way, choose as choose_way, is_targetless};
 
 use super::log::Verbosity;
 use super::progress::Progress;
@@ -27,7 +32,7 @@ use crate::environment::AGENT_TOKEN;
 
 /// How long to try before the first connection to an agent that may just be starting is given up.
 const FIRST_CONNECTION: Duration = Duration::from_secs(2);
-/// The pause between attempts to find an agent again that is not ours to start.
+/// The pause between attempts to find an agent again that is not ours to start, or that could not be started.
 const ANOTHER_TRY: Duration = Duration::from_secs(5);
 
 /// An agent that runs already.
@@ -56,6 +61,7 @@ pub(super) enum Agent {
     Given(Arc<Place>),
     Local(Arc<Local>),
     Cluster(Arc<InCluster>),
+    Operator(ThroughOperator),
 }
 
 /// An agent that somebody else started.
@@ -105,32 +111,29 @@ impl Agent {
         }))
     }
 
-    pub(super) async fn connect(&self) -> Result<Reached> {
-        match self {
-            Agent::Given(place) => Ok(Reached {
-                link: place.link().await?,
-                token: place.token.clone(),
-                ended: Box::pin(std::future::pending()),
-            }),
-            Agent::Local(local) => local.start().await,
-            Agent::Cluster(in_cluster) => in_cluster.start().await,
-        }
+    /// Waits for the first agent of the session. What happens to agents later is told.
+    pub(super) async fn first(&self, tell: Tell) -> Result<FirstAgent> {
+        Ok(match self {
+            Agent::Given(place) => FirstAgent::wait(One::new(Arc::clone(place)), tell).await?,
+            Agent::Local(local) => FirstAgent::wait(One::new(Arc::clone(local)), tell).await?,
+            Agent::Cluster(in_cluster) => FirstAgent::wait(in_cluster.pods().await?, tell).await?,
+            Agent::Operator(operator) => FirstAgent::wait(operator.agents(), tell).await?,
+        })
     }
 
     /// Where volumes are mounted at the target, as far as that is known.
     pub(super) fn mounts(&self) -> Vec<String> {
         match self {
-            Agent::Given(_) => Vec::new(),
             Agent::Local(local) => {
                 let read = |process| fs::read_to_string(format!("/proc/{process}/mountinfo")).ok();
                 let mounts = local.process().and_then(read);
                 mounts.map_or_else(Vec::new, |text| config::mounts_in(&text))
             }
-            Agent::Cluster(_) => Vec::new(),
+            Agent::Given(_) | Agent::Cluster(_) | Agent::Operator(_) => Vec::new(),
         }
     }
 
-    /// Ends an agent that was started for the session, and waits for its end.
+    /// Ends the agents that were started for the session, and waits for their end.
     pub(super) async fn end(&self) {
         match self {
             Agent::Given(_) => {}
@@ -140,28 +143,32 @@ impl Agent {
                 }
             }
             Agent::Cluster(in_cluster) => in_cluster.end().await,
+            Agent::Operator(operator) => operator.end().await,
         }
     }
 }
 
-impl Reach for Agent {
+impl Reach for Place {
     async fn reach(&self) -> Result<Reached, Box<dyn Error + Send + Sync>> {
-        Ok(self.connect().await?)
-    }
-
-    async fn successor(&self) {
-        match self {
-            Agent::Given(_) => std::future::pending().await,
-            Agent::Local(local) => local.target.successor(local.process()).await,
-            Agent::Cluster(in_cluster) => in_cluster.successor().await,
-        }
+        Ok(Reached {
+            link: self.link().await?,
+            token: self.token.clone(),
+            ended: Box::pin(std::future::pending()),
+        })
     }
 
     async fn another_try(&self) {
-        match self {
-            Agent::Given(_) | Agent::Cluster(_) => tokio::time::sleep(ANOTHER_TRY).await,
-            Agent::Local(_) => std::future::pending().await,
-        }
+        tokio::time::sleep(ANOTHER_TRY).await;
+    }
+}
+
+impl Reach for Local {
+    async fn reach(&self) -> Result<Reached, Box<dyn Error + Send + Sync>> {
+        Ok(self.start().await?)
+    }
+
+    async fn successor(&self) {
+        self.target.successor(self.process()).await;
     }
 }
 

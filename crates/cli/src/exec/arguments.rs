@@ -74,6 +74,12 @@ pub(crate) struct ClusterFlags {
     /// The context of the kubeconfig
     #[arg(long, visible_alias = "kube-context", value_name = "NAME")]
     context: Option<String>,
+    /// Use the operator of the cluster, and nothing else. Without this, it is used where there is one
+    #[arg(long, conflicts_with = "no_operator")]
+    operator: bool,
+    /// Use your own rights, also where there is an operator
+    #[arg(long)]
+    no_operator: bool,
 }
 
 #[derive(Debug, Default, Args)]
@@ -190,10 +196,12 @@ impl ClusterFlags {
     /// The flags as a layer of the settings.
     pub(crate) fn add_to(&self, mut layers: Layers) -> Layers {
         #[rustfmt::skip] // A table is read by its columns.
-        let values: [(&str, &str, Option<&str>); 3] = [
+        let values: [(&str, &str, Option<&str>); 5] = [
             ("--namespace",           "target.namespace", self.namespace.as_deref()),
             ("--kubeconfig",          "kubeconfig",       self.kubeconfig.as_deref()),
             ("--context",             "kube_context",     self.context.as_deref()),
+            ("--operator",            "operator",         self.operator.then_some("true")),
+            ("--no-operator",         "operator",         self.no_operator.then_some("false")),
         ];
         for (flag, key, value) in values {
             if let Some(value) = value {

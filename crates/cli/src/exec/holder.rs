@@ -8,16 +8,20 @@ use crate::environment::{SUDO_USER, USER};
 
 /// As in `alice@laptop (server.py)`.
 pub(super) fn name(command: &[OsString]) -> String {
+    format!("{}@{} ({})", user(), machine(), program(command))
+}
+
+/// Who runs it, as far as this machine knows.
+pub(super) fn user() -> String {
     let user = [SUDO_USER, USER]
         .into_iter()
         .find_map(|name| env::var(name).ok());
+    user.unwrap_or_else(|| "somebody".to_owned())
+}
+
+pub(super) fn machine() -> String {
     let machine = rustix::system::uname();
-    let machine = machine.nodename().to_string_lossy().into_owned();
-    format!(
-        "{}@{machine} ({})",
-        user.as_deref().unwrap_or("somebody"),
-        program(command)
-    )
+    machine.nodename().to_string_lossy().into_owned()
 }
 
 /// What is run: with an interpreter, the first argument that is no option.

@@ -16,7 +16,9 @@ impl Magic {
     pub(super) fn new(settings: &Settings) -> Self {
         let empty = settings.needs_empty_folder().then(|| {
             let made = tempfile::Builder::new().prefix("standin-").tempdir();
-            made.inspect_err(|error| tracing::warn!(%error, "there is no place for an empty folder"))
+            made.inspect_err(
+                |error| tracing::warn!(%error, "there is no place for an empty folder"),
+            )
         });
         Self {
             empty: empty.and_then(Result::ok),
@@ -25,7 +27,10 @@ impl Magic {
     }
 
     pub(super) fn surroundings(&self) -> MagicSurroundings {
-        let folder = self.empty.as_ref().and_then(|folder| folder.path().to_str());
+        let folder = self
+            .empty
+            .as_ref()
+            .and_then(|folder| folder.path().to_str());
         MagicSurroundings {
             empty_folder: folder.map(ToOwned::to_owned),
             mounts: self.mounts.clone(),

@@ -108,7 +108,8 @@ impl Watch {
             watch.tasks.spawn_on(record, runtime);
         }
         if has_api {
-            let socket = Folder::new(None).and_then(|folder| Socket::open(&folder, &watch.watched.about.id));
+            let socket =
+                Folder::new(None).and_then(|folder| Socket::open(&folder, &watch.watched.about.id));
             match socket {
                 Ok((socket, listener)) => {
                     server::serve(Arc::clone(&watch.watched), listener);

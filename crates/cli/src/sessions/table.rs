@@ -5,7 +5,11 @@ use monitor::{ConfigValue, SessionInfo, Status};
 
 pub(super) fn sessions(sessions: &[SessionInfo], now: Timestamp) -> String {
     let rows = sessions.iter().map(|info| {
-        let ports: Vec<String> = info.ports.iter().map(|port| port.port.to_string()).collect();
+        let ports: Vec<String> = info
+            .ports
+            .iter()
+            .map(|port| port.port.to_string())
+            .collect();
         vec![
             info.session_id.clone(),
             info.target.clone(),
@@ -20,7 +24,9 @@ pub(super) fn sessions(sessions: &[SessionInfo], now: Timestamp) -> String {
             status(info.health.status).to_owned(),
         ]
     });
-    let head = ["ID", "TARGET", "PROGRAM", "AGE", "PORTS", "REQUESTS", "HEALTH"];
+    let head = [
+        "ID", "TARGET", "PROGRAM", "AGE", "PORTS", "REQUESTS", "HEALTH",
+    ];
     columns(&head, rows.collect())
 }
 

@@ -23,12 +23,18 @@ pub(super) fn info(info: &SessionInfo) -> String {
         ("processes", processes.join(", ")),
         (
             "started",
-            format!("{} ({} ago)", info.started_at, age(&info.started_at, Timestamp::now())),
+            format!(
+                "{} ({} ago)",
+                info.started_at,
+                age(&info.started_at, Timestamp::now())
+            ),
         ),
         ("health", health),
         (
             "configuration",
-            info.config_path.clone().unwrap_or_else(|| "no file".to_owned()),
+            info.config_path
+                .clone()
+                .unwrap_or_else(|| "no file".to_owned()),
         ),
         (
             "files",
@@ -39,7 +45,10 @@ pub(super) fn info(info: &SessionInfo) -> String {
         ),
         (
             "names",
-            format!("{} asked, {} failed", counters.names.queries, counters.names.failed),
+            format!(
+                "{} asked, {} failed",
+                counters.names.queries, counters.names.failed
+            ),
         ),
         (
             "outgoing",
@@ -61,7 +70,9 @@ pub(super) fn info(info: &SessionInfo) -> String {
         let what = format!("{}: {} requests that {filter}", port.port, mode(port.mode));
         lines.push(("port", what));
     }
-    let text = lines.iter().map(|(name, value)| format!("{name:14} {value}\n"));
+    let text = lines
+        .iter()
+        .map(|(name, value)| format!("{name:14} {value}\n"));
     text.collect()
 }
 
@@ -69,7 +80,12 @@ pub(super) fn info(info: &SessionInfo) -> String {
 pub(super) fn event(entry: &Entry) -> String {
     let time = i64::try_from(entry.time).unwrap_or_default();
     let time = Timestamp::from_millisecond(time).map(|time| format!("{time:.3}"));
-    format!("{} {:>6} {}", time.unwrap_or_default(), entry.seq, words(&entry.event))
+    format!(
+        "{} {:>6} {}",
+        time.unwrap_or_default(),
+        entry.seq,
+        words(&entry.event)
+    )
 }
 
 fn words(event: &Event) -> String {
@@ -80,7 +96,11 @@ fn words(event: &Event) -> String {
             side,
             errno,
             ..
-        } => format!("file     {operation} {path} ({}){}", side_name(*side), failed(errno.as_deref())),
+        } => format!(
+            "file     {operation} {path} ({}){}",
+            side_name(*side),
+            failed(errno.as_deref())
+        ),
         Event::DnsQuery {
             host,
             kind,
@@ -100,7 +120,10 @@ fn words(event: &Event) -> String {
             } else {
                 format!(" ({})", names.join(", "))
             };
-            format!("outgoing {address}:{port}{names}{}", failed(errno.as_deref()))
+            format!(
+                "outgoing {address}:{port}{names}{}",
+                failed(errno.as_deref())
+            )
         }
         Event::OutgoingClosed {
             address,
@@ -126,7 +149,11 @@ fn words(event: &Event) -> String {
             accepted,
             ..
         } => {
-            let taken = if *accepted { "" } else { ": the program did not take it" };
+            let taken = if *accepted {
+                ""
+            } else {
+                ": the program did not take it"
+            };
             format!("incoming port {port} connection from {client}{taken}")
         }
         Event::IncomingClosed {

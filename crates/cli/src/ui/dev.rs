@@ -13,14 +13,17 @@ use tokio::net::TcpStream;
 /// Asks the other server for the same, without our token.
 pub(super) async fn pass_on(server: &str, request: Request<Body>) -> Response {
     ask(server, request.uri()).await.unwrap_or_else(|error| {
-        let text = format!("{server} does not answer ({error:#}): run `npm run dev` in web/monitor\n");
+        let text =
+            format!("{server} does not answer ({error:#}): run `npm run dev` in web/monitor\n");
         (StatusCode::BAD_GATEWAY, text).into_response()
     })
 }
 
 async fn ask(server: &str, uri: &Uri) -> anyhow::Result<Response> {
     let server: Uri = server.parse()?;
-    let host = server.authority().map_or("localhost:5173", |host| host.as_str());
+    let host = server
+        .authority()
+        .map_or("localhost:5173", |host| host.as_str());
     let stream = TcpStream::connect(host).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);

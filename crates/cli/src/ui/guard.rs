@@ -117,7 +117,11 @@ impl Guard {
 fn policy(port: u16, is_development: bool) -> String {
     let hosts = format!("ws://localhost:{port} ws://127.0.0.1:{port}");
     let (script, style, more) = if is_development {
-        ("'self' 'unsafe-inline'", "'self' 'unsafe-inline'", " ws: http:")
+        (
+            "'self' 'unsafe-inline'",
+            "'self' 'unsafe-inline'",
+            " ws: http:",
+        )
     } else {
         ("'self'", "'self'", "")
     };
@@ -175,7 +179,12 @@ fn refuse(refusal: Refusal) -> Response {
 mod tests {
     use super::*;
 
-    fn judge(guard: &Guard, method: Method, uri: &str, headers: &[(&str, &str)]) -> Result<Found, Refusal> {
+    fn judge(
+        guard: &Guard,
+        method: Method,
+        uri: &str,
+        headers: &[(&str, &str)],
+    ) -> Result<Found, Refusal> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
@@ -199,24 +208,50 @@ mod tests {
 
         assert_eq!(get(&with_token, &[here]), Ok(Found::InAddress));
         assert_eq!(get("/", &[here, cookie]), Ok(Found::Elsewhere));
-        assert_eq!(get("/", &[here, ("authorization", &bearer)]), Ok(Found::Elsewhere));
+        assert_eq!(
+            get("/", &[here, ("authorization", &bearer)]),
+            Ok(Found::Elsewhere)
+        );
         assert_eq!(get("/", &[here]), Err(Refusal::NoToken));
         assert_eq!(get("/?token=", &[here]), Err(Refusal::NoToken));
         let of_other_port = format!("standin-5001={}", guard.token);
-        assert_eq!(get("/", &[here, ("cookie", &of_other_port)]), Err(Refusal::NoToken));
+        assert_eq!(
+            get("/", &[here, ("cookie", &of_other_port)]),
+            Err(Refusal::NoToken)
+        );
 
-        for host in ["localhost", "localhost:5001", "evil.example:5000", "LOCALHOST:5000"] {
-            assert_eq!(get(&with_token, &[("host", host)]), Err(Refusal::OtherHost), "{host}");
+        for host in [
+            "localhost",
+            "localhost:5001",
+            "evil.example:5000",
+            "LOCALHOST:5000",
+        ] {
+            assert_eq!(
+                get(&with_token, &[("host", host)]),
+                Err(Refusal::OtherHost),
+                "{host}"
+            );
         }
         assert_eq!(get(&with_token, &[]), Err(Refusal::OtherHost));
-        for origin in ["null", "http://localhost:5001", "https://localhost:5000", "http://127.0.0.1:5000"] {
+        for origin in [
+            "null",
+            "http://localhost:5001",
+            "https://localhost:5000",
+            "http://127.0.0.1:5000",
+        ] {
             let headers = [here, cookie, ("origin", origin)];
             assert_eq!(get("/", &headers), Err(Refusal::OtherOrigin), "{origin}");
         }
         assert_eq!(post(&[here, cookie, origin]), Ok(Found::Elsewhere));
         assert_eq!(post(&[here, cookie]), Err(Refusal::OtherOrigin));
-        assert_eq!(get("/ws", &[here, cookie, upgrade]), Err(Refusal::OtherOrigin));
-        assert_eq!(get("/ws", &[here, cookie, upgrade, origin]), Ok(Found::Elsewhere));
+        assert_eq!(
+            get("/ws", &[here, cookie, upgrade]),
+            Err(Refusal::OtherOrigin)
+        );
+        assert_eq!(
+            get("/ws", &[here, cookie, upgrade, origin]),
+            Ok(Found::Elsewhere)
+        );
     }
 
     #[test]

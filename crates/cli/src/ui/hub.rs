@@ -39,17 +39,31 @@ pub(super) enum Source {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum News {
-    Sessions { data: Vec<SessionInfo> },
-    SessionAdded { data: SessionInfo },
-    SessionChanged { data: SessionInfo },
-    SessionRemoved { session_id: String },
+    Sessions {
+        data: Vec<SessionInfo>,
+    },
+    SessionAdded {
+        data: SessionInfo,
+    },
+    SessionChanged {
+        data: SessionInfo,
+    },
+    SessionRemoved {
+        session_id: String,
+    },
     Event {
         session_id: String,
         #[serde(serialize_with = "inner")]
         data: Arc<Entry>,
     },
-    Missed { session_id: String, count: u64 },
-    Counters { session_id: String, data: Counters },
+    Missed {
+        session_id: String,
+        count: u64,
+    },
+    Counters {
+        session_id: String,
+        data: Counters,
+    },
 }
 
 fn inner<S: serde::Serializer>(entry: &Entry, serializer: S) -> Result<S::Ok, S::Error> {

@@ -31,12 +31,14 @@ pub(super) async fn detail(State(shared): State<Shared>, Path(id): Path<String>)
     };
     let asked = match source {
         Source::Recording(recording) => Ok((info, recording.0.clone(), recording.1.clone())),
-        Source::Session(client) => async {
-            let (state, config) = (client.state().await?, client.config().await?);
-            let info = client.info().await?;
-            anyhow::Ok((info, state, config))
+        Source::Session(client) => {
+            async {
+                let (state, config) = (client.state().await?, client.config().await?);
+                let info = client.info().await?;
+                anyhow::Ok((info, state, config))
+            }
+            .await
         }
-        .await
     };
     let Ok((info, mut state, config)) = asked else {
         return gone(&id);

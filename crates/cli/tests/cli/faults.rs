@@ -24,8 +24,7 @@ fn targets_that_are_not_there() {
             &["there is no process 4194303", "pgrep"][..],
         ),
         ("nonsense", &["process/<pid>"]),
-        // Clusters give agents no program: an image has it.
-        ("deployment/checkout", &["name the image of the agent"]),
+        ("deployment/checkout", &["the kubeconfig cannot be used"]),
     ] {
         standin
             .run(["exec", "-t", target, "--", "true"])
@@ -36,6 +35,17 @@ fn targets_that_are_not_there() {
         .run(["exec", "--", "true"])
         .expect(125)
         .says(&["name a target"]);
+    standin
+        .run([
+            "exec",
+            "-t",
+            "deployment/checkout",
+            "--operator",
+            "--no-operator",
+            "--",
+            "true",
+        ])
+        .expect(2);
     standin.run(["exec", "-t", "process/1"]).expect(2);
     let mut zombie = Target::new();
     zombie.end();

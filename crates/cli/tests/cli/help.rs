@@ -31,7 +31,18 @@ fn help_has_examples_exit_codes_and_every_flag() {
         assert!(long.stdout.contains(expected), "{expected:?} is missing");
     }
     let all = standin.run(["--help"]);
-    for command in ["exec", "ls", "verify-config", "diagnose", "completions"] {
+    for command in [
+        "exec",
+        "ls",
+        "operator",
+        "sessions",
+        "session",
+        "ui",
+        "mcp",
+        "verify-config",
+        "diagnose",
+        "completions",
+    ] {
         assert!(all.stdout.contains(command), "{}", all.stdout);
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn stories_alone(world: &Arc<LaterWorld>) -> Vec<Trial> {
 }
 
 /// Two pods of `checkout`.
-fn start_checkout(stage: &Stage) -> Result<()> {
+pub(crate) fn start_checkout(stage: &Stage) -> Result<()> {
     stage.apply(include_str!("../../fixtures/checkout.yaml"))?;
     stage
         .kubectl(&["rollout", "status", "deployment/checkout", "--timeout=120s"])
@@ -87,14 +87,16 @@ fn start_checkout(stage: &Stage) -> Result<()> {
 }
 
 /// Runs it to its end, which must be a good one.
-fn succeed(command: &mut Command) -> Result<Ended> {
+pub(crate) fn succeed(command: &mut Command) -> Result<Ended> {
     let ended = Ended::of(command)?;
     ensure!(ended.code == Some(0), "{command:?} {ended}");
     Ok(ended)
 }
 
 /// The agents that are or were in pods of a stage, with the pod's name and whether each runs.
-async fn ephemeral_agents(stage: &Stage) -> Result<Vec<(Pod, EphemeralContainer, bool)>> {
+pub(crate) async fn ephemeral_agents(
+    stage: &Stage,
+) -> Result<Vec<(Pod, EphemeralContainer, bool)>> {
     let pods = stage.pods().list(&ListParams::default()).await?;
     let mut agents = Vec::new();
     for pod in pods {
@@ -126,11 +128,11 @@ async fn agent_pods(stage: &Stage) -> Result<Vec<String>> {
 }
 
 /// A session that waits for lines, and ends with the story.
-struct Waiting(Child);
+pub(super) struct Waiting(Child);
 
 impl Waiting {
     /// Starts a shell that reads commands, in a session.
-    fn start(command: &mut Command) -> Result<Self> {
+    pub(super) fn start(command: &mut Command) -> Result<Self> {
         let child = command
             .args(["--", "bash"])
             .stdin(Stdio::piped())
@@ -141,7 +143,7 @@ impl Waiting {
     }
 
     /// Lets the shell do something that prints one line, and returns the line.
-    fn ask(&mut self, command: &str) -> Result<String> {
+    pub(super) fn ask(&mut self, command: &str) -> Result<String> {
         use std::io::{Read as _, Write as _};
         let input = self.0.stdin.as_mut().context("no input")?;
         writeln!(input, "{command}")?;
@@ -155,7 +157,7 @@ impl Waiting {
     }
 
     /// Closes the input, and waits for the end.
-    fn end(mut self) -> Result<Ended> {
+    pub(super) fn end(mut self) -> Result<Ended> {
         use std::io::Read as _;
         drop(self.0.stdin.take());
         let mut errors = String::new();

@@ -1,5 +1,8 @@
 //! The target's traffic comes to the program that stands in.
 
+mod options;
+mod tls;
+
 use std::process::Command;
 use std::sync::Arc;
 
@@ -10,6 +13,13 @@ use e2e::{LaterWorld, Needs, Story, tell, until};
 use libtest_mimic::Trial;
 use tokio::sync::Mutex;
 
+use self::options::{
+    copies_of_datagrams_come_to_the_program,
+    health_probes_are_the_applications_unless_they_are_wanted,
+    open_connections_stay_unless_they_are_to_be_reset,
+    programs_that_start_at_once_on_one_port_do_both, who_continues_gets_what_is_left,
+};
+use self::tls::{a_program_without_tls_gets_what_was_inside, requests_inside_tls_are_split};
 use super::surroundings::{Running, programs};
 
 const MINE: &str = "x-session: mine";
@@ -40,6 +50,13 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
         who_comes_second_learns_who_has_the_port,
         who_is_overridden_is_told,
         another_agent_brings_the_traffic_again,
+        open_connections_stay_unless_they_are_to_be_reset,
+        health_probes_are_the_applications_unless_they_are_wanted,
+        who_continues_gets_what_is_left,
+        copies_of_datagrams_come_to_the_program,
+        programs_that_start_at_once_on_one_port_do_both,
+        requests_inside_tls_are_split,
+        a_program_without_tls_gets_what_was_inside,
     ]
 }
 

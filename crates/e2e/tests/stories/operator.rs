@@ -325,12 +325,12 @@ async fn an_operator_that_is_down(story: &Story<'_>) -> Result<()> {
 }
 
 /// An operator in a namespace of its own.
-struct Operator {
-    stage: Stage,
+pub(crate) struct Operator {
+    pub(crate) stage: Stage,
 }
 
 impl Operator {
-    async fn install(story: &Story<'_>, cluster: usize) -> Result<Self> {
+    pub(crate) async fn install(story: &Story<'_>, cluster: usize) -> Result<Self> {
         load_agent_image(story)?;
         let operator = Operator {
             stage: story.stage_in(cluster).await?,
@@ -367,7 +367,7 @@ impl Operator {
         Ok(lab::output_of(command)?)
     }
 
-    fn uninstall(&self) -> Result<()> {
+    pub(crate) fn uninstall(&self) -> Result<()> {
         self.helm(&["uninstall", "standin", "--wait", "--timeout=120s"])?;
         let kinds = "apiservices,customresourcedefinitions,clusterroles,clusterrolebindings,\
                      validatingadmissionpolicies,validatingadmissionpolicybindings";

@@ -128,17 +128,26 @@ pub(crate) fn exec_for(story: &Story<'_>, stage: &Stage, target: &str) -> Result
 /// Once for all stories.
 pub(crate) fn load_agent_image(story: &Story<'_>) -> Result<()> {
     static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
-    let load = || -> Result<()> {
+    let load = || story.world()?.load_image(&agent_image()?);
+    LOADED
+        .get_or_init(|| load().map_err(|error| format!("{error:#}")))
+        .clone()
+        .map_err(|error| anyhow!(error))
+}
+
+/// The archive with the image of agents, and of operators.
+pub(crate) fn agent_image() -> Result<PathBuf> {
+    static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let make = || -> Result<PathBuf> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../image");
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let progress = Progress::to_stderr();
         let program = standind::build(&repository, &target, Profile::Dev, &progress)?;
         let image = standind::image(standind::REFERENCE, &program);
         let archive = image.write_cached(&Paths::from_environment().images())?;
-        story.world()?.load_image(archive.path())
+        Ok(archive.path().to_owned())
     };
-    LOADED
-        .get_or_init(|| load().map_err(|error| format!("{error:#}")))
+    MADE.get_or_init(|| make().map_err(|error| format!("{error:#}")))
         .clone()
         .map_err(|error| anyhow!(error))
 }

@@ -118,7 +118,8 @@ fn take(
         return Ok(accepted);
     }
     loop {
-        if manner.waits && !is_readable(theirs.as_fd()) {
+        // Also for a socket that did not wait a moment ago: whoever shares it may have changed that, and here nobody waits.
+        if !is_readable(theirs.as_fd()) {
             return Err(Errno::EAGAIN);
         }
         let (socket, from) = socket::accept(theirs.as_fd(), manner.nonblocking)?;
@@ -280,6 +281,11 @@ fn is_readable(socket: BorrowedFd<'_>) -> bool {
 struct Turn<'a>(&'a Turns);
 
 impl Turns {
+    /// Whether connections wait that came back.
+    pub(super) fn any_returned(&self) -> bool {
+        !lock(&self.state).returned.is_empty()
+    }
+
     /// Ends connections that came back: nobody will accept them.
     pub(super) fn clear(&self) {
         let returned = std::mem::take(&mut lock(&self.state).returned);

@@ -4,13 +4,14 @@
 //! have. The application does not care where on this machine it is reached, so it gets another port and sees the one that
 //! it asked for.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 
 use crate::Errno;
 use crate::outgoing::{Transport, domain_of, encode_internet, internet};
+use crate::socket_table::{self, TCP_TABLES};
 use crate::sys::socket;
 use crate::workers::lock;
 
@@ -24,6 +25,8 @@ struct Table {
     number: u64,
     /// Where an address was found to be on this machine. Sockets that share a port must be at the same.
     moved: HashMap<(Transport, SocketAddr), SocketAddr>,
+    /// Addresses of TCP to which the application has bound sockets, where it asked for it.
+    used: HashSet<SocketAddr>,
 }
 
 #[derive(Debug, Default)]
@@ -75,12 +78,17 @@ impl Places {
         let key = (transport, asked);
         let known = lock(&self.0).moved.get(&key).copied();
         if let Some(real) = known {
-            let result = socket::bind(theirs.as_fd(), &encode_internet(real, domain));
-            if result.is_ok() {
-                self.remember(cookie, asked);
+            match socket::bind(theirs.as_fd(), &encode_internet(real, domain)) {
+                Ok(()) => {
+                    self.remember(cookie, asked);
+                    return Ok(Bound::MovedAgain);
+                }
+                // Somebody else has taken it meanwhile, so another one is looked for.
+                Err(Errno::EADDRINUSE) if !is_own(real) => {
+                    lock(&self.0).moved.remove(&key);
+                }
+                Err(errno) => return Err(errno),
             }
-            // If it is taken, it is by the application.
-            return result.map(|()| Bound::MovedAgain);
         }
         if let Some(port) = instead(asked) {
             let real = SocketAddr::new(asked.ip(), port);
@@ -89,7 +97,7 @@ impl Places {
             self.remember(cookie, asked);
             return Ok(Bound::MovedAgain);
         }
-        let failure = match socket::bind(theirs.as_fd(), bytes) {
+        let failure = match self.bind_as_asked(theirs, transport, bytes, asked) {
             Ok(()) => return Ok(Bound::AsAsked),
             Err(Errno::EADDRINUSE) if is_own(asked) => return Err(Errno::EADDRINUSE),
             Err(errno @ (Errno::EADDRINUSE | Errno::EACCES | Errno::EADDRNOTAVAIL)) => errno,
@@ -118,6 +126,43 @@ impl Places {
         Ok(Bound::Moved(real))
     }
 
+    /// Binds a socket where the application wants it, unless somebody else is there.
+    ///
+    /// With `SO_REUSEADDR` the kernel lets two programs bind to the same port, and refuses the one that is second to listen.
+    /// Then it is too late to be anywhere else. So the first socket is bound without, as long as that is not in the way of a
+    /// program that is started again: what is left of its connections has the port, too.
+    fn bind_as_asked(
+        &self,
+        theirs: &OwnedFd,
+        transport: Transport,
+        bytes: &[u8],
+        asked: SocketAddr,
+    ) -> Result<(), Errno> {
+        let bind = || socket::bind(theirs.as_fd(), bytes);
+        let shares = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR);
+        let is_first = !lock(&self.0).used.contains(&asked);
+        if transport != Transport::Tcp || shares != Ok(1) || !is_first {
+            return bind();
+        }
+        let set_shared = |shared| {
+            let option = libc::SO_REUSEADDR;
+            socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, option, shared)
+        };
+        set_shared(0)?;
+        let mut bound = bind();
+        set_shared(1)?;
+        if bound == Err(Errno::EADDRINUSE) && has_connections(asked.port()) {
+            bound = bind();
+        }
+        bound?;
+        let mut table = lock(&self.0);
+        if table.used.len() >= MANY {
+            table.used.clear();
+        }
+        table.used.insert(asked);
+        Ok(())
+    }
+
     fn remember(&self, cookie: u64, address: SocketAddr) {
         let mut table = lock(&self.0);
         table.number += 1;
@@ -127,5 +172,100 @@ impl Places {
             let old = number.saturating_sub(MANY as u64 / 2);
             table.known_as.retain(|_, (number, _)| *number > old);
         }
+    }
+}
+
+/// Whether there are connections of a port, or what is left of them.
+fn has_connections(port: u16) -> bool {
+    let sockets = socket_table::entries(&TCP_TABLES);
+    let mut connections = sockets.iter().filter(|entry| !entry.listens);
+    connections.any(|entry| entry.local.port() == port)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A socket with `SO_REUSEADDR`, as servers have it.
+    fn shared() -> OwnedFd {
+        let socket = socket::create(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        socket::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).unwrap();
+        socket
+    }
+
+    /// Binds a new socket as the application would, and says how and where.
+    fn bind(places: &Places, asked: SocketAddr) -> (Bound, SocketAddr) {
+        let theirs = socket::create(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        bind_this(places, &theirs, asked)
+    }
+
+    fn bind_this(places: &Places, theirs: &OwnedFd, asked: SocketAddr) -> (Bound, SocketAddr) {
+        let bytes = encode_internet(asked, libc::AF_INET);
+        let bound = places.bind(theirs, Transport::Tcp, &bytes, |_| None, |_| false);
+        let bound = bound.unwrap();
+        let cookie = socket::cookie(theirs.as_fd()).unwrap();
+        let is_moved = bound != Bound::AsAsked;
+        assert_eq!(places.known_as(cookie), is_moved.then_some(asked));
+        let real = socket::local_address(theirs.as_fd()).unwrap();
+        (bound, internet(&real).unwrap())
+    }
+
+    #[test]
+    fn a_place_that_somebody_else_has_taken_is_looked_for_anew() {
+        let places = Places::default();
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let asked = taken.local_addr().unwrap();
+        let (first, elsewhere) = bind(&places, asked);
+        assert_eq!(first, Bound::Moved(elsewhere));
+        assert_eq!(bind(&places, asked), (Bound::MovedAgain, elsewhere));
+        let also_taken = TcpListener::bind(elsewhere).unwrap();
+        let (third, another) = bind(&places, asked);
+        assert_eq!(third, Bound::Moved(another));
+        assert!(another != asked && another != elsewhere);
+        assert_eq!(places.moved(Transport::Tcp, asked), Some(another));
+        drop((taken, also_taken));
+        assert!(TcpStream::connect(another).is_err());
+    }
+
+    fn free_address() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap()
+    }
+
+    #[test]
+    fn two_programs_that_share_addresses_do_not_get_the_same() {
+        let (one, other) = (Places::default(), Places::default());
+        let asked = free_address();
+        let (first, second, third) = (shared(), shared(), shared());
+        assert_eq!(bind_this(&one, &first, asked), (Bound::AsAsked, asked));
+        let (bound, elsewhere) = bind_this(&other, &second, asked);
+        assert_eq!(bound, Bound::Moved(elsewhere));
+        // A program may use an address twice, and what it asked for stays set.
+        assert_eq!(bind_this(&one, &third, asked), (Bound::AsAsked, asked));
+        for socket in [&first, &second, &third] {
+            let shares = socket::option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR);
+            assert_eq!(shares, Ok(1));
+        }
+        drop(third);
+        for socket in [&first, &second] {
+            socket::listen(socket.as_fd(), 1).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_started_again_gets_its_address() {
+        let asked = free_address();
+        let listener = shared();
+        socket::bind(listener.as_fd(), &encode_internet(asked, libc::AF_INET)).unwrap();
+        socket::listen(listener.as_fd(), 1).unwrap();
+        let client = TcpStream::connect(asked).unwrap();
+        // Who closes first has something left of the connection.
+        drop(TcpListener::from(listener).accept().unwrap());
+        drop(client);
+        assert!(has_connections(asked.port()));
+        let bound = bind_this(&Places::default(), &shared(), asked);
+        assert_eq!(bound, (Bound::AsAsked, asked));
     }
 }

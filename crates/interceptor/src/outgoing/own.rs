@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::Transport;
 use super::address::internet;
 use crate::socket_table::{
-    Entry, Found, TCP_TABLES, UDP_TABLES, entries, inode_of, listener_behind,
+    Entry, Found, TCP_TABLES, UDP_TABLES, any_datagram_socket, entries, inode_of, listener_behind,
 };
 use crate::sys::socket;
 use crate::workers::lock;
@@ -97,9 +97,9 @@ impl OwnSockets {
             }
             Transport::Udp => {
                 let datagrams = &lock(&self.datagrams).0;
-                entries(&UDP_TABLES)
-                    .iter()
-                    .any(|entry| is_there(entry) && datagrams.contains_key(&entry.inode))
+                let is_own = |entry: &Entry| datagrams.contains_key(&entry.inode);
+                !datagrams.is_empty()
+                    && any_datagram_socket(address.port(), |entry| is_there(entry) && is_own(entry))
             }
         }
     }
@@ -133,12 +133,21 @@ pub(crate) fn is_datagram_port_open(port: u16, bound: Instant) -> bool {
             &open.insert((now, ports.collect())).1
         }
     };
-    ports.contains(&port)
+    let is_listed = ports.contains(&port);
+    drop(open);
+    // A list may lack one that is there.
+    is_listed || any_datagram_socket(port, |_| true)
+}
+
+/// Whether a datagram socket is there, whoever else has its port.
+pub(crate) fn is_datagram_socket_open(port: u16, inode: u64) -> bool {
+    any_datagram_socket(port, |entry| entry.inode == inode)
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, UdpSocket};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -212,11 +221,47 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_is_found_while_others_come_and_go() {
+        let own = OwnSockets::default();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let socket = OwnedFd::from(socket);
+        own.add_datagrams(&socket);
+        let (port, inode) = (address.port(), inode_of(&socket).unwrap());
+        let is_over = AtomicBool::new(false);
+        let found = std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let others = [(); 50].map(|()| UdpSocket::bind("127.0.0.1:0"));
+                        drop(others);
+                    }
+                });
+            }
+            let is_found = |_: &u32| {
+                let is_open = is_datagram_port_open(port, Instant::now());
+                is_open && is_datagram_socket_open(port, inode) && own.has(Transport::Udp, address)
+            };
+            let found = (0..500).filter(is_found).count();
+            is_over.store(true, Ordering::Relaxed);
+            found
+        });
+        assert_eq!(found, 500);
+    }
+
+    #[test]
     fn a_new_socket_is_never_taken_for_a_closed_one() {
         for _ in 0..50 {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             let port = socket.local_addr().unwrap().port();
             assert!(is_datagram_port_open(port, Instant::now()));
+            let socket = OwnedFd::from(socket);
+            let inode = inode_of(&socket).unwrap();
+            assert!(is_datagram_socket_open(port, inode));
+            // Another socket of the same port is not taken for it.
+            drop(socket);
+            let _other = UdpSocket::bind(("127.0.0.2", port));
+            assert!(!is_datagram_socket_open(port, inode));
         }
     }
 }

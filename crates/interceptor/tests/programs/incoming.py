@@ -261,16 +261,22 @@ def hasty():
         print(address, connection.getpeername(), connection.recv(10), connection.recv(10))
 
 
-def descriptors():
-    """Without a free number the connection waits."""
-    s = listener()
-    connections = [s.accept()]
-    s.setblocking(False)
+def use_all_descriptors():
+    """Returns the limits that were, and what is to be kept."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(n) for n in os.listdir("/proc/self/fd")), hard))
     held = []
     while isinstance(f := attempt(lambda: os.dup(0)), int):
         held.append(f)
+    return (soft, hard), held
+
+
+def descriptors():
+    """Without a free number the connection waits."""
+    s = listener()
+    connections = [s.accept()]
+    s.setblocking(False)
+    limits, held = use_all_descriptors()
     print("waiting")
     poll = select.poll()
     poll.register(s, select.POLLIN)
@@ -278,10 +284,27 @@ def descriptors():
         print(poll.poll(10000) != [], attempt(s.accept))
     # The length of its queue.
     print(struct.unpack("I", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28])[0])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     print(poll.poll(10000) != [])
     serve(*s.accept())
     print(attempt(s.accept))
+
+
+def lost_worker():
+    """A worker that is killed takes along what waits for it, also while another one listens on its port."""
+    s = listener(port_is_shared=True)
+    address = s.getsockname()
+    if not (child := os.fork()):
+        _, held = use_all_descriptors()
+        print(attempt(s.accept))
+        signal.pause()
+    s.close()
+    # The other one comes when the connection is the first one's.
+    wait()
+    other = listener(address, port_is_shared=True)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    serve(*other.accept())
 
 
 def accept_raw(s, address, length, flags=0):

@@ -155,6 +155,31 @@ async fn channels_end_with_their_connection() {
     assert_eq!(channel.read(&mut [0; 1]).await.unwrap(), 0);
     assert!(channel.write_all(b"x").await.is_err());
     assert_eq!(at_server.read(&mut [0; 1]).await.unwrap(), 0);
+    let mut late = client.channels.open(1);
+    assert_eq!(late.read(&mut [0; 1]).await.unwrap(), 0);
+    assert!(late.write_all(b"x").await.is_err());
+}
+
+#[tokio::test]
+async fn the_reason_of_an_end_is_told() {
+    let (mut client, server) = ends().await;
+    server.channels.end("this replica ends");
+    match client.events.recv().await {
+        Some(Event::Closed(reason)) => assert_eq!(reason, "this replica ends"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_is_silent_is_lost_and_one_that_is_idle_is_not() {
+    let (client, _server) = ends().await;
+    tokio::time::sleep(10 * SILENCE).await;
+    assert!(!client.driver.is_finished());
+    // Nobody reads or writes at the other end, as if the network were cut.
+    let (_held, silent) = duplex(64 * 1024);
+    let cut = End::over(silent, Role::Client).await;
+    let error = cut.driver.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
-use api::connect::{Place, Places};
+use api::connect::{Place, Places, SESSION_IS_OVER};
 use bytes::Bytes;
 use jiff::Timestamp;
 use kube::Api;
@@ -74,11 +74,11 @@ impl Relay {
                     Some(Event::Opened { place, channel }) => self.open(place, channel),
                     Some(Event::Farewell) => return self.finish().await,
                     Some(Event::News(_)) => {}
-                    None => return,
+                    Some(Event::Closed(_)) | None => return,
                 },
                 changed = bell.changed() => {
                     let Some(session) = self.session().filter(|_| changed.is_ok()) else {
-                        return self.channels.end("the session is over");
+                        return self.channels.end(SESSION_IS_OVER);
                     };
                     let places = places(&session);
                     if said.as_ref() != Some(&places) {
@@ -114,7 +114,7 @@ impl Relay {
     /// Connects a channel with the agent of a place.
     fn open(&self, place: u32, channel: Channel) {
         let Some(session) = self.session() else {
-            return channel.refuse("the session is over");
+            return channel.refuse(SESSION_IS_OVER);
         };
         let address = match address_of(&session, place) {
             Ok(address) => address,
@@ -137,7 +137,7 @@ impl Relay {
         if let Err(error) = sessions.delete(&self.name, &DeleteParams::default()).await {
             tracing::debug!(session = self.name, %error, "a session ends a little later");
         }
-        self.channels.end("the session is over");
+        self.channels.end(SESSION_IS_OVER);
     }
 
     /// Says in the object that the client is there. Nobody else writes these fields.
@@ -163,21 +163,27 @@ impl Relay {
     }
 }
 
-fn places(session: &MirrordClusterSession) -> Places {
+pub(crate) fn places(session: &MirrordClusterSession) -> Places {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
     let places = pods.unwrap_or_default().iter().map(|pod| Place {
         number: pod.channel,
+        cluster: None,
         pod: pod.name.clone(),
         container: pod.container.clone(),
         ready: pod.ready,
+        agent: pod.agent.clone(),
         error: pod.error.clone(),
     });
     Places {
         places: places.collect(),
+        clusters: Vec::new(),
     }
 }
 
-fn address_of(session: &MirrordClusterSession, place: u32) -> Result<SocketAddr, String> {
+pub(crate) fn address_of(
+    session: &MirrordClusterSession,
+    place: u32,
+) -> Result<SocketAddr, String> {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
     let pod = pods
         .unwrap_or_default()
@@ -191,7 +197,7 @@ fn address_of(session: &MirrordClusterSession, place: u32) -> Result<SocketAddr,
         .ok_or_else(not_yet)
 }
 
-async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
+pub(crate) async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
     let began = Instant::now();
     loop {
         let attempt = timeout(ATTEMPT, TcpStream::connect(address)).await;
@@ -206,7 +212,7 @@ async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
-async fn carry(shared: &Shared, mut channel: Channel, mut agent: TcpStream) {
+pub(crate) async fn carry(shared: &Shared, mut channel: Channel, mut agent: TcpStream) {
     let carried = copy_bidirectional_with_sizes(&mut channel, &mut agent, BUFFER, BUFFER).await;
     // What a broken connection carried is not known.
     let (to_agent, to_client) = carried.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The client of whichever agent there is now.
+//! The client of whichever agent is asked alone now.
 //!
 //! A call that comes while a new agent is being reached waits for it. A call that is under way when the agent goes fails,
 //! since nobody knows how far it came.
@@ -16,6 +16,9 @@ use link::http2::{BoxError, Client};
 use tokio::sync::watch;
 use tower_service::Service;
 
+use super::Member;
+use crate::outgoing::Budget;
+
 /// Clones are the same connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection {
@@ -26,7 +29,7 @@ pub(crate) struct Connection {
 #[derive(Debug, Clone)]
 enum State {
     /// Left when the agent has gone.
-    There(Client),
+    There(Member),
     /// Left when another one is there, or none can be.
     Awaited,
     /// Left when there is one after all.
@@ -34,23 +37,34 @@ enum State {
 }
 
 impl Connection {
-    pub(crate) fn new(client: Client) -> Self {
-        let state = Arc::new(watch::Sender::new(State::There(client)));
-        Self { state }
-    }
-
-    pub(crate) fn replace(&self, client: Client) {
-        self.state.send_replace(State::There(client));
+    pub(super) fn replace(&self, member: Member) {
+        self.state.send_replace(State::There(member));
     }
 
     /// Lets new calls wait.
-    pub(crate) fn await_another(&self) {
+    pub(super) fn await_another(&self) {
         self.state.send_replace(State::Awaited);
     }
 
     /// Lets calls fail.
     pub(super) fn lose(&self, reason: LinkError) {
         self.state.send_replace(State::Lost(reason));
+    }
+
+    /// How many connections there may be through the agent. Where there is none, whoever waits for one is not counted.
+    pub(crate) fn connections(&self) -> Budget {
+        match &*self.state.borrow() {
+            State::There(member) => member.connections.clone(),
+            State::Awaited | State::Lost(_) => Budget::default(),
+        }
+    }
+
+    /// Ends when calls fail.
+    pub(crate) async fn lost(&self) {
+        let mut state = self.state.subscribe();
+        let lost = state.wait_for(|state| matches!(state, State::Lost(_)));
+        // We hold a sender, so somebody is always there.
+        let _ = lost.await;
     }
 
     /// Sends a request; the path is enough as its address.
@@ -60,7 +74,7 @@ impl Connection {
         B::Error: Into<BoxError>,
     {
         // The usual case needs no waiting.
-        if let State::There(client) = &*self.state.borrow()
+        if let State::There(Member { client, .. }) = &*self.state.borrow()
             && !client.is_closed()
         {
             return client.clone().send(request);
@@ -70,11 +84,19 @@ impl Connection {
     }
 }
 
+impl Default for Connection {
+    /// One that waits for the first agent.
+    fn default() -> Self {
+        let state = Arc::new(watch::Sender::new(State::Awaited));
+        Self { state }
+    }
+}
+
 /// Waits for a client that can be used. One that is closed will be replaced: the keeper sees its link end.
 async fn client_of(mut state: watch::Receiver<State>) -> Result<Client, LinkError> {
     loop {
         match &*state.borrow_and_update() {
-            State::There(client) if !client.is_closed() => return Ok(client.clone()),
+            State::There(member) if !member.client.is_closed() => return Ok(member.client.clone()),
             State::Lost(reason) => return Err(reason.clone()),
             State::There(_) | State::Awaited => {}
         }

@@ -1,202 +1,478 @@
-//! Keeps a session's connection to its agent: watches it, says what happens to it, and makes another when it is lost.
+//! Keeps a session's agents: has each of them looked after, chooses the one that is asked alone, and says what happens.
 
-use std::pin::pin;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use link::http2::{Client, Windows};
-use link::{LinkError, Pipe, Status};
-use protocol::control::{FEATURES, VERSION};
-use protocol::rpc::control_client::ControlClient;
-use protocol::rpc::{Failure, HelloRequest, HelloResponse, PingRequest};
-use tokio::sync::watch;
-use tokio::time::sleep;
+use link::LinkError;
+use protocol::rpc::HelloResponse;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
 
-use super::cut::{Cuttable, Scissors};
-use super::{Connection, Reach, Reached};
+use super::watcher::{Report, Watcher, Why};
+use super::{AgentId, Agents, Change, Member, Place, Preference, Source};
 use crate::error::Error;
-use crate::event::{Event, Tell};
+use crate::event::{Event, Tell, chain};
 
-/// How often the agent is asked whether the target is there.
-const ASK_EVERY: Duration = Duration::from_secs(2);
-/// Attempts to come back that fail before it is worth a word: most losses are over by then.
-const WORTH_A_WORD: u32 = 2;
+/// How long calls wait when the target has no agent and none is on its way. A rollout has such moments.
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An agent that has accepted us.
-pub(crate) struct Greeted {
+/// The first agent of a session is there; others may be on their way. To drop it gives all of them up.
+pub struct FirstAgent {
+    pub(crate) agents: Agents,
     pub(crate) hello: HelloResponse,
-    client: Client,
-    status: watch::Receiver<Status>,
-    ended: std::pin::Pin<Box<dyn Future<Output = String> + Send>>,
-    scissors: Scissors,
+    pub(crate) tell: Tell,
+    pub(crate) keeper: Keeping,
 }
 
-/// Why a connection has to be replaced.
-enum Why {
-    Link(LinkError),
-    AgentEnded(String),
-    /// The target is there again, so another agent has to be beside it.
-    Successor,
-}
+/// Ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Keeping(AbortHandle);
 
-impl Greeted {
-    pub(crate) async fn greet(reached: Reached) -> Result<Self, Error> {
-        let Reached { link, token, ended } = reached;
-        let status = link.status();
-        let (pipe, scissors) = Cuttable::new(link);
-        let (client, hello) = greet(pipe, token).await?;
-        Ok(Greeted {
+impl FirstAgent {
+    /// Reaches the agents of a source, and waits for one of them to which all may be said. When none of those that there
+    /// are can be reached, the error is that of the best. What the user should know, from now to the end of the session, is
+    /// told. Must be called on the runtime that carries the session.
+    pub async fn wait(source: impl Source, tell: Tell) -> Result<Self, Error> {
+        let (keeper, hello) = Keeper::begin(source, Arc::clone(&tell)).await?;
+        Ok(Self {
+            agents: keeper.agents.clone(),
             hello,
-            client,
-            status,
-            ended,
-            scissors,
+            tell,
+            keeper: Keeping(tokio::spawn(keeper.keep()).abort_handle()),
         })
     }
+}
 
-    pub(crate) fn connection(&self) -> Connection {
-        Connection::new(self.client.clone())
+impl fmt::Debug for FirstAgent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("FirstAgent");
+        debug.field("hello", &self.hello).finish_non_exhaustive()
     }
 }
 
-/// Says hello over a pipe.
-pub(crate) async fn greet(
-    pipe: impl Pipe,
-    token: String,
-) -> Result<(Client, HelloResponse), Error> {
-    let client = Client::start(pipe, Windows::default()).await?;
-    let request = HelloRequest {
-        version: Some(VERSION),
-        features: FEATURES.iter().copied().map(str::to_owned).collect(),
-        token,
-        client: concat!("standin ", env!("CARGO_PKG_VERSION")).to_owned(),
-    };
-    let hello = ControlClient::new(client.clone())
-        .hello(request)
-        .await
-        .map_err(|status| refused(&status))?
-        .into_inner();
-    let version = hello.version.unwrap_or_default();
-    if !VERSION.understands(version) {
-        return Err(Error::OtherVersion {
-            agent: hello.agent,
-            theirs: version.major,
-            ours: VERSION.major,
-        });
+impl Keeping {
+    /// Nobody looks after agents any more.
+    pub(crate) fn end(&self) {
+        self.0.abort();
     }
-    tracing::info!(agent = hello.agent, "the agent has accepted the session");
-    Ok((client, hello))
 }
 
-/// What the agent said instead of an answer.
-pub(crate) fn refused(status: &tonic::Status) -> Error {
-    let detail = Failure::from_status(status).map(|failure| failure.detail);
-    Error::Refused(detail.unwrap_or_else(|| status.to_string()))
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
-pub(crate) struct Keeper<R> {
-    pub(crate) reach: R,
-    pub(crate) connection: Connection,
-    pub(crate) tell: Tell,
+struct Keeper<S: Source> {
+    source: S,
+    agents: Agents,
+    tell: Tell,
+    places: HashMap<AgentId, Watched>,
+    /// Places of the beginning that are only tried after better ones.
+    later: Vec<Place<S::Reach>>,
+    /// Agents of the beginning that have neither come nor failed.
+    awaited: HashSet<AgentId>,
+    /// Agents whose links have no connection.
+    away: HashSet<AgentId>,
+    watchers: u64,
+    /// From the watchers to us. We keep a sender for the next one.
+    reports: (
+        mpsc::UnboundedSender<(AgentId, u64, Report)>,
+        mpsc::UnboundedReceiver<(AgentId, u64, Report)>,
+    ),
+    first: Option<(AgentId, Member)>,
+    /// What the first agent of all said.
+    hello: Option<HelloResponse>,
+    has_begun: bool,
+    /// When calls fail because nobody comes.
+    give_up: Option<Instant>,
+    /// What was said last about having no agent.
+    told: String,
 }
 
-impl<R: Reach> Keeper<R> {
-    /// Goes on as long as the session.
-    pub(crate) async fn keep(self, mut agent: Greeted) {
+/// A place that is looked after. To drop it ends that.
+struct Watched {
+    number: u64,
+    preference: Preference,
+    state: State,
+    watcher: AbortHandle,
+}
+
+enum State {
+    /// Left when it is there or cannot be.
+    Reaching,
+    /// Left when the agent is lost, or its target has gone.
+    There,
+    /// The agent is there without a target, and others have its work.
+    WithoutTarget,
+    /// Left when another attempt succeeds.
+    Failed(Error),
+}
+
+enum Incident<R> {
+    Reported(AgentId, u64, Report),
+    Changed(Vec<Change<R>>),
+    NobodyCame,
+}
+
+impl<S: Source> Keeper<S> {
+    /// Waits for the first agent. When none of those that there are can be reached, the error is that of the best.
+    async fn begin(source: S, tell: Tell) -> Result<(Self, HelloResponse), Error> {
+        let mut keeper = Self {
+            source,
+            agents: Agents::default(),
+            tell,
+            places: HashMap::new(),
+            later: Vec::new(),
+            awaited: HashSet::new(),
+            away: HashSet::new(),
+            watchers: 0,
+            reports: mpsc::unbounded_channel(),
+            first: None,
+            hello: None,
+            has_begun: false,
+            give_up: Some(Instant::now() + PATIENCE),
+            told: String::new(),
+        };
         loop {
-            match self.watch(&mut agent).await {
-                Why::Link(error) => self.tell(&Event::AgentLost(crate::event::chain(&error))),
-                Why::AgentEnded(reason) => self.tell(&Event::AgentLost(reason)),
-                Why::Successor => self.tell(&Event::TargetBack),
+            if keeper.best_failed() {
+                keeper.start_later();
             }
-            self.connection.await_another();
-            // What is under way fails now, and not when the link gives up hope.
-            drop(agent.scissors);
-            agent = self.replace().await;
-            self.connection.replace(agent.client.clone());
-            self.tell(&Event::SessionRestored);
+            if let Some(error) = keeper.failure() {
+                return Err(error);
+            }
+            keeper.step().await?;
+            if let Some(hello) = keeper.hello.take() {
+                keeper.has_begun = true;
+                keeper.start_later();
+                keeper.settle();
+                return Ok((keeper, hello));
+            }
         }
     }
 
-    /// Watches an agent until it has to be replaced.
-    async fn watch(&self, agent: &mut Greeted) -> Why {
-        let mut successor = pin!(async {
-            target_gone(agent.client.clone()).await;
-            self.tell(&Event::TargetGone);
-            self.reach.successor().await;
-        });
-        let mut told = false;
-        loop {
-            tokio::select! {
-                biased;
-                reason = &mut agent.ended => return Why::AgentEnded(reason),
-                () = &mut successor => return Why::Successor,
-                changed = agent.status.changed() => {
-                    let status = agent.status.borrow_and_update().clone();
-                    match status {
-                        Status::Failed(error) => return Why::Link(error),
-                        Status::Finished => return Why::Link(LinkError::StateLost),
-                        Status::Connected if told => {
-                            told = false;
-                            self.tell(&Event::ConnectionBack);
-                        }
-                        Status::Reconnecting { attempts, last_error, .. } if !told && attempts >= WORTH_A_WORD => {
-                            told = true;
-                            self.tell(&Event::ConnectionLost(last_error));
-                        }
-                        Status::Connected | Status::Reconnecting { .. } => {}
-                    }
-                    if changed.is_err() {
-                        return Why::Link(LinkError::StateLost);
-                    }
+    /// Goes on as long as the session.
+    async fn keep(mut self) {
+        while self.step().await.is_ok() {}
+    }
+
+    /// One thing that happens. The error is the end.
+    async fn step(&mut self) -> Result<(), Error> {
+        let give_up = self.give_up;
+        let nobody_came = async move {
+            match give_up {
+                Some(time) => sleep_until(time).await,
+                None => std::future::pending().await,
+            }
+        };
+        let incident = tokio::select! {
+            biased;
+            Some((id, number, report)) = self.reports.1.recv() => Incident::Reported(id, number, report),
+            changes = self.source.changes() => Incident::Changed(changes),
+            () = nobody_came => Incident::NobodyCame,
+        };
+        match incident {
+            Incident::Reported(id, number, report) => self.hear(&id, number, report),
+            Incident::Changed(changes) => {
+                for change in changes {
+                    self.change(change)?;
                 }
             }
+            Incident::NobodyCame => {
+                self.give_up = None;
+                let reason = format!("none has come for {} s", PATIENCE.as_secs());
+                if !self.has_begun {
+                    return Err(Error::NoAgent);
+                }
+                self.lose(reason, LinkError::StateLost);
+            }
+        }
+        self.settle();
+        Ok(())
+    }
+
+    fn change(&mut self, change: Change<S::Reach>) -> Result<(), Error> {
+        match change {
+            Change::Came(place) => {
+                self.remove(&place.id, "another one takes its place");
+                let is_first_batch = !self.has_begun;
+                if is_first_batch {
+                    self.awaited.insert(place.id.clone());
+                }
+                if is_first_batch && place.preference == Preference::Possible {
+                    self.later.push(place);
+                } else {
+                    self.watch(place);
+                }
+            }
+            Change::Went(id, why) => self.remove(&id, &why),
+            Change::Over(why) => {
+                let ids: Vec<AgentId> = self.places.keys().cloned().collect();
+                for id in ids {
+                    self.agents.router.leave(&id);
+                }
+                self.agents.connection.lose(LinkError::StateLost);
+                (self.tell)(&Event::SessionOver(why.clone()));
+                self.places.clear();
+                return Err(Error::Refused(why));
+            }
+        }
+        Ok(())
+    }
+
+    fn watch(&mut self, place: Place<S::Reach>) {
+        self.watchers += 1;
+        self.give_up = None;
+        let Place {
+            id,
+            preference,
+            reach,
+        } = place;
+        let watcher = Watcher {
+            id: id.clone(),
+            number: self.watchers,
+            reach,
+            reports: self.reports.0.clone(),
+        };
+        let watched = Watched {
+            number: self.watchers,
+            preference,
+            state: State::Reaching,
+            watcher: tokio::spawn(watcher.live()).abort_handle(),
+        };
+        self.places.insert(id, watched);
+    }
+
+    /// Nobody looks after this place any more.
+    fn remove(&mut self, id: &AgentId, why: &str) {
+        self.awaited.remove(id);
+        self.later.retain(|place| place.id != *id);
+        let Some(watched) = self.places.remove(id) else {
+            return;
+        };
+        if matches!(watched.state, State::There) {
+            self.leave(id, why);
+        } else {
+            self.follow_first();
+        }
+        // Only now, so that whoever asks anew asks another.
+        drop(watched);
+    }
+
+    /// What a watcher says.
+    fn hear(&mut self, id: &AgentId, number: u64, report: Report) {
+        let Some(watched) = self.places.get_mut(id) else {
+            return;
+        };
+        if watched.number != number {
+            return;
+        }
+        match report {
+            Report::Joined(member, hello) => {
+                watched.state = State::There;
+                let preference = watched.preference;
+                self.join(id, member, hello, preference);
+            }
+            Report::Lost(why, scissors) => {
+                let was_there = matches!(watched.state, State::There);
+                watched.state = State::Reaching;
+                match why {
+                    Why::Successor => {
+                        (self.tell)(&Event::TargetBack);
+                        self.agents.router.leave(id);
+                        self.follow_first();
+                    }
+                    Why::Link(error) if was_there => self.leave(id, &chain(&error)),
+                    Why::AgentEnded(reason) if was_there => self.leave(id, &reason),
+                    Why::Link(_) | Why::AgentEnded(_) => {}
+                }
+                // What is under way fails now, and not when the link gives up hope.
+                drop(scissors);
+            }
+            Report::Failed(error) => self.fail(id, error),
+            Report::Away(reason) => {
+                if self.away.is_empty() {
+                    (self.tell)(&Event::ConnectionLost(reason));
+                }
+                self.away.insert(id.clone());
+            }
+            Report::Back => {
+                self.away.remove(id);
+                if self.away.is_empty() {
+                    (self.tell)(&Event::ConnectionBack);
+                }
+            }
+            Report::TargetGone if self.agents.router.all().len() > 1 => {
+                watched.state = State::WithoutTarget;
+                self.leave(id, "it has ended");
+            }
+            Report::TargetGone => (self.tell)(&Event::TargetGone),
         }
     }
 
-    /// Reaches another agent, however long it takes. Calls fail from the first attempt that failed.
-    async fn replace(&self) -> Greeted {
-        let mut told = String::new();
-        loop {
-            let reached = self.reach.reach().await.map_err(Error::Reach);
-            let greeted = match reached {
-                Ok(reached) => Greeted::greet(reached).await,
-                Err(error) => Err(error),
-            };
-            let error = match greeted {
-                Ok(agent) => return agent,
-                Err(error) => error,
-            };
-            let reason = crate::event::chain(&error);
-            if told != reason {
-                self.tell(&Event::SessionLost(reason.clone()));
-                told = reason;
+    fn join(&mut self, id: &AgentId, member: Member, hello: HelloResponse, preference: Preference) {
+        let is_late = !self.awaited.remove(id);
+        self.agents.router.join(id.clone(), member, preference);
+        if self.first.is_none() && !self.has_begun {
+            self.hello = Some(hello);
+        }
+        let was_first = self.first.clone();
+        self.follow_first();
+        let is_first = self.first.as_ref().is_some_and(|(first, _)| first == id);
+        if is_late && was_first.is_some() && !is_first {
+            (self.tell)(&Event::Joined(id.clone()));
+        }
+    }
+
+    /// An agent has gone that was there.
+    fn leave(&mut self, id: &AgentId, why: &str) {
+        self.away.remove(id);
+        let (agent, reason) = (id.clone(), why.to_owned());
+        let was_first = self.first.as_ref().is_some_and(|(first, _)| first == id);
+        (self.tell)(&match was_first {
+            true => Event::AgentLost { agent, reason },
+            false => Event::Left { agent, reason },
+        });
+        self.agents.router.leave(id);
+        self.follow_first();
+    }
+
+    fn fail(&mut self, id: &AgentId, error: Error) {
+        self.awaited.remove(id);
+        let Some(watched) = self.places.get_mut(id) else {
+            return;
+        };
+        let reason = chain(&error);
+        let is_new = match &watched.state {
+            State::Failed(before) => chain(before) != reason,
+            _ => true,
+        };
+        let is_traffic_only = watched.preference == Preference::TrafficOnly;
+        watched.state = State::Failed(error);
+        if is_new && self.has_begun && (self.first.is_some() || is_traffic_only) {
+            let agent = id.clone();
+            (self.tell)(&Event::NotJoined { agent, reason });
+        }
+        self.follow_first();
+    }
+
+    /// Lets those who ask one agent alone ask the one that is the first now.
+    fn follow_first(&mut self) {
+        match self.agents.router.first() {
+            Some((id, member)) => {
+                if self.first.as_ref().is_some_and(|(_, now)| *now == member) {
+                    return;
+                }
+                self.give_up = None;
+                self.told.clear();
+                self.agents.connection.replace(member.clone());
+                if self.has_begun {
+                    (self.tell)(&Event::SessionRestored(id.clone()));
+                }
+                self.first = Some((id, member));
             }
-            self.connection.lose(match error {
-                Error::Link(error) => error,
-                _ => LinkError::StateLost,
-            });
-            tokio::select! {
-                () = self.reach.successor() => {}
-                () = self.reach.another_try() => {}
+            None => {
+                if self.first.take().is_some() {
+                    self.agents.connection.await_another();
+                }
+                self.follow_nobody();
             }
         }
     }
 
-    fn tell(&self, event: &Event) {
-        (self.tell)(event);
+    /// There is no agent to ask: calls wait for one that is being reached, and for a while for one that may come.
+    fn follow_nobody(&mut self) {
+        if !self.has_begun {
+            return;
+        }
+        let mut possible = self
+            .places
+            .values()
+            .filter(|place| place.preference != Preference::TrafficOnly)
+            .peekable();
+        if possible.peek().is_none() {
+            if self.give_up.is_none() && self.told.is_empty() {
+                self.give_up = Some(Instant::now() + PATIENCE);
+                (self.tell)(&Event::NobodyThere(PATIENCE.as_secs()));
+            }
+            return;
+        }
+        let failures: Option<Vec<&Error>> = possible
+            .map(|place| match &place.state {
+                State::Failed(error) => Some(error),
+                _ => None,
+            })
+            .collect();
+        let Some(error) = failures.and_then(|failures| failures.first().copied()) else {
+            return;
+        };
+        let why = match error {
+            Error::Link(error) => error.clone(),
+            _ => LinkError::StateLost,
+        };
+        self.lose(chain(error), why);
+    }
+
+    /// Calls fail until there is an agent.
+    fn lose(&mut self, reason: String, why: LinkError) {
+        self.agents.connection.lose(why);
+        if self.told != reason {
+            (self.tell)(&Event::SessionLost(reason.clone()));
+            self.told = reason;
+        }
+    }
+
+    fn start_later(&mut self) {
+        for place in std::mem::take(&mut self.later) {
+            self.watch(place);
+        }
+    }
+
+    /// The agents of the beginning have come, or are known not to.
+    fn settle(&mut self) {
+        if !self.has_begun || !self.awaited.is_empty() || self.agents.is_settled() {
+            return;
+        }
+        let count = self.agents.router.all().len();
+        if count > 1 {
+            (self.tell)(&Event::Covers(count));
+        }
+        self.agents.settle();
+    }
+
+    /// Nobody of those that were tried first can be had.
+    fn best_failed(&self) -> bool {
+        let mut best = self
+            .places
+            .values()
+            .filter(|place| place.preference != Preference::TrafficOnly);
+        best.all(|place| matches!(place.state, State::Failed(_)))
+    }
+
+    /// Why there is no session, when all are known to have failed.
+    fn failure(&mut self) -> Option<Error> {
+        let is_possible = |place: &Watched| place.preference != Preference::TrafficOnly;
+        if !self.later.is_empty() || !self.best_failed() {
+            return None;
+        }
+        let best = self
+            .places
+            .iter()
+            .filter(|(_, place)| is_possible(place))
+            .min_by_key(|(_, place)| place.number)
+            .map(|(id, _)| id.clone())?;
+        match &mut self.places.remove(&best)?.state {
+            State::Failed(error) => Some(std::mem::replace(error, Error::NoAgent)),
+            _ => None,
+        }
     }
 }
 
-/// Ends when the agent says that its target has ended.
-async fn target_gone(client: Client) {
-    loop {
-        sleep(ASK_EVERY).await;
-        let mut control = ControlClient::new(client.clone());
-        match control.ping(PingRequest::default()).await {
-            Ok(answer) if !answer.get_ref().target_is_there => return,
-            Ok(_) => {}
-            // Then the agent is what is lost, and that is seen elsewhere.
-            Err(_) => std::future::pending().await,
-        }
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.watcher.abort();
     }
 }

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use link::Link;
 
@@ -21,6 +22,20 @@ pub trait Reach: Send + Sync + 'static {
     /// Ends when it is worth to try [`reach`](Reach::reach) again after it has failed.
     fn another_try(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
+    }
+}
+
+impl<R: Reach> Reach for Arc<R> {
+    fn reach(&self) -> impl Future<Output = Result<Reached, Box<dyn Error + Send + Sync>>> + Send {
+        R::reach(self)
+    }
+
+    fn successor(&self) -> impl Future<Output = ()> + Send {
+        R::successor(self)
+    }
+
+    fn another_try(&self) -> impl Future<Output = ()> + Send {
+        R::another_try(self)
     }
 }
 

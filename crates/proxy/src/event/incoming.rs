@@ -2,12 +2,16 @@
 
 use std::fmt;
 
+use crate::agent::AgentId;
+
 /// Something about a port of the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncomingEvent {
     /// The port at the target.
     pub port: u16,
     pub is_udp: bool,
+    /// The agent that it is about; none for all of them.
+    pub agent: Option<AgentId>,
     pub news: News,
 }
 
@@ -16,6 +20,8 @@ pub struct IncomingEvent {
 pub enum News {
     /// The port's traffic comes to the program.
     Subscribed(Subscribed),
+    /// The program waits for agents that are being started.
+    Waiting,
     /// The first traffic from outside of the target has come.
     TrafficSeen,
     /// For so many seconds, nothing came.
@@ -52,10 +58,12 @@ pub struct Subscribed {
     pub flushed: u32,
     /// After an agent was replaced.
     pub again: bool,
+    /// How many agents have it for us.
+    pub agents: usize,
 }
 
 /// How far it is known that traffic comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Checked {
     Nothing,
     Loopback,
@@ -73,18 +81,25 @@ impl IncomingEvent {
     /// Whether the user should do or know something, and not only be reassured.
     #[must_use]
     pub fn is_warning(&self) -> bool {
-        !matches!(self.news, News::Subscribed(_) | News::TrafficSeen)
+        !matches!(
+            self.news,
+            News::Subscribed(_) | News::Waiting | News::TrafficSeen
+        )
     }
 }
 
 impl fmt::Display for IncomingEvent {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let port = self.port;
-        if self.is_udp {
-            write!(formatter, "UDP port {port} of the target: ")?;
-        } else {
-            write!(formatter, "port {port} of the target: ")?;
+        let kind = if self.is_udp { "UDP port" } else { "port" };
+        write!(formatter, "{kind} {} of ", self.port)?;
+        match (&self.agent, &self.news) {
+            (Some(agent), _) => formatter.write_str(&agent.place())?,
+            (None, News::Subscribed(Subscribed { agents, .. })) if *agents > 1 => {
+                write!(formatter, "{agents} pods")?;
+            }
+            (None, _) => formatter.write_str("the target")?,
         }
+        formatter.write_str(": ")?;
         self.news.fmt(formatter)
     }
 }
@@ -93,6 +108,8 @@ impl fmt::Display for News {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Subscribed(subscribed) => subscribed.fmt(formatter),
+            Self::Waiting => formatter
+                .write_str("the program's call waits until the agents of all pods are there"),
             Self::TrafficSeen => formatter.write_str("the first traffic from outside has come"),
             Self::Silent { seconds, checked } => write_silence(formatter, *seconds, *checked),
             Self::NothingMatched { seconds, filter } => write!(
@@ -246,6 +263,7 @@ mod tests {
         let event = IncomingEvent {
             port: 8080,
             is_udp: false,
+            agent: None,
             news,
         };
         assert_eq!(event.to_string(), expected);
@@ -260,6 +278,7 @@ mod tests {
             mesh: None,
             flushed: 0,
             again: false,
+            agents: 1,
         }
     }
 

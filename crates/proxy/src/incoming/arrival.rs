@@ -3,6 +3,7 @@
 //! Several wait at a time, so that a connection need not wait for the way there and back. How many follows from how many
 //! connections come.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming as Body;
-use link::http2;
+use link::http2::{self, Client};
 use protocol::incoming::{ACCEPT, Accept, Arrived, TAKEN};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinSet;
@@ -19,8 +20,8 @@ use tokio::time::timeout;
 use super::datagrams;
 use super::doors::Doors;
 use super::tls::TlsDelivery;
-use crate::agent::{Agent, Connection};
-use crate::event::Event;
+use crate::agent::Member;
+use crate::event::{Event, Tell};
 use crate::monitor::Arriving;
 use crate::stream::{self, FromApplication, LocalStream};
 
@@ -30,9 +31,9 @@ const FEWEST: usize = 4;
 const MOST: usize = 128;
 
 /// Streams that wait for one subscription.
-#[derive(Debug)]
 pub(super) struct Waiting {
-    agent: Agent,
+    agent: Member,
+    tell: Tell,
     accept: Accept,
     is_udp: bool,
     streams: JoinSet<Option<Arrival>>,
@@ -58,9 +59,10 @@ enum ToClient {
 }
 
 impl Waiting {
-    pub(super) fn new(agent: Agent, subscription: u64, is_udp: bool) -> Self {
+    pub(super) fn new(agent: Member, tell: Tell, subscription: u64, is_udp: bool) -> Self {
         Self {
             agent,
+            tell,
             accept: Accept { subscription },
             is_udp,
             streams: JoinSet::new(),
@@ -76,12 +78,12 @@ impl Waiting {
             while self.streams.len() < self.wanted && !self.has_failed {
                 let Some(permit) = self.agent.connections.take() else {
                     let most = self.agent.connections.most;
-                    (self.agent.tell)(&Event::TooManyConnections(most));
+                    (self.tell)(&Event::TooManyConnections(most));
                     self.has_failed = true;
                     break;
                 };
-                let connection = self.agent.client.clone();
-                let waiting = wait(connection, self.accept, self.is_udp, permit);
+                let client = self.agent.client.clone();
+                let waiting = wait(client, self.accept, self.is_udp, permit);
                 self.streams.spawn(waiting);
             }
             match self.streams.join_next().await {
@@ -111,7 +113,7 @@ impl Waiting {
 }
 
 async fn wait(
-    mut connection: Connection,
+    mut client: Client,
     accept: Accept,
     is_udp: bool,
     permit: OwnedSemaphorePermit,
@@ -119,11 +121,11 @@ async fn wait(
     let taken = Bytes::from_static(&[TAKEN]);
     let (to_client, response) = if is_udp {
         let (sender, body) = http2::body(datagrams::PARTS);
-        let response = connection.send(request(accept, body)?);
+        let response = client.send(request(accept, body)?);
         (ToClient::Datagrams(sender), response)
     } else {
         let (stream, body) = FromApplication::after(taken);
-        let response = connection.send(request(accept, body)?);
+        let response = client.send(request(accept, body)?);
         (ToClient::Stream(stream), response)
     };
     let response = response
@@ -156,6 +158,7 @@ impl Arrival {
         self,
         doors: Arc<Doors>,
         tls: Option<Arc<TlsDelivery>>,
+        accept_within: Duration,
         arriving: Arriving,
     ) {
         let Self {
@@ -173,7 +176,7 @@ impl Arrival {
                 Some(stream) => {
                     let stream = Arc::new(stream.watched(arriving.accepted()));
                     if to_client.send(Arc::clone(&stream)).is_ok() {
-                        stream::to_application(stream, from_client).await;
+                        carry(stream, from_client, accept_within).await;
                     }
                 }
                 None => {
@@ -184,6 +187,21 @@ impl Arrival {
             },
         }
     }
+}
+
+/// Carries what the client sends. An application that is stopped, or stuck, has not even accepted the connection: then it is
+/// broken off, so that the agent gives it to somebody else. One that was accepted may be silent for as long as it likes.
+async fn carry(stream: Arc<LocalStream>, from_client: Body, accept_within: Duration) {
+    let mut carrying = pin!(stream::to_application(Arc::clone(&stream), from_client));
+    if timeout(accept_within, &mut carrying).await.is_ok() {
+        return;
+    }
+    if !stream.is_accepted() {
+        return stream.give_up();
+    }
+    // Only the one has to live on.
+    drop(stream);
+    carrying.await;
 }
 
 /// A connection to the application, as it wants it.

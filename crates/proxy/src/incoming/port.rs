@@ -1,29 +1,30 @@
-//! The life of one port: from its first listener to its last.
+//! The life of one port: from its first listener to its last, at all agents that there are.
 
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use interceptor::Errno;
-use protocol::rpc::incoming_client::IncomingClient;
-use protocol::rpc::subscribe_event::Event as Happening;
-use protocol::rpc::{Failure, Proof, SubscribeEvent, Subscribed as Answer};
+use protocol::rpc::Failure;
+use router::Change;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, interval, sleep};
-use tonic::{Code, Status, Streaming};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, interval, timeout};
+use tonic::Status;
 
-use super::arrival::{Arrival, Waiting};
 use super::door::Asking;
 use super::doors::Doors;
+use super::subscription::{Ours, Said, Subscription};
 use super::watch::Watch;
-use super::{Key, Shared};
+use super::{Key, Shared, is_final, reason_of};
+use crate::agent::{AgentId, Member};
 use crate::event::{Checked, Event, IncomingEvent, News, Subscribed, describe};
 
 /// How often it is looked whether the application still listens.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Between attempts to subscribe again.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Before the first of them.
-const MOMENT: Duration = Duration::from_millis(50);
+
+/// Waiting for agents that are being started is said after so long.
+const WORTH_A_WORD: Duration = Duration::from_secs(3);
 
 pub(super) struct Port {
     shared: Arc<Shared>,
@@ -35,34 +36,48 @@ pub(super) struct Port {
     /// Who waits for the subscription.
     asking: Vec<Asking>,
     doors: Arc<Doors>,
-    /// There was a subscription before.
-    again: bool,
-    /// What was said last about having none.
-    told: Option<String>,
+    /// Where the port was ours once.
+    before: HashSet<AgentId>,
 }
 
-/// A port of which the agent says that it is ours.
-struct Subscription {
-    events: Streaming<SubscribeEvent>,
-    waiting: Waiting,
-    watch: Watch,
+/// A port while the application listens on it.
+struct Round {
+    agents: HashMap<AgentId, AtAgent>,
+    watch: Arc<Mutex<Watch>>,
+    /// From the agents' tasks to the port. We keep a sender for the next one.
+    said: (
+        mpsc::UnboundedSender<(AgentId, Member, Said)>,
+        mpsc::UnboundedReceiver<(AgentId, Member, Said)>,
+    ),
+    /// Whether the application's calls have been answered.
+    is_answered: bool,
+}
+
+/// What one agent does for the port. To drop it ends that.
+struct AtAgent {
+    member: Member,
+    state: State,
+    /// What was said last about having nothing from it.
+    told: Option<String>,
+    task: AbortHandle,
+}
+
+enum State {
+    Asked,
+    Ours(Ours),
+    /// And whether it is asked again.
+    Refused(Status, bool),
+    Lost,
 }
 
 /// What happens to a port.
 enum Incident {
     Asked(Asking),
-    Arrived(Arrival),
-    Agent(Result<Option<SubscribeEvent>, Status>),
+    Agents(Option<Change<AgentId, Member>>),
+    Said(AgentId, Member, Said),
+    /// There is no agent, and nobody waits for one.
+    NoAgent,
     Look,
-}
-
-/// Why a port is no longer ours.
-enum Ending {
-    NobodyListens,
-    /// To somebody else; what listens stays on this machine.
-    Lost,
-    /// The agent is gone, and another one may come.
-    AgentGone,
 }
 
 impl Port {
@@ -79,8 +94,7 @@ impl Port {
             askings,
             asking: Vec::new(),
             doors: Arc::default(),
-            again: false,
-            told: None,
+            before: HashSet::new(),
         }
     }
 
@@ -95,183 +109,197 @@ impl Port {
                 }
                 continue;
             }
-            match self.subscribe().await {
-                Ok(subscription) => match self.serve(subscription).await {
-                    Ending::NobodyListens => {}
-                    Ending::AgentGone => sleep(MOMENT).await,
-                    Ending::Lost => self.stay_local().await,
-                },
-                Err(status) if self.fail(&status) => sleep(TRY_AGAIN_AFTER).await,
-                Err(_) => self.stay_local().await,
+            // Traffic comes from all agents from the first moment on, or the application is not told that it listens.
+            let agents = self.shared.agent.all.clone();
+            if timeout(WORTH_A_WORD, agents.settled()).await.is_err() {
+                self.tell(None, News::Waiting);
+                agents.settled().await;
             }
+            self.serve().await;
         }
     }
 
-    async fn subscribe(&mut self) -> Result<Subscription, Status> {
-        let shared = &self.shared;
-        let filter = shared.rules.filter(self.local, self.key.port);
-        let request = shared.wishes.request(self.key, filter, self.again);
-        let mut client = IncomingClient::new(shared.agent.client.clone());
-        let mut events = client.subscribe(request).await?.into_inner();
-        let first = events.message().await?.and_then(|event| event.event);
-        let Some(Happening::Subscribed(answer)) = first else {
-            return Err(Status::internal("the agent did not say that it listens"));
-        };
-        let checked = match answer.proof() {
-            Proof::Nothing => Checked::Nothing,
-            Proof::Loopback => Checked::Loopback,
-            Proof::Outside => Checked::Outside,
-        };
-        let filter = filter.filter(|_| !self.key.is_udp).map(describe);
-        self.tell(News::Subscribed(Subscribed {
-            local: self.local,
-            steals: shared.steals(),
-            filter: filter.clone(),
-            checked,
-            mesh: Some(answer.mesh.clone()).filter(|mesh| !mesh.is_empty()),
-            flushed: answer.flushed,
-            again: self.again,
-        }));
-        Ok(self.subscription(events, &answer, checked, filter))
-    }
-
-    fn subscription(
-        &self,
-        events: Streaming<SubscribeEvent>,
-        answer: &Answer,
-        checked: Checked,
-        filter: Option<String>,
-    ) -> Subscription {
-        let agent = self.shared.agent.clone();
-        Subscription {
-            events,
-            waiting: Waiting::new(agent, answer.subscription, self.key.is_udp),
-            watch: Watch::new(Instant::now(), checked, filter),
-        }
-    }
-
-    /// Goes on until the port is no longer ours.
-    async fn serve(&mut self, mut subscription: Subscription) -> Ending {
-        self.again = true;
-        self.told = None;
-        for asking in std::mem::take(&mut self.asking) {
-            self.accept(asking);
-        }
+    /// Goes on until nobody listens.
+    async fn serve(&mut self) {
+        let mut round = Round::new(self.filter());
+        let mut changes = self.shared.agent.all.router.changes();
+        let connection = self.shared.agent.client.clone();
         let mut look = interval(LOOK_EVERY);
         look.tick().await;
         loop {
-            let Subscription {
-                events, waiting, ..
-            } = &mut subscription;
+            while let Some(change) = changes.next_now() {
+                self.follow(&mut round, change);
+            }
+            if !round.is_answered && !self.answer(&mut round) {
+                return;
+            }
+            let nobody_is_asked = !round.is_answered && round.agents.is_empty();
             let incident = tokio::select! {
                 Some(asking) = self.askings.recv() => Incident::Asked(asking),
-                message = events.message() => Incident::Agent(message),
-                arrival = waiting.next() => Incident::Arrived(arrival),
+                change = changes.next() => Incident::Agents(change),
+                Some((id, member, said)) = round.said.1.recv() => Incident::Said(id, member, said),
+                () = connection.lost(), if nobody_is_asked => Incident::NoAgent,
                 _ = look.tick() => Incident::Look,
             };
             match incident {
-                Incident::Asked(asking) => self.accept(asking),
-                Incident::Arrived(arrival) => {
-                    subscription.watch.arrived();
-                    let tls = self.shared.tls.clone();
-                    let arriving = self.shared.agent.monitor.arriving(
-                        self.key.port,
-                        self.key.is_udp,
-                        self.shared.steals(),
-                        arrival.arrived.client,
+                Incident::Asked(asking) if round.is_answered => self.accept(asking),
+                Incident::Asked(asking) => self.asking.push(asking),
+                Incident::Agents(Some(change)) => self.follow(&mut round, change),
+                // The session is over.
+                Incident::Agents(None) => return,
+                Incident::Said(id, member, said) => self.hear(&mut round, &id, &member, said),
+                Incident::NoAgent => {
+                    let reason = "there is no agent".to_owned();
+                    if self.shared.steals() {
+                        return self.refuse(Errno::EADDRNOTAVAIL, reason, None);
+                    }
+                    self.let_listen(&mut round);
+                    self.tell(
+                        None,
+                        News::Local {
+                            reason,
+                            tries_again: true,
+                        },
                     );
-                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls, arriving));
                 }
+                Incident::Look if !round.is_answered => {}
                 Incident::Look => {
-                    for news in subscription.watch.news(Instant::now()) {
-                        self.tell(news);
+                    for news in round.watch().news(Instant::now()) {
+                        self.tell(None, news);
                     }
-                    subscription.waiting.look();
                     if !self.doors.look() {
-                        return Ending::NobodyListens;
+                        return;
                     }
                 }
-                Incident::Agent(Ok(Some(SubscribeEvent { event }))) => {
-                    if let Some(ending) = self.note(&mut subscription.watch, event) {
-                        return ending;
-                    }
-                }
-                Incident::Agent(Ok(None) | Err(_)) => return Ending::AgentGone,
             }
         }
     }
 
-    fn note(&self, watch: &mut Watch, event: Option<Happening>) -> Option<Ending> {
-        match event? {
-            // Only the first event is one.
-            Happening::Subscribed(_) => {}
-            Happening::TrafficSeen(_) => {
-                if let Some(news) = watch.traffic_seen() {
-                    self.tell(news);
-                }
+    fn follow(&mut self, round: &mut Round, change: Change<AgentId, Member>) {
+        match change {
+            Change::Joined(id, member) => {
+                let subscription = Subscription {
+                    shared: Arc::clone(&self.shared),
+                    key: self.key,
+                    local: self.local,
+                    id: id.clone(),
+                    member: member.clone(),
+                    doors: Arc::clone(&self.doors),
+                    watch: Arc::clone(&round.watch),
+                    again: self.before.contains(&id),
+                    is_patient: round.is_answered,
+                    said: round.said.0.clone(),
+                };
+                let task = tokio::spawn(subscription.live()).abort_handle();
+                let at_agent = AtAgent {
+                    member,
+                    state: State::Asked,
+                    told: None,
+                    task,
+                };
+                round.agents.insert(id, at_agent);
             }
-            Happening::Missed(missed) => watch.missed(&missed),
-            Happening::CopyDropped(_) => watch.copy_dropped(),
-            Happening::LostTo(holder) => {
-                self.tell(News::LostTo { holder });
-                return Some(Ending::Lost);
+            Change::Left(id) => {
+                round.agents.remove(&id);
             }
         }
-        None
     }
 
-    /// There is no subscription. Says whether it is worth to try again.
-    fn fail(&mut self, status: &Status) -> bool {
-        let failure = Failure::from_status(status);
-        let is_old = status.code() == Code::Unimplemented;
-        let reason = match &failure {
-            Some(failure) => failure.detail.clone(),
-            None if is_old => {
-                "the agent is of an older release; install the same one on both sides".to_owned()
-            }
-            None => status.message().to_owned(),
+    /// What an agent's task says.
+    fn hear(&mut self, round: &mut Round, id: &AgentId, member: &Member, said: Said) {
+        let Some(at_agent) = round.agents.get_mut(id) else {
+            return;
         };
-        // What was subscribed once can be again, when whoever is in the way is gone.
-        let tries_again = self.again || failure.is_none() && !is_old;
-        if self.shared.steals() {
-            let errno = failure.as_ref().and_then(Failure::number);
-            let errno = errno.map_or(Errno::EADDRNOTAVAIL, Errno::from_raw);
-            let mut refused = false;
-            for asking in std::mem::take(&mut self.asking) {
-                asking.refuse(errno);
-                refused = true;
+        if at_agent.member != *member {
+            return;
+        }
+        match said {
+            Said::Ours(ours) => {
+                at_agent.told = None;
+                if round.is_answered {
+                    self.before.insert(id.clone());
+                    self.tell_subscribed(Some(id), &[&ours]);
+                }
+                at_agent.state = State::Ours(ours);
             }
-            if refused {
-                let reason = reason.clone();
-                self.tell(News::Refused { reason });
+            Said::Refused(status, tries_again) => {
+                // An agent that is gone is told of elsewhere.
+                if round.is_answered && (is_final(&status) || !member.client.is_closed()) {
+                    self.tell_refused(id, at_agent, &status, tries_again);
+                }
+                at_agent.state = State::Refused(status, tries_again);
             }
-            if !self.again {
-                return false;
+            Said::TrafficSeen => {
+                let news = round.watch().traffic_seen();
+                if let Some(news) = news {
+                    self.tell(None, news);
+                }
             }
-        } else {
-            for asking in std::mem::take(&mut self.asking) {
-                self.accept(asking);
+            Said::LostTo(holder) => {
+                at_agent.state = State::Lost;
+                self.tell(Some(id), News::LostTo { holder });
             }
         }
-        if self.told.as_ref() != Some(&reason) && self.doors.look() {
-            self.told = Some(reason.clone());
-            self.tell(News::Local {
-                reason,
-                tries_again,
-            });
-        }
-        tries_again
     }
 
-    /// Looks after listeners that get nothing of the target.
-    async fn stay_local(&mut self) {
-        let mut look = interval(LOOK_EVERY);
-        while self.doors.look() {
-            tokio::select! {
-                Some(asking) = self.askings.recv() => self.accept(asking),
-                _ = look.tick() => {}
+    /// Answers the application's calls when all agents have answered ours. Says whether it goes on.
+    fn answer(&mut self, round: &mut Round) -> bool {
+        let is_asked = |at: &AtAgent| matches!(at.state, State::Asked);
+        if round.agents.is_empty() || round.agents.values().any(is_asked) {
+            return true;
+        }
+        let refusal = round.agents.iter().find_map(|(id, at)| match &at.state {
+            State::Refused(status, _) if is_final(status) => Some((id, status)),
+            _ => None,
+        });
+        // What was ours once is waited for, and a part of the traffic is no reason to give up the rest of it then.
+        if let Some((id, status)) = refusal
+            && self.shared.steals()
+            && self.before.is_empty()
+        {
+            let errno = Failure::from_status(status).and_then(|failure| failure.number());
+            let errno = errno.map_or(Errno::EADDRNOTAVAIL, Errno::from_raw);
+            let (id, reason) = (id.clone(), reason_of(status));
+            self.refuse(errno, reason, Some(&id));
+            return false;
+        }
+        let ours: Vec<&Ours> = round.agents.values().filter_map(AtAgent::ours).collect();
+        let nobody = ours.is_empty() && self.shared.steals() && self.before.is_empty();
+        if nobody {
+            // An agent that is lost while it is asked says nothing; another one will be there.
+            return true;
+        }
+        if !ours.is_empty() {
+            let weakest = ours.iter().map(|ours| ours.checked).min();
+            self.tell_subscribed(None, &ours);
+            round.watch().checked(weakest.unwrap_or(Checked::Nothing));
+        }
+        self.let_listen(round);
+        for (id, at_agent) in &mut round.agents {
+            if at_agent.ours().is_some() {
+                self.before.insert(id.clone());
+            }
+            if let State::Refused(status, tries_again) = &at_agent.state {
+                let (status, tries_again) = (status.clone(), *tries_again);
+                self.tell_refused(id, at_agent, &status, tries_again);
             }
         }
+        true
+    }
+
+    fn let_listen(&mut self, round: &mut Round) {
+        round.is_answered = true;
+        for asking in std::mem::take(&mut self.asking) {
+            self.accept(asking);
+        }
+    }
+
+    /// The application's calls fail.
+    fn refuse(&mut self, errno: Errno, reason: String, id: Option<&AgentId>) {
+        for asking in std::mem::take(&mut self.asking) {
+            asking.refuse(errno);
+        }
+        self.tell(id, News::Refused { reason });
     }
 
     fn accept(&self, asking: Asking) {
@@ -291,12 +319,82 @@ impl Port {
         true
     }
 
-    fn tell(&self, news: News) {
+    /// Which requests, in words, if not all traffic.
+    fn filter(&self) -> Option<String> {
+        let rules = &self.shared.rules;
+        rules.filter(self.local, self.key.port).map(describe)
+    }
+
+    fn tell_subscribed(&self, id: Option<&AgentId>, ours: &[&Ours]) {
+        let subscribed = Subscribed {
+            local: self.local,
+            steals: self.shared.steals(),
+            filter: self.filter(),
+            checked: ours
+                .iter()
+                .map(|ours| ours.checked)
+                .min()
+                .unwrap_or(Checked::Nothing),
+            mesh: ours.iter().find_map(|ours| ours.mesh.clone()),
+            flushed: ours.iter().map(|ours| ours.flushed).sum(),
+            again: ours.iter().any(|ours| ours.again),
+            agents: ours.len(),
+        };
+        self.tell(id, News::Subscribed(subscribed));
+    }
+
+    fn tell_refused(&self, id: &AgentId, at: &mut AtAgent, status: &Status, tries_again: bool) {
+        let reason = reason_of(status);
+        if at.told.as_ref() != Some(&reason) && self.doors.look() {
+            at.told = Some(reason.clone());
+            self.tell(
+                Some(id),
+                News::Local {
+                    reason,
+                    tries_again,
+                },
+            );
+        }
+    }
+
+    fn tell(&self, agent: Option<&AgentId>, news: News) {
         let event = IncomingEvent {
             port: self.key.port,
             is_udp: self.key.is_udp,
+            agent: agent.cloned(),
             news,
         };
         (self.shared.agent.tell)(&Event::Incoming(event));
+    }
+}
+
+impl Round {
+    fn new(filter: Option<String>) -> Self {
+        let watch = Watch::new(Instant::now(), Checked::Nothing, filter);
+        Self {
+            agents: HashMap::new(),
+            watch: Arc::new(Mutex::new(watch)),
+            said: mpsc::unbounded_channel(),
+            is_answered: false,
+        }
+    }
+
+    fn watch(&self) -> std::sync::MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AtAgent {
+    fn ours(&self) -> Option<&Ours> {
+        match &self.state {
+            State::Ours(ours) => Some(ours),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for AtAgent {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }

@@ -1,6 +1,8 @@
 //! What is asked of the agent for a port.
 
-use config::{HttpFilter, IncomingMode, IncomingSettings, OnConcurrentSteal};
+use std::time::Duration;
+
+use config::{HttpFilter, IncomingMode, IncomingSettings, OnConcurrentSteal, Patience};
 use protocol::rpc;
 use protocol::rpc::http_filter::Filter;
 
@@ -14,9 +16,16 @@ pub(super) struct Wishes {
     takes_probes: bool,
     flush_connections: bool,
     answer_within_milliseconds: u32,
+    /// How long the application may take to accept a connection.
+    pub(super) accept_within: Duration,
     holder: String,
     tls: Option<rpc::TargetTls>,
 }
+
+/// As long as an agent waits for an answer of which nothing is said.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// The agent sees by itself that a request is not answered, and can tell it better.
+const LATER: Duration = Duration::from_secs(1);
 
 impl Wishes {
     pub(super) fn new(settings: &IncomingSettings, holder: String) -> Self {
@@ -41,6 +50,7 @@ impl Wishes {
             answer_within_milliseconds: answer_within
                 .and_then(|time| u32::try_from(time.duration().as_millis()).ok())
                 .unwrap_or(0),
+            accept_within: LATER + answer_within.map_or(ANSWER_WITHIN, Patience::duration),
             holder,
             tls: tls.map(|(certificate, key)| rpc::TargetTls {
                 certificate_path: certificate.clone().into(),
@@ -66,7 +76,7 @@ impl Wishes {
             port: key.port.into(),
             transport: transport.into(),
             mode: self.mode.into(),
-            filter: filter.filter(|_| !key.is_udp).map(to_protocol),
+            filter: filter.map(to_protocol),
             on_conflict: self.on_conflict.into(),
             takes_probes: self.takes_probes,
             flush_connections: self.flush_connections && !again,
@@ -153,7 +163,7 @@ mod tests {
         assert_eq!(request, expected);
         let again = wishes.request(key(false), rules.filter(80, 80), true);
         assert!(!again.flush_connections);
-        let datagrams = wishes.request(key(true), rules.filter(80, 80), false);
-        assert_eq!(datagrams.filter, None);
+        let datagrams = wishes.request(key(true), None, false);
+        assert_eq!(datagrams.transport(), rpc::IncomingTransport::Udp);
     }
 }

@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use self::agent::FakeAgent;
 use super::door::{Delivered, Door};
 use super::*;
+use crate::agent::{AgentId, Agents, Preference};
 use crate::event::News;
 
 const CLIENT: &str = "192.0.2.7:40000";
@@ -60,7 +61,7 @@ impl Door for Place {
 struct World {
     agent: FakeAgent,
     incoming: Incoming,
-    connection: crate::agent::Connection,
+    agents: Agents,
 }
 
 impl World {
@@ -69,12 +70,13 @@ impl World {
         let layers = Layers::new().file("test", &text, Format::Yaml);
         let settings = layers.resolve().unwrap().settings.feature.network.incoming;
         let fake = FakeAgent::default();
-        let (agent, connection) = fake.connect().await;
+        let agent = fake.connect().await;
+        let agents = agent.all.clone();
         let incoming = Incoming::new(agent, &settings, "alice".to_owned()).unwrap();
         Self {
             agent: fake,
             incoming,
-            connection,
+            agents,
         }
     }
 
@@ -169,6 +171,22 @@ async fn resets_are_resets_on_the_other_side() {
     application.set_zero_linger().unwrap();
     drop(application);
     assert!(client.from_application.frame().await.unwrap().is_err());
+}
+
+#[tokio::test]
+async fn a_connection_that_is_never_accepted_is_given_back_and_a_silent_one_is_not() {
+    let world = World::new("{mode: steal, answer_within: 1ms}").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let mut silent = world.agent.arrive(&arrived()).await;
+    let mut application = accept(&listener).await;
+    assert_eq!(bytes(&mut silent.from_application, 1).await, [1]);
+    // The kernel takes it, and the application does not come to it.
+    let mut ignored = world.agent.arrive(&arrived()).await;
+    assert_eq!(bytes(&mut ignored.from_application, 1).await, [1]);
+    assert!(ignored.from_application.frame().await.unwrap().is_err());
+    application.write_all(b"at last").await.unwrap();
+    assert_eq!(bytes(&mut silent.from_application, 7).await, b"at last");
 }
 
 #[tokio::test]
@@ -275,10 +293,12 @@ async fn another_agent_is_asked_again() {
     let mut open = world.agent.arrive(&arrived()).await;
     let _application = accept(&listener).await;
     assert_eq!(bytes(&mut open.from_application, 1).await, [1]);
-    world.connection.await_another();
+    let id = AgentId::default();
+    world.agents.router.leave(&id);
     world.agent.break_off();
-    let client = world.agent.client().await;
-    world.connection.replace(client);
+    let member = world.agent.member().await;
+    let router = &world.agents.router;
+    router.join(id, member, Preference::Preferred);
     world.agent.subscribed(2).await;
     let again = world.agent.news(|news| match news {
         News::Subscribed(subscribed) if subscribed.again => Some(()),
@@ -357,6 +377,107 @@ async fn datagrams_go_both_ways() {
     assert_eq!(decoder.next_datagram().unwrap(), Some(expected));
 }
 
+/// A second agent of the same session.
+async fn another(world: &World) -> FakeAgent {
+    let another = FakeAgent::default();
+    let member = another.member().await;
+    let router = &world.agents.router;
+    router.join(AgentId::in_pod("second"), member, Preference::Preferred);
+    another
+}
+
+#[tokio::test]
+async fn every_agent_brings_its_traffic() {
+    let world = World::new("steal").await;
+    let second = another(&world).await;
+    let (listener, address) = listener().await;
+    let place = world.listen(address, false).await.unwrap();
+    let agents = world.agent.news(|news| match news {
+        News::Subscribed(subscribed) => Some(subscribed.agents),
+        _ => None,
+    });
+    assert_eq!(agents.await, 2);
+    // One who comes later is asked as well, and open connections of one who goes are nobody else's.
+    let third = FakeAgent::default();
+    let id = AgentId::in_pod("third");
+    let member = third.member().await;
+    let router = &world.agents.router;
+    router.join(id.clone(), member, Preference::Possible);
+    for agent in [&world.agent, &second, &third] {
+        agent.subscribed(1).await;
+        agent.arrive(&arrived()).await;
+        accept(&listener).await;
+    }
+    router.leave(&id);
+    third.unsubscribed().await;
+    for agent in [&world.agent, &second] {
+        agent.arrive(&arrived()).await;
+        accept(&listener).await;
+    }
+    place.is_there.store(false, Ordering::Relaxed);
+    world.agent.unsubscribed().await;
+    second.unsubscribed().await;
+}
+
+#[tokio::test]
+async fn a_port_that_one_agent_refuses_is_not_had_from_the_others() {
+    let world = World::new("steal").await;
+    let second = another(&world).await;
+    let failure = Failure::from_errno(libc::EADDRINUSE, "bob has it");
+    second.refuse(Some(failure));
+    let (_listener, address) = listener().await;
+    let refused = world.listen(address, false).await.unwrap_err();
+    assert_eq!(refused, Errno::EADDRINUSE);
+    world.agent.unsubscribed().await;
+    let whose = world.agent.event(|event| match &event.news {
+        News::Refused { .. } => Some(event.to_string()),
+        _ => None,
+    });
+    let expected = "port 8080 of pod second: the program cannot listen: bob has it";
+    assert_eq!(whose.await, expected);
+}
+
+#[tokio::test]
+async fn a_newcomer_that_refuses_is_asked_again() {
+    let world = World::new("steal").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let second = FakeAgent::default();
+    second.refuse(Some(Failure::from_errno(libc::EADDRINUSE, "bob has it")));
+    let member = second.member().await;
+    let router = &world.agents.router;
+    router.join(AgentId::in_pod("second"), member, Preference::Preferred);
+    let told = world.agent.event(|event| match &event.news {
+        News::Local { tries_again, .. } => Some((event.agent.clone(), *tries_again)),
+        _ => None,
+    });
+    assert_eq!(told.await, (Some(AgentId::in_pod("second")), true));
+    second.refuse(None);
+    second.arrive(&arrived()).await;
+    accept(&listener).await;
+    world.agent.arrive(&arrived()).await;
+    accept(&listener).await;
+}
+
+#[tokio::test]
+async fn copies_come_from_those_who_have_them() {
+    let world = World::new("mirror").await;
+    let second = another(&world).await;
+    second.refuse(Some(Failure::new(
+        protocol::rpc::Reason::Agent,
+        "it needs NET_ADMIN",
+    )));
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    world.agent.arrive(&arrived()).await;
+    accept(&listener).await;
+    let told = world.agent.event(|event| match &event.news {
+        News::Local { .. } => event.agent.clone(),
+        _ => None,
+    });
+    assert_eq!(told.await, AgentId::in_pod("second"));
+}
+
 #[test]
 fn unix_sockets_and_ignored_ports_are_local() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -371,4 +492,17 @@ fn unix_sockets_and_ignored_ports_are_local() {
         assert_eq!(choose(Transport::Tcp, 81), ListenerChoice::Local);
         assert_eq!(choose(Transport::Unix, 80), ListenerChoice::Local);
     });
+}
+
+#[tokio::test]
+async fn datagrams_are_local_where_certain_requests_are_wanted() {
+    let filter = "{mode: steal, http_filter: {header_filter: 'a: b', ports: [80]}}";
+    let world = World::new(filter).await;
+    let choose = |transport, port| {
+        let address = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        world.incoming.choose(transport, address)
+    };
+    assert_eq!(choose(Transport::Tcp, 80), ListenerChoice::Target);
+    assert_eq!(choose(Transport::Udp, 80), ListenerChoice::Local);
+    assert_eq!(choose(Transport::Udp, 81), ListenerChoice::Target);
 }

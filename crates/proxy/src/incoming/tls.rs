@@ -2,20 +2,27 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use config::{DeliveryProtocol, TlsDeliverySettings};
-use interceptor::Transport;
 use protocol::incoming::ArrivedTls;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::copy_bidirectional;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::verify;
 use crate::error::Error;
-use crate::stream::LocalStream;
+use crate::stream::{Breaks, Kept, LocalStream};
+
+/// How long the application may take to agree on TLS.
+const SPEAKS_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct TlsDelivery {
@@ -59,14 +66,79 @@ impl TlsDelivery {
         };
         let (stream, kept) = local.into_tcp()?;
         let connector = TlsConnector::from(Arc::new(config));
-        let mut outside = connector.connect(name, stream).await?;
-        let (ours, mut inside) = UnixStream::pair()?;
-        tokio::spawn(async move {
-            let _kept = kept;
-            if let Err(error) = copy_bidirectional(&mut inside, &mut outside).await {
-                tracing::debug!(%error, "a connection with TLS to the application ended");
-            }
-        });
-        LocalStream::new(Transport::Unix, OwnedFd::from(ours.into_std()?), ())
+        // A program that is stopped, or speaks no TLS, would be waited for as long as the session lasts.
+        let connecting = timeout(SPEAKS_WITHIN, connector.connect(name, stream));
+        let outside = connecting.await.map_err(io::Error::from)??;
+        let (ours, inside) = UnixStream::pair()?;
+        let breaks = Arc::<Breaks>::default();
+        tokio::spawn(carry(inside, outside, kept, Arc::clone(&breaks)));
+        LocalStream::of_pair(OwnedFd::from(ours.into_std()?), breaks)
+    }
+}
+
+/// Carries a connection between the target, without TLS, and the application, with TLS. A reset of one is one of the other.
+async fn carry(inside: UnixStream, outside: TlsStream<TcpStream>, kept: Kept, breaks: Arc<Breaks>) {
+    let mut inside = Ending {
+        stream: inside,
+        judge: |end: io::Result<()>| match end {
+            Ok(()) if breaks.target_broke() => Err(io::ErrorKind::ConnectionReset.into()),
+            end => end,
+        },
+    };
+    let mut outside = Ending {
+        stream: outside,
+        // Many applications close the connection without a word of TLS about it.
+        judge: |end: io::Result<()>| match end {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            end => end,
+        },
+    };
+    if let Err(error) = copy_bidirectional(&mut inside, &mut outside).await {
+        tracing::debug!(%error, "a connection with TLS to the application broke");
+        breaks.break_application();
+        let _ = outside.stream.get_ref().0.set_zero_linger();
+    }
+    drop((inside, outside, kept));
+}
+
+/// A stream of which it is judged how it ended.
+struct Ending<S, J> {
+    stream: S,
+    judge: J,
+}
+
+impl<S: AsyncRead + Unpin, J: Fn(io::Result<()>) -> io::Result<()> + Unpin> AsyncRead
+    for Ending<S, J>
+{
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        let has_ended = read.is_err() || buffer.filled().len() == before;
+        Poll::Ready(match has_ended {
+            true => (self.judge)(read),
+            false => read,
+        })
+    }
+}
+
+impl<S: AsyncWrite + Unpin, J: Unpin> AsyncWrite for Ending<S, J> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

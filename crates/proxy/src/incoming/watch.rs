@@ -42,6 +42,11 @@ impl Watch {
         }
     }
 
+    /// How far it is known that traffic comes, of the agent that knows least.
+    pub(super) fn checked(&mut self, checked: Checked) {
+        self.checked = checked;
+    }
+
     /// A connection has come to the program.
     pub(super) fn arrived(&mut self) {
         self.has_arrived = true;

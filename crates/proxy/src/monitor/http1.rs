@@ -202,7 +202,8 @@ impl Observer {
             self.responses.lost = true;
             return None;
         };
-        let switches = status == 101 || exchange.method == "CONNECT" && (200..300).contains(&status);
+        let switches =
+            status == 101 || exchange.method == "CONNECT" && (200..300).contains(&status);
         let has_none = exchange.method == "HEAD" || status == 204 || status == 304;
         let body = match body {
             _ if switches => Body::Rest,
@@ -248,7 +249,9 @@ impl Half {
             Body::None => (0, 0, true),
             Body::Rest => (bytes.len(), bytes.len() as u64, false),
             Body::Length(left) => {
-                let taken = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+                let taken = usize::try_from(*left)
+                    .unwrap_or(usize::MAX)
+                    .min(bytes.len());
                 *left -= taken as u64;
                 let ended = *left == 0;
                 if ended {

@@ -10,7 +10,9 @@ use crate::event::{Checked, IncomingEvent, MissedReason, News, Subscribed};
 
 fn events(monitor: &Monitor) -> Vec<Event> {
     let mut subscription = monitor.subscribe(Some(0)).unwrap();
-    let entries = subscription.take().map_or_else(Vec::new, |batch| batch.entries);
+    let entries = subscription
+        .take()
+        .map_or_else(Vec::new, |batch| batch.entries);
     entries.iter().map(|entry| entry.event.clone()).collect()
 }
 
@@ -69,7 +71,10 @@ fn files_are_counted_and_only_the_first_of_a_kind_is_told() {
     );
     assert_eq!(totals.read_bytes, 12);
     let row = &state.files[0];
-    assert_eq!((row.path.as_str(), row.operations, row.failed), ("/etc/shop", 4, 2));
+    assert_eq!(
+        (row.path.as_str(), row.operations, row.failed),
+        ("/etc/shop", 4, 2)
+    );
     assert_eq!(row.last_errno.as_deref(), Some("EACCES"));
 }
 
@@ -121,7 +126,14 @@ fn a_connection_is_followed_to_its_end() {
     assert!(
         matches!(&told[0], Event::OutgoingConnection { errno: Some(errno), names, .. } if errno == "ECONNREFUSED" && names == &["db"])
     );
-    assert!(matches!(told[2], Event::OutgoingClosed { sent: 3, received: 6, .. }));
+    assert!(matches!(
+        told[2],
+        Event::OutgoingClosed {
+            sent: 3,
+            received: 6,
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -131,6 +143,7 @@ fn requests_are_told_with_their_port() {
         monitor.told(&crate::Event::Incoming(IncomingEvent {
             port: 80,
             is_udp: false,
+            agent: None,
             news,
         }));
     };
@@ -142,6 +155,7 @@ fn requests_are_told_with_their_port() {
         mesh: None,
         flushed: 0,
         again: false,
+        agents: 1,
     }));
     told(News::Silent {
         seconds: 60,
@@ -149,11 +163,14 @@ fn requests_are_told_with_their_port() {
     });
     assert!(monitor.ports()[0].problem.is_some());
     let client = SocketAddr::from(([10, 0, 0, 9], 4000));
-    let traffic = monitor.arriving(80, false, true, client).accepted().unwrap();
+    let traffic = monitor
+        .arriving(80, false, true, client, None)
+        .accepted()
+        .unwrap();
     traffic.to_application(b"GET /cart HTTP/1.1\r\n\r\n");
     traffic.from_application(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n");
     drop(traffic);
-    monitor.arriving(80, false, true, client).refused();
+    monitor.arriving(80, false, true, client, None).refused();
     told(News::Missed {
         reason: MissedReason::TooSlow,
         count: 2,
@@ -177,9 +194,12 @@ fn requests_are_told_with_their_port() {
 fn health_follows_what_the_user_is_told() {
     let monitor = Monitor::on();
     let status = || monitor.health().status;
-    monitor.told(&crate::Event::AgentLost("killed".to_owned()));
+    monitor.told(&crate::Event::AgentLost {
+        agent: crate::AgentId::default(),
+        reason: "killed".to_owned(),
+    });
     assert_eq!(status(), monitor::Status::Reconnecting);
-    monitor.told(&crate::Event::SessionRestored);
+    monitor.told(&crate::Event::SessionRestored(crate::AgentId::default()));
     assert_eq!(status(), monitor::Status::Healthy);
     monitor.told(&crate::Event::TargetGone);
     assert_eq!(status(), monitor::Status::Lost);
@@ -191,7 +211,8 @@ fn who_comes_back_gets_the_rest_and_who_is_too_slow_is_told_how_much_is_gone() {
     for number in 1..=5 {
         notice(&monitor, &number.to_string());
     }
-    let numbers = |entries: &[Arc<Entry>]| entries.iter().map(|entry| entry.seq).collect::<Vec<_>>();
+    let numbers =
+        |entries: &[Arc<Entry>]| entries.iter().map(|entry| entry.seq).collect::<Vec<_>>();
     let mut late = monitor.subscribe(Some(3)).unwrap();
     let batch = late.take().unwrap();
     assert_eq!((batch.missed, numbers(&batch.entries)), (0, vec![4, 5]));

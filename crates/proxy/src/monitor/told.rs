@@ -16,6 +16,8 @@ impl Monitor {
                 recorder.health = health;
             }
             if let Event::Incoming(incoming) = event {
+                let agent = incoming.agent.as_ref();
+                let cluster = agent.and_then(|agent| agent.cluster.clone());
                 match &incoming.news {
                     News::Subscribed(subscribed) => {
                         let row = row(incoming, subscribed, now);
@@ -34,10 +36,11 @@ impl Monitor {
                             count: *count,
                             lost: *lost,
                             reason: reason.to_string(),
-                            cluster: None,
+                            cluster: cluster.clone(),
                         };
                         recorder.emit(now, event);
                     }
+                    News::Waiting => {}
                     News::TrafficSeen => {
                         if let Some(row) = recorder.port(incoming.is_udp, incoming.port) {
                             row.last_traffic = Some(now);
@@ -59,17 +62,20 @@ impl Monitor {
 
 fn level(event: &Event) -> Level {
     match event {
-        Event::ConnectionBack | Event::SessionRestored | Event::TargetBack => Level::Info,
-        Event::Incoming(incoming) if !incoming.is_warning() => Level::Info,
+        Event::ConnectionBack | Event::SessionRestored(_) | Event::TargetBack => Level::Info,
+        event if event.is_reassuring() => Level::Info,
         _ => Level::Warning,
     }
 }
 
 fn health(event: &Event) -> Option<Health> {
     let status = match event {
-        Event::ConnectionLost(_) | Event::AgentLost(_) => Status::Reconnecting,
-        Event::SessionLost(_) | Event::TargetGone => Status::Lost,
-        Event::ConnectionBack | Event::SessionRestored => return Some(Health::default()),
+        Event::ConnectionLost(_) | Event::AgentLost { .. } => Status::Reconnecting,
+        Event::SessionLost(_) | Event::TargetGone | Event::NobodyThere(_) => Status::Lost,
+        Event::SessionOver(_) => Status::Ended,
+        Event::ConnectionBack | Event::SessionRestored(_) | Event::TargetBack => {
+            return Some(Health::default());
+        }
         _ => return None,
     };
     let reason = Some(event.to_string());
@@ -103,7 +109,10 @@ fn row(incoming: &IncomingEvent, subscribed: &Subscribed, now: u64) -> PortRow {
         passed_on: 0,
         last_traffic: None,
         problem: None,
-        cluster: None,
+        cluster: incoming
+            .agent
+            .as_ref()
+            .and_then(|agent| agent.cluster.clone()),
     }
 }
 

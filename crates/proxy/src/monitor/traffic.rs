@@ -84,12 +84,14 @@ struct Arrived {
     since: Instant,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Incoming {
     port: u16,
     is_udp: bool,
     handling: Handling,
     client: SocketAddr,
+    /// With several clusters, the one in which it came.
+    cluster: Option<String>,
 }
 
 impl Arriving {
@@ -103,6 +105,7 @@ impl Arriving {
         is_udp: bool,
         steals: bool,
         client: SocketAddr,
+        cluster: Option<String>,
     ) -> Self {
         let connection = hub.next_connection();
         let handling = if steals {
@@ -118,6 +121,7 @@ impl Arriving {
                 is_udp,
                 handling,
                 client,
+                cluster,
             },
             since: Instant::now(),
         })))
@@ -134,8 +138,8 @@ impl Arriving {
         let arrived = self.0?;
         arrived.tell(true);
         let direction = match arrived.side.is_udp {
-            true => Direction::Datagrams(arrived.side),
-            false => Direction::Incoming(arrived.side, Mutex::default()),
+            true => Direction::Datagrams(arrived.side.clone()),
+            false => Direction::Incoming(arrived.side.clone(), Mutex::default()),
         };
         Some(Traffic::new(arrived.hub, arrived.connection, direction))
     }
@@ -148,6 +152,7 @@ impl Arrived {
             is_udp,
             handling,
             client,
+            ref cluster,
         } = self.side;
         let transport = if is_udp {
             Transport::Udp
@@ -162,7 +167,7 @@ impl Arrived {
             handling,
             accepted,
             latency_us: microseconds(self.since.elapsed()),
-            cluster: None,
+            cluster: cluster.clone(),
         };
         self.hub.record(|recorder, now| {
             recorder.arrived(now, is_udp, port, accepted);
@@ -212,7 +217,7 @@ impl Traffic {
                 let finished = observer.response(bytes, Instant::now());
                 drop(observer);
                 for exchange in finished {
-                    self.tell(*incoming, exchange);
+                    self.tell(incoming, exchange);
                 }
             }
         }
@@ -231,7 +236,7 @@ impl Traffic {
         }
     }
 
-    fn tell(&self, incoming: Incoming, exchange: Exchange) {
+    fn tell(&self, incoming: &Incoming, exchange: Exchange) {
         let status = exchange.status;
         let latency = exchange.latency;
         let event = Event::IncomingRequest {
@@ -247,7 +252,7 @@ impl Traffic {
             latency_us: microseconds(latency),
             received: exchange.received,
             sent: exchange.sent,
-            cluster: None,
+            cluster: incoming.cluster.clone(),
         };
         self.hub.record(|recorder, now| {
             recorder.request(now, incoming.port, incoming.handling, status, latency);
@@ -267,15 +272,15 @@ impl Drop for Traffic {
                     recorder.disconnected(now, self.connection, peer, from, to, duration);
                 });
             }
-            Direction::Datagrams(incoming) => *incoming,
+            Direction::Datagrams(incoming) => incoming,
             Direction::Incoming(incoming, observer) => {
                 let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
                 let finished = observer.end(Instant::now());
                 drop(observer);
                 for exchange in finished {
-                    self.tell(*incoming, exchange);
+                    self.tell(incoming, exchange);
                 }
-                *incoming
+                incoming
             }
         };
         let event = Event::IncomingClosed {

@@ -103,7 +103,14 @@ async fn lead(
     let (socket, registration) = establish(outgoing, &response)?.into_parts();
     let socket = asynchronous(socket)?;
     let traffic = attempt.connected();
-    relay(&socket, &registration, sender, response.into_body(), traffic).await;
+    relay(
+        &socket,
+        &registration,
+        sender,
+        response.into_body(),
+        traffic,
+    )
+    .await;
     Ok(())
 }
 
@@ -127,7 +134,14 @@ async fn follow(
     if let Ok(ends) = Connected::from_headers(response.headers()) {
         registration.set_local(ends.local);
     }
-    relay(&socket, &registration, sender, response.into_body(), traffic).await;
+    relay(
+        &socket,
+        &registration,
+        sender,
+        response.into_body(),
+        traffic,
+    )
+    .await;
     Ok(())
 }
 

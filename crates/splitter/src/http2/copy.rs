@@ -3,6 +3,7 @@
 //! A copy goes beside its stream and never holds it up: what the session has not taken yet waits in memory, and when all
 //! copies of a client's streams together are too far behind, the one that would need more ends.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,12 +12,13 @@ use h2::client::ResponseFuture;
 use http::request::Parts;
 use http::{HeaderMap, Request};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use super::body::send_data;
 use super::exchange::copy_of;
 use super::upstream::Upstreams;
 use crate::claims::HeldClaim;
-use crate::copy::Budget;
+use crate::copy::{Budget, LINGER};
 use crate::http1::leg::Route;
 use crate::settings::{Notice, Settings};
 
@@ -60,7 +62,7 @@ impl StreamCopy {
         let budget = upstreams.copy_budget(held);
         let limits = Limits::new(&upstreams.way.port.settings);
         if !budget.take(STREAM, limits) {
-            tell_dropped(upstreams, &budget);
+            tell_dropped(&budget);
             return None;
         }
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -116,7 +118,7 @@ impl Delivery {
             delivered = self.deliver(request, is_empty) => if delivered.is_none() {
                 tracing::debug!(holder = %self.budget.held.claim.holder, "a copy of a stream ended early");
             },
-            Ok(()) = gives_up => tell_dropped(&self.upstreams, &self.budget),
+            Ok(()) = gives_up => tell_dropped(&self.budget),
         }
     }
 
@@ -146,11 +148,16 @@ impl Delivery {
                 }
             }
         };
-        let discarding = async {
-            discard(answer).await;
-            Ok(())
-        };
-        tokio::try_join!(sending, discarding).map(drop).ok()
+        let mut sending = pin!(sending);
+        let mut discarding = pin!(discard(answer));
+        tokio::select! {
+            sent = &mut sending => {
+                sent.ok()?;
+                let _ = timeout(LINGER, discarding).await;
+            }
+            () = &mut discarding => sending.await.ok()?,
+        }
+        Some(())
     }
 }
 
@@ -179,11 +186,9 @@ async fn discard(answer: ResponseFuture) {
 }
 
 /// Says once for each client that copies were dropped.
-fn tell_dropped(upstreams: &Upstreams, budget: &ClientBudget) {
+fn tell_dropped(budget: &ClientBudget) {
     if !budget.was_told.swap(true, Ordering::Relaxed) {
-        let holder = budget.held.claim.holder.clone();
-        let notices = &upstreams.way.port.settings.notices;
-        notices.tell(Notice::CopyDropped { holder });
+        budget.held.tell(Notice::CopyDropped);
     }
 }
 

@@ -66,17 +66,10 @@ pub(super) async fn exchange(
         match &route {
             Route::Claim(held) => {
                 held.suspend(Instant::now(), settings.pause_after_failure);
-                let holder = held.claim.holder.clone();
-                settings.notices.tell(if can_repeat {
-                    Notice::FellBack {
-                        holder,
-                        reason: why,
-                    }
+                held.tell(if can_repeat {
+                    Notice::FellBack { reason: why }
                 } else {
-                    Notice::Lost {
-                        holder,
-                        reason: why,
-                    }
+                    Notice::Lost { reason: why }
                 });
                 route = Route::Original;
             }

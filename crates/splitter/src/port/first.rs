@@ -34,10 +34,11 @@ pub(super) async fn first(
     client: &mut BoxStream,
     arrival: &Arrival,
     owner: Option<&Arc<HeldClaim>>,
+    have_certificates: bool,
 ) -> Option<First> {
     let settings = &way.port.settings;
     let mut waiting = Waiting {
-        have_certificates: arrival.tls.is_none() && way.port.tls().is_some(),
+        have_certificates,
         bytes: BytesMut::new(),
         opening: None,
         leg: None,

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 
 use splitter::{
-    Arrival, BoxFuture, BoxStream, Claim, Destination, Filter, Mode, OnConflict, Port, Protocol,
-    Settings, detect,
+    Arrival, BoxFuture, BoxStream, Claim, Destination, Filter, Mode, Notices, OnConflict, Port,
+    Protocol, Settings, detect,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -54,6 +54,8 @@ async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
                 filter: Some(NOBODYS.clone()),
                 takes_probes: true,
                 answer_within: None,
+                tls: None,
+                notices: Notices::default(),
                 destination: Arc::new(Nowhere),
             },
             OnConflict::Abort,

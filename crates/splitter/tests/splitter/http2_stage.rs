@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -10,14 +10,14 @@ use h2::ext::Protocol;
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use splitter::{
-    Arrival, BoxFuture, BoxStream, ClaimGuard, Destination, Filter, Mode, Notice, Notices,
-    OnConflict, Port, Settings,
+    Arrival, BoxFuture, BoxStream, ClaimGuard, Destination, Filter, Mode, OnConflict, Port,
+    Settings,
 };
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 use tokio_util::io::InspectReader;
 
-use super::stage::{arrival, claim};
+use super::stage::{Told, arrival, claim};
 
 /// A place that speaks HTTP/2.
 #[derive(Debug)]
@@ -206,7 +206,7 @@ pub(crate) struct Http2Stage {
     pub(crate) alice: Arc<Http2Place>,
     /// How many connections of clients are over.
     pub(crate) ended: Arc<watch::Sender<usize>>,
-    pub(crate) notices: Arc<Mutex<Vec<Notice>>>,
+    pub(crate) notices: Told,
     guards: Vec<ClaimGuard>,
 }
 
@@ -229,19 +229,14 @@ impl Http2Stage {
         filter: Filter,
         change: impl FnOnce(&mut Settings),
     ) -> Self {
-        let notices = Arc::<Mutex<Vec<Notice>>>::default();
-        let told = notices.clone();
-        let mut settings = Settings {
-            notices: Notices::new(move |notice| told.lock().unwrap().push(notice)),
-            ..Settings::default()
-        };
+        let mut settings = Settings::default();
         change(&mut settings);
         let mut stage = Self {
             port: Arc::new(Port::new(Arc::new(ToHttp2(application.clone())), settings)),
             application,
             alice: alice.clone(),
             ended: Arc::new(watch::Sender::new(0)),
-            notices,
+            notices: Told::default(),
             guards: Vec::new(),
         };
         stage.claim(alice, mode, filter);
@@ -255,12 +250,13 @@ impl Http2Stage {
 
     pub(crate) fn claim_to(
         &mut self,
-        name: &str,
+        name: &'static str,
         destination: Arc<dyn Destination>,
         mode: Mode,
         filter: Filter,
     ) {
-        let claim = claim(name, mode, Some(filter), destination);
+        let mut claim = claim(name, mode, Some(filter), destination);
+        claim.notices = self.notices.tell(name);
         let guard = self.port.claims().claim(claim, OnConflict::Abort).unwrap();
         self.guards.push(guard);
     }

@@ -67,11 +67,11 @@ async fn a_copy_that_is_dead_or_slow_holds_nobody_up() {
         writing.await.unwrap();
         assert_eq!(back.len(), LENGTH + "220 application\r\n".len());
         if manner == Manner::Stuck {
-            let holder = "alice".to_owned();
+            let holder = "alice";
             while stage.notices().is_empty() {
                 tokio::time::sleep(std::time::Duration::from_millis(1)).await;
             }
-            assert_eq!(stage.notices(), [Notice::CopyDropped { holder }]);
+            assert_eq!(stage.notices(), [(holder, Notice::CopyDropped)]);
         }
     }
 }
@@ -203,13 +203,13 @@ async fn copies_of_streams_that_are_not_taken_end_and_hold_nobody_up() {
         assert_eq!(back.len(), LENGTH);
         sending.await.unwrap();
     }
-    let holder = "alice".to_owned();
-    while stage.notices.lock().unwrap().is_empty() {
+    let holder = "alice";
+    while stage.notices.all().is_empty() {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
     assert_eq!(
-        *stage.notices.lock().unwrap(),
-        [Notice::CopyDropped { holder }],
+        stage.notices.all(),
+        [(holder, Notice::CopyDropped)],
         "said once for a client"
     );
 }

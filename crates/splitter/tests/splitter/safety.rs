@@ -4,7 +4,7 @@ use std::time::Duration;
 use splitter::{Filter, Mode, Notice, OnConflict, Reason};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::stage::{Manner, Place, Stage, To, arrival, bodies, claim, read_until};
+use super::stage::{Manner, Place, Stage, To, Told, arrival, bodies, claim, read_until};
 
 const FOR_ALICE: &str = "POST /1 HTTP/1.1\r\nX-For: alice\r\nContent-Length: 4\r\n\r\nbody";
 const NEXT: &str = "GET /2 HTTP/1.1\r\nX-For: alice\r\n\r\n";
@@ -25,10 +25,10 @@ async fn what_a_session_does_not_answer_the_application_does() {
             "{manner:?}"
         );
         assert_eq!(stage.application.got(), FOR_ALICE.to_owned() + NEXT);
-        let holder = "alice".to_owned();
+        let holder = "alice";
         assert_eq!(
             stage.notices(),
-            [Notice::FellBack { holder, reason }],
+            [(holder, Notice::FellBack { reason })],
             "{manner:?}"
         );
         // Only one request pays for it; after a while the session is tried again.
@@ -64,9 +64,9 @@ async fn a_request_too_large_to_be_repeated_is_lost_and_the_next_is_not() {
     let request = format!("POST / HTTP/1.1\r\nX-For: alice\r\nContent-Length: 200\r\n\r\n{large}");
     assert_eq!(bodies(&stage.ask(&request).await), Vec::<&str>::new());
     assert_eq!(bodies(&stage.ask(NEXT).await), ["application GET /2"]);
-    let holder = "alice".to_owned();
+    let holder = "alice";
     let reason = Reason::NoAnswer;
-    assert_eq!(stage.notices(), [Notice::Lost { holder, reason }]);
+    assert_eq!(stage.notices(), [(holder, Notice::Lost { reason })]);
 }
 
 #[tokio::test]
@@ -88,8 +88,8 @@ async fn a_whole_connection_that_is_not_answered_is_the_applications() {
         client.write_all(text.as_bytes()).await.unwrap();
         read_until(&mut client, text).await;
         assert_eq!(stage.application.got(), text, "{manner:?}");
-        let (holder, reason) = ("alice".to_owned(), Reason::NoAnswer);
-        assert_eq!(stage.notices(), [Notice::FellBack { holder, reason }]);
+        let (holder, reason) = ("alice", Reason::NoAnswer);
+        assert_eq!(stage.notices(), [(holder, Notice::FellBack { reason })]);
         // Later bytes follow the first.
         client.write_all(b"more\n").await.unwrap();
         read_until(&mut client, "more\n").await;
@@ -118,13 +118,13 @@ async fn the_application_gets_all_that_a_session_took_without_a_word() {
             alice.wait_until_got(&sent).await;
         }
         client.write_all(b"end").await.unwrap();
-        let (holder, reason) = ("alice".to_owned(), Reason::NoAnswer);
+        let (holder, reason) = ("alice", Reason::NoAnswer);
         if is_lost {
             assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
-            assert_eq!(stage.notices(), [Notice::Lost { holder, reason }]);
+            assert_eq!(stage.notices(), [(holder, Notice::Lost { reason })]);
         } else {
             stage.application.wait_until_got(&(sent + "end")).await;
-            assert_eq!(stage.notices(), [Notice::FellBack { holder, reason }]);
+            assert_eq!(stage.notices(), [(holder, Notice::FellBack { reason })]);
         }
     }
 }
@@ -176,6 +176,29 @@ async fn requests_after_a_session_has_gone_are_the_applications() {
     drop(guard);
     client.write_all(NEXT.as_bytes()).await.unwrap();
     read_until(&mut client, "application GET /2").await;
+}
+
+/// Names are for people: two sessions of one person may have the same.
+#[tokio::test]
+async fn only_the_session_that_failed_is_told() {
+    let stage = Stage::new(Manner::Answers);
+    let told = [Told::default(), Told::default()];
+    let guards: Vec<_> = ["one", "two"]
+        .iter()
+        .zip(&told)
+        .map(|(value, told)| {
+            let filter = Filter::header(&format!("^x-for: {value}$")).unwrap();
+            let place = Place::new("alice", Manner::Refuses);
+            let mut claim = claim("alice", Mode::Steal, Some(filter), Arc::new(To(place)));
+            claim.notices = told.tell("alice");
+            stage.port.claims().claim(claim, OnConflict::Abort).unwrap()
+        })
+        .collect();
+    let answers = stage.ask("GET / HTTP/1.1\r\nx-for: two\r\n\r\n").await;
+    assert_eq!(bodies(&answers), ["application GET /"]);
+    assert_eq!(told[0].all(), []);
+    assert_eq!(told[1].all().len(), 1);
+    drop(guards);
 }
 
 #[tokio::test]

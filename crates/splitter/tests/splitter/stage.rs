@@ -246,7 +246,7 @@ impl AsyncWrite for Breakable {
 pub(crate) struct Stage {
     pub(crate) port: Arc<Port>,
     pub(crate) application: Arc<Place>,
-    pub(crate) notices: Arc<Mutex<Vec<Notice>>>,
+    pub(crate) notices: Told,
 }
 
 impl Stage {
@@ -255,23 +255,18 @@ impl Stage {
     }
 
     pub(crate) fn with(application: Manner, change: impl FnOnce(&mut Settings)) -> Self {
-        let notices = Arc::<Mutex<Vec<Notice>>>::default();
-        let told = notices.clone();
-        let mut settings = Settings {
-            notices: Notices::new(move |notice| told.lock().unwrap().push(notice)),
-            ..Settings::default()
-        };
+        let mut settings = Settings::default();
         change(&mut settings);
         let application = Place::new("application", application);
         Self {
             port: Arc::new(Port::new(Arc::new(To(application.clone())), settings)),
             application,
-            notices,
+            notices: Told::default(),
         }
     }
 
-    pub(crate) fn notices(&self) -> Vec<Notice> {
-        self.notices.lock().unwrap().clone()
+    pub(crate) fn notices(&self) -> Vec<(&'static str, Notice)> {
+        self.notices.all()
     }
 
     /// A session that wants requests with the header `x-for` and its name.
@@ -288,7 +283,8 @@ impl Stage {
         filter: Option<Filter>,
     ) -> (Arc<Place>, ClaimGuard) {
         let place = Place::new(name, manner);
-        let claim = claim(name, mode, filter, Arc::new(To(place.clone())));
+        let mut claim = claim(name, mode, filter, Arc::new(To(place.clone())));
+        claim.notices = self.notices.tell(name);
         let guard = self.port.claims().claim(claim, OnConflict::Abort).unwrap();
         (place, guard)
     }
@@ -332,7 +328,25 @@ pub(crate) fn claim(
         filter,
         takes_probes: false,
         answer_within: None,
+        tls: None,
+        notices: Notices::default(),
         destination,
+    }
+}
+
+/// What sessions were told, with the name of each.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Told(Arc<Mutex<Vec<(&'static str, Notice)>>>);
+
+impl Told {
+    pub(crate) fn all(&self) -> Vec<(&'static str, Notice)> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// Tells a session.
+    pub(crate) fn tell(&self, name: &'static str) -> Notices {
+        let told = self.clone();
+        Notices::new(move |notice| told.0.lock().unwrap().push((name, notice)))
     }
 }
 

@@ -63,22 +63,21 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
         place: To(application.clone()),
         server: server.clone(),
     };
-    let port =
-        Port::new(Arc::new(secure), Settings::default()).with_tls(Tls::new(server, client.clone()));
-    let port = Arc::new(port);
+    let port = Arc::new(Port::new(Arc::new(secure), Settings::default()));
     let alice = Place::new("alice", Manner::Answers);
     let filter = Filter::header("^x-for: alice$").unwrap();
-    let alices = claim(
+    let mut alices = claim(
         "alice",
         Mode::Steal,
         Some(filter),
         Arc::new(To(alice.clone())),
     );
-    let _guard = port.claims().claim(alices, OnConflict::Abort).unwrap();
+    alices.tls = Some(Tls::new(server, client.clone()));
+    let mut guard = Some(port.claims().claim(alices, OnConflict::Abort).unwrap());
     let copy = Place::new("copy", Manner::Silent);
     let copies = claim("copy", Mode::Mirror, None, Arc::new(To(copy.clone())));
     let _copies = port.claims().claim(copies, OnConflict::Abort).unwrap();
-    let plain_port = port.clone();
+    let (plain_port, last_port) = (port.clone(), port.clone());
 
     let (ours, served) = tokio::io::duplex(64 * 1024);
     tokio::spawn(async move { port.serve(Box::new(served), arrival()).await });
@@ -111,4 +110,22 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
     ours.write_all(said("alice").as_bytes()).await.unwrap();
     read_until(&mut ours, "alice GET /alice").await;
     copy.wait_until_got(&(all + &said("alice"))).await;
+
+    // With the session goes what it knew: others get what is encrypted as it is.
+    let filter = Filter::header("^x-for: bob$").unwrap();
+    let bob = Place::new("bob", Manner::Answers);
+    let bobs = claim("bob", Mode::Steal, Some(filter), Arc::new(To(bob.clone())));
+    let _bobs = last_port.claims().claim(bobs, OnConflict::Abort).unwrap();
+    for (is_known, expected) in [(true, "bob GET /bob"), (false, "application GET /bob")] {
+        let (ours, served) = tokio::io::duplex(64 * 1024);
+        let port = last_port.clone();
+        tokio::spawn(async move { port.serve(Box::new(served), arrival()).await });
+        let name = ServerName::try_from("shop.example").unwrap();
+        let connector = TlsConnector::from(client.clone());
+        let mut stream = connector.connect(name, ours).await.unwrap();
+        stream.write_all(said("bob").as_bytes()).await.unwrap();
+        read_until(&mut stream, expected).await;
+        assert_eq!(guard.is_some(), is_known);
+        drop(guard.take());
+    }
 }

@@ -1,7 +1,7 @@
 //! Connections, as a program uses them.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,18 @@ const BLOCK: usize = 256 * 1024;
 pub(super) fn connect_and_echo(address: SocketAddr, count: usize) -> Result<Numbers> {
     let seconds = time_each(count, |_| echo(&mut TcpStream::connect(address)?))?;
     Ok(Numbers::from([("seconds", seconds)]))
+}
+
+pub(super) fn resolve(names: &[String], again: usize) -> Result<Numbers> {
+    let resolve = |name: &str| -> Result<()> {
+        let mut addresses = (name, 0).to_socket_addrs()?;
+        ensure!(addresses.next().is_some(), "{name} has no address");
+        Ok(())
+    };
+    let last = names.last().context("there is no name")?;
+    let first = time_each(names.len(), |number| resolve(&names[number]))?;
+    let again = time_each(again, |_| resolve(last))?;
+    Ok(Numbers::from([("first", first), ("again", again)]))
 }
 
 pub(super) fn round_trip(address: SocketAddr, count: usize) -> Result<Numbers> {

@@ -2,8 +2,9 @@
 
 use anyhow::{Result, ensure};
 
-use super::load::{Load, Way};
-use super::site::{Manner, Mode, Site};
+use super::site::Site;
+use crate::bench::load::{Load, Way};
+use crate::bench::server::{Manner, Mode};
 use crate::bench::{Extent, Row};
 
 /// How many seconds at the beginning and at the end are compared.

@@ -3,8 +3,9 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::load::Way;
-use super::site::{Manner, Mode, Site};
+use super::site::Site;
+use crate::bench::load::{Ground as _, Way};
+use crate::bench::server::{Manner, Mode};
 use crate::bench::session::programs::memory;
 use crate::bench::{Extent, Row};
 

@@ -3,8 +3,9 @@
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use super::load::{CONNECTIONS, Load, Way, processor, requests};
-use super::site::{Manner, Mode, SINK, SINK_RELAY, Site};
+use super::site::{SINK, SINK_RELAY, Site};
+use crate::bench::load::{CONNECTIONS, Ground as _, Load, Way, processor, requests};
+use crate::bench::server::{Manner, Mode};
 use crate::bench::session::site::TARGET;
 use crate::bench::session::{mebi, median};
 use crate::bench::{Extent, Row};

@@ -10,17 +10,14 @@
 //! ```
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use lab::wire::{Conditions, Wire};
 
-use super::load::{Hop, Load, Way};
-use crate::bench::session::programs::{Program, Programs, Worker, end, log, log_path};
+use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
+use crate::bench::server::{Manner, Mode, Session};
+use crate::bench::session::programs::{Program, Programs, Worker, log_path};
 use crate::bench::session::site::{Folder, TARGET, join, network, within};
 
 /// The application's port that sessions take, and where it listens once more.
@@ -34,15 +31,9 @@ pub(super) const SINK_RELAY: u16 = 8093;
 
 const AGENT: u16 = 7100;
 const TOKEN: &str = "the token of the bench";
-/// So long the first traffic of a session may take.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// In which the kernel counts, for each second.
 const TICKS: f64 = 100.0;
-
-/// Which requests a session that steals wants.
-const WANTED: &str = "x-standin: yes";
-const NOT_WANTED: &str = "x-standin: no!";
 
 /// The place. What was started in it ends with it, in this order.
 #[derive(Debug)]
@@ -58,41 +49,6 @@ pub(super) struct Site {
     client_network: Program,
     _target_network: Program,
     folder: Folder,
-}
-
-/// What a session does with the traffic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// Takes the requests that it wants.
-    Steal,
-    /// Gets a copy of everything.
-    Mirror,
-}
-
-/// How the developer's server treats its connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Manner {
-    Healthy,
-    Slow,
-    Dead,
-}
-
-impl Manner {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Slow => "slow",
-            Self::Dead => "dead",
-        }
-    }
-}
-
-/// A developer's server in a session, until this is dropped.
-#[derive(Debug)]
-pub(super) struct Session {
-    child: Child,
-    /// What the server says.
-    lines: Receiver<String>,
 }
 
 impl Site {
@@ -147,10 +103,6 @@ impl Site {
         })
     }
 
-    pub(super) fn worker(&mut self) -> &mut Worker {
-        &mut self.worker
-    }
-
     pub(super) fn agent_pid(&self) -> u32 {
         self.agent.pid()
     }
@@ -159,7 +111,7 @@ impl Site {
     pub(super) fn session(&mut self, mode: Mode, manner: Manner) -> Result<Session> {
         let session = self.start_session(mode, manner, APPLICATION)?;
         let way = match mode {
-            Mode::Steal => Way::stolen(),
+            Mode::Steal | Mode::StealAll => Way::stolen(),
             Mode::Mirror => Way::unmatched(),
         };
         session.wait_for_traffic(|| Load::touch().run(self, &way).map(drop))?;
@@ -168,44 +120,12 @@ impl Site {
 
     /// Starts a session for a port of the target, and waits until the server listens.
     pub(super) fn start_session(&self, mode: Mode, manner: Manner, port: u16) -> Result<Session> {
-        let config = self.folder.0.join(format!("{mode:?}.yaml"));
-        let incoming = match mode {
-            Mode::Steal => {
-                format!("mode: steal\n      http_filter:\n        header_filter: \"^{WANTED}$\"")
-            }
-            Mode::Mirror => "mode: mirror".to_owned(),
-        };
-        let text = format!("feature:\n  network:\n    incoming:\n      {incoming}\n");
-        fs::write(&config, text)?;
         let mut command = within(&self.client_network);
         command
             .env("STANDIN_AGENT_TOKEN", TOKEN)
             .arg(&self.programs.standin)
-            .args(["exec", "--agent", &format!("{TARGET}:{AGENT}")])
-            .arg("-f")
-            .arg(config)
-            .arg("--")
-            .arg(&self.programs.workload)
-            .args(["http", "--from", "developer"])
-            .args(["--listen", &format!("0.0.0.0:{port}")])
-            .args(["--manner", manner.name()]);
-        Session::start(command)
-    }
-
-    /// What a hop has used of the processors, in seconds.
-    pub(super) fn processor_seconds(&self, hop: Hop) -> Result<f64> {
-        let program = match hop {
-            Hop::Nothing => return Ok(0.0),
-            Hop::Proxy => &self.proxy,
-            Hop::Relay => &self.relay,
-            Hop::Agent => &self.agent,
-        };
-        let text = fs::read_to_string(format!("/proc/{}/stat", program.pid()))?;
-        // After the name, which is in brackets: the 14th and the 15th field are those of the program and of the kernel.
-        let fields = text.rsplit(')').next().unwrap_or_default();
-        let ticks = fields.split_whitespace().skip(11).take(2);
-        let ticks: f64 = ticks.map(str::parse::<f64>).sum::<Result<f64, _>>()?;
-        Ok(ticks / TICKS)
+            .args(["exec", "--agent", &format!("{TARGET}:{AGENT}")]);
+        Session::start(command, &self.programs, &self.folder.0, mode, manner, port)
     }
 
     /// Sockets of the target's network that wait for what may still be under way to them.
@@ -224,6 +144,27 @@ impl Site {
     }
 }
 
+impl Ground for Site {
+    fn worker(&mut self) -> &mut Worker {
+        &mut self.worker
+    }
+
+    fn processor_seconds(&self, hop: Hop) -> Result<f64> {
+        let program = match hop {
+            Hop::Nothing => return Ok(0.0),
+            Hop::Proxy => &self.proxy,
+            Hop::Relay => &self.relay,
+            Hop::Agent => &self.agent,
+        };
+        let text = fs::read_to_string(format!("/proc/{}/stat", program.pid()))?;
+        // After the name, which is in brackets: the 14th and the 15th field are those of the program and of the kernel.
+        let fields = text.rsplit(')').next().unwrap_or_default();
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: f64 = ticks.map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+        Ok(ticks / TICKS)
+    }
+}
+
 fn start_agent(programs: &Programs, network: &Program, target: &Program) -> Result<Program> {
     let mut command = within(network);
     command
@@ -236,77 +177,28 @@ fn start_agent(programs: &Programs, network: &Program, target: &Program) -> Resu
 }
 
 impl Way {
+    fn at(port: u16, header: &'static str, from: &'static str, hop: Hop) -> Self {
+        Self::new(format!("{TARGET}:{port}"), header, from, hop)
+    }
+
     pub(super) fn direct() -> Self {
-        Self::new(DIRECT, NOT_WANTED, "original", Hop::Nothing)
+        Self::at(DIRECT, NOT_WANTED, "original", Hop::Nothing)
     }
 
     pub(super) fn proxy() -> Self {
-        Self::new(PROXY, NOT_WANTED, "original", Hop::Proxy)
+        Self::at(PROXY, NOT_WANTED, "original", Hop::Proxy)
     }
 
     pub(super) fn relay() -> Self {
-        Self::new(RELAY, NOT_WANTED, "original", Hop::Relay)
+        Self::at(RELAY, NOT_WANTED, "original", Hop::Relay)
     }
 
     /// Through a session that does not want it, or only a copy.
     pub(super) fn unmatched() -> Self {
-        Self::new(APPLICATION, NOT_WANTED, "original", Hop::Agent)
+        Self::at(APPLICATION, NOT_WANTED, "original", Hop::Agent)
     }
 
     pub(super) fn stolen() -> Self {
-        Self::new(APPLICATION, WANTED, "developer", Hop::Agent)
-    }
-}
-
-impl Session {
-    fn start(mut command: Command) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(log()?)
-            .spawn()
-            .context("starting a session")?;
-        let output = child.stdout.take().context("a session has no output")?;
-        let (to_bench, lines) = mpsc::channel();
-        thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if to_bench.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        let session = Self { child, lines };
-        match session.lines.recv_timeout(PATIENCE) {
-            Ok(line) if line == "ready" => Ok(session),
-            other => bail!(
-                "a session did not begin ({other:?}); what was said is in {}",
-                log_path()?.display()
-            ),
-        }
-    }
-
-    /// Makes requests until one has arrived at the developer's server.
-    pub(super) fn wait_for_traffic(
-        &self,
-        mut make_request: impl FnMut() -> Result<()>,
-    ) -> Result<()> {
-        let start = Instant::now();
-        loop {
-            let made = make_request();
-            match self.lines.recv_timeout(Duration::from_millis(100)) {
-                Ok(line) if line == "connected" => return Ok(()),
-                _ if start.elapsed() < PATIENCE => {}
-                _ => {
-                    made.context("no traffic has arrived at a session")?;
-                    bail!("no traffic has arrived at a session");
-                }
-            }
-        }
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        end(&mut self.child);
+        Self::at(APPLICATION, WANTED, "developer", Hop::Agent)
     }
 }

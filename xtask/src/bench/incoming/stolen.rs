@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 
-use super::load::{CONNECTIONS, Load, Way, processor, requests, times};
-use super::site::{Manner, Mode, Site};
+use super::site::Site;
+use crate::bench::load::{CONNECTIONS, Load, Way, processor, requests, times};
+use crate::bench::server::{Manner, Mode};
 use crate::bench::{Extent, Row};
 
 /// What may be added to what a proxy needs, in microseconds.

@@ -1,15 +1,19 @@
 //! Who holds a port, as it is written into the kernel beside the rules.
 //!
 //! Only who has NET_ADMIN in a network can read what is written there. So a secret in it proves both: that whoever knows it
-//! could redirect the port himself, and that whoever waits at the meeting point is the one who does.
+//! could redirect the port himself, and that whoever waits at the meeting point is the one who does. It is never said: each
+//! side shows that it knows it by what it makes of two numbers that are new for each meeting.
 
 use std::fmt;
+
+use ring::hmac;
 
 /// The kernel keeps up to 256 bytes with a table.
 const MOST_BYTES: usize = 256;
 /// The parts of a table's user data: a kind, a length, and so many bytes. Those that `nft` writes have low numbers.
 const COMMENT: u8 = 0;
-const MEETING_POINT: u8 = 77;
+/// Another one when agents meet in another way: one of another release then finds no meeting point.
+const MEETING_POINT: u8 = 78;
 
 const NAME_BYTES: usize = 8;
 const SECRET_BYTES: usize = 16;
@@ -44,16 +48,52 @@ impl MeetingPoint {
         format!("standin-{:016x}", u64::from_be_bytes(self.name))
     }
 
-    /// What whoever comes must say first.
-    pub(crate) fn secret(&self) -> &[u8; SECRET_BYTES] {
-        &self.secret
+    /// What only somebody can say who knows the secret.
+    pub(crate) fn proof(&self, of: Role, meeting: &Meeting) -> [u8; PROOF_BYTES] {
+        let proof = hmac::sign(&self.key(), &meeting.words(of));
+        let mut bytes = [0; PROOF_BYTES];
+        for (byte, from) in bytes.iter_mut().zip(proof.as_ref()) {
+            *byte = *from;
+        }
+        bytes
     }
 
-    /// Whether this is the secret. Takes the same time wherever they differ.
-    pub(crate) fn accepts(&self, said: &[u8; SECRET_BYTES]) -> bool {
-        let pairs = self.secret.iter().zip(said);
-        let different = pairs.fold(0, |different, (own, said)| different | (own ^ said));
-        std::hint::black_box(different) == 0
+    /// Whether the other side knows the secret. Takes the same time wherever the proof is wrong.
+    pub(crate) fn accepts(&self, of: Role, meeting: &Meeting, proof: &[u8; PROOF_BYTES]) -> bool {
+        hmac::verify(&self.key(), &meeting.words(of), proof).is_ok()
+    }
+
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.secret)
+    }
+}
+
+/// The length of a proof.
+pub(crate) const PROOF_BYTES: usize = 32;
+
+/// Which side of a meeting somebody is: what the one proves is worth nothing for the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Who redirects the port.
+    Holder,
+    /// Who comes.
+    Joiner,
+}
+
+/// A number from each side, which nobody has used before.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Meeting {
+    pub(crate) holders: [u8; 16],
+    pub(crate) joiners: [u8; 16],
+}
+
+impl Meeting {
+    fn words(&self, of: Role) -> Vec<u8> {
+        let role: &[u8] = match of {
+            Role::Holder => b"holder",
+            Role::Joiner => b"joiner",
+        };
+        [role, &self.holders, &self.joiners].concat()
     }
 }
 
@@ -152,10 +192,25 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_never_shown_and_only_itself_accepted() {
+    fn a_secret_is_never_shown_and_a_proof_is_good_for_one_side_of_one_meeting() {
         let point = MeetingPoint::new();
         assert_eq!(format!("{point:?}"), "MeetingPoint");
-        assert!(point.accepts(point.secret()));
-        assert!(!point.accepts(MeetingPoint::new().secret()));
+        let meeting = Meeting::default();
+        let proof = point.proof(Role::Holder, &meeting);
+        assert!(point.accepts(Role::Holder, &meeting, &proof));
+        assert!(!point.accepts(Role::Joiner, &meeting, &proof));
+        assert!(!MeetingPoint::new().accepts(Role::Holder, &meeting, &proof));
+        for other in [
+            Meeting {
+                holders: [1; 16],
+                ..meeting
+            },
+            Meeting {
+                joiners: [1; 16],
+                ..meeting
+            },
+        ] {
+            assert!(!point.accepts(Role::Holder, &other, &proof));
+        }
     }
 }

@@ -1,10 +1,11 @@
-//! Agents in a cluster: beside one of the target's pods, and beside another one when that is lost.
+//! Agents in a cluster: one beside each of the target's pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,17 +16,19 @@ use cluster::{
 use config::{OrderedMap, Settings, Target, WorkloadKind};
 use link::{Link, Redial, Status};
 use proxy::Reached;
-use tokio::sync::{OnceCell, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::{OnceCell, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+use super::pods::Pods;
 use crate::environment::HOME;
 use crate::exec::progress::Progress;
 
 /// How long to wait for the agent to hear of the end.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long a session waits for another pod before it says that there is none.
-const SUCCESSION: Duration = Duration::from_secs(30);
-const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+/// So many agents are started beside one another: enough to hide the waiting, and not so many that a node is busy with
+/// nothing else.
+const AT_ONCE: usize = 8;
 /// Entries of agents that have ended, in one pod, that are worth a word: they cannot be removed.
 const MANY_AGENTS: usize = 20;
 
@@ -35,13 +38,17 @@ const NAME_A_TARGET: &str = "name a target: `standin exec -t deployment/<name> -
 /// Starts agents for a target in a cluster.
 #[derive(Debug)]
 pub(crate) struct InCluster {
-    access: Access,
+    cluster: Cluster,
     /// None: no target, only a namespace.
     target: Option<(Kind, String, Option<String>)>,
     settings: AgentSettings,
     progress: Progress,
     place: OnceCell<Place>,
-    current: Mutex<Option<Current>>,
+    /// Turns to start agents.
+    starting: Semaphore,
+    number: AtomicU64,
+    /// The agents that were made, by a number of ours.
+    made: Mutex<HashMap<u64, Made>>,
 }
 
 /// What is found out once.
@@ -51,25 +58,41 @@ struct Place {
     replicas: Option<Replicas>,
 }
 
-/// The agent that there is now.
+/// An agent that was made for the session.
 #[derive(Debug)]
-struct Current {
+struct Made {
     agent: Agent,
-    replica: Option<Replica>,
-    status: watch::Receiver<Status>,
+    /// Of the target's pod.
+    uid: Option<String>,
+    /// Of the link, when there is one.
+    status: Option<watch::Receiver<Status>>,
+}
+
+/// Who says nothing of clusters means none.
+pub(crate) fn ensure_meant(settings: &Settings) -> Result<()> {
+    let target = settings.target.as_ref();
+    let is_meant = target.is_some_and(|target| target.path.is_some())
+        || settings.agent.image.is_some()
+        || settings.operator == Some(true);
+    ensure!(is_meant, NAME_A_TARGET);
+    Ok(())
+}
+
+/// Reads the kubeconfig. Without a target, that there is none may mean that no cluster was meant.
+pub(crate) async fn cluster_of(settings: &Settings) -> Result<Cluster> {
+    let cluster = Cluster::connect(&access(settings)).await;
+    match &settings.target {
+        None => cluster.context(NAME_A_TARGET),
+        Some(_) => Ok(cluster?),
+    }
 }
 
 impl InCluster {
-    pub(crate) fn new(settings: &Settings, progress: &Progress) -> Result<Self> {
+    pub(crate) fn new(settings: &Settings, cluster: Cluster, progress: &Progress) -> Result<Self> {
         let path = settings
             .target
             .as_ref()
             .and_then(|target| target.path.clone());
-        // Who says nothing of clusters means none.
-        ensure!(
-            path.is_some() || settings.agent.image.is_some(),
-            NAME_A_TARGET
-        );
         let target = match path {
             Some(Target::Workload {
                 kind,
@@ -79,62 +102,59 @@ impl InCluster {
             _ => None,
         };
         Ok(Self {
-            access: access(settings),
+            cluster,
             target,
             settings: agent_settings(&settings.agent)?,
             progress: progress.clone(),
             place: OnceCell::new(),
-            current: Mutex::default(),
+            starting: Semaphore::new(AT_ONCE),
+            number: AtomicU64::new(0),
+            made: Mutex::default(),
         })
     }
 
-    pub(crate) fn is_targetless(&self) -> bool {
-        self.target.is_none()
-    }
-
-    /// Starts an agent and makes a link to it. When there was one before, the target may need a moment.
-    pub(super) async fn start(&self) -> Result<Reached> {
-        let before = self.take();
-        let again = before.is_some();
-        if let Some(before) = before {
-            before.agent.remove().await;
-        }
-        let give_up = Instant::now() + SUCCESSION;
-        loop {
-            match self.try_start().await {
-                Err(error) if again && may_pass(&error) && Instant::now() < give_up => {
-                    tracing::info!(error = format!("{error:#}"), "there is no other agent yet");
-                    sleep(BETWEEN_TRIES).await;
-                }
-                result => return result,
-            }
-        }
-    }
-
-    async fn try_start(&self) -> Result<Reached> {
+    /// The pods of the target as they are now, and as they will be. Having none is an error.
+    pub(super) async fn pods(self: &Arc<Self>) -> Result<Pods> {
         self.progress.begin("finding the target");
         let place = self.place.get_or_try_init(|| self.find()).await?;
-        let replica = match &place.replicas {
-            Some(replicas) => Some(replicas.best()?),
-            None => None,
-        };
-        let namespace = place.cluster.namespace();
-        if let Some(replica) = &replica {
-            tracing::info!(
-                pod = replica.pod,
-                container = replica.container,
-                "the target"
-            );
-            self.warn_of_many_agents(replica);
+        if let Some(replicas) = &place.replicas {
+            replicas.best()?;
         }
         self.progress.begin("starting the agent");
+        Ok(Pods::new(Arc::clone(self)))
+    }
+
+    pub(super) fn replicas(&self) -> Option<&Replicas> {
+        self.place.get()?.replicas.as_ref()
+    }
+
+    /// Starts an agent beside a replica, or without a target, and makes a link to it.
+    pub(super) async fn start(&self, replica: Option<&Replica>) -> Result<Reached> {
+        let place = self.place.get().context("the target was not found")?;
+        // Never closed.
+        let _turn = self.starting.acquire().await;
+        if let Some(replica) = replica {
+            tracing::info!(pod = replica.pod, container = replica.container, "a target");
+            self.warn_of_many_agents(replica);
+        }
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let uid = replica.map(|replica| replica.uid.clone());
         let say = |text: &str| self.progress.say(text);
+        let made = |agent: &Agent| {
+            let made = Made {
+                agent: agent.clone(),
+                uid: uid.clone(),
+                status: None,
+            };
+            self.made().insert(number, made);
+        };
         let reachable = Agent::start(
             &place.cluster,
-            replica.as_ref(),
-            namespace,
+            replica,
+            place.cluster.namespace(),
             &self.settings,
             &say,
+            &made,
         )
         .await?;
         self.progress.begin("connecting");
@@ -150,12 +170,9 @@ impl InCluster {
             .with_context(|| {
                 format!("the agent in pod {} cannot be used", reachable.agent.pod())
             })?;
-        let current = Current {
-            agent: reachable.agent,
-            replica,
-            status: link.status(),
-        };
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(current);
+        if let Some(made) = self.made().get_mut(&number) {
+            made.status = Some(link.status());
+        }
         Ok(Reached {
             link,
             // The certificate is the proof.
@@ -165,11 +182,7 @@ impl InCluster {
     }
 
     async fn find(&self) -> Result<Place> {
-        let cluster = Cluster::connect(&self.access).await;
-        let cluster = match &self.target {
-            None => cluster.context(NAME_A_TARGET)?,
-            Some(_) => cluster?,
-        };
+        let cluster = self.cluster.clone();
         let Some((kind, name, container)) = &self.target else {
             self.progress.note(&format!(
                 "without a target: the network of the namespace {}",
@@ -203,37 +216,43 @@ impl InCluster {
         }
     }
 
-    /// Ends when the target has another pod than the one in use.
-    pub(super) async fn successor(&self) {
-        let before = {
-            let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-            current.as_ref().and_then(|current| current.replica.clone())
+    /// Removes the agents that were made for a pod, which need not be told any more.
+    pub(super) async fn remove(&self, uid: Option<&str>) {
+        let gone: Vec<Made> = {
+            let mut made = self.made();
+            let gone = made.extract_if(|_, made| made.uid.as_deref() == uid);
+            gone.map(|(_, made)| made).collect()
         };
-        match self.place.get().and_then(|place| place.replicas.as_ref()) {
-            Some(replicas) => replicas.another_than(before.as_ref()).await,
-            None => std::future::pending().await,
+        for made in gone {
+            made.agent.remove().await;
         }
     }
 
-    /// Waits until the agent has been told of the end: then it ends by itself. Its pod is removed.
+    /// Waits until the agents have been told of the end: then they end by themselves. Their pods are removed.
     pub(super) async fn end(&self) {
-        let Some(mut current) = self.take() else {
-            return;
-        };
-        let told = current
-            .status
-            .wait_for(|status| matches!(status, Status::Finished | Status::Failed(_)));
-        let _ = timeout(FAREWELL, told).await;
-        current.agent.remove().await;
+        let all = std::mem::take(&mut *self.made());
+        let ending: JoinSet<()> = all.into_values().map(Made::end).collect();
+        ending.join_all().await;
     }
 
-    fn take(&self) -> Option<Current> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        current.take()
+    fn made(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn may_pass(error: &anyhow::Error) -> bool {
+impl Made {
+    async fn end(self) {
+        if let Some(mut status) = self.status {
+            let told =
+                status.wait_for(|status| matches!(status, Status::Finished | Status::Failed(_)));
+            let _ = timeout(FAREWELL, told).await;
+        }
+        self.agent.remove().await;
+    }
+}
+
+/// Whether the same may work a little later.
+pub(super) fn may_pass(error: &anyhow::Error) -> bool {
     let known = error.downcast_ref::<cluster::Error>();
     known.is_none_or(cluster::Error::may_pass)
 }

@@ -218,10 +218,15 @@ pub(crate) fn program() -> Result<PathBuf> {
 /// A secret of this session alone.
 fn new_token() -> Result<String> {
     let mut bytes = [0_u8; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut bytes))
-        .context("no randomness")?;
+    random(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Fills bytes that nobody can guess.
+pub(super) fn random(bytes: &mut [u8]) -> Result<()> {
+    File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(bytes))
+        .context("no randomness")
 }
 
 /// Not derived: the token is a secret.

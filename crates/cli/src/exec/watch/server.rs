@@ -41,7 +41,8 @@ impl Socket {
         let path = folder.socket(id);
         // It gets its name when it is ready: one that does not answer is taken for one that nobody has any more.
         let nameless = Self(path.with_extension("new"));
-        let listener = UnixListener::bind(&nameless.0).with_context(|| path.display().to_string())?;
+        let listener =
+            UnixListener::bind(&nameless.0).with_context(|| path.display().to_string())?;
         fs::set_permissions(&nameless.0, Permissions::from_mode(0o600))?;
         fs::rename(&nameless.0, &path)?;
         Ok((Self(path), listener))

@@ -39,7 +39,7 @@ pub(crate) async fn a_program_sees_what_the_target_sees(story: &Story<'_>) -> Re
         ensure!(begins("http", "web-"), "{mode}: {ended}");
     }
     ensure!(
-        ephemeral_agents(&stage).await?.len() == 1,
+        !ephemeral_agents(&stage).await?.is_empty(),
         "one of the sessions was to have an ephemeral container"
     );
     until("the agent's pod to be removed", async || {

@@ -1,7 +1,10 @@
 //! What a program sees of its clients, in every way to accept them.
 
+use std::io::{self, Read as _};
+
 use super::{CLIENT, CLIENT6, Client, NAMES, Server};
 use crate::programs;
+use crate::target::wait_until;
 
 /// Clients one after the other, and what the program says at its end.
 #[track_caller]
@@ -22,8 +25,15 @@ fn a_socket_that_waits() {
 
 #[test]
 fn a_socket_that_does_not_wait() {
-    let expected = format!("EAGAIN\n{}EAGAIN\n", NAMES.repeat(3));
-    check("nonblocking", &[CLIENT; 3], &expected);
+    let Some(server) = Server::python("nonblocking") else {
+        return;
+    };
+    // The first attempt finds nobody.
+    server.wait_for("EAGAIN");
+    for _ in 0..3 {
+        assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
+    }
+    server.end(&format!("EAGAIN\n{}EAGAIN\n", NAMES.repeat(3)));
 }
 
 #[test]
@@ -215,6 +225,28 @@ fn who_is_killed_takes_no_connection_and_no_port_along() {
     server.wait_for("killed");
     assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
     server.end(&format!("killed\n{NAMES}True\nTrue\n"));
+}
+
+#[test]
+fn who_is_killed_takes_along_what_came_back_to_its_socket() {
+    let Some(server) = Server::python("lost_worker") else {
+        return;
+    };
+    let (_, _, listener) = server.listener(0);
+    let mut lost = Client::deliver(&listener, CLIENT);
+    server.wait_for("EMFILE");
+    server.go_on();
+    server.listener(1);
+    lost.stream.set_nonblocking(true).unwrap();
+    wait_until("the connection ends", || {
+        assert!(listener.is_there());
+        match lost.stream.read(&mut [0]) {
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(count) => count == 0,
+        }
+    });
+    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
+    wait_until("both are closed", || !listener.is_there());
 }
 
 fn check_signals(signals_wait: bool, manner: &str, expected: &str) {

@@ -338,11 +338,11 @@ impl Node {
 mod tests {
     use bytes::Bytes;
     use link::http2::{Client, Windows};
+    use protocol::rpc::HelloResponse;
 
     use super::*;
-    use crate::agent::{Agent, Connection};
+    use crate::agent::{Agent, Agents, Member};
     use crate::files::calls::Calls;
-    use crate::outgoing::Budget;
 
     const FILE: Identity = (8, 1, 5);
 
@@ -350,14 +350,8 @@ mod tests {
     async fn calls() -> Calls {
         let (near, _far) = tokio::io::duplex(1024);
         let client = Client::start(near, Windows::default()).await.unwrap();
-        Calls::new(Agent {
-            client: Connection::new(client),
-            runtime: tokio::runtime::Handle::current(),
-            routes: Arc::default(),
-            connections: Budget::default(),
-            tell: Arc::new(|_| {}),
-            monitor: crate::monitor::Monitor::off(),
-        })
+        let agents = Agents::only(Member::new(client, &HelloResponse::default()));
+        Calls::new(Agent::new(agents, Arc::new(|_| {})))
     }
 
     fn handle(calls: &Calls) -> Arc<Handle> {

@@ -12,15 +12,14 @@ use link::http2::{self, Client, Windows};
 use protocol::incoming::{ACCEPT, Accept, Arrived};
 use protocol::rpc::incoming_server::{Incoming, IncomingServer};
 use protocol::rpc::subscribe_event::Event as Happening;
-use protocol::rpc::{Failure, SubscribeEvent, SubscribeRequest, Subscribed};
-use tokio::runtime::Handle;
+use protocol::rpc::{Failure, HelloResponse, SubscribeEvent, SubscribeRequest, Subscribed};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Request as Call, Response as Answer, Status};
 use tower_service::Service;
 
 use super::News;
-use crate::agent::{Agent, Connection};
-use crate::event::Event;
+use crate::agent::{Agent, Agents, Member};
+use crate::event::{Event, IncomingEvent};
 
 /// Clones are the same.
 #[derive(Clone, Default)]
@@ -35,7 +34,7 @@ struct State {
     refuse: Option<Failure>,
     events: Option<mpsc::UnboundedSender<Result<SubscribeEvent, Status>>>,
     waiting: Vec<(Accept, Body, oneshot::Sender<Response<http2::Sent>>)>,
-    news: Vec<News>,
+    told: Vec<IncomingEvent>,
 }
 
 /// The agent's ends of a connection.
@@ -46,25 +45,22 @@ pub(super) struct Arriving {
 
 impl FakeAgent {
     /// A session's agent, connected to this one.
-    pub(super) async fn connect(&self) -> (Agent, Connection) {
-        let client = Connection::new(self.client().await);
+    pub(super) async fn connect(&self) -> Agent {
+        let agents = Agents::only(self.member().await);
         let news = self.clone();
-        let agent = Agent {
-            client: client.clone(),
-            runtime: Handle::current(),
-            routes: Arc::default(),
-            connections: crate::outgoing::Budget::default(),
-            tell: Arc::new(move |event| {
-                if let Event::Incoming(event) = event {
-                    news.change(|state| state.news.push(event.news.clone()));
-                }
-            }),
-            monitor: crate::monitor::Monitor::off(),
+        let tell = move |event: &Event| {
+            if let Event::Incoming(event) = event {
+                news.change(|state| state.told.push(event.clone()));
+            }
         };
-        (agent, client)
+        Agent::new(agents, Arc::new(tell))
     }
 
-    pub(super) async fn client(&self) -> Client {
+    pub(super) async fn member(&self) -> Member {
+        Member::new(self.client().await, &HelloResponse::default())
+    }
+
+    async fn client(&self) -> Client {
         let (near, far) = tokio::io::duplex(256 * 1024);
         let windows = Windows::default();
         let end = std::future::pending();
@@ -125,7 +121,11 @@ impl FakeAgent {
     }
 
     pub(super) async fn news<T>(&self, pick: impl Fn(&News) -> Option<T>) -> T {
-        self.until(|state| state.news.iter().find_map(&pick)).await
+        self.event(|event| pick(&event.news)).await
+    }
+
+    pub(super) async fn event<T>(&self, pick: impl Fn(&IncomingEvent) -> Option<T>) -> T {
+        self.until(|state| state.told.iter().find_map(&pick)).await
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {

@@ -1,7 +1,7 @@
 //! Applications that speak TLS.
 
-use std::fs;
 use std::sync::Arc;
+use std::{fs, io};
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
@@ -113,6 +113,40 @@ async fn an_application_with_another_certificate_does_not_get_it() {
         let rest = client.from_application.collect().await.unwrap();
         assert!(rest.to_bytes().is_empty(), "{key}");
     }
+}
+
+#[tokio::test]
+async fn resets_are_resets_on_the_other_side_of_tls() {
+    let (listener, address) = listener().await;
+    let application = Application::new(listener);
+    let world = World::new("{mode: steal, tls_delivery: {}}").await;
+    world.listen(address, false).await.unwrap();
+    let accept = async || {
+        let (socket, _) = application.listener.accept().await.unwrap();
+        application.acceptor.accept(socket).await.unwrap()
+    };
+
+    let mut client = world.agent.arrive(&arrived_with_tls()).await;
+    let mut stream = accept().await;
+    assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
+    client.to_application.abort("reset".into());
+    let error = stream.read_u8().await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+
+    let mut client = world.agent.arrive(&arrived_with_tls()).await;
+    let stream = accept().await;
+    assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
+    stream.get_ref().0.set_zero_linger().unwrap();
+    drop(stream);
+    assert!(client.from_application.frame().await.unwrap().is_err());
+
+    // One that closes without saying so in TLS has ended all the same.
+    let mut client = world.agent.arrive(&arrived_with_tls()).await;
+    let mut stream = accept().await;
+    assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
+    stream.get_mut().0.shutdown().await.unwrap();
+    let rest = client.from_application.collect().await.unwrap();
+    assert!(rest.to_bytes().is_empty());
 }
 
 #[tokio::test]

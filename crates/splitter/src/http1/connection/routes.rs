@@ -39,7 +39,7 @@ impl Connection {
                     self.leg = Some(leg);
                     return true;
                 }
-                Err(reason) => self.tell_fell_back(held, reason),
+                Err(reason) => held.tell(Notice::FellBack { reason }),
             }
             self.send_to_original();
             if let Some(leg) = self.take_parked(&Route::Original) {
@@ -66,11 +66,8 @@ impl Connection {
         if let Route::Claim(held) = &failed.route {
             held.suspend(Instant::now(), self.way.port.settings.pause_after_failure);
             match request {
-                Some(_) => self.tell_fell_back(held, reason),
-                None => self.way.port.settings.notices.tell(Notice::Lost {
-                    holder: held.claim.holder.clone(),
-                    reason,
-                }),
+                Some(_) => held.tell(Notice::FellBack { reason }),
+                None => held.tell(Notice::Lost { reason }),
             }
         }
         let Some(request) = request else {
@@ -90,13 +87,6 @@ impl Connection {
         if let RequestState::Judged { route, .. } = &mut self.request {
             *route = Route::Original;
         }
-    }
-
-    fn tell_fell_back(&self, held: &Arc<HeldClaim>, reason: Reason) {
-        self.way.port.settings.notices.tell(Notice::FellBack {
-            holder: held.claim.holder.clone(),
-            reason,
-        });
     }
 
     /// The other end has closed a leg on which nothing was going on. Without us the client would notice, so it does if it

@@ -3,18 +3,30 @@
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
-use super::site::Site;
-use crate::bench::session::site::TARGET;
-use crate::bench::session::{median, micro};
-use crate::bench::{Extent, Row};
+use super::session::programs::Worker;
+use super::session::{median, micro};
+use super::{Extent, Row};
 
 /// As the goals say.
 pub(super) const CONNECTIONS: usize = 64;
 
+/// Which requests a session that steals wants.
+pub(super) const WANTED: &str = "x-standin: yes";
+pub(super) const NOT_WANTED: &str = "x-standin: no!";
+
+/// Where requests are made.
+pub(super) trait Ground {
+    /// Whoever makes them.
+    fn worker(&mut self) -> &mut Worker;
+
+    /// What a hop has used of the processors, in seconds.
+    fn processor_seconds(&self, hop: Hop) -> Result<f64>;
+}
+
 /// A way from a client to whoever answers.
 #[derive(Debug, Clone)]
 pub(super) struct Way {
-    port: u16,
+    address: String,
     header: &'static str,
     /// Who must answer.
     from: &'static str,
@@ -52,17 +64,17 @@ pub(super) struct Loaded {
 }
 
 impl Way {
-    pub(super) fn new(port: u16, header: &'static str, from: &'static str, hop: Hop) -> Self {
+    pub(super) fn new(address: String, header: &'static str, from: &'static str, hop: Hop) -> Self {
         Self {
-            port,
+            address,
             header,
             from,
             hop,
         }
     }
 
-    pub(super) fn address(&self) -> String {
-        format!("{TARGET}:{}", self.port)
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     pub(super) fn from(&self) -> &'static str {
@@ -100,6 +112,16 @@ impl Load {
         }
     }
 
+    /// As many requests as can be, for so long.
+    pub(super) fn lasting(connections: usize, milliseconds: u64) -> Self {
+        Self {
+            connections,
+            milliseconds,
+            rate: None,
+            requests_each: None,
+        }
+    }
+
     /// One request or two.
     pub(super) fn touch() -> Self {
         Self {
@@ -110,9 +132,9 @@ impl Load {
         }
     }
 
-    pub(super) fn run(self, site: &mut Site, way: &Way) -> Result<Loaded> {
-        let before = site.processor_seconds(way.hop)?;
-        let mut numbers = site.worker().ask(&json!({
+    pub(super) fn run(self, ground: &mut impl Ground, way: &Way) -> Result<Loaded> {
+        let before = ground.processor_seconds(way.hop)?;
+        let mut numbers = ground.worker().ask(&json!({
             "do": "load",
             "address": way.address(),
             "header": way.header,
@@ -122,7 +144,7 @@ impl Load {
             "rate": self.rate,
             "requests_each": self.requests_each,
         }))?;
-        let used = site.processor_seconds(way.hop)? - before;
+        let used = ground.processor_seconds(way.hop)? - before;
         let per_second = numbers.remove("per_second").unwrap_or_default();
         let mut number = |name: &str| {
             let numbers = numbers.remove(name).unwrap_or_default();
@@ -142,7 +164,7 @@ impl Load {
     /// Loads several ways in turn, and answers the medians of each.
     pub(super) fn compare<const WAYS: usize>(
         self,
-        site: &mut Site,
+        ground: &mut impl Ground,
         extent: &Extent,
         ways: &[Way; WAYS],
     ) -> Result<[Loaded; WAYS]> {
@@ -150,7 +172,7 @@ impl Load {
         // Many short rounds: whatever else the machine does then disturbs all ways alike.
         for _ in 0..if extent.quick { 5 } else { 15 } {
             for (way, seen) in ways.iter().zip(&mut seen) {
-                seen.push(self.run(site, way)?);
+                seen.push(self.run(ground, way)?);
             }
         }
         Ok(seen.map(|rounds| {

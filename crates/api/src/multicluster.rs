@@ -1,0 +1,161 @@
+//! A session over several clusters: the parent, which the client knows, of one child in each cluster.
+
+use std::collections::BTreeMap;
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::session::{SessionClosed, SessionId, SessionOwner};
+
+/// Keeps a parent's object until its children are gone.
+pub const PARENT_FINALIZER: &str = "operator.metalbear.co/multi-cluster-session-cleanup";
+/// The Primary's question for a child's connection has the child's name in this header. Ours.
+pub const CHILD_HEADER: &str = "x-multi-cluster-child";
+/// Children have this label, with the parent's name. Ours.
+pub const PARENT_LABEL: &str = "operator.metalbear.co/multi-cluster-parent";
+
+const PREFIX: &str = "mc-";
+
+/// One session of one user with one target in several clusters, as the Primary drives it.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "operator.metalbear.co",
+    version = "v1alpha",
+    kind = "MirrordMultiClusterSession",
+    plural = "mirrordmulticlustersessions",
+    shortname = "mmcs",
+    status = "MirrordMultiClusterSessionStatus",
+    derive = "PartialEq",
+    printcolumn = r#"{"name":"User","type":"string","jsonPath":".spec.owner.username"}"#,
+    printcolumn = r#"{"name":"Namespace","type":"string","jsonPath":".spec.namespace"}"#,
+    printcolumn = r#"{"name":"Target","type":"string","jsonPath":".spec.target"}"#,
+    printcolumn = r#"{"name":"Default","type":"string","jsonPath":".spec.defaultCluster"}"#,
+    printcolumn = r#"{"name":"Phase","type":"string","jsonPath":".status.phase"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct MirrordMultiClusterSessionSpec {
+    pub owner: SessionOwner,
+    /// The target's namespace, which is the same in all clusters.
+    pub namespace: String,
+    /// As people write it: `deployment/checkout/container/app`.
+    pub target: String,
+    /// As it is in addresses: `deployment.checkout.container.app`.
+    pub target_alias: String,
+    /// The clusters that take part. Their order never changes: places are numbered by it.
+    pub clusters: Vec<String>,
+    pub primary_cluster: String,
+    /// The cluster of what must have one answer.
+    pub default_cluster: String,
+    /// The labels of the pods, for the target `label`. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_target: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_cli_version: Option<String>,
+    /// How long the session and its children wait for the client, in seconds. Ours.
+    pub resume_window_secs: u64,
+    /// The SHA-256 of the client's certificate, in hexadecimal digits. Ours.
+    pub client_certificate: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MirrordMultiClusterSessionStatus {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<MultiClusterPhase>,
+    /// Why the phase is what it is, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// The children, by cluster. A child is here before it is made, so that none is forgotten.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cluster_sessions: BTreeMap<String, ClusterSession>,
+    /// When the client was last seen. Written by the replica that carries the connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connected_timestamp: Option<String>,
+    /// Set once, when the session is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed: Option<SessionClosed>,
+}
+
+/// Where a session is in its life. It is left as its documentation says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum MultiClusterPhase {
+    /// It is written down which children there will be. Left when they are being made.
+    Initializing,
+    /// Children are being made. Left when all are ready, or when one cannot be.
+    Pending,
+    /// A client can connect. Left when the client stays away for longer than the resume window, when it says that it is
+    /// done, when somebody ends the session or one of its children.
+    Ready,
+    /// Nothing will come of it. The message says why. Left only by deletion.
+    Failed,
+    /// Children are being removed. Left when they are gone, and the object with them.
+    Terminating,
+}
+
+/// One child, as the Primary knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterSession {
+    /// The name of the child's object.
+    pub session_name: String,
+    pub ready: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// When the child last had its client, by the clock of its cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_heartbeat: Option<String>,
+}
+
+/// The name of a parent's object.
+pub fn parent_name(id: SessionId) -> String {
+    format!("{PREFIX}{id}")
+}
+
+/// The number of the session whose parent has this name.
+pub fn parent_id(name: &str) -> Option<SessionId> {
+    SessionId::from_hexadecimal(name.strip_prefix(PREFIX)?)
+}
+
+/// The name of the child in a cluster. EKS allows letters in names that Kubernetes does not.
+pub fn child_name(parent: &str, cluster: &str) -> String {
+    let cluster = cluster.to_ascii_lowercase().replace('_', "-");
+    format!("{parent}-{cluster}")
+}
+
+/// The number of the session of which an object of this name is a child.
+pub fn child_id(name: &str) -> Option<SessionId> {
+    let (id, cluster) = name.strip_prefix(PREFIX)?.split_once('-')?;
+    SessionId::from_hexadecimal(id).filter(|_| id.len() == 16 && !cluster.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_childs_name_says_whose_it_is() {
+        let id = SessionId(0x4dbe_55ab_68bb_a16c);
+        let parent = parent_name(id);
+        assert_eq!(parent, "mc-4dbe55ab68bba16c");
+        assert_eq!(parent_id(&parent), Some(id));
+        let child = child_name(&parent, "remote-1");
+        assert_eq!(child, "mc-4dbe55ab68bba16c-remote-1");
+        assert_eq!(child_id(&child), Some(id));
+        assert_eq!(
+            child_name(&parent, "Team_Blue"),
+            "mc-4dbe55ab68bba16c-team-blue"
+        );
+        for other in [
+            "mc-4dbe55ab68bba16c",
+            "mc-1-east",
+            "session-4dbe55ab68bba16c",
+            "mc-4dbe55ab68bba16c-",
+        ] {
+            assert_eq!(child_id(other), None, "{other}");
+        }
+    }
+}

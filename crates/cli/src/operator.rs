@@ -1,0 +1,101 @@
+//! `standin operator`: what the operator of a cluster is, who uses it, and the end of sessions.
+
+mod session;
+mod status;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use cluster::Cluster;
+
+use crate::exec::settings::load_with;
+use crate::exec::{ClusterFlags, Progress, access};
+
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct OperatorArguments {
+    #[command(subcommand)]
+    command: OperatorCommand,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  # is there an operator, of which version, and who uses it
+  standin operator status
+
+  # who has a session with what, for another program to read
+  standin operator session list --json
+
+  # end a session; its agents end with it
+  standin operator session kill 5eed0000c0ffee01";
+
+#[derive(Debug, Subcommand)]
+enum OperatorCommand {
+    /// Say which operator the cluster has, how it is, and who uses it
+    Status(status::StatusArguments),
+    /// List sessions, and end them
+    #[command(subcommand, arg_required_else_help = true)]
+    Session(session::SessionCommand),
+}
+
+/// Which cluster is asked. The settings of `standin exec` say so, too.
+#[derive(Debug, Args)]
+struct Where {
+    #[command(flatten)]
+    cluster: ClusterFlags,
+    /// The configuration file, as for `standin exec`
+    #[arg(short = 'f', long = "config-file", value_name = "FILE")]
+    config_file: Option<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &OperatorArguments) -> Result<ExitCode> {
+    match &arguments.command {
+        OperatorCommand::Status(arguments) => status::run(arguments),
+        OperatorCommand::Session(command) => session::run(command),
+    }
+}
+
+impl Where {
+    /// Asks the cluster something.
+    fn ask<T>(&self, question: impl AsyncFnOnce(&Cluster) -> cluster::Result<T>) -> Result<T> {
+        let progress = Progress::new(true);
+        let add_flags = |layers| self.cluster.add_to(layers);
+        let settings = load_with(self.config_file.as_deref(), add_flags, &progress)?.settings;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("the runtime does not start")?;
+        runtime.block_on(async {
+            let cluster = Cluster::connect(&access(&settings)).await?;
+            // Without an operator a user without rights would be told of rights.
+            if !cluster::has_operator(&cluster).await? {
+                return Err(cluster::Error::NoOperator.into());
+            }
+            Ok(question(&cluster).await?)
+        })
+    }
+}
+
+/// As kubectl writes ages: the largest unit that is not too coarse.
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_short() {
+        for (seconds, expected) in [(5, "5s"), (120, "2m"), (7200, "2h"), (864_000, "10d")] {
+            assert_eq!(age(seconds), expected);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! `standin operator session`: who has sessions, and the end of some.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use api::session::{Session, SessionId};
+use clap::{Args, Subcommand};
+
+use super::{Where, age};
+use crate::table;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum SessionCommand {
+    /// List the sessions of the cluster, the oldest first
+    #[command(visible_alias = "ls")]
+    List(ListArguments),
+    /// End sessions: their agents end, and whoever runs them is told
+    Kill(KillArguments),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  standin operator session list\n  standin operator session list --json"
+)]
+pub(super) struct ListArguments {
+    #[command(flatten)]
+    place: Where,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  standin operator session kill 5eed0000c0ffee01")]
+pub(super) struct KillArguments {
+    /// The sessions' ids, as `standin operator session list` shows them
+    #[arg(required = true, value_name = "ID", value_parser = id)]
+    ids: Vec<SessionId>,
+    #[command(flatten)]
+    place: Where,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn id(text: &str) -> Result<SessionId, &'static str> {
+    SessionId::from_hexadecimal(text).ok_or("an id has up to 16 hexadecimal digits")
+}
+
+pub(super) fn run(command: &SessionCommand) -> Result<ExitCode> {
+    match command {
+        SessionCommand::List(arguments) => list(arguments),
+        SessionCommand::Kill(arguments) => kill(arguments),
+    }
+}
+
+fn list(arguments: &ListArguments) -> Result<ExitCode> {
+    let sessions = arguments.place.ask(cluster::sessions)?;
+    if arguments.json {
+        let specs: Vec<_> = sessions.iter().map(|session| &session.spec).collect();
+        println!("{}", serde_json::to_string_pretty(&specs)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if sessions.is_empty() {
+        eprintln!("standin: there are no sessions");
+        return Ok(ExitCode::SUCCESS);
+    }
+    print!("{}", lines(&sessions));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A table of sessions.
+pub(super) fn lines(sessions: &[Session]) -> String {
+    let rows: Vec<_> = sessions
+        .iter()
+        .map(|session| {
+            let spec = &session.spec;
+            [
+                spec.id.clone(),
+                spec.user.clone(),
+                spec.namespace.clone(),
+                spec.target.clone(),
+                spec.phase.clone(),
+                spec.pods.len().to_string(),
+                age(spec.duration_secs),
+            ]
+        })
+        .collect();
+    let header = ["ID", "USER", "NAMESPACE", "TARGET", "PHASE", "PODS", "AGE"];
+    table::render(header, &rows)
+}
+
+fn kill(arguments: &KillArguments) -> Result<ExitCode> {
+    let ended = arguments.place.ask(async |cluster| {
+        let mut ended = Vec::new();
+        for id in &arguments.ids {
+            match cluster::end_session(cluster, *id).await {
+                Ok(()) => ended.push((*id, None)),
+                // The others may be there.
+                Err(cluster::Error::OperatorRefused(why)) => ended.push((*id, Some(why))),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ended)
+    })?;
+    if arguments.json {
+        let ended: Vec<_> = ended
+            .iter()
+            .map(|(id, error)| serde_json::json!({"id": id.to_string(), "error": error}))
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&ended)?);
+    }
+    let mut missed = Vec::new();
+    for (id, error) in ended {
+        match error {
+            None if arguments.json => {}
+            None => println!("session {id} is ended"),
+            Some(why) => missed.push(why),
+        }
+    }
+    match missed.is_empty() {
+        true => Ok(ExitCode::SUCCESS),
+        false => bail!(
+            "{}; `standin operator session list` shows those that there are",
+            missed.join("; ")
+        ),
+    }
+}

@@ -1,0 +1,120 @@
+//! What the operator is asked beside sessions of one's own: what it is, who uses it, and what there is to stand in for.
+
+use api::session::{Session, SessionId};
+use api::{GROUP_VERSION, MirrordOperator, Target};
+use http::Request;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::refusal::{Asked, explained};
+use crate::access::Cluster;
+use crate::error::{Error, Result, code};
+use crate::list::{Listed, Listing};
+
+/// The name that the chart gives it.
+const DEPLOYMENT: &str = "mirrord-operator";
+
+/// How many replicas an operator has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct OperatorReplicas {
+    pub ready: i32,
+    pub wanted: i32,
+}
+
+#[derive(Deserialize)]
+struct List<T> {
+    items: Vec<T>,
+}
+
+/// The operator's own object.
+pub async fn operator(cluster: &Cluster) -> Result<MirrordOperator> {
+    let asked = Asked::everywhere("see the operator", "mirrordoperators", "get");
+    get(cluster, "mirrordoperators/operator", &asked).await
+}
+
+/// How many replicas of an operator there are. Nothing, where the user may not see them.
+pub async fn operator_replicas(
+    cluster: &Cluster,
+    operator: &MirrordOperator,
+) -> Result<Option<OperatorReplicas>> {
+    let namespace = &operator.spec.operator_namespace;
+    let deployments: Api<Deployment> = Api::namespaced(cluster.client.clone(), namespace);
+    let found = match deployments.get(DEPLOYMENT).await {
+        Ok(found) => found,
+        Err(error) if matches!(code(&error), Some(403 | 404)) => return Ok(None),
+        Err(error) => return Err(Error::api("read the operator's deployment", error)),
+    };
+    let wanted = found.spec.and_then(|spec| spec.replicas).unwrap_or(1);
+    let ready = found.status.and_then(|status| status.ready_replicas);
+    Ok(Some(OperatorReplicas {
+        ready: ready.unwrap_or(0),
+        wanted,
+    }))
+}
+
+/// All sessions of the cluster, the oldest first.
+pub async fn sessions(cluster: &Cluster) -> Result<Vec<Session>> {
+    let asked = Asked::everywhere("list sessions", "sessions", "list");
+    let list: List<Session> = get(cluster, "sessions", &asked).await?;
+    let mut sessions = list.items;
+    sessions.sort_by_key(|session| std::cmp::Reverse(session.spec.duration_secs));
+    Ok(sessions)
+}
+
+/// Ends a session; its agents end with it.
+pub async fn end_session(cluster: &Cluster, id: SessionId) -> Result<()> {
+    let asked = Asked::everywhere("end sessions", "sessions", "delete");
+    let request = Request::delete(format!("/apis/{GROUP_VERSION}/sessions/{id}"));
+    ask::<serde_json::Value>(cluster, request, &asked)
+        .await
+        .map(drop)
+}
+
+/// What there is to stand in for in a namespace, and who does.
+pub async fn list_through_operator(cluster: &Cluster, namespace: &str) -> Result<Listing> {
+    let asked = Asked::targets(namespace);
+    let path = format!("namespaces/{namespace}/targets");
+    let list: List<Target> = get(cluster, &path, &asked).await?;
+    let targets = list.items.into_iter().map(listed);
+    Ok(Listing {
+        targets: targets.collect(),
+        forbidden: Vec::new(),
+    })
+}
+
+fn listed(target: Target) -> Listed {
+    let path = target.spec.target;
+    let (kind, name) = path.split_once('/').unwrap_or((&path, ""));
+    let sessions = target.status.sessions.into_iter();
+    Listed {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        namespace: target.metadata.namespace.unwrap_or_default(),
+        containers: target.spec.containers,
+        available: target
+            .status
+            .replicas
+            .and_then(|replicas| usize::try_from(replicas).ok()),
+        users: sessions.map(|session| session.user).collect(),
+        target: path,
+    }
+}
+
+async fn get<T: DeserializeOwned>(cluster: &Cluster, path: &str, asked: &Asked) -> Result<T> {
+    let request = Request::get(format!("/apis/{GROUP_VERSION}/{path}"));
+    ask(cluster, request, asked).await
+}
+
+async fn ask<T: DeserializeOwned>(
+    cluster: &Cluster,
+    request: http::request::Builder,
+    asked: &Asked,
+) -> Result<T> {
+    let action = "ask the operator";
+    let request = request.body(Vec::new());
+    let request = request.map_err(|error| Error::api(action, kube::Error::HttpError(error)))?;
+    let answer = cluster.client.request(request).await;
+    explained(answer, asked, |error| cluster.first_error(action, error))
+}

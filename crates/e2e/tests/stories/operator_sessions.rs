@@ -1,0 +1,222 @@
+//! Sessions through the operator: what a program sees and serves, who may, what goes on after a fault, and what is said
+//! when something is wrong. The same settings and the same programs as without one.
+
+mod resuming;
+mod serving;
+mod wrong;
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use e2e::machine::Ended;
+use e2e::{LaterWorld, Needs, Stage, Story, tell, until};
+use libtest_mimic::Trial;
+use tempfile::TempDir;
+
+use super::surroundings::{exec_for, standin_for};
+
+pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
+    vec![
+        tell(
+            world,
+            "through_the_operator_a_program_sees_and_serves",
+            Needs::Lab,
+            serving::a_program_sees_and_serves,
+        ),
+        tell(
+            world,
+            "through_the_operator_users_share_a_port_by_filters",
+            Needs::Lab,
+            serving::users_share_a_port_by_filters,
+        ),
+        tell(
+            world,
+            "through_the_operator_sessions_outlive_cuts_and_restarts",
+            Needs::Lab,
+            resuming::sessions_outlive_cuts_and_restarts,
+        ),
+        tell(
+            world,
+            "through_the_operator_what_is_wrong_is_said",
+            Needs::Lab,
+            wrong::what_is_wrong_is_said,
+        ),
+    ]
+}
+
+/// `standin exec` as those use it who have an operator: the image of agents is not their concern.
+fn session_for(story: &Story<'_>, stage: &Stage, target: &str) -> Result<Command> {
+    let mut session = exec_for(story, stage, target)?;
+    session.env_remove("STANDIN_AGENT_IMAGE");
+    Ok(session)
+}
+
+/// `standin operator …`.
+fn ask_operator(story: &Story<'_>, stage: &Stage, arguments: &[&str]) -> Result<Ended> {
+    let mut standin = standin_for(story, stage)?;
+    Ended::of(standin.arg("operator").args(arguments))
+}
+
+/// The sessions that the operator lists, with their ids and users.
+fn listed_sessions(story: &Story<'_>, stage: &Stage) -> Result<Vec<serde_json::Value>> {
+    let listed = ask_operator(story, stage, &["session", "list", "--json"])?;
+    ensure!(listed.code == Some(0), "{listed}");
+    Ok(serde_json::from_str(&listed.stdout)?)
+}
+
+/// Waits until the operator has no session, and no agent runs in the stage's pods.
+async fn nothing_is_left(stage: &Stage) -> Result<()> {
+    until("the session's object to be gone", async || {
+        let left = stage.kubectl(&["get", "mirrordclustersessions", "--output=name"])?;
+        Ok(left.trim().is_empty().then_some(()))
+    })
+    .await?;
+    until("the agents to end", async || {
+        let agents = super::cluster_sessions::ephemeral_agents(stage).await?;
+        Ok((!agents.iter().any(|(_, _, runs)| *runs)).then_some(()))
+    })
+    .await
+}
+
+/// A shell in a session, which does what it is told. It ends with this value.
+struct Shell {
+    process: Child,
+    folder: TempDir,
+}
+
+impl Shell {
+    fn start(mut session: Command) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let process = session
+            .args(["--", "bash"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(folder.path().join("stderr"))?)
+            .spawn()?;
+        Ok(Shell { process, folder })
+    }
+
+    /// Lets the shell do something that prints one line, and returns the line.
+    fn ask(&mut self, command: &str) -> Result<String> {
+        self.tell(command)?;
+        self.line().with_context(|| self.said().unwrap_or_default())
+    }
+
+    fn tell(&mut self, command: &str) -> Result<()> {
+        let input = self.process.stdin.as_mut().context("no input")?;
+        Ok(writeln!(input, "{command}")?)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let output = self.process.stdout.as_mut().context("no output")?;
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while output.read(&mut byte)? == 1 && byte != *b"\n" {
+            line.extend(byte);
+        }
+        Ok(String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// What `standin` has said.
+    fn said(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.path().join("stderr"))?)
+    }
+
+    async fn says(&self, words: &str) -> Result<()> {
+        let what = format!("the session to say {words:?}");
+        let waited = until(&what, async || {
+            Ok(self.said()?.contains(words).then_some(()))
+        });
+        waited
+            .await
+            .with_context(|| self.said().unwrap_or_default())
+    }
+
+    /// Closes the input, and waits for the end.
+    fn end(mut self) -> Result<Ended> {
+        drop(self.process.stdin.take());
+        let status = self.process.wait()?;
+        Ok(Ended::new(String::new(), self.said()?, status))
+    }
+
+    fn kill(mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process.wait().map(drop).context("waiting")
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Somebody with an account and without rights.
+struct User {
+    name: &'static str,
+    _folder: TempDir,
+    kubeconfig: PathBuf,
+}
+
+impl User {
+    fn new(stage: &Stage, name: &'static str) -> Result<Self> {
+        stage.kubectl(&["create", "serviceaccount", name])?;
+        let token = stage.kubectl(&["create", "token", name])?;
+        let context = stage.cluster.client.name();
+        let view = stage.kubectl(&[
+            "config",
+            "view",
+            "--raw",
+            "--minify",
+            "--flatten",
+            "--output=json",
+            "--context",
+            context,
+        ])?;
+        let mut config: serde_json::Value = serde_json::from_str(&view)?;
+        config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });
+        let folder = tempfile::tempdir()?;
+        let kubeconfig = folder.path().join("kubeconfig");
+        fs::write(&kubeconfig, config.to_string())?;
+        Ok(User {
+            name,
+            _folder: folder,
+            kubeconfig,
+        })
+    }
+
+    /// A session of this user.
+    fn session(&self, story: &Story<'_>, stage: &Stage, target: &str) -> Result<Command> {
+        let mut session = session_for(story, stage, target)?;
+        session
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .env("USER", self.name)
+            .env_remove("SUDO_USER");
+        Ok(session)
+    }
+
+    /// Grants exactly what a refusal asks for.
+    fn grant(&self, stage: &Stage, refusal: &Ended) -> Result<()> {
+        let role = refusal
+            .stderr
+            .find("apiVersion: rbac.authorization.k8s.io/v1")
+            .map(|start| &refusal.stderr[start..])
+            .with_context(|| format!("there is no rule in {refusal}"))?;
+        stage.apply(role)?;
+        let account = format!("--serviceaccount={}:{}", stage.namespace, self.name);
+        let binding = [
+            "create",
+            "rolebinding",
+            self.name,
+            "--role=standin",
+            &account,
+        ];
+        stage.kubectl(&binding).map(drop)
+    }
+}

@@ -1,0 +1,261 @@
+//! What a program sees and serves in a session that the operator carries.
+
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use e2e::fixture::{Program, Recipe};
+use e2e::machine::Ended;
+use e2e::{Stage, Story, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+
+use super::super::cluster_sessions::{start_checkout, succeed};
+use super::super::operator::Operator;
+use super::super::surroundings::{cache, standin_for};
+use super::{Shell, User, ask_operator, listed_sessions, nothing_is_left, session_for};
+
+/// Answers every request with its argument.
+const SERVER: &str = "\
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = (sys.argv[1] + '\\n').encode()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer(('', 8080), Handler).serve_forever()
+";
+
+pub(super) async fn a_program_sees_and_serves(story: &Story<'_>) -> Result<()> {
+    let operator = Operator::install(story, 0).await?;
+    let shop = story.stage_in(0).await?;
+    start_checkout(&shop)?;
+    shop.web().await?;
+    a_program_sees_what_the_target_sees(story, &shop)?;
+    sessions_are_listed_and_killed(story, &shop, &operator).await?;
+    requests_of_every_replica_are_stolen_by_header(story, &shop).await?;
+    nothing_is_left(&shop).await?;
+    operator.uninstall()
+}
+
+fn a_program_sees_what_the_target_sees(story: &Story<'_>, shop: &Stage) -> Result<()> {
+    let address = [
+        "get",
+        "service",
+        "web",
+        "--output=jsonpath={.spec.clusterIP}",
+    ];
+    let address = shop.kubectl(&address)?;
+    let visit = Program::compiled(Recipe::VISIT, &cache())?;
+    let mut session = session_for(story, shop, "deployment/checkout")?;
+    session.arg("--").args(&visit.command);
+    let ended = succeed(visit.prepare(&mut session))?;
+    for (key, expected) in [
+        ("env", "from the pod"),
+        ("file", "color=blue"),
+        ("dns", address.as_str()),
+    ] {
+        ensure!(ended.value(key) == Some(expected), "{key}: {ended}");
+    }
+    for (key, begins) in [("hostname", "checkout-"), ("http", "web-")] {
+        let value = ended.value(key).unwrap_or_default();
+        ensure!(value.starts_with(begins), "{key}: {ended}");
+    }
+    ensure!(ended.stderr.contains("through the operator"), "{ended}");
+    Ok(())
+}
+
+async fn sessions_are_listed_and_killed(
+    story: &Story<'_>,
+    shop: &Stage,
+    operator: &Operator,
+) -> Result<()> {
+    let mut session = Shell::start(session_for(story, shop, "deployment/checkout")?)?;
+    ensure!(session.ask("echo $GREETING")? == "from the pod");
+    let sessions = listed_sessions(story, shop)?;
+    let [listed] = sessions.as_slice() else {
+        anyhow::bail!("one session was to be listed: {sessions:?}");
+    };
+    ensure!(listed["target"] == "deployment/checkout", "{listed}");
+    ensure!(listed["namespace"] == shop.namespace.as_str(), "{listed}");
+    let id = listed["id"].as_str().context("no id")?;
+    let status = ask_operator(story, shop, &["status"])?;
+    let namespace = format!("namespace  {}", operator.stage.namespace);
+    for expected in [
+        id,
+        "2 of 2 ready",
+        "SessionManagement",
+        &namespace,
+        "as this standin",
+    ] {
+        ensure!(status.stdout.contains(expected), "{expected}: {status}");
+    }
+    let targets = succeed(standin_for(story, shop)?.arg("ls"))?;
+    let row = targets
+        .stdout
+        .lines()
+        .find(|line| line.starts_with("deployment/checkout"));
+    ensure!(row.is_some_and(|row| row.contains("admin")), "{targets}");
+
+    let killed = ask_operator(story, shop, &["session", "kill", id])?;
+    ensure!(killed.code == Some(0), "{killed}");
+    session.says("the session is over").await?;
+    nothing_is_left(shop).await?;
+    let again = ask_operator(story, shop, &["session", "kill", id])?;
+    ensure!(
+        again.code == Some(125) && again.stderr.contains("there is no session"),
+        "{again}"
+    );
+    // The program was told, and nobody brings the session back.
+    ensure!(session.ask("cat /etc/shop/settings || echo failed")? == "failed");
+    session.end()?;
+    ensure!(listed_sessions(story, shop)?.is_empty());
+    Ok(())
+}
+
+async fn requests_of_every_replica_are_stolen_by_header(
+    story: &Story<'_>,
+    shop: &Stage,
+) -> Result<()> {
+    shop.client_pod("client").await?;
+    let mut session = session_for(story, shop, "deployment/web")?;
+    session.args(["--steal", "--header-filter", "^x-user: anna$"]);
+    let mut session = Server::start(session, "anna's")?;
+    for pod in pods(shop).await? {
+        answers(shop, &pod, Some("x-user: anna"), "anna's", &mut session).await?;
+        answers(shop, &pod, Some("x-user: bert"), &pod.0, &mut session).await?;
+        answers(shop, &pod, None, &pod.0, &mut session).await?;
+    }
+    // A pod that comes takes part.
+    shop.kubectl(&["scale", "deployment/web", "--replicas=3"])?;
+    shop.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
+    let all = pods(shop).await?;
+    ensure!(all.len() == 3, "{all:?}");
+    for pod in &all {
+        answers(shop, pod, Some("x-user: anna"), "anna's", &mut session).await?;
+    }
+    drop(session);
+    for pod in &all {
+        until("the pod to answer itself", async || {
+            let answer = ask(shop, pod, Some("x-user: anna")).await?;
+            Ok((answer == pod.0).then_some(()))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Two people, each with a right to the one deployment, work on it at the same time.
+pub(super) async fn users_share_a_port_by_filters(story: &Story<'_>) -> Result<()> {
+    let operator = Operator::install(story, 0).await?;
+    let shop = story.stage_in(0).await?;
+    shop.web().await?;
+    shop.client_pod("client").await?;
+    let users = ["anna", "bert"].map(|name| User::new(&shop, name));
+    let mut servers = Vec::new();
+    for user in users {
+        let user = user?;
+        let mut session = user.session(story, &shop, "deployment/web")?;
+        let refused = Ended::of(session.args(["--", "true"]))?;
+        ensure!(refused.code == Some(125), "{refused}");
+        ensure!(
+            refused.stderr.contains("resourceNames: [deployment.web]"),
+            "{refused}"
+        );
+        user.grant(&shop, &refused)?;
+        let mut session = user.session(story, &shop, "deployment/web")?;
+        let filter = format!("^x-user: {}$", user.name);
+        session.args(["--steal", "--header-filter", &filter]);
+        servers.push((Server::start(session, user.name)?, user));
+    }
+    let pods = pods(&shop).await?;
+    for pod in &pods {
+        for (server, user) in &mut servers {
+            let header = format!("x-user: {}", user.name);
+            answers(&shop, pod, Some(&header), user.name, server).await?;
+        }
+        let (server, _) = &mut servers[0];
+        answers(&shop, pod, None, &pod.0, server).await?;
+    }
+    // The same filter is somebody's already, and its holder is named.
+    let (_, bert) = &servers[1];
+    let mut session = bert.session(story, &shop, "deployment/web")?;
+    session
+        .args(["--steal", "--header-filter", "^x-user: anna$", "--"])
+        .args(["python3", "-c", SERVER, "second"]);
+    let refused = Ended::of(&mut session)?;
+    ensure!(refused.code != Some(0), "{refused}");
+    ensure!(refused.stderr.contains("anna@"), "{refused}");
+    let sessions = listed_sessions(story, &shop)?;
+    ensure!(sessions.len() == 2, "{sessions:?}");
+    drop(servers);
+    operator.uninstall()
+}
+
+/// A server in a session. It ends with this value.
+struct Server(Child);
+
+impl Server {
+    fn start(mut session: Command, answer: &str) -> Result<Self> {
+        let process = session
+            .args(["--", "python3", "-c", SERVER, answer])
+            .stdin(Stdio::null())
+            .spawn()?;
+        Ok(Server(process))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        use nix::sys::signal::{Signal, kill};
+        use nix::unistd::Pid;
+        // In good order, so that the operator is told.
+        if let Ok(pid) = i32::try_from(self.0.id()) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// The pods of `web`, with their addresses.
+async fn pods(shop: &Stage) -> Result<Vec<(String, String)>> {
+    let found = shop
+        .pods()
+        .list(&ListParams::default().labels("app=web"))
+        .await?;
+    let address = |pod: &Pod| Some(pod.status.as_ref()?.pod_ip.clone()?);
+    let pods = found.iter().filter_map(|pod| {
+        let is_there = pod.metadata.deletion_timestamp.is_none();
+        Some((pod.metadata.name.clone()?, address(pod)?)).filter(|_| is_there)
+    });
+    Ok(pods.collect())
+}
+
+async fn ask(shop: &Stage, pod: &(String, String), header: Option<&str>) -> Result<String> {
+    let url = format!("http://{}:8080/", pod.1);
+    let mut curl = vec!["curl", "--silent", "--max-time", "10"];
+    if let Some(header) = header {
+        curl.extend(["-H", header]);
+    }
+    curl.push(&url);
+    let answer = shop.exec("client", &curl, None).await?;
+    Ok(answer.stdout.trim().to_owned())
+}
+
+/// Waits until a request to a pod gets this answer.
+async fn answers(
+    shop: &Stage,
+    pod: &(String, String),
+    header: Option<&str>,
+    expected: &str,
+    server: &mut Server,
+) -> Result<()> {
+    let what = format!("{expected:?} from {} to {header:?}", pod.0);
+    until(&what, async || {
+        let ended = server.0.try_wait()?;
+        ensure!(ended.is_none(), "the session has ended: {ended:?}");
+        Ok((ask(shop, pod, header).await? == expected).then_some(()))
+    })
+    .await
+}

@@ -1,0 +1,101 @@
+//! How a member is convinced of who we are: from what is in Secrets and in the pod to a client for its API server.
+//!
+//! Each method is a file. What decides in them has no clock and asks nobody. Nothing here writes a credential into a log,
+//! an error or an object other than a Secret.
+
+pub(crate) mod bearer;
+pub(crate) mod claims;
+pub(crate) mod eks;
+pub(crate) mod identity;
+pub(crate) mod mtls;
+pub(crate) mod presign;
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::core::v1::Secret;
+use kube::config::AuthInfo;
+use kube::{Client, Config, ResourceExt as _};
+use secrecy::SecretString;
+
+use super::clusters::Member;
+use crate::error::{Doing as _, Result};
+
+/// By this an administrator says that a Secret is meant for us.
+pub(crate) const LABEL: &str = "operator.metalbear.co/remote-cluster-credentials";
+/// A member that does not answer is noticed, and tried again.
+const CONNECTING: Duration = Duration::from_secs(10);
+
+/// What a member accepts.
+#[derive(Clone)]
+pub(crate) enum Credential {
+    Token(SecretString),
+    /// PEM.
+    Certificate {
+        chain: Vec<u8>,
+        key: SecretString,
+    },
+}
+
+/// Why a member cannot be asked anything. What to do is in the text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoCredential {
+    #[error("the Secret {0} is not there; make it, or give the credential in the chart's values")]
+    NoSecret(String),
+    #[error(
+        "the Secret {0} has no label {LABEL}=true; add it, if the Secret is meant for the operator"
+    )]
+    NoLabel(String),
+    #[error("the Secret {secret} has no `{key}`")]
+    NoKey { secret: String, key: &'static str },
+    #[error("`{key}` of the Secret {secret} {why}")]
+    Unreadable {
+        secret: String,
+        key: &'static str,
+        why: &'static str,
+    },
+    #[error(
+        "the token has expired at {0}; put a new one into the Secret: kubectl create token mirrord-operator-envoy"
+    )]
+    Expired(String),
+    #[error("AWS gives no credentials: {0}")]
+    Aws(String),
+    #[error("the credential cannot be used: {0}")]
+    Unusable(String),
+}
+
+/// A client for the member's API server.
+pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client> {
+    let mut config = Config::new(member.server.clone());
+    config.root_cert = Some(member.authorities.clone());
+    config.connect_timeout = Some(CONNECTING);
+    config.auth_info = match credential {
+        Credential::Token(token) => AuthInfo {
+            token: Some(token.clone()),
+            ..AuthInfo::default()
+        },
+        Credential::Certificate { chain, key } => AuthInfo {
+            client_certificate_data: Some(STANDARD.encode(chain)),
+            client_key_data: Some(mtls::encoded(key)),
+            ..AuthInfo::default()
+        },
+    };
+    Client::try_from(config).doing(format!("be reached in {}", member.name))
+}
+
+/// A value of a member's Secret. The label must be there: a Secret of the same name may be somebody else's.
+fn value(secret: &Secret, key: &'static str) -> Result<Vec<u8>, NoCredential> {
+    let name = secret.name_any();
+    if secret.labels().get(LABEL).map(String::as_str) != Some("true") {
+        return Err(NoCredential::NoLabel(name));
+    }
+    let data = secret.data.as_ref().and_then(|data| data.get(key));
+    match data {
+        Some(value) if !value.0.is_empty() => Ok(value.0.clone()),
+        _ => Err(NoCredential::NoKey { secret: name, key }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

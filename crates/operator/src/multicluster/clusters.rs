@@ -1,0 +1,309 @@
+//! Which clusters there are: the ConfigMap's `clusters-config.yaml`, checked once. The chart makes the same checks at
+//! install; here they are made for those who write the file themselves. Each message names the value of the chart.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::Uri;
+use serde::Deserialize;
+use x509_parser::pem::Pem;
+
+/// The clusters of an operator that is a Primary. What is here is consistent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MultiCluster {
+    /// What this cluster is called.
+    pub name: String,
+    /// The cluster of everything that must have one answer.
+    pub default: String,
+    /// Whether this cluster only coordinates, and has no targets.
+    pub is_management_only: bool,
+    pub members: Vec<Member>,
+}
+
+/// Another cluster, with an operator of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub name: String,
+    /// Its API server.
+    pub server: Uri,
+    /// The certificates by which its API server is known: DER.
+    pub authorities: Vec<Vec<u8>>,
+    pub method: Method,
+    /// The namespace of its operator, where tokens are asked for.
+    pub namespace: Option<String>,
+}
+
+/// How a member is convinced of who we are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// A token of an account there, from a Secret; it is renewed before it expires.
+    BearerToken,
+    /// A token that AWS vouches for, made of the operator's own role.
+    Eks { region: String },
+    /// A client certificate, from a Secret.
+    Mtls,
+}
+
+impl Member {
+    /// The Secret of this member, of the chart or of an administrator.
+    pub fn secret(&self) -> String {
+        format!("mirrord-cluster-{}", self.name)
+    }
+}
+
+impl MultiCluster {
+    /// The clusters that have targets. This one is the first, if it has.
+    pub fn workload_clusters(&self) -> Vec<&str> {
+        let here = (!self.is_management_only).then_some(self.name.as_str());
+        let members = self.members.iter().map(|member| member.name.as_str());
+        here.into_iter().chain(members).collect()
+    }
+
+    /// From the text of `clusters-config.yaml`.
+    pub fn read(text: &str) -> Result<Self, InvalidClusters> {
+        let file: File = serde_saphyr::from_str(text).map_err(|error| {
+            let error = error.to_string();
+            invalid("", format!("cannot be read: {}", error.trim()))
+        })?;
+        let name = file.cluster_name.unwrap_or_default();
+        if name.is_empty() {
+            return Err(invalid(
+                "clusterName",
+                "is missing: this cluster needs a name",
+            ));
+        }
+        is_object_name(&name).map_err(|why| invalid("clusterName", why))?;
+        if file.clusters.is_empty() {
+            return Err(invalid(
+                "clusters",
+                "names no cluster: add a member, or leave `operator.multiCluster.enabled` off",
+            ));
+        }
+        let default = default_of(
+            &name,
+            file.default_cluster.as_deref(),
+            file.management_only,
+            &file.clusters,
+        )?;
+        let mut names = BTreeMap::from([(object_part(&name), name.clone())]);
+        let mut members = Vec::new();
+        for entry in file.clusters {
+            let member = entry.checked()?;
+            if let Some(other) = names.insert(object_part(&member.name), member.name.clone()) {
+                let why =
+                    format!("has the same name as `{other}`, apart from capital letters and signs");
+                return Err(invalid(&format!("clusters.{}", member.name), why));
+            }
+            members.push(member);
+        }
+        Ok(Self {
+            name,
+            default,
+            is_management_only: file.management_only,
+            members,
+        })
+    }
+}
+
+/// A cluster's name as a part of an object's name. EKS allows letters that Kubernetes does not.
+pub(crate) fn object_part(name: &str) -> String {
+    name.to_ascii_lowercase().replace('_', "-")
+}
+
+/// What is wrong, and where in the chart's values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidClusters {
+    key: String,
+    why: String,
+}
+
+impl fmt::Display for InvalidClusters {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let separator = if self.key.is_empty() { "" } else { "." };
+        write!(
+            formatter,
+            "`operator.multiCluster{separator}{}` {}",
+            self.key, self.why
+        )
+    }
+}
+
+impl std::error::Error for InvalidClusters {}
+
+fn invalid(key: &str, why: impl Into<String>) -> InvalidClusters {
+    InvalidClusters {
+        key: key.to_owned(),
+        why: why.into(),
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct File {
+    cluster_name: Option<String>,
+    default_cluster: Option<String>,
+    management_only: bool,
+    clusters: Vec<Entry>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Entry {
+    name: String,
+    server: Option<String>,
+    ca_data: Option<String>,
+    auth_type: Option<String>,
+    region: Option<String>,
+    is_default: bool,
+    namespace: Option<String>,
+}
+
+impl Entry {
+    fn checked(self) -> Result<Member, InvalidClusters> {
+        let at = |key: &str| format!("clusters.{}.{key}", self.name);
+        let region = self.region.filter(|region| !region.is_empty());
+        let method = match (self.auth_type.as_deref(), region) {
+            (Some("bearerToken"), None) => Method::BearerToken,
+            (Some("mtls"), None) => Method::Mtls,
+            (Some("eks"), Some(region)) => Method::Eks { region },
+            (Some("eks"), None) => {
+                return Err(invalid(
+                    &at("region"),
+                    "is missing: `authType: eks` needs it",
+                ));
+            }
+            (Some("bearerToken" | "mtls"), Some(_)) => {
+                return Err(invalid(&at("region"), "is only for `authType: eks`"));
+            }
+            (None | Some(""), _) => {
+                return Err(invalid(
+                    &at("authType"),
+                    "is missing; it can be bearerToken, eks or mtls",
+                ));
+            }
+            (Some(other), _) => {
+                let why = format!("is `{other}`; it can be bearerToken, eks or mtls");
+                return Err(invalid(&at("authType"), why));
+            }
+        };
+        let is_good_name = match &method {
+            Method::Eks { .. } => is_eks_name(&self.name),
+            // A Secret has this name as well.
+            Method::BearerToken | Method::Mtls => is_object_name(&self.name),
+        };
+        is_good_name.map_err(|why| invalid(&format!("clusters.{}", self.name), why))?;
+        let server = server(self.server.as_deref()).map_err(|why| invalid(&at("server"), why))?;
+        let authorities =
+            authorities(self.ca_data.as_deref()).map_err(|why| invalid(&at("caData"), why))?;
+        Ok(Member {
+            server,
+            authorities,
+            method,
+            namespace: self.namespace.filter(|namespace| !namespace.is_empty()),
+            name: self.name,
+        })
+    }
+}
+
+fn default_of(
+    name: &str,
+    said: Option<&str>,
+    is_management_only: bool,
+    clusters: &[Entry],
+) -> Result<String, InvalidClusters> {
+    let said = said.filter(|said| !said.is_empty());
+    let mut marked = clusters.iter().filter(|entry| entry.is_default);
+    let first = marked.next().map(|entry| entry.name.as_str());
+    if let (Some(first), Some(second)) = (first, marked.next()) {
+        let why = format!("is set, and so is that of {first}; one cluster is the default");
+        return Err(invalid(&format!("clusters.{}.isDefault", second.name), why));
+    }
+    let default = match (said, first) {
+        (Some(said), Some(first)) if said != first => {
+            let why = format!("is {said}, and clusters.{first}.isDefault is set; say one of them");
+            return Err(invalid("defaultCluster", why));
+        }
+        (Some(default), _) | (None, Some(default)) => default,
+        (None, None) => {
+            return Err(invalid(
+                "defaultCluster",
+                "is missing: environment, files and outgoing connections come from one cluster",
+            ));
+        }
+    };
+    if default == name && is_management_only {
+        let why = format!(
+            "is {default}, which has no targets because managementOnly is set; name a member"
+        );
+        return Err(invalid("defaultCluster", why));
+    }
+    let is_known = default == name || clusters.iter().any(|entry| entry.name == default);
+    if !is_known {
+        let why = format!("is {default}, which is neither clusterName nor one of clusters");
+        return Err(invalid("defaultCluster", why));
+    }
+    Ok(default.to_owned())
+}
+
+fn is_object_name(name: &str) -> Result<(), &'static str> {
+    let is_end = |byte: Option<u8>| {
+        byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    };
+    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let (first, last) = (name.bytes().next(), name.bytes().last());
+    if name.len() <= 63 && is_end(first) && is_end(last) && name.bytes().all(is_inner) {
+        Ok(())
+    } else {
+        Err(
+            "must be a name of small letters, digits and `-`, of 63 at most: objects are named after it",
+        )
+    }
+}
+
+fn is_eks_name(name: &str) -> Result<(), &'static str> {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    let (first, last) = (name.bytes().next(), name.bytes().last());
+    if name.len() <= 100 && is_end(first) && is_end(last) && name.bytes().all(is_inner) {
+        Ok(())
+    } else {
+        Err("must be the name of an EKS cluster: letters, digits, `-` and `_`, of 100 at most")
+    }
+}
+
+fn server(server: Option<&str>) -> Result<Uri, &'static str> {
+    let server = server.unwrap_or_default();
+    if server.is_empty() {
+        return Err("is missing: it is the address of the member's API server");
+    }
+    let uri: Uri = server.parse().map_err(|_| "is no address")?;
+    let is_good = uri.scheme_str() == Some("https") && uri.host().is_some();
+    // A credential goes there, so nobody else may read it.
+    is_good.then_some(uri).ok_or("must begin with https://")
+}
+
+fn authorities(data: Option<&str>) -> Result<Vec<Vec<u8>>, &'static str> {
+    let data = data.unwrap_or_default();
+    if data.is_empty() {
+        return Err("is missing: without it the member's API server cannot be told from another");
+    }
+    let pem = STANDARD
+        .decode(data.split_whitespace().collect::<String>())
+        .map_err(|_| "is not base64")?;
+    let certificates: Result<Vec<Pem>, _> = Pem::iter_from_buffer(&pem).collect();
+    let certificates = certificates.map_err(|_| "is not base64 of certificates in PEM")?;
+    let certificates: Vec<_> = certificates
+        .into_iter()
+        .filter(|pem| pem.label == "CERTIFICATE" && pem.parse_x509().is_ok())
+        .map(|pem| pem.contents)
+        .collect();
+    if certificates.is_empty() {
+        return Err("is not base64 of certificates in PEM");
+    }
+    Ok(certificates)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+use api::operator::License;
+use api::{MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
+use serde_json::json;
+
+use super::super::auth::NoCredential;
+use super::super::sync::Check;
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-01-27T09:22:55Z".parse().unwrap()
+}
+
+fn found(access: &Access, health: &Health) -> serde_json::Value {
+    serde_json::to_value(shown("remote-1", access, health, now())).unwrap()
+}
+
+#[test]
+fn members_are_shown_as_clients_expect_it() {
+    let spec = MirrordOperatorSpec {
+        operator_version: "0.1.0".to_owned(),
+        license: Some(License {
+            fingerprint: Some("S1hg".to_owned()),
+            ..License::default()
+        }),
+        ..MirrordOperatorSpec::default()
+    };
+    let operator = MirrordOperator::new(spec, MirrordOperatorStatus::default());
+    let health = |outcome| Health {
+        check: Some(Check { at: now(), outcome }),
+        ..Health::default()
+    };
+    let well = health(Ok(Box::new(operator)));
+    assert_eq!(
+        found(&Access::default(), &well),
+        json!({
+            "name": "remote-1",
+            "lastCheck": "2026-01-27T09:22:55Z",
+            "connected": {"license_fingerprint": "S1hg", "operator_version": "0.1.0"},
+        })
+    );
+    let ill = health(Err("no route to host".to_owned()));
+    assert_eq!(
+        found(&Access::default(), &ill),
+        json!({"name": "remote-1", "lastCheck": "2026-01-27T09:22:55Z", "error": "no route to host"})
+    );
+    // What was well a moment ago is not, without a credential.
+    let without = Access {
+        trouble: Some(NoCredential::NoSecret(
+            "mirrord-cluster-remote-1".to_owned(),
+        )),
+        ..Access::default()
+    };
+    let shown = found(&without, &well);
+    assert!(shown["error"].as_str().unwrap().contains("is not there"));
+    assert!(shown.get("connected").is_none(), "{shown}");
+    let ending = Access {
+        certificate_ends: Some(now()),
+        ..Access::default()
+    };
+    let shown = found(&ending, &well);
+    assert!(shown["warning"].as_str().unwrap().contains("has ended"));
+}

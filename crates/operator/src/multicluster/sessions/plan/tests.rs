@@ -1,0 +1,235 @@
+use api::multicluster::{PARENT_FINALIZER, parent_name};
+use api::session::{SessionId, SessionOwner};
+use api::{MirrordClusterSessionSpec, MirrordClusterSessionStatus, MirrordMultiClusterSessionSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+}
+
+fn parent() -> MirrordMultiClusterSession {
+    let spec = MirrordMultiClusterSessionSpec {
+        owner: SessionOwner::default(),
+        namespace: "shop".to_owned(),
+        target: "deployment/web".to_owned(),
+        target_alias: "deployment.web".to_owned(),
+        clusters: vec!["east".to_owned(), "west".to_owned()],
+        primary_cluster: "hub".to_owned(),
+        default_cluster: "east".to_owned(),
+        label_target: None,
+        key: None,
+        client_cli_version: None,
+        resume_window_secs: 120,
+        client_certificate: String::new(),
+    };
+    let mut parent = MirrordMultiClusterSession::new(&parent_name(SessionId(0xab)), spec);
+    parent.metadata.creation_timestamp = Some(Time(at(0)));
+    parent.metadata.finalizers = Some(vec![PARENT_FINALIZER.to_owned()]);
+    parent
+}
+
+fn child(phase: Option<SessionPhase>) -> Observed {
+    let spec = MirrordClusterSessionSpec {
+        owner: SessionOwner::default(),
+        namespace: "shop".to_owned(),
+        target: "deployment/web".to_owned(),
+        label_target: None,
+        key: None,
+        client_cli_version: None,
+        multi_cluster_parent_name: None,
+        resume_window_secs: 120,
+        client_certificate: String::new(),
+    };
+    let mut child = MirrordClusterSession::new("child", spec);
+    child.status = Some(MirrordClusterSessionStatus {
+        phase,
+        message: Some("no pods".to_owned()),
+        ..MirrordClusterSessionStatus::default()
+    });
+    Observed::There(Box::new(child))
+}
+
+fn deleted(observed: Observed) -> Observed {
+    let Observed::There(mut child) = observed else {
+        panic!("there is no child");
+    };
+    child.metadata.deletion_timestamp = Some(Time(at(0)));
+    Observed::There(child)
+}
+
+fn cut() -> Observed {
+    Observed::Unreachable("no route".to_owned())
+}
+
+fn ready() -> Observed {
+    child(Some(SessionPhase::Ready))
+}
+
+fn planned(parent: &MirrordMultiClusterSession, east: Observed, west: Observed, now: i64) -> Plan {
+    let observed = BTreeMap::from([("east".to_owned(), east), ("west".to_owned(), west)]);
+    let settings = SessionSettings {
+        time_to_live: Duration::from_secs(60),
+        most_resume: Duration::from_secs(900),
+    };
+    plan(parent, &observed, &settings, at(now))
+}
+
+/// The parent with what a plan reports in its status.
+fn after(mut parent: MirrordMultiClusterSession, plan: Plan) -> MirrordMultiClusterSession {
+    if let Some(report) = plan.report {
+        let before = parent.status.take().unwrap_or_default();
+        parent.status = Some(MirrordMultiClusterSessionStatus {
+            phase: Some(report.phase),
+            message: report.message,
+            cluster_sessions: report.cluster_sessions,
+            closed: report.closed,
+            ..before
+        });
+    }
+    parent
+}
+
+fn begun() -> MirrordMultiClusterSession {
+    let first = planned(&parent(), Observed::Missing, Observed::Missing, 0);
+    assert!(
+        first.create.is_empty(),
+        "nothing is made that is not written down"
+    );
+    after(parent(), first)
+}
+
+/// Ready, and its client was seen a moment ago.
+fn running() -> MirrordMultiClusterSession {
+    let mut parent = after(begun(), planned(&begun(), ready(), ready(), 2));
+    let status = parent.status.as_mut().unwrap();
+    assert_eq!(status.phase, Some(MultiClusterPhase::Ready));
+    status.connected_timestamp = Some(at(1000).to_string());
+    parent
+}
+
+fn phase_of(plan: &Plan) -> Option<MultiClusterPhase> {
+    plan.report.as_ref().map(|report| report.phase)
+}
+
+#[test]
+fn children_are_written_down_before_they_are_made() {
+    let parent = begun();
+    let status = parent.status.clone().unwrap();
+    assert_eq!(status.phase, Some(MultiClusterPhase::Initializing));
+    let names: Vec<_> = status
+        .cluster_sessions
+        .values()
+        .map(|child| child.session_name.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["mc-00000000000000ab-east", "mc-00000000000000ab-west"]
+    );
+    let plan = planned(&parent, Observed::Missing, Observed::Missing, 1);
+    assert_eq!(plan.create, ["east", "west"]);
+    assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Pending));
+}
+
+#[test]
+fn a_session_is_ready_when_every_child_is() {
+    // What there is in east and west, how old the session is; the phase, and where a child is made.
+    let cases = [
+        (ready(), ready(), 2, MultiClusterPhase::Ready, vec![]),
+        (ready(), child(None), 2, MultiClusterPhase::Pending, vec![]),
+        (
+            ready(),
+            Observed::Missing,
+            2,
+            MultiClusterPhase::Pending,
+            vec!["west"],
+        ),
+        (ready(), cut(), 2, MultiClusterPhase::Pending, vec![]),
+        (ready(), cut(), 61, MultiClusterPhase::Failed, vec![]),
+        (
+            Observed::Missing,
+            child(Some(SessionPhase::Failed)),
+            2,
+            MultiClusterPhase::Failed,
+            vec![],
+        ),
+    ];
+    for (east, west, age, phase, create) in cases {
+        let plan = planned(&begun(), east, west, age);
+        assert_eq!(phase_of(&plan), Some(phase));
+        assert_eq!(plan.create, create);
+    }
+    let failed = planned(&begun(), ready(), child(Some(SessionPhase::Failed)), 2);
+    assert_eq!(
+        failed.report.unwrap().message.as_deref(),
+        Some("west: no pods")
+    );
+}
+
+#[test]
+fn a_cluster_that_is_cut_off_stops_no_session() {
+    let plan = planned(&running(), ready(), cut(), 1010);
+    let report = plan.report.clone().unwrap();
+    assert_eq!(report.phase, MultiClusterPhase::Ready);
+    assert_eq!(report.message.as_deref(), Some("west: no route"));
+    assert!(report.cluster_sessions["east"].ready);
+    assert!(!report.cluster_sessions["west"].ready);
+    assert!(!plan.delete && plan.create.is_empty());
+    let back = planned(&after(running(), plan), ready(), ready(), 1020);
+    assert_eq!(back.report.unwrap().message, None);
+}
+
+#[test]
+fn a_session_ends_with_its_client_or_with_a_child() {
+    let cases = [
+        (ready(), 1119, None),
+        (ready(), 1121, Some("ClientGone")),
+        (cut(), 1119, None),
+        (Observed::Missing, 1010, Some("ChildEnded")),
+        (deleted(ready()), 1010, Some("ChildEnded")),
+    ];
+    for (west, now, expected) in cases {
+        let plan = planned(&running(), ready(), west, now);
+        let reason = plan
+            .report
+            .and_then(|report| report.closed)
+            .map(|closed| closed.reason);
+        assert_eq!(reason.as_deref(), expected);
+        assert_eq!(plan.delete, expected.is_some());
+    }
+    let never = planned(&begun(), child(None), child(None), 121);
+    assert_eq!(
+        never.report.unwrap().closed.unwrap().reason,
+        "NeverConnected"
+    );
+}
+
+#[test]
+fn a_parent_goes_after_its_children() {
+    let mut parent = running();
+    parent.metadata.deletion_timestamp = Some(Time(at(2000)));
+    // What there is, when, what is removed, and whether the parent goes.
+    let cases = [
+        (ready(), ready(), 2001, vec!["east", "west"], false),
+        (deleted(ready()), ready(), 2001, vec!["west"], false),
+        (Observed::Missing, cut(), 2001, vec![], false),
+        // That child's own window is over.
+        (Observed::Missing, cut(), 2181, vec![], true),
+        (Observed::Missing, Observed::Missing, 2001, vec![], true),
+    ];
+    for (east, west, now, remove, release) in cases {
+        let plan = planned(&parent, east, west, now);
+        let removed: Vec<_> = plan
+            .remove
+            .iter()
+            .map(|(cluster, _)| cluster.as_str())
+            .collect();
+        assert_eq!(removed, remove);
+        assert_eq!(plan.release, release);
+    }
+    // Nothing was written down, so nothing was made.
+    let mut empty = super::tests::parent();
+    empty.metadata.deletion_timestamp = Some(Time(at(0)));
+    assert!(planned(&empty, Observed::Missing, cut(), 1).release);
+}

@@ -1,0 +1,48 @@
+//! What a session on a cluster costs, without anything installed there: its start, those who are stood in for, everybody
+//! else, what the program asks of the cluster, and memory.
+//!
+//! Everything is in a lab of one cluster with the images present. Whoever makes requests is in the network of the node; the
+//! developer is on the machine and reaches nothing but the API server. Baselines are taken in the same run, in turn.
+
+mod memory;
+mod outgoing;
+mod passing;
+mod site;
+mod start;
+mod stolen;
+
+use anyhow::Result;
+use lab::Paths;
+use lab::standind::{self, Profile};
+
+use self::site::Site;
+use super::groups::{self, Group};
+use super::session::programs::Programs;
+use super::{Extent, Row};
+use crate::workspace;
+
+const GROUPS: &[Group<Site>] = &[
+    ("start", start::rows),
+    ("stolen", stolen::rows),
+    ("passing", passing::rows),
+    ("outgoing", outgoing::rows),
+    ("memory", memory::rows),
+];
+
+/// Builds the programs: as users have them, and once more for images.
+pub(super) fn prepare() -> Result<()> {
+    crate::lab::prepare(&Paths::from_environment(), 1, 1)?;
+    Programs::build()?;
+    let (root, target) = (workspace::root()?, workspace::image_target()?);
+    standind::build_static(&root, &target, Profile::Release, &["server", "workload"])?;
+    Ok(())
+}
+
+pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
+    groups::measure(
+        GROUPS,
+        extent,
+        || Site::build(Programs::find()?),
+        |_| Ok(()),
+    )
+}

@@ -1,0 +1,44 @@
+//! What a session takes while nothing happens: in the pod and on the developer's machine.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::site::Site;
+use crate::bench::session::programs::memory;
+use crate::bench::{Extent, Row};
+
+pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
+    let mut inside = site.session_worker()?;
+    // The answer comes when the session is there.
+    inside.ask(&json!({"do": "let_go"}))?;
+    Ok(vec![
+        Row::new("memory of the agent, idle", memory(agent(site)?)?, "MiB").at_most(12.0),
+        Row::new(
+            "memory of `standin exec`, idle",
+            memory(inside.pid())?,
+            "MiB",
+        )
+        .at_most(25.0),
+    ])
+}
+
+/// The first process of the agent among those of the lab's nodes: it is nobody's child that runs the same program.
+fn agent(site: &Site) -> Result<u32> {
+    let processes = site.lab().processes()?;
+    let is_agent = |pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "standind")
+    };
+    let agents: Vec<i32> = processes.into_iter().filter(is_agent).collect();
+    let parent = |pid: i32| -> Option<i32> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+        line.trim().parse().ok()
+    };
+    let first = agents
+        .iter()
+        .find(|pid| parent(**pid).is_none_or(|parent| !agents.contains(&parent)));
+    let first = first.context("there is no agent in the lab")?;
+    Ok(u32::try_from(*first)?)
+}

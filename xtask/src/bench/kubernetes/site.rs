@@ -1,0 +1,233 @@
+//! A cluster with an application, servers beside it, and a worker in the network of its node.
+
+use std::fs::File;
+use std::process::{self, Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use lab::image::{Image, recipes};
+use lab::standind::{self, Profile};
+use lab::{Client, Cluster, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
+
+use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
+use crate::bench::server::{Manner, Mode, Session};
+use crate::bench::session::programs::{Programs, Worker, log, log_path};
+use crate::bench::session::site::Folder;
+use crate::workspace;
+
+pub(super) const NAMESPACE: &str = "bench";
+/// What is stood in for.
+pub(super) const TARGET: &str = "deployment/application";
+const MANIFESTS: &str = include_str!("site.yaml");
+const WORKLOAD: &str = "registry.lab/workload:1";
+
+/// The application's port that sessions take, and where it listens once more.
+const APPLICATION: u16 = 8080;
+const DIRECT: u16 = 8081;
+
+/// Services with a name of their own, each of which is asked for once.
+const NAMES: usize = 40;
+
+/// The place. What was started in it ends with it.
+#[derive(Debug)]
+pub(super) struct Site {
+    programs: Programs,
+    folder: Folder,
+    worker: Worker,
+    /// The address of the application's pod.
+    application: String,
+    /// The address of the Service of the servers.
+    servers: String,
+    lab: Lab,
+}
+
+impl Site {
+    pub(super) fn build(programs: Programs) -> Result<Self> {
+        let folder = Folder::new()?;
+        // What was said in the run before is of no use any more.
+        File::create(log_path()?)?;
+        let (paths, progress) = (Paths::from_environment(), Progress::to_stderr());
+        let name = format!("bench-{}", process::id());
+        let request = LabRequest::new(&name, 1, 1, Shape::Full)?;
+        let lab = Lab::up(&paths, &request, Lifetime::Owned, &progress)?;
+        load_images(&lab, &paths, &folder, &progress)?;
+        let cluster = first(&lab)?;
+        let client = cluster.client();
+        client.create_namespace(NAMESPACE)?;
+        client.apply(NAMESPACE, &manifests())?;
+        for deployment in ["application", "servers"] {
+            let deployment = format!("deployment/{deployment}");
+            kubectl(
+                &client,
+                &["rollout", "status", &deployment, "--timeout=120s"],
+            )?;
+        }
+        let application = kubectl(
+            &client,
+            &[
+                "get",
+                "pods",
+                "--selector=app=application",
+                "--output=jsonpath={.items[0].status.podIP}",
+            ],
+        )?;
+        let servers = kubectl(
+            &client,
+            &[
+                "get",
+                "service",
+                "servers",
+                "--output=jsonpath={.spec.clusterIP}",
+            ],
+        )?;
+        let mut worker = cluster.in_network_of(&cluster.plan().first_node().name)?;
+        worker.arg(&programs.workload).arg("worker");
+        let worker = Worker::start(worker)?;
+        Ok(Self {
+            programs,
+            folder,
+            worker,
+            application,
+            servers,
+            lab,
+        })
+    }
+
+    pub(super) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    pub(super) fn lab(&self) -> &Lab {
+        &self.lab
+    }
+
+    pub(super) fn client(&self) -> Result<Client> {
+        Ok(first(&self.lab)?.client())
+    }
+
+    /// Runs `kubectl` in the namespace, and answers what it printed.
+    pub(super) fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        kubectl(&self.client()?, arguments)
+    }
+
+    /// A server of the Service.
+    pub(super) fn server(&self, port: u16) -> String {
+        format!("{}:{port}", self.servers)
+    }
+
+    /// Names that are to be resolved, of which nobody has asked for one yet.
+    pub(super) fn names() -> Vec<String> {
+        (0..NAMES).map(|number| format!("name-{number}")).collect()
+    }
+
+    /// `standin exec` for the application.
+    pub(super) fn exec(&self) -> Result<Command> {
+        let client = self.client()?;
+        let mut command = Command::new(&self.programs.standin);
+        if let Some(kubeconfig) = client.kubeconfig() {
+            command.env("KUBECONFIG", kubeconfig);
+        }
+        // The lab's addresses are on this machine, where no proxy can reach them.
+        for variable in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"] {
+            command.env_remove(variable);
+        }
+        command
+            .env("STANDIN_AGENT_IMAGE", standind::REFERENCE)
+            .env("STANDIN_KUBE_CONTEXT", client.name())
+            .args(["exec", "-t", TARGET, "-n", NAMESPACE])
+            .stdin(Stdio::null())
+            .stderr(log()?);
+        Ok(command)
+    }
+
+    /// A session with a server that gets traffic of the application's port.
+    pub(super) fn session(&mut self, mode: Mode) -> Result<Session> {
+        let session = Session::start(
+            self.exec()?,
+            &self.programs,
+            &self.folder.0,
+            mode,
+            Manner::Healthy,
+            APPLICATION,
+        )?;
+        let way = match mode {
+            Mode::Steal | Mode::StealAll => self.stolen(),
+            Mode::Mirror => self.passing(),
+        };
+        session.wait_for_traffic(|| Load::touch().run(self, &way).map(drop))?;
+        Ok(session)
+    }
+
+    /// A worker in a session.
+    pub(super) fn session_worker(&self) -> Result<Worker> {
+        let mut command = self.exec()?;
+        command.arg("--").arg(&self.programs.workload).arg("worker");
+        Worker::start(command)
+    }
+
+    /// To the application, past everything.
+    pub(super) fn direct(&self) -> Way {
+        self.way(DIRECT, NOT_WANTED, "original")
+    }
+
+    /// To the application, through a session that does not want it, or only a copy.
+    pub(super) fn passing(&self) -> Way {
+        self.way(APPLICATION, NOT_WANTED, "original")
+    }
+
+    pub(super) fn stolen(&self) -> Way {
+        self.way(APPLICATION, WANTED, "developer")
+    }
+
+    fn way(&self, port: u16, header: &'static str, from: &'static str) -> Way {
+        let address = format!("{}:{port}", self.application);
+        Way::new(address, header, from, Hop::Nothing)
+    }
+}
+
+impl Ground for Site {
+    fn worker(&mut self) -> &mut Worker {
+        &mut self.worker
+    }
+
+    fn processor_seconds(&self, _: Hop) -> Result<f64> {
+        Ok(0.0)
+    }
+}
+
+fn first(lab: &Lab) -> Result<&Cluster> {
+    lab.clusters().first().context("the lab has no cluster")
+}
+
+fn kubectl(client: &Client, arguments: &[&str]) -> Result<String> {
+    let mut command = client.kubectl();
+    command.args(["--namespace", NAMESPACE]).args(arguments);
+    Ok(lab::output_of(&mut command)?)
+}
+
+fn manifests() -> String {
+    let names = Site::names().into_iter().map(|name| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+             spec: {{selector: {{app: servers}}, ports: [{{port: 80}}]}}\n"
+        )
+    });
+    std::iter::once(MANIFESTS.to_owned()).chain(names).collect()
+}
+
+fn load_images(lab: &Lab, paths: &Paths, folder: &Folder, progress: &Progress) -> Result<()> {
+    let target = workspace::image_target()?;
+    let built = |program| standind::built(&target, Profile::Release, program);
+    let images = [
+        standind::image(standind::REFERENCE, &built("standind")),
+        Image::new(WORKLOAD)
+            .file("/workload", built("workload"), 0o755)
+            .entrypoint(["/workload"]),
+    ];
+    for (number, image) in images.iter().enumerate() {
+        let archive = image.write(&folder.0.join(format!("{number}.tar")))?;
+        lab.load_image(archive.path())?;
+    }
+    let pause = recipes::pause(&paths.images(), &|text| progress.step(text))?;
+    lab.load_image(pause.path())?;
+    Ok(())
+}

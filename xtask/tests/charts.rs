@@ -1,0 +1,17 @@
+//! The charts, rendered by Helm as it is: what values do, which are refused, and what documents promise about them. And
+//! the workflows that release them, whose shell is run for real.
+//!
+//! Nothing here needs a cluster; what does is told in the stories of `crates/e2e`.
+
+mod charts {
+    // The objects that a chart makes.
+    mod objects;
+    // Who may do what, and whether the page about it is true.
+    mod permissions;
+    // Helm, and YAML.
+    mod rendering;
+    // What can be set, and what is refused.
+    mod values;
+    // What the release workflows do.
+    mod workflows;
+}

@@ -1,0 +1,224 @@
+//! The objects of the chart: which there are, and whether they find one another.
+
+use serde_json::{Value, json};
+
+use super::rendering::{find, objects, read, words};
+
+const NAME: &str = "mirrord-operator";
+
+/// Whether a selector picks what has these labels.
+fn selects(selector: &Value, labels: &Value) -> bool {
+    let wanted = selector.as_object().unwrap();
+    !wanted.is_empty()
+        && wanted
+            .iter()
+            .all(|(key, value)| labels.get(key) == Some(value))
+}
+
+#[test]
+fn optional_objects_are_there_only_when_asked_for() {
+    for (kind, name, setting) in [
+        ("NetworkPolicy", NAME, "networkPolicy.enabled=true"),
+        ("ServiceMonitor", NAME, "serviceMonitor.enabled=true"),
+        (
+            "ConfigMap",
+            "mirrord-operator-dashboard",
+            "grafanaDashboard.enabled=true",
+        ),
+        (
+            "ClusterRoleBinding",
+            "mirrord-operator-user",
+            "userRole.groups={a}",
+        ),
+        (
+            "ClusterRoleBinding",
+            "mirrord-operator-viewer",
+            "userRole.groups={a}",
+        ),
+    ] {
+        assert!(
+            find(&objects(&[]), kind, name).is_none(),
+            "{kind} by itself"
+        );
+        assert!(
+            find(&objects(&[setting]), kind, name).is_some(),
+            "no {kind} with {setting}"
+        );
+    }
+}
+
+#[test]
+fn a_single_replica_has_no_disruption_budget_that_would_hold_up_its_node() {
+    let budget = |settings: &[&str]| find(&objects(settings), "PodDisruptionBudget", NAME).cloned();
+    assert_eq!(budget(&[]).unwrap()["spec"]["maxUnavailable"], 1);
+    assert_eq!(budget(&["operator.replicas=1"]), None);
+    assert_eq!(budget(&["podDisruptionBudget.enabled=false"]), None);
+}
+
+#[test]
+fn whatever_selects_the_operator_finds_its_pods_and_nothing_else() {
+    let settings = ["networkPolicy.enabled=true", "operator.podLabels.team=a"];
+    let objects = objects(&settings);
+    let pods =
+        &find(&objects, "Deployment", NAME).unwrap()["spec"]["template"]["metadata"]["labels"];
+    let job = find(&objects, "Job", "mirrord-operator-uninstall").unwrap();
+    let others = &job["spec"]["template"]["metadata"]["labels"];
+    for (kind, name, path) in [
+        ("Deployment", NAME, "/spec/selector/matchLabels"),
+        ("Service", NAME, "/spec/selector"),
+        ("Service", "mirrord-operator-metrics", "/spec/selector"),
+        ("PodDisruptionBudget", NAME, "/spec/selector/matchLabels"),
+        ("NetworkPolicy", NAME, "/spec/podSelector/matchLabels"),
+    ] {
+        let selector = find(&objects, kind, name).unwrap().pointer(path).unwrap();
+        assert!(selects(selector, pods), "{kind} {name}: {selector}");
+        assert!(!selects(selector, others), "{kind} {name}: {selector}");
+    }
+}
+
+#[test]
+fn prometheus_finds_the_metrics() {
+    let objects = objects(&["serviceMonitor.enabled=true", "serviceMonitor.interval=7s"]);
+    let monitor = &find(&objects, "ServiceMonitor", NAME).unwrap()["spec"];
+    let selected: Vec<&Value> = objects
+        .iter()
+        .filter(|object| object["kind"] == "Service")
+        .filter(|service| {
+            selects(
+                &monitor["selector"]["matchLabels"],
+                &service["metadata"]["labels"],
+            )
+        })
+        .collect();
+    let [service] = selected.as_slice() else {
+        panic!("not one Service: {selected:?}");
+    };
+    let endpoint = &monitor["endpoints"][0];
+    assert_eq!(endpoint["port"], service["spec"]["ports"][0]["name"]);
+    assert_eq!(endpoint["interval"], "7s");
+    let port = &service["spec"]["ports"][0]["targetPort"];
+    let deployment = find(&objects, "Deployment", NAME).unwrap();
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let ports = container["ports"].as_array().unwrap();
+    let probes = ports.iter().find(|found| found["name"] == *port).unwrap();
+    let arguments = words(&container["args"]);
+    let listens = format!("--listen-for-probes=[::]:{}", probes["containerPort"]);
+    assert!(
+        arguments.contains(&listens),
+        "{listens} is not in {arguments:?}"
+    );
+}
+
+#[test]
+fn a_network_policy_with_addresses_lets_only_these_reach_the_api() {
+    let open = objects(&["networkPolicy.enabled=true"]);
+    let spec = &find(&open, "NetworkPolicy", NAME).unwrap()["spec"];
+    assert_eq!(spec["policyTypes"], json!(["Ingress", "Egress"]));
+    assert_eq!(spec["ingress"][0].get("from"), None);
+    let closed = objects(&[
+        "networkPolicy.enabled=true",
+        "networkPolicy.apiServerCidrs={10.0.0.1/32}",
+    ]);
+    let spec = &find(&closed, "NetworkPolicy", NAME).unwrap()["spec"];
+    let server = json!([{"ipBlock": {"cidr": "10.0.0.1/32"}}]);
+    assert_eq!(spec["ingress"][0]["from"], server);
+    let egress = spec["egress"].as_array().unwrap();
+    assert!(egress.iter().all(|rule| *rule != json!({})), "{egress:?}");
+    assert!(egress.iter().any(|rule| rule["to"] == server), "{egress:?}");
+}
+
+#[test]
+fn agents_have_the_image_of_the_charts_own_version() {
+    let chart: Value = serde_saphyr::from_str(&read("charts/standin-operator/Chart.yaml")).unwrap();
+    let version = chart["version"].as_str().unwrap();
+    let digest = format!("sha256:{}", "ab".repeat(32));
+    let by_digest = format!("operator.image.digest={digest}");
+    for (settings, operator, agent) in [
+        (vec![], format!("ghcr.io/standin/standind:{version}"), None),
+        (
+            vec!["operator.image.repository=a.b/c"],
+            format!("a.b/c:{version}"),
+            None,
+        ),
+        (
+            vec!["operator.image.repository=a.b/c", "operator.image.tag=x"],
+            "a.b/c:x".to_owned(),
+            None,
+        ),
+        (
+            vec!["operator.image.tag=x", &by_digest],
+            format!("ghcr.io/standin/standind@{digest}"),
+            None,
+        ),
+        (
+            vec!["operator.agent.image=d.e/f:2"],
+            format!("ghcr.io/standin/standind:{version}"),
+            Some("d.e/f:2"),
+        ),
+    ] {
+        let objects = objects(&settings);
+        let deployment = find(&objects, "Deployment", NAME).unwrap();
+        let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(container["image"], *operator, "{settings:?}");
+        let argument = format!("--agent-image={}", agent.unwrap_or(&operator));
+        let arguments = words(&container["args"]);
+        assert!(
+            arguments.contains(&argument),
+            "{argument} is not in {arguments:?}"
+        );
+        let job = find(&objects, "Job", "mirrord-operator-uninstall").unwrap();
+        let uninstall = &job["spec"]["template"]["spec"]["containers"][0]["image"];
+        assert_eq!(*uninstall, *operator, "{settings:?}");
+    }
+}
+
+#[test]
+fn the_operators_own_pods_have_no_privileges() {
+    let objects = objects(&[]);
+    for (kind, name) in [("Deployment", NAME), ("Job", "mirrord-operator-uninstall")] {
+        let pod = &find(&objects, kind, name).unwrap()["spec"]["template"]["spec"];
+        assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{kind}");
+        assert_eq!(
+            pod["securityContext"]["seccompProfile"]["type"],
+            "RuntimeDefault"
+        );
+        for key in ["hostNetwork", "hostPID", "hostIPC", "volumes"] {
+            assert_eq!(pod.get(key), None, "{kind}: {key}");
+        }
+        for container in pod["containers"].as_array().unwrap() {
+            let expected = json!({
+                "allowPrivilegeEscalation": false,
+                "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"]},
+            });
+            assert_eq!(container["securityContext"], expected, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn every_custom_resource_of_the_chart_is_guarded() {
+    let guard = read("charts/standin-operator/templates/guard.yaml");
+    let objects = objects(&[]);
+    let names: Vec<&str> = objects
+        .iter()
+        .filter(|object| object["kind"] == "CustomResourceDefinition")
+        .filter_map(|object| object["metadata"]["name"].as_str())
+        .collect();
+    assert!(names.len() >= 3, "{names:?}");
+    for name in names {
+        assert!(
+            guard.contains(&format!("{name:?}")),
+            "{name} is not in guard.yaml"
+        );
+    }
+}
+
+#[test]
+fn the_api_goes_before_everything_else() {
+    let objects = objects(&[]);
+    let job = find(&objects, "Job", "mirrord-operator-uninstall").unwrap();
+    assert_eq!(job["metadata"]["annotations"]["helm.sh/hook"], "pre-delete");
+    let container = &job["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(words(&container["args"]), ["operator-uninstall"]);
+}

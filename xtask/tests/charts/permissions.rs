@@ -1,0 +1,143 @@
+//! `docs/permissions.md` has a row for every rule of every role, and no row for a rule that is not there.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::rendering::{objects, read, words};
+
+/// One right, apart from why somebody has it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Right {
+    role: String,
+    verbs: BTreeSet<String>,
+    resources: BTreeSet<String>,
+    names: BTreeSet<String>,
+    group: String,
+}
+
+/// Everything that can be turned on and brings a right with it.
+const SETTINGS: &[&str] = &["operator.licenseSecret=licence"];
+
+fn rights_of_the_chart() -> BTreeSet<Right> {
+    let set = |list: &Value| words(list).into_iter().collect::<BTreeSet<String>>();
+    let mut rights = BTreeSet::new();
+    for object in objects(SETTINGS) {
+        let kind = object["kind"].as_str().unwrap_or_default();
+        if !matches!(kind, "Role" | "ClusterRole") {
+            continue;
+        }
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        for rule in object["rules"].as_array().into_iter().flatten() {
+            for group in words(&rule["apiGroups"]) {
+                rights.insert(Right {
+                    role: format!("{kind} {name}"),
+                    verbs: set(&rule["verbs"]),
+                    resources: set(&rule["resources"]),
+                    names: set(&rule["resourceNames"]),
+                    group,
+                });
+            }
+        }
+    }
+    rights
+}
+
+/// Rows like "| `get`, `list` | `secrets` named `one` | `core` | why |", under a heading with the role.
+fn rights_of_the_page() -> BTreeSet<Right> {
+    let page = read("docs/permissions.md");
+    let mut role = String::new();
+    let mut rights = BTreeSet::new();
+    for line in page.lines() {
+        if line.starts_with('#') {
+            role = quoted(line).join(" ");
+            let kind = if line.contains("ClusterRole") {
+                "ClusterRole"
+            } else {
+                "Role"
+            };
+            role = format!("{kind} {role}");
+        }
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let ["", verbs, resources, group, why, ""] = cells[..] else {
+            continue;
+        };
+        if !verbs.starts_with('`') {
+            continue;
+        }
+        assert!(!why.is_empty(), "no reason: {line}");
+        let (resources, names) = resources.split_once(" named ").unwrap_or((resources, ""));
+        let group = quoted(group).concat();
+        rights.insert(Right {
+            role: role.clone(),
+            verbs: quoted(verbs).into_iter().collect(),
+            resources: quoted(resources).into_iter().collect(),
+            names: quoted(names).into_iter().collect(),
+            group: if group == "core" {
+                String::new()
+            } else {
+                group
+            },
+        });
+    }
+    rights
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> Vec<String> {
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_page_has_every_right_and_no_others() {
+    let (chart, page) = (rights_of_the_chart(), rights_of_the_page());
+    let missing: Vec<&Right> = chart.difference(&page).collect();
+    let untrue: Vec<&Right> = page.difference(&chart).collect();
+    assert!(
+        missing.is_empty() && untrue.is_empty(),
+        "not in docs/permissions.md: {missing:#?}\nnot in the chart: {untrue:#?}"
+    );
+}
+
+#[test]
+fn nobody_may_do_everything() {
+    for right in rights_of_the_chart() {
+        let all = right.verbs.iter().chain(&right.resources);
+        assert!(all.clone().all(|word| !word.contains('*')), "{right:?}");
+        assert!(right.group != "*", "{right:?}");
+    }
+}
+
+/// The right to have sessions is given in namespaces; what is bound for a whole cluster must not have it.
+#[test]
+fn looking_at_the_operator_is_no_right_to_sessions() {
+    let rights = rights_of_the_chart();
+    let of = |role: &str| -> Vec<&Right> {
+        let role = format!("ClusterRole {role}");
+        rights.iter().filter(|right| right.role == role).collect()
+    };
+    assert!(!of("mirrord-operator-viewer").is_empty());
+    for right in of("mirrord-operator-viewer") {
+        let looks = ["get".to_owned(), "list".to_owned()];
+        assert!(
+            right.verbs.iter().all(|verb| looks.contains(verb)),
+            "{right:?}"
+        );
+    }
+    let user = of("mirrord-operator-user");
+    assert!(
+        user.iter().all(|right| right.resources.contains("targets")),
+        "{user:?}"
+    );
+    let notes = read("charts/standin-operator/templates/NOTES.txt");
+    for line in notes
+        .lines()
+        .filter(|line| line.contains("clusterrolebinding"))
+    {
+        assert!(line.contains("mirrord-operator-viewer"), "{line}");
+    }
+}

@@ -1,0 +1,298 @@
+//! What can be set: each value does something, and nothing that is wrong is taken.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::rendering::{read, template};
+
+const SCHEMA: &str = "charts/standin-operator/values.schema.json";
+
+/// A setting for each value that makes another chart of it. `+` joins settings that are needed together.
+const SETTINGS: &[(&str, &str)] = &[
+    ("grafanaDashboard.enabled", "grafanaDashboard.enabled=true"),
+    (
+        "grafanaDashboard.labels",
+        "grafanaDashboard.enabled=true+grafanaDashboard.labels.team=a",
+    ),
+    (
+        "networkPolicy.apiServerCidrs",
+        "networkPolicy.enabled=true+networkPolicy.apiServerCidrs={10.0.0.1/32}",
+    ),
+    ("networkPolicy.enabled", "networkPolicy.enabled=true"),
+    (
+        "operator.affinity",
+        r#"operator.affinity={"nodeAffinity":{}}"#,
+    ),
+    ("operator.agent.image", "operator.agent.image=a.b/c:1"),
+    ("operator.agent.log", "operator.agent.log=debug"),
+    (
+        "operator.defaultNamespace",
+        "operator.defaultNamespace=shop",
+    ),
+    (
+        "operator.image.digest",
+        "operator.image.digest=sha256:00000000000000000000000000000000000000000000000000000000000000aa",
+    ),
+    (
+        "operator.image.pullPolicy",
+        "operator.image.pullPolicy=Always",
+    ),
+    (
+        "operator.image.repository",
+        "operator.image.repository=localhost:5000/standind",
+    ),
+    ("operator.image.tag", "operator.image.tag=v2"),
+    (
+        "operator.imagePullSecrets",
+        "operator.imagePullSecrets={registry}",
+    ),
+    ("operator.licenseSecret", "operator.licenseSecret=licence"),
+    ("operator.log.json", "operator.log.json=false"),
+    ("operator.log.level", "operator.log.level=debug"),
+    ("operator.nodeSelector", "operator.nodeSelector.disk=ssd"),
+    ("operator.podAnnotations", "operator.podAnnotations.a=b"),
+    ("operator.podLabels", "operator.podLabels.a=b"),
+    (
+        "operator.priorityClassName",
+        "operator.priorityClassName=high",
+    ),
+    ("operator.replicas", "operator.replicas=3"),
+    (
+        "operator.resources.limits.memory",
+        "operator.resources.limits.memory=1Gi",
+    ),
+    (
+        "operator.resources.requests.cpu",
+        "operator.resources.requests.cpu=1",
+    ),
+    (
+        "operator.resources.requests.memory",
+        "operator.resources.requests.memory=1Gi",
+    ),
+    (
+        "operator.session.maxResumeSecs",
+        "operator.session.maxResumeSecs=901",
+    ),
+    ("operator.session.ttlSecs", "operator.session.ttlSecs=61"),
+    (
+        "operator.tolerations",
+        r#"operator.tolerations=[{"operator":"Exists"}]"#,
+    ),
+    (
+        "podDisruptionBudget.enabled",
+        "podDisruptionBudget.enabled=false",
+    ),
+    (
+        "podDisruptionBudget.maxUnavailable",
+        "podDisruptionBudget.maxUnavailable=50%",
+    ),
+    ("sa.annotations", "sa.annotations.a=b"),
+    ("sa.roleArn", "sa.roleArn=arn:aws:iam::1:role/a"),
+    ("serviceMonitor.enabled", "serviceMonitor.enabled=true"),
+    (
+        "serviceMonitor.interval",
+        "serviceMonitor.enabled=true+serviceMonitor.interval=5s",
+    ),
+    (
+        "serviceMonitor.labels",
+        "serviceMonitor.enabled=true+serviceMonitor.labels.a=b",
+    ),
+    ("userRole.create", "userRole.create=false"),
+    ("userRole.groups", "userRole.groups={developers}"),
+];
+
+/// Values that go only together with others, and have tests of their own where they are used.
+fn is_tested_elsewhere(path: &str) -> bool {
+    path.starts_with("operator.multiCluster") || path == "operator.agent.mode"
+}
+
+/// What must be refused, and a word of the reason.
+const WRONG: &[(&str, &str)] = &[
+    ("operatr.replicas=2", "'operatr' not allowed"),
+    ("operator.replica=2", "'replica' not allowed"),
+    ("operator.replicas=0", "minimum: got 0, want 1"),
+    ("operator.replicas=two", "got string, want integer"),
+    ("operator.image.repository=", "/operator/image/repository"),
+    (
+        "operator.image.repository=Upper/Case",
+        "/operator/image/repository",
+    ),
+    (
+        "operator.image.repository=a.b/c:1",
+        "/operator/image/repository",
+    ),
+    ("operator.image.tag=a b", "/operator/image/tag"),
+    ("operator.image.digest=sha256:12", "/operator/image/digest"),
+    (
+        "operator.image.pullPolicy=Sometimes",
+        "/operator/image/pullPolicy",
+    ),
+    (
+        "operator.imagePullSecrets={Not_a_name}",
+        "/operator/imagePullSecrets/0",
+    ),
+    (
+        "operator.defaultNamespace=a.b",
+        "/operator/defaultNamespace",
+    ),
+    ("operator.licenseSecret=UPPER", "/operator/licenseSecret"),
+    ("operator.session.ttlSecs=0", "/operator/session/ttlSecs"),
+    (
+        "operator.session.maxResumeSecs=100000",
+        "/operator/session/maxResumeSecs",
+    ),
+    (
+        "operator.session.maxResumeSecs=60+operator.session.ttlSecs=61",
+        "operator.session.maxResumeSecs (60) is less than",
+    ),
+    ("operator.agent.mode=magic", "/operator/agent/mode"),
+    ("operator.agent.log=loud", "/operator/agent/log"),
+    ("operator.agent.image=a b", "/operator/agent/image"),
+    ("operator.log.json=1", "got number, want boolean"),
+    ("operator.resources.limit.memory=1Gi", "'limit' not allowed"),
+    (
+        r#"operator.tolerations=[{"efect":"NoSchedule"}]"#,
+        "'efect' not allowed",
+    ),
+    (
+        r#"operator.tolerations=[{"effect":"Never"}]"#,
+        "/operator/tolerations/0/effect",
+    ),
+    (
+        r#"operator.affinity={"podAfinity":{}}"#,
+        "'podAfinity' not allowed",
+    ),
+    (
+        r#"operator.podLabels={"app.kubernetes.io/name":"mine"}"#,
+        "invalid propertyName",
+    ),
+    ("sa.name=other", "'name' not allowed"),
+    ("userRole.groups=developers", "got string, want array"),
+    (
+        "podDisruptionBudget.maxUnavailable=0",
+        "/podDisruptionBudget/maxUnavailable",
+    ),
+    (
+        "podDisruptionBudget.maxUnavailable=half",
+        "/podDisruptionBudget/maxUnavailable",
+    ),
+    (
+        "networkPolicy.apiServerCidrs={10.0.0.1}",
+        "/networkPolicy/apiServerCidrs/0",
+    ),
+    ("serviceMonitor.interval=often", "/serviceMonitor/interval"),
+    ("grafanaDashboard.labels.a=1", "got number, want string"),
+];
+
+fn split(settings: &str) -> Vec<&str> {
+    settings.split('+').collect()
+}
+
+#[test]
+fn wrong_values_are_refused_by_name() {
+    for (settings, reason) in WRONG {
+        let refused = template(&split(settings));
+        let message = refused.expect_err(settings);
+        assert!(message.contains(reason), "{settings}: {message}");
+    }
+}
+
+#[test]
+fn every_value_does_something() {
+    let usual = template(&[]).unwrap();
+    for (path, settings) in SETTINGS {
+        let settings = split(settings);
+        // What turns a part on is no proof for the values of that part.
+        let before = match settings.as_slice() {
+            [enabling, _] => template(&[enabling]).unwrap(),
+            _ => usual.clone(),
+        };
+        let after = template(&settings).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(after != before, "{path} does nothing");
+    }
+    let listed: BTreeSet<&str> = SETTINGS.iter().map(|(path, _)| *path).collect();
+    let missing: Vec<String> = leaves(&values())
+        .into_iter()
+        .filter(|path| !covers(&listed, path) && !is_tested_elsewhere(path))
+        .collect();
+    assert!(missing.is_empty(), "no setting for {missing:?}");
+}
+
+/// A value that is a map of the user's is listed by its own path.
+fn covers(listed: &BTreeSet<&str>, path: &str) -> bool {
+    listed.contains(path)
+        || path
+            .rsplit_once('.')
+            .is_some_and(|(parent, _)| listed.contains(parent))
+}
+
+#[test]
+fn schema_and_values_have_the_same_keys() {
+    let schema: Value = serde_json::from_str(&read(SCHEMA)).unwrap();
+    let mut known = BTreeMap::new();
+    keys_of_schema(&schema, "", &mut known);
+    for path in leaves(&values()) {
+        let is_known = known.contains_key(&path)
+            || path
+                .rsplit_once('.')
+                .is_some_and(|(parent, _)| known.get(parent).is_some_and(|takes_any| *takes_any));
+        assert!(is_known, "{path} is in values.yaml and not in the schema");
+    }
+    let values = values();
+    for path in known.keys().filter(|path| *path != "global") {
+        assert!(
+            has_default(&values, path),
+            "{path} is in the schema and has no default in values.yaml"
+        );
+    }
+}
+
+/// What is inside of an empty map is the user's.
+fn has_default(values: &Value, path: &str) -> bool {
+    let mut value = values;
+    for key in path.split('.') {
+        match value.get(key) {
+            Some(found) => value = found,
+            None => return value.as_object().is_some_and(serde_json::Map::is_empty),
+        }
+    }
+    true
+}
+
+fn values() -> Value {
+    serde_saphyr::from_str(&read("charts/standin-operator/values.yaml")).unwrap()
+}
+
+/// The paths of all values that are no maps, or empty ones.
+fn leaves(values: &Value) -> Vec<String> {
+    fn collect(value: &Value, path: &str, found: &mut Vec<String>) {
+        match value.as_object() {
+            Some(map) if !map.is_empty() => {
+                for (key, value) in map {
+                    let separator = if path.is_empty() { "" } else { "." };
+                    collect(value, &format!("{path}{separator}{key}"), found);
+                }
+            }
+            _ => found.push(path.to_owned()),
+        }
+    }
+    let mut found = Vec::new();
+    collect(values, "", &mut found);
+    found
+}
+
+/// The paths of all properties, and whether each takes keys of the user's choice.
+fn keys_of_schema(schema: &Value, path: &str, known: &mut BTreeMap<String, bool>) {
+    for (key, property) in schema["properties"].as_object().into_iter().flatten() {
+        let separator = if path.is_empty() { "" } else { "." };
+        let path = format!("{path}{separator}{key}");
+        let is_closed = property["properties"].is_object();
+        known.insert(path.clone(), !is_closed);
+        keys_of_schema(property, &path, known);
+        assert!(
+            !is_closed || property["additionalProperties"] == false,
+            "{path} takes keys that nobody knows"
+        );
+    }
+}
