@@ -21,6 +21,7 @@ mod soak;
 mod table;
 mod test;
 mod tidy;
+mod web;
 mod workspace;
 
 use std::process::ExitCode;
@@ -45,6 +46,8 @@ enum Command {
     Soak(soak::SoakArguments),
     /// Prepare a release, and make what is given away
     Release(release::ReleaseArguments),
+    /// Build the page of `standin ui`, which the next build of `standin` has in it
+    Web,
     /// Check the rules of this repository that no compiler knows
     Tidy,
     /// Write the files that are made from other files, or check that they are up to date
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Release(arguments) => release::run(&arguments),
+        Command::Web => web::run(),
         Command::Tidy => tidy::run(),
         Command::Generate(arguments) => generate::run(&arguments),
     };

@@ -68,6 +68,20 @@ pub(crate) const SESSION: [Requirement; 9] = [
     },
 ];
 
+/// What the page of `standin ui` is built and tested with.
+pub(crate) const WEB: [Requirement; 2] = [
+    Requirement {
+        program: "npm",
+        package: "npm",
+        purpose: "fetches the packages of the page of `standin ui`",
+    },
+    Requirement {
+        program: "chromium",
+        package: "chromium",
+        purpose: "is the browser in which the page is tested",
+    },
+];
+
 /// Installs Node from the Python package index where the distribution's Node is too old.
 pub(crate) const PYTHON_PACKAGE_INSTALLER: [Requirement; 1] = [Requirement {
     program: "pip3",

@@ -9,12 +9,16 @@ pub(crate) const CONFIG_FILE: &str = "STANDIN_CONFIG_FILE";
 /// The program that knows the containers of this machine, when it is not `podman` in `PATH`.
 pub(crate) const PODMAN: &str = "STANDIN_PODMAN";
 
+/// The folder of the sockets of sessions, when it is not `~/.standin/sessions`.
+pub(crate) const SESSIONS_DIR: &str = "STANDIN_SESSIONS_DIR";
+
 /// Variables with our prefix that are not settings.
 pub(crate) const NOT_SETTINGS: &[&str] = &[
     AGENT_PROGRAM,
     AGENT_TOKEN,
     CONFIG_FILE,
     PODMAN,
+    SESSIONS_DIR,
     "STANDIN_LAB_DIR",
 ];
 

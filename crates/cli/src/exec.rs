@@ -6,19 +6,22 @@ mod ending;
 mod environment;
 mod holder;
 mod log;
+mod magic;
 mod notices;
 pub(crate) mod podman;
 mod progress;
 pub(crate) mod settings;
 mod signals;
 mod target;
+mod watch;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use config::{FileMode, Settings};
-use proxy::{Launch, Session, Tell};
+use config::{FileMode, Resolved, Settings};
+use proxy::{Launch, Monitor, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments};
@@ -26,9 +29,11 @@ pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster, Way};
 use log::Verbosity;
+use magic::Magic;
 use notices::Kind;
 use signals::Caught;
 use target::LocalTarget;
+use watch::{About, Watch};
 
 pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
     let progress = Progress::new(arguments.quiet);
@@ -50,7 +55,9 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     }
     proxy::check()?;
     progress.step("reading the configuration");
-    let mut settings = settings::load(arguments, progress)?.settings;
+    let mut resolved = settings::load(arguments, progress)?;
+    let (has_api, recording) = (resolved.settings.api, arguments.record.as_deref());
+    let monitor = watch::monitor(has_api, recording.is_some());
     let (program, rest) = arguments.command.split_first().context("name a program")?;
     // Before there are threads and much memory, because both make a fork slow.
     let prepared = Launch::new(program).arguments(rest).prepare()?;
@@ -59,10 +66,29 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let chosen = choose_agent(arguments, &mut settings, verbosity, progress);
+    let chosen = choose_agent(arguments, &mut resolved.settings, verbosity, progress);
     let (agent, target) = runtime.block_on(chosen)?;
-    let session = runtime.block_on(start(&agent, &settings, arguments, progress));
+    let mut magic = Magic::new(&resolved.settings);
+    let started = start(
+        &agent,
+        &mut resolved,
+        &mut magic,
+        arguments,
+        &monitor,
+        progress,
+    );
+    let session = runtime.block_on(started);
     let session = session.inspect_err(|_| runtime.block_on(agent.end()))?;
+    let watch = Watch::start(
+        runtime.handle(),
+        about(arguments, &resolved.settings, &agent, &target),
+        &resolved.effective(),
+        monitor,
+        has_api,
+        recording,
+        progress,
+    );
+    let watch = watch.inspect_err(|_| runtime.block_on(agent.end()))?;
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
@@ -74,11 +100,16 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .signaller()
         .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
     signals.pass_on(signaller, supervised.process());
+    if let Ok(signaller) = supervised.signaller() {
+        let _on_runtime = runtime.enter();
+        watch.started(signaller, supervised.process());
+    }
     let status = supervised.wait().context("the program was lost")?;
     tracing::info!(%status, "the program has ended");
     drop(supervised);
     session.end();
     progress.say_what_was_left_out();
+    runtime.block_on(watch.end());
     runtime.block_on(agent.end());
     runtime.shutdown_background();
     Ok(ending::end_as(status))
@@ -120,27 +151,52 @@ async fn choose_agent(
     }
 }
 
+/// What the session's own words about itself are.
+fn about(arguments: &ExecArguments, settings: &Settings, agent: &Agent, target: &str) -> About {
+    let config_path = arguments.config_file.clone();
+    let config_path = config_path.or_else(|| {
+        let found = settings::discover(Path::new(""), |_| {});
+        found.ok().flatten()
+    });
+    About {
+        id: watch::session_id(),
+        target: target.to_owned(),
+        command: arguments.command.clone(),
+        config_path: config_path.map(|path| path.canonicalize().unwrap_or(path)),
+        clusters: settings.kube_context.iter().cloned().collect(),
+        is_operator: matches!(agent, Agent::Operator(_)),
+    }
+}
+
 async fn start(
     agent: &Agent,
-    settings: &Settings,
+    resolved: &mut Resolved,
+    magic: &mut Magic,
     arguments: &ExecArguments,
+    monitor: &Monitor,
     progress: &Progress,
 ) -> Result<Session> {
-    let env_file = settings::env_file(settings)?;
+    let env_file = settings::env_file(&resolved.settings)?;
     let surroundings = settings::surroundings(&arguments.command);
-    let first = agent.first(tell(progress)).await?;
+    let first = agent.first(tell(progress, monitor)).await?;
+    magic.mounts = agent.mounts();
+    resolved.add_magic(&surroundings, &magic.surroundings());
     progress.step("reading the environment");
     let holder = holder::name(&arguments.command);
-    let session = Session::start(first, holder, settings, &env_file, &surroundings);
+    let (settings, monitor) = (&resolved.settings, monitor.clone());
+    let session = Session::start(first, monitor, holder, settings, &env_file, &surroundings);
     Ok(session.await?)
 }
 
 /// Shows the user what happens to the session.
-fn tell(progress: &Progress) -> Tell {
-    let progress = progress.clone();
-    Arc::new(move |event| match Kind::of(event) {
-        Some(kind) => progress.say_some(kind, &event.to_string()),
-        None if event.is_reassuring() => progress.note(&event.to_string()),
-        None => progress.report(&event.to_string()),
+fn tell(progress: &Progress, monitor: &Monitor) -> Tell {
+    let (progress, monitor) = (progress.clone(), monitor.clone());
+    Arc::new(move |event| {
+        monitor.told(event);
+        match Kind::of(event) {
+            Some(kind) => progress.say_some(kind, &event.to_string()),
+            None if event.is_reassuring() => progress.note(&event.to_string()),
+            None => progress.report(&event.to_string()),
+        }
     })
 }

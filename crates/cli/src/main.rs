@@ -5,14 +5,18 @@
     reason = "a program: stdout carries results, stderr carries talk"
 )]
 
+mod api;
 mod diagnose;
 mod environment;
 mod exec;
 mod exit;
 mod ls;
+mod mcp;
 mod operator;
+mod sessions;
 mod sys;
 mod table;
+mod ui;
 mod verify;
 
 use std::env;
@@ -36,6 +40,17 @@ enum Command {
     Ls(ls::LsArguments),
     /// Ask the operator of a cluster what it is and who uses it, and end sessions
     Operator(operator::OperatorArguments),
+    /// List the sessions of this machine
+    Sessions(sessions::SessionsArguments),
+    /// Look at a session of this machine, or end it
+    Session(sessions::SessionArguments),
+    /// Show the sessions of this machine in a browser
+    Ui(ui::UiArguments),
+    /// Let coding agents ask about sessions: a server of the Model Context Protocol on standard input and output
+    ///
+    /// A client starts it by the command `standin mcp`.
+    #[command(verbatim_doc_comment)]
+    Mcp(mcp::McpArguments),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
     /// Say what this machine can do, and what to do about the rest
@@ -74,6 +89,10 @@ fn main() -> ExitCode {
         Command::Exec(arguments) => exec::run(&arguments),
         Command::Ls(arguments) => ls::run(&arguments),
         Command::Operator(arguments) => operator::run(&arguments),
+        Command::Sessions(arguments) => sessions::list(&arguments),
+        Command::Session(arguments) => sessions::run(&arguments),
+        Command::Ui(arguments) => ui::run(&arguments),
+        Command::Mcp(arguments) => mcp::run(&arguments),
         Command::VerifyConfig(arguments) => verify::run(&arguments),
         Command::Diagnose(arguments) => diagnose::run(&arguments),
         Command::Completions { shell } => {

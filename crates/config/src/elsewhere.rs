@@ -12,7 +12,6 @@ pub(crate) struct Elsewhere {
 const OPERATOR: &str = "the operator of this version does not know it";
 const INCOMING: &str = "it is a part of `feature.network.incoming`, or not needed";
 const RULES: &str = "the kernel removes the rules of an agent that has ended";
-const MAGIC: &str = "magic comes in a later version";
 const MACOS: &str = "it is for macOS, and Standin runs on Linux";
 const NO_SUCH_PART: &str = "Standin has no such part";
 const ONE_PROCESS: &str = "the proxy is part of the `standin` process and ends with it";
@@ -37,7 +36,6 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("agent.privileged",                      "an agent is never privileged"),
     known("agent.security_context",                "an agent has no right that it could do without"),
     known("agent.ttl",                             "Kubernetes removes an agent's pod after ten seconds"),
-    known("api",                                 "an interface for other programs comes in a later version"),
     known("baggage",                             OPERATOR),
     known("ci",                                  "sessions in CI need no settings of their own"),
     known("connect_tcp",                         NO_SUCH_PART),
@@ -48,14 +46,12 @@ pub(crate) const ELSEWHERE: &[Elsewhere] = &[
     known("feature.db_branches",                 OPERATOR),
     known("feature.env.load_from_process",       "the process has the target's variables from its first instruction"),
     known("feature.fs.readonly_file_buffer",     "the kernel reads ahead and caches"),
-    known("feature.magic",                       MAGIC),
     known("feature.network.ipv6",                "IPv6 is always on"),
     known("feature.preview",                     OPERATOR),
     known("feature.redis",                       OPERATOR),
     known("feature.split_queues",                OPERATOR),
     known("internal_proxy",                      ONE_PROCESS),
     known("key",                                 OPERATOR),
-    known("magic",                               MAGIC),
     known("pause",                               NO_SUCH_PART),
     known("profile",                             OPERATOR),
     known("sip_binaries",                        MACOS),

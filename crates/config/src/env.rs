@@ -1,7 +1,8 @@
 //! Which environment variables the process has.
 //!
 //! What wins, from the weakest: this machine's variables, the target's that are selected, the env file's, those of
-//! `override`. `unset` removes from the first two, so that a value that somebody wrote down for this session stays.
+//! `override`. `unset` removes from the first two, and `unset_local` from the first, so that a value that somebody wrote
+//! down for this session stays.
 
 mod file;
 
@@ -74,6 +75,7 @@ impl EnvRules {
         local: Vec<(Vec<u8>, Vec<u8>)>,
     ) -> Environment {
         let mut environment = first_of_each(local);
+        environment.retain(|name, _| !matches_any(&self.settings.unset_local, name));
         for (name, value) in first_of_each(target) {
             if self.takes(&name) {
                 let value = self.mapped(&name).unwrap_or(value);
@@ -107,9 +109,7 @@ impl EnvRules {
     }
 
     fn removes(&self, name: &[u8]) -> bool {
-        let matches =
-            |pattern: &NamePattern| wildcard::matches_ignoring_case(pattern.0.as_bytes(), name);
-        self.settings.unset.iter().any(matches)
+        matches_any(&self.settings.unset, name)
     }
 
     fn mapped(&self, name: &[u8]) -> Option<Vec<u8>> {
@@ -130,6 +130,13 @@ impl fmt::Debug for EnvRules {
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
+}
+
+/// Upper and lower case are the same.
+fn matches_any(patterns: &[NamePattern], name: &[u8]) -> bool {
+    let matches =
+        |pattern: &NamePattern| wildcard::matches_ignoring_case(pattern.0.as_bytes(), name);
+    patterns.iter().any(matches)
 }
 
 fn is_of_a_machine(name: &[u8]) -> bool {

@@ -14,6 +14,7 @@ pub(crate) const PREFIX: &str = "STANDIN_";
 pub const VARIABLES: &[Variable] = &[
     variable("STANDIN_AGENT_IMAGE",                  "agent.image"),
     variable("STANDIN_AGENT_NAMESPACE",              "agent.namespace"),
+    variable("STANDIN_API",                          "api"),
     variable("STANDIN_DNS",                          "feature.network.dns.enabled"),
     variable("STANDIN_DNS_LOCAL",                    "feature.network.dns.filter.local"),
     variable("STANDIN_DNS_REMOTE",                   "feature.network.dns.filter.remote"),

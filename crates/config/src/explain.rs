@@ -12,6 +12,24 @@ pub struct Effective {
     /// As JSON. A value that may be a secret is `(hidden)`, and one that is not set is `null`.
     pub value: String,
     pub origin: Origin,
+    /// Bundles that have added to the value.
+    pub added: Vec<&'static str>,
+}
+
+impl Effective {
+    /// Why the value is so, in words.
+    pub fn reason(&self) -> String {
+        let added = self.added.join(", ");
+        match &self.origin {
+            origin if self.added.is_empty() => origin.to_string(),
+            Origin::Default => format!("added by {added}"),
+            origin => format!("{origin}, added to by {added}"),
+        }
+    }
+
+    pub fn is_default(&self) -> bool {
+        self.origin == Origin::Default && self.added.is_empty()
+    }
 }
 
 impl Resolved {
@@ -44,8 +62,7 @@ impl Resolved {
                         self.explain(value, shape, join(inner), effective);
                     }
                     if members.count() == 0 {
-                        let (value, origin) = ("{}".to_owned(), self.origins.of(&key).clone());
-                        effective.push(Effective { key, value, origin });
+                        effective.push(self.one("{}".to_owned(), &key));
                     }
                 }
             }
@@ -56,9 +73,28 @@ impl Resolved {
                 } else {
                     value.to_string()
                 };
-                let origin = self.origins.of(&key).clone();
-                effective.push(Effective { key, value, origin });
+                effective.push(self.one(value, &key));
             }
+        }
+    }
+
+    fn one(&self, value: String, key: &str) -> Effective {
+        let mut added = self.origins.added(key);
+        // What is in a map was added to the map, if nobody has set it.
+        if added.is_empty()
+            && *self.origins.of(key) == Origin::Default
+            && let Some((_, bundles)) = self.origins.added_to_maps().find(|(map, _)| {
+                let rest = key.strip_prefix(*map);
+                rest.is_some_and(|rest| rest.starts_with('.'))
+            })
+        {
+            added = bundles;
+        }
+        Effective {
+            key: key.to_owned(),
+            value,
+            origin: self.origins.of(key).clone(),
+            added: added.to_vec(),
         }
     }
 }

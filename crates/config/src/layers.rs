@@ -43,7 +43,10 @@ pub enum Origin {
 
 /// Where each value comes from, by key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Origins(BTreeMap<String, Origin>);
+pub struct Origins(
+    BTreeMap<String, Origin>,
+    BTreeMap<String, Vec<&'static str>>,
+);
 
 impl Layers {
     pub fn new() -> Self {
@@ -320,6 +323,22 @@ impl Origins {
     /// Where the value of a key comes from, as in `feature.fs.mode`.
     pub fn of(&self, key: &str) -> &Origin {
         self.0.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// A bundle has added to the value of a key.
+    pub(crate) fn add(&mut self, key: &str, bundle: &'static str) {
+        self.1.entry(key.to_owned()).or_default().push(bundle);
+    }
+
+    /// The bundles that have added to the value of a key.
+    pub fn added(&self, key: &str) -> &[&'static str] {
+        self.1.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn added_to_maps(&self) -> impl Iterator<Item = (&str, &[&'static str])> {
+        self.1
+            .iter()
+            .map(|(key, bundles)| (key.as_str(), bundles.as_slice()))
     }
 
     /// The keys that somebody has set.

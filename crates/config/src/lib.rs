@@ -22,6 +22,7 @@ mod files;
 mod format;
 mod incoming;
 mod layers;
+mod magic;
 mod outgoing;
 mod problem;
 mod read;
@@ -45,6 +46,7 @@ pub use files::{Choice, FileRules, Surroundings};
 pub use format::Format;
 pub use incoming::{HttpFilter, IncomingRules};
 pub use layers::{Layers, Origin, Origins, Resolved};
+pub use magic::{MagicSurroundings, mounts_in};
 pub use outgoing::{OutgoingRules, Side};
 pub use problem::{Problem, ProblemKind, Severity};
 pub use reference::reference_text;
@@ -53,10 +55,10 @@ pub use schema::schema_text;
 pub use settings::{
     AddressFilter, AgentSettings, BodyFilter, BodyKind, DeliveryProtocol, DnsSettings, EnvSettings,
     FeatureSettings, FileMode, FileSettings, HttpFilterItem, HttpFilterSettings, ImagePullPolicy,
-    IncomingMode, IncomingSettings, List, NamePattern, NetworkSettings, OnConcurrentSteal,
-    OrderedMap, OutgoingSettings, Patience, PatternText, Port, PortPair, PullSecret, QueryText,
-    RegexText, Resources, Seconds, Secret, Settings, Target, TargetError, TargetSettings,
-    TargetTlsSettings, TlsDeliverySettings, Toleration, WorkloadKind,
+    IncomingMode, IncomingSettings, List, MagicSettings, NamePattern, NetworkSettings,
+    OnConcurrentSteal, OrderedMap, OutgoingSettings, Patience, PatternText, Port, PortPair,
+    PullSecret, QueryText, RegexText, Resources, Seconds, Secret, Settings, Target, TargetError,
+    TargetSettings, TargetTlsSettings, TlsDeliverySettings, Toleration, WorkloadKind,
 };
 pub use skip::{SkipReason, SkipRules};
 pub use source::Place;

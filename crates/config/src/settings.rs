@@ -11,6 +11,7 @@ mod env;
 mod files;
 mod incoming;
 mod list;
+mod magic;
 mod network;
 mod ordered_map;
 mod secret;
@@ -31,6 +32,7 @@ pub use incoming::{
 };
 pub(crate) use incoming::{check_method, check_pattern, check_query, check_time};
 pub use list::List;
+pub use magic::MagicSettings;
 pub use network::{AddressFilter, DnsSettings, NetworkSettings, OutgoingSettings};
 pub use ordered_map::OrderedMap;
 pub use secret::Secret;
@@ -52,6 +54,15 @@ pub struct Settings {
 
     /// What is started in a cluster, beside the target.
     pub agent: AgentSettings,
+
+    /// Whether the session can be watched and ended by other programs of the same user, such as `standin ui`. Without it
+    /// there is no socket and nothing is counted.
+    pub api: bool,
+
+    /// Bundles of settings that help almost everybody, and that are on unless they are turned off.
+    ///
+    /// `true` and `false` are short for the same value in all bundles.
+    pub magic: MagicSettings,
 
     /// Whether a session in a cluster goes through the operator (`true`) or is made with your own rights (`false`).
     ///
@@ -114,6 +125,9 @@ pub struct FeatureSettings {
 
     /// Whether the host name is the target's.
     pub hostname: bool,
+
+    /// The same as `magic` beside `feature`. A bundle is off if one of them says so.
+    pub magic: MagicSettings,
 }
 
 impl Default for Settings {
@@ -122,6 +136,8 @@ impl Default for Settings {
             target: None,
             feature: FeatureSettings::default(),
             agent: AgentSettings::default(),
+            api: true,
+            magic: MagicSettings::default(),
             operator: None,
             kubeconfig: None,
             kube_context: None,
@@ -141,6 +157,7 @@ impl Default for FeatureSettings {
             fs: FileSettings::default(),
             network: NetworkSettings::default(),
             hostname: true,
+            magic: MagicSettings::default(),
         }
     }
 }

@@ -39,6 +39,8 @@ pub(crate) enum Expand {
     Separated,
     Target,
     TargetPath,
+    Magic,
+    Switch,
 }
 
 #[derive(Debug)]
@@ -168,6 +170,8 @@ impl Expand {
             "separated" => Some(Self::Separated),
             "target" => Some(Self::Target),
             "target-path" => Some(Self::TargetPath),
+            "magic" => Some(Self::Magic),
+            "switch" => Some(Self::Switch),
             _ => None,
         }
     }

@@ -21,6 +21,7 @@ use protocol::rpc::files_client::FilesClient;
 use tokio::runtime::Handle;
 
 use crate::event::Tell;
+use crate::monitor::Monitor;
 use crate::outgoing::Routes;
 
 pub(crate) use agents::{Agents, Member};
@@ -41,6 +42,7 @@ pub(crate) struct Agent {
     pub(crate) runtime: Handle,
     pub(crate) routes: Arc<Routes>,
     pub(crate) tell: Tell,
+    pub(crate) monitor: Monitor,
 }
 
 impl fmt::Debug for Agent {
@@ -59,7 +61,13 @@ impl Agent {
             runtime: Handle::current(),
             routes: Arc::default(),
             tell,
+            monitor: Monitor::off(),
         }
+    }
+
+    /// The same, for whoever looks.
+    pub(crate) fn watched(self, monitor: Monitor) -> Self {
+        Self { monitor, ..self }
     }
 
     pub(crate) fn files(&self) -> FilesClient<Connection> {

@@ -89,6 +89,7 @@ impl Dns {
             Arc::new(Target(agent.clone())),
             Arc::clone(&this_machine) as _,
             Arc::clone(&names),
+            agent.monitor.clone(),
         );
         Arc::new(Self {
             agent,

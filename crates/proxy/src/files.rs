@@ -149,6 +149,9 @@ impl TargetFiles {
             .calls
             .answer(|mut files| async move { files.open(request).await })
             .await;
+        if let Ok(opened) = &opened {
+            self.calls.came(path, opened.first_bytes.len());
+        }
         if changes {
             self.changed();
         }

@@ -10,11 +10,13 @@ mod error;
 mod event;
 mod files;
 mod incoming;
+mod monitor;
 mod outgoing;
 mod session;
 mod stream;
 mod sys;
 
+pub use crate::monitor::{Batch, Monitor, Subscription};
 pub use agent::{AgentId, Change, FirstAgent, One, Place, Preference, Reach, Reached, Source};
 pub use error::Error;
 pub use event::{Checked, Event, FileProblem, IncomingEvent, MissedReason, News, Subscribed, Tell};

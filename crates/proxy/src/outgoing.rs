@@ -21,6 +21,7 @@ use protocol::rpc::Failure;
 
 use crate::agent::{Agent, errno};
 use crate::event::Event;
+use crate::monitor::Attempt;
 use crate::stream::{self, FromApplication, LocalStream};
 
 pub(crate) use budget::Budget;
@@ -28,30 +29,31 @@ pub(crate) use datagrams::until_closed;
 pub(crate) use routes::Routes;
 
 /// Connects on the session's runtime; returns at once, or as soon as the application's own half is connected.
-pub(crate) fn connect(agent: &Agent, outgoing: Outgoing) {
+pub(crate) fn connect(agent: &Agent, outgoing: Outgoing, attempt: Attempt) {
     let agent = agent.clone();
     let runtime = agent.runtime.clone();
     let connections = agent.client.connections();
     let Some(permit) = connections.take() else {
         (agent.tell)(&Event::TooManyConnections(connections.most));
         // As if there were no more ports, which is what a program meets otherwise.
+        attempt.failed(Errno::EADDRNOTAVAIL);
         return outgoing.refuse(Errno::EADDRNOTAVAIL);
     };
     if let (Transport::Udp, Destination::Internet(peer)) =
         (outgoing.transport(), outgoing.destination())
     {
         let peer = *peer;
-        return datagrams::connect(agent, outgoing, peer, permit);
+        return datagrams::connect(agent, outgoing, peer, permit, attempt);
     }
     runtime.spawn(async move {
         let _permit = permit;
-        if let Err(error) = carry(&agent, outgoing).await {
+        if let Err(error) = carry(&agent, outgoing, attempt).await {
             tracing::debug!(%error, "a connection ended");
         }
     });
 }
 
-async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
+async fn carry(agent: &Agent, outgoing: Outgoing, attempt: Attempt) -> io::Result<()> {
     let (path, headers) = match outgoing.destination() {
         Destination::Internet(address) => {
             let connect = TcpConnect {
@@ -70,7 +72,7 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
                 },
             };
             if !is_stream {
-                return packets::carry(agent, outgoing, connect).await;
+                return packets::carry(agent, outgoing, connect, attempt).await;
             }
             (connect.path(), connect.to_headers())
         }
@@ -79,13 +81,15 @@ async fn carry(agent: &Agent, outgoing: Outgoing) -> io::Result<()> {
     let response = match ask(agent, path, headers, body).await {
         Ok(response) => response,
         Err(errno) => {
+            attempt.failed(errno);
             outgoing.refuse(errno);
             return Ok(());
         }
     };
     let transport = outgoing.transport();
     let (socket, registration) = establish(outgoing, &response)?.into_parts();
-    let stream = Arc::new(LocalStream::new(transport, socket, registration)?);
+    let stream = LocalStream::new(transport, socket, registration)?;
+    let stream = Arc::new(stream.watched(attempt.connected()));
     // HTTP/2 has given the body up when the agent is lost meanwhile; the response's body then says so.
     let _ = application.send(Arc::clone(&stream));
     stream::to_application(stream, response.into_body()).await;

@@ -28,6 +28,7 @@ use crate::error::Error;
 use crate::event::{Event, Tell};
 use crate::files::{FilesThrough, TargetFiles, is_served};
 use crate::incoming::Incoming;
+use crate::monitor::{Monitor, WatchedFiles};
 use crate::outgoing;
 
 /// Variables as the kernel has them.
@@ -37,6 +38,8 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 pub struct Session {
     agent: Agent,
     files: Arc<TargetFiles>,
+    /// The same, when somebody may look.
+    watched_files: Option<WatchedFiles<TargetFiles>>,
     dns: Arc<Dns>,
     incoming: Incoming,
     /// The target's environment, as it was when the session began.
@@ -79,6 +82,7 @@ impl Session {
     /// reached again. `holder` says to others whose session it is. Must be called on the runtime that carries the session.
     pub async fn start(
         first: FirstAgent,
+        monitor: Monitor,
         holder: String,
         settings: &Settings,
         env_file: &EnvFile,
@@ -91,7 +95,9 @@ impl Session {
             tell,
             keeper,
         } = first;
-        let mut session = Self::with_agents(agents, hello, rules, settings, tell, holder).await?;
+        let observers = (tell, monitor);
+        let mut session =
+            Self::with_agents(agents, hello, rules, settings, observers, holder).await?;
         session.keeper = Some(keeper);
         Ok(session)
     }
@@ -109,7 +115,15 @@ impl Session {
         let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
         let holder = "somebody".to_owned();
         let agents = Agents::only(Member::new(client, &hello));
-        Self::with_agents(agents, hello, rules, settings, tell, holder).await
+        Self::with_agents(
+            agents,
+            hello,
+            rules,
+            settings,
+            (tell, Monitor::off()),
+            holder,
+        )
+        .await
     }
 
     async fn with_agents(
@@ -117,10 +131,11 @@ impl Session {
         hello: HelloResponse,
         rules: Rules,
         settings: &Settings,
-        tell: Tell,
+        observers: (Tell, Monitor),
         holder: String,
     ) -> Result<Self, Error> {
-        let agent = Agent::new(agents, tell.clone());
+        let (tell, monitor) = observers;
+        let agent = Agent::new(agents, tell.clone()).watched(monitor);
         let dns = Dns::new(
             agent.clone(),
             DnsRules::new(&settings.feature.network.dns),
@@ -131,8 +146,10 @@ impl Session {
         let through = FilesThrough::default();
         let incoming = &settings.feature.network.incoming;
         let incoming = Incoming::new(agent.clone(), incoming, holder)?;
+        let files = TargetFiles::new(agent.clone(), rules.files.clone(), through)?;
         Ok(Session {
-            files: TargetFiles::new(agent.clone(), rules.files.clone(), through)?,
+            watched_files: watched(&agent, &files),
+            files,
             agent,
             dns,
             incoming,
@@ -147,6 +164,7 @@ impl Session {
     /// The same session, with files as descriptors in this way instead of the best one.
     pub fn with_files_through(mut self, through: FilesThrough) -> Result<Self, Error> {
         self.files = TargetFiles::new(self.agent.clone(), self.rules.files.clone(), through)?;
+        self.watched_files = watched(&self.agent, &self.files);
         Ok(self)
     }
 
@@ -162,11 +180,25 @@ impl Session {
     /// The environment of a process that stands in for the target.
     pub fn environment(&self, local: Variables) -> Vec<(OsString, OsString)> {
         let environment = self.rules.env.apply(self.variables.clone(), local);
+        let of_target = self.variables.iter().filter_map(|(name, _)| {
+            let value = environment
+                .get(name)
+                .filter(|_| self.rules.env.takes(name))?;
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            Some((text(name), text(value)))
+        });
+        self.agent.monitor.environment(of_target);
         environment
             .into_iter()
             .map(|(name, value)| (OsString::from_vec(name), OsString::from_vec(value)))
             .collect()
     }
+}
+
+fn watched(agent: &Agent, files: &Arc<TargetFiles>) -> Option<WatchedFiles<TargetFiles>> {
+    let monitor = agent.monitor.clone();
+    let files = Arc::clone(files);
+    monitor.is_on().then_some(WatchedFiles { files, monitor })
 }
 
 /// The target's own environment.
@@ -304,6 +336,7 @@ impl Host for Session {
             let rule = rule.unwrap_or_else(of_files);
             tracing::trace!(path = %path.display(), ?intent, ?choice, rule, "path");
         }
+        self.agent.monitor.judged(path, intent, &choice);
         choice
     }
 
@@ -326,7 +359,10 @@ impl Host for Session {
     }
 
     fn files(&self) -> &dyn RemoteFiles {
-        &*self.files
+        match &self.watched_files {
+            Some(watched) => watched,
+            None => &*self.files,
+        }
     }
 
     fn connect(&self, outgoing: Outgoing) {
@@ -334,7 +370,17 @@ impl Host for Session {
             Destination::Internet(address) if self.dns.answers_for(*address) => {
                 self.dns.serve(outgoing);
             }
-            _ => outgoing::connect(&self.agent, outgoing),
+            destination => {
+                let names = || match destination {
+                    Destination::Internet(address) => self.dns.with_names(address.ip(), |names| {
+                        names.iter().map(|name| (*name).to_owned()).collect()
+                    }),
+                    Destination::Unix(_) => Vec::new(),
+                };
+                let monitor = &self.agent.monitor;
+                let attempt = monitor.attempt(outgoing.transport(), destination, names);
+                outgoing::connect(&self.agent, outgoing, attempt);
+            }
         }
     }
 

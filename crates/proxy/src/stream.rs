@@ -22,6 +22,8 @@ use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
+use crate::monitor::Traffic;
+
 const FIRST_PIECE: usize = 16 * 1024;
 const LARGEST_PIECE: usize = 128 * 1024;
 
@@ -31,6 +33,8 @@ pub(crate) struct LocalStream {
     socket: Socket,
     /// With it goes what the application sees as the names of both ends.
     kept: Kept,
+    /// For whoever looks.
+    traffic: Option<Traffic>,
     /// Where the socket is one of a pair.
     breaks: Option<Arc<Breaks>>,
     /// The end of the application's bytes is a reset.
@@ -87,7 +91,13 @@ impl LocalStream {
             kept: Box::new(kept),
             breaks: None,
             is_given_up: AtomicBool::new(false),
+            traffic: None,
         })
+    }
+
+    /// The same, with a note of what flows.
+    pub(crate) fn watched(self, traffic: Option<Traffic>) -> Self {
+        Self { traffic, ..self }
     }
 
     /// One end of a pair, whose other end is told of resets, and tells them.
@@ -235,6 +245,9 @@ where
             Some(Err(_)) => return stream.abort(),
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(bytes) => {
+                    if let Some(traffic) = &stream.traffic {
+                        traffic.to_application(&bytes);
+                    }
                     // The application does not want any more; dropping the body tells the agent.
                     if stream.write_all(bytes).await.is_err() {
                         return;
@@ -346,6 +359,9 @@ fn poll_read(
                     *piece = (*piece * 2).min(LARGEST_PIECE);
                 } else if count < *piece / 4 {
                     *piece = (*piece / 2).max(FIRST_PIECE);
+                }
+                if let Some(traffic) = &stream.traffic {
+                    traffic.from_application(&buffer);
                 }
                 return Poll::Ready(Ok(buffer.freeze()));
             }

@@ -26,6 +26,7 @@ pub(crate) enum Runner {
     Go,
     Unittest,
     Node,
+    Playwright,
 }
 
 impl Runner {
@@ -36,6 +37,7 @@ impl Runner {
             Self::Go => output.lines().filter_map(go_line).collect(),
             Self::Unittest => unittest_count(output).into_iter().collect(),
             Self::Node => output.lines().filter_map(node_line).collect(),
+            Self::Playwright => output.lines().filter_map(playwright_line).collect(),
         };
         (!counts.is_empty()).then(|| counts.into_iter().sum())
     }
@@ -154,6 +156,23 @@ fn go_line(line: &str) -> Option<Counts> {
         })
     } else {
         None
+    }
+}
+
+/// `  3 failed`, `  7 passed (48.7s)`. One that was flaky or did not run has not passed.
+fn playwright_line(line: &str) -> Option<Counts> {
+    let (number, word) = line.strip_prefix("  ")?.split_once(' ')?;
+    let number = number.parse().ok()?;
+    match word.split(' ').next()? {
+        "passed" => Some(Counts {
+            passed: number,
+            failed: 0,
+        }),
+        "failed" | "flaky" | "interrupted" | "did" => Some(Counts {
+            passed: 0,
+            failed: number,
+        }),
+        _ => None,
     }
 }
 
@@ -290,6 +309,17 @@ mod tests {
             Some((2, 0)),
         );
         check(Runner::Node, "node: bad option: --test\n", None);
+    }
+
+    #[test]
+    fn playwright_prints_a_line_for_each_outcome() {
+        check(
+            Runner::Playwright,
+            "  ✓  1 a (2s)\n  2 failed\n    tests/page.spec.ts:1:1\n  1 did not run\n  7 passed (48.7s)\n",
+            Some((7, 3)),
+        );
+        check(Runner::Playwright, "  3 passed (1.2s)\n", Some((3, 0)));
+        check(Runner::Playwright, "Error: No tests found\n", None);
     }
 
     #[test]

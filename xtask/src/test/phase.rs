@@ -13,7 +13,7 @@ use lab::{Paths, Progress};
 
 use super::counts::{Outcome, Runner};
 use crate::process::Finished;
-use crate::{demo, environment, node, packages, privilege, process, tidy, workspace};
+use crate::{demo, environment, node, packages, privilege, process, tidy, web, workspace};
 
 /// Crates with tests that only root can run. Otherwise these are ignored.
 const NEED_ROOT: &[&str] = &["agent", "cli", "lab", "proxy"];
@@ -21,11 +21,13 @@ const NEED_ROOT: &[&str] = &["agent", "cli", "lab", "proxy"];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {
     Packages,
+    Page,
     Format,
     Lint,
     Tidy,
     Unit,
     Shop,
+    Browser,
     Demo,
     #[value(name = "e2e")]
     E2e,
@@ -54,11 +56,13 @@ impl Phase {
     pub(crate) fn description(self) -> &'static str {
         match self {
             Self::Packages => "install the Debian packages that are missing",
+            Self::Page => "check and build the page of `standin ui`",
             Self::Format => "cargo fmt --check",
             Self::Lint => "cargo clippy, warnings are errors",
             Self::Tidy => "the rules of this repository that no compiler knows",
             Self::Unit => "tests of all crates that need no cluster",
             Self::Shop => "tests of the sample services in Go, Python and Node",
+            Self::Browser => "tests of the page in a browser, with real sessions",
             Self::Demo => "the demo on this machine",
             Self::E2e => "stories on real clusters",
         }
@@ -73,6 +77,7 @@ impl Phase {
         let root = &settings.root;
         match self {
             Self::Packages => install_packages(settings),
+            Self::Page => web::build(root).map(|()| Outcome::success()),
             Self::Format => check(workspace::cargo(root).args(["fmt", "--all", "--check"])),
             Self::Lint => check(
                 workspace::cargo(root)
@@ -82,6 +87,7 @@ impl Phase {
             Self::Tidy => run_tidy(),
             Self::Unit => run_unit_tests(root),
             Self::Shop => run_shop_tests(settings),
+            Self::Browser => run_browser_tests(root),
             Self::Demo => run_demo(),
             Self::E2e => run_stories(settings),
         }
@@ -91,6 +97,7 @@ impl Phase {
 fn install_packages(settings: &Settings) -> Result<Outcome> {
     let mut wanted = packages::SHOP.to_vec();
     wanted.extend(packages::SESSION);
+    wanted.extend(packages::WEB);
     if settings.uses_lab() {
         // Two clusters and three nodes, as the stories ask for.
         let demand = Demand {
@@ -141,6 +148,12 @@ fn run_shop_tests(settings: &Settings) -> Result<Outcome> {
         );
     }
     Ok(total)
+}
+
+fn run_browser_tests(root: &Path) -> Result<Outcome> {
+    privilege::check("the tests of the page make networks")?;
+    let command = web::tests(root, &build_standin(root)?)?;
+    count(Runner::Playwright, "web/monitor", command)
 }
 
 fn run_unit_tests(root: &Path) -> Result<Outcome> {

@@ -42,6 +42,11 @@ pub(crate) struct ExecArguments {
     /// Write the log to this file
     #[arg(long, value_name = "FILE")]
     pub(super) log_file: Option<PathBuf>,
+    /// Write everything that happens in the session to this file, for `standin ui --replay`
+    ///
+    /// Names of variables are in it, values are not.
+    #[arg(long, value_name = "FILE")]
+    pub(super) record: Option<PathBuf>,
     #[command(flatten)]
     pub(super) flags: SettingFlags,
     #[command(flatten)]

@@ -80,7 +80,9 @@ pub(super) fn describe(resolved: &Resolved) -> String {
     for line in &effective {
         text.push_str(&format!(
             "{:keys$}  {:values$}  {}\n",
-            line.key, line.value, line.origin
+            line.key,
+            line.value,
+            line.reason()
         ));
     }
     text

@@ -21,6 +21,7 @@ mod environment;
 mod faults;
 mod help;
 mod life;
+mod monitor;
 mod settings;
 mod talk;
 mod terminal;

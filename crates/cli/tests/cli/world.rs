@@ -89,6 +89,7 @@ impl Standin {
         command
             .current_dir(self.folder.path())
             .env("XDG_STATE_HOME", self.path("state"))
+            .env("STANDIN_SESSIONS_DIR", self.path("sessions"))
             .envs(self.variables.iter().cloned())
             .stdin(Stdio::null());
     }

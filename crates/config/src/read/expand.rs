@@ -11,6 +11,14 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
     };
     let value = match (expand, node.value) {
         (Expand::Enabled, value @ Value::Boolean(_)) => same(&["enabled"], value),
+        (Expand::Magic, value @ (Value::Boolean(_) | Value::Text(_))) => {
+            same(&["aws", "auto_mount", "proxy"], value)
+        }
+        (Expand::Switch, Value::Text(text)) => match text.as_str() {
+            "true" => Value::Boolean(true),
+            "false" => Value::Boolean(false),
+            _ => Value::Text(text),
+        },
         (Expand::Files, Value::Boolean(remote)) => {
             let mode = if remote { "read" } else { "local" };
             same(&["mode"], Value::Text(mode.to_owned()))

@@ -41,6 +41,11 @@ pub struct EnvSettings {
     #[schemars(extend("examples" = [["AWS_PROFILE"]]))]
     pub unset: List<NamePattern>,
 
+    /// Variables of this machine that the process does not get. Those of the target with the same names stay. Patterns are as
+    /// in `unset`.
+    #[schemars(extend("examples" = [["HTTP_PROXY"]]))]
+    pub unset_local: List<NamePattern>,
+
     /// A file with lines of the form `NAME=value`. They win over the target's variables, and `override` wins over them.
     /// A relative path is meant from the working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,6 +71,7 @@ impl Default for EnvSettings {
             exclude: List::default(),
             r#override: OrderedMap::default(),
             unset: List::default(),
+            unset_local: List::default(),
             env_file: None,
             mapping: OrderedMap::default(),
         }

@@ -61,7 +61,7 @@ pub enum FileMode {
 /// A regular expression that is known to be one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct RegexText(String);
+pub struct RegexText(pub(crate) String);
 
 impl RegexText {
     pub fn as_str(&self) -> &str {

@@ -65,6 +65,11 @@ pub(super) fn target_tls(schema: &mut Schema) {
     schema.insert("x-needs".to_owned(), needs);
 }
 
+pub(super) fn magic(schema: &mut Schema) {
+    let words = json!({ "enum": ["true", "false"] });
+    allow(schema, "magic", &[json!({ "type": "boolean" }), words]);
+}
+
 pub(super) fn network(schema: &mut Schema) {
     allow(schema, "network", &[json!({ "type": "boolean" })]);
 }

@@ -49,7 +49,7 @@ fn a_file_for_another_tool_loads_with_warnings() {
     assert_eq!(
         warned.join(" "),
         "agent.ttl feature.env.load_from_process feature.fs.readonly_file_buffer \
-         feature.network.ipv6 feature.copy_target feature.split_queues feature.magic \
+         feature.network.ipv6 feature.copy_target feature.split_queues \
          sip_binaries telemetry internal_proxy"
     );
 }

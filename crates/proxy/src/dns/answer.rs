@@ -84,6 +84,10 @@ impl Answer {
         self.lifetime
     }
 
+    pub(crate) fn code(&self) -> u8 {
+        message::code(&self.bytes).unwrap_or(code::SERVER_FAILED)
+    }
+
     pub(crate) fn addresses(&self) -> &[Resolved] {
         &self.addresses
     }

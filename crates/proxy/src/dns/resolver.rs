@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout};
 use super::answer::{Answer, Carrier, malformed};
 use super::cache::{Bounds, Cache};
 use super::names::NameMap;
+use crate::monitor::{Answered, Monitor};
 
 /// The other side bounds its own waiting. This is for when it is gone: whoever asked has given up long before.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -36,6 +37,7 @@ pub(crate) struct Resolver {
     this_machine: Arc<dyn Upstream>,
     state: Mutex<State>,
     names: Arc<Mutex<NameMap>>,
+    monitor: Monitor,
 }
 
 #[derive(Debug)]
@@ -45,12 +47,20 @@ struct State {
     asking: HashMap<Bytes, watch::Receiver<Option<Arc<Answer>>>>,
 }
 
+/// An answer, how old it is, and whether nobody had to be asked.
+struct Found {
+    answer: Arc<Answer>,
+    age: Duration,
+    cached: bool,
+}
+
 impl Resolver {
     pub(crate) fn new(
         rules: DnsRules,
         target: Arc<dyn Upstream>,
         this_machine: Arc<dyn Upstream>,
         names: Arc<Mutex<NameMap>>,
+        monitor: Monitor,
     ) -> Self {
         Self {
             rules,
@@ -61,6 +71,7 @@ impl Resolver {
                 asking: HashMap::new(),
             }),
             names,
+            monitor,
         }
     }
 
@@ -78,7 +89,15 @@ impl Resolver {
             let answer = Answer::of_code(&query, code::NOT_IMPLEMENTED);
             return Some(answer.for_asker(&query, Duration::ZERO, carrier));
         }
-        let (answer, age) = self.find(&query).await;
+        let since = Instant::now();
+        let Found {
+            answer,
+            age,
+            cached,
+        } = self.find(&query).await;
+        if self.monitor.is_on() {
+            self.note(&query, &answer, cached, since);
+        }
         let mut names = lock(&self.names);
         for resolved in answer.addresses() {
             names.learn(resolved);
@@ -87,13 +106,35 @@ impl Resolver {
         Some(answer.for_asker(&query, age, carrier))
     }
 
-    /// Answers from memory or by asking, and says how old the answer is.
-    async fn find(self: &Arc<Self>, query: &Query) -> (Arc<Answer>, Duration) {
+    /// For whoever looks.
+    fn note(&self, query: &Query, answer: &Answer, cached: bool, since: Instant) {
+        let host = query.name();
+        let side = match self.rules.choose(&host, None) {
+            Side::Local => monitor::Side::Local,
+            Side::Remote => monitor::Side::Remote,
+        };
+        self.monitor.answered(Answered {
+            host,
+            kind: query.kind(),
+            side,
+            code: answer.code(),
+            addresses: &mut answer.addresses().iter().map(|resolved| resolved.address),
+            cached,
+            latency: since.elapsed(),
+        });
+    }
+
+    /// Answers from memory or by asking.
+    async fn find(self: &Arc<Self>, query: &Query) -> Found {
         let key = key(query);
         let mut answered = {
             let mut state = self.state();
-            if let Some(kept) = state.cache.get(&key, Instant::now()) {
-                return kept;
+            if let Some((answer, age)) = state.cache.get(&key, Instant::now()) {
+                return Found {
+                    answer,
+                    age,
+                    cached: true,
+                };
             }
             match state.asking.get(&key) {
                 Some(answered) => answered.clone(),
@@ -115,7 +156,11 @@ impl Resolver {
             Err(_) => None,
         };
         let failed = || Arc::new(Answer::of_code(query, code::SERVER_FAILED));
-        (answer.unwrap_or_else(failed), Duration::ZERO)
+        Found {
+            answer: answer.unwrap_or_else(failed),
+            age: Duration::ZERO,
+            cached: false,
+        }
     }
 
     async fn ask(&self, key: Bytes, query: &Query) -> Arc<Answer> {

@@ -38,6 +38,11 @@ impl Calls {
         (self.agent.tell)(&Event::File(path.to_path_buf(), problem));
     }
 
+    /// So much of a file came with its opening.
+    pub(crate) fn came(&self, path: &Path, bytes: usize) {
+        self.agent.monitor.file_came(path, bytes);
+    }
+
     /// Does something without waiting for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.agent.runtime.spawn(task);
@@ -135,6 +140,7 @@ impl Calls {
         let mut parts = Vec::new();
         let mut body = self.read_stream(handle, offset, length).await?;
         while let Some(part) = next_part(&mut body).await? {
+            self.agent.monitor.file_read(part.len());
             parts.push(part);
         }
         Ok(parts)
@@ -175,6 +181,7 @@ impl Calls {
         match self.agent.client.clone().send(request).await {
             Ok(response) => {
                 let count = written(response.headers()).unwrap_or_default();
+                self.agent.monitor.file_written(count);
                 (count, check(response).map(drop))
             }
             Err(error) => (0, Err(lost(&error))),

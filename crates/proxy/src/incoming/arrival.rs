@@ -22,6 +22,7 @@ use super::doors::Doors;
 use super::tls::TlsDelivery;
 use crate::agent::Member;
 use crate::event::{Event, Tell};
+use crate::monitor::Arriving;
 use crate::stream::{self, FromApplication, LocalStream};
 
 /// How long an agent may take to see that a connection was refused.
@@ -158,6 +159,7 @@ impl Arrival {
         doors: Arc<Doors>,
         tls: Option<Arc<TlsDelivery>>,
         accept_within: Duration,
+        arriving: Arriving,
     ) {
         let Self {
             arrived,
@@ -168,16 +170,17 @@ impl Arrival {
         match to_client {
             ToClient::Datagrams(sender) => {
                 let Arrived { client, server, .. } = arrived;
-                datagrams::carry(&doors, client, server, sender, from_client).await;
+                datagrams::carry(&doors, client, server, sender, from_client, arriving).await;
             }
             ToClient::Stream(to_client) => match connect(arrived, &doors, tls).await {
                 Some(stream) => {
-                    let stream = Arc::new(stream);
+                    let stream = Arc::new(stream.watched(arriving.accepted()));
                     if to_client.send(Arc::clone(&stream)).is_ok() {
                         carry(stream, from_client, accept_within).await;
                     }
                 }
                 None => {
+                    arriving.refused();
                     drop(to_client);
                     refuse(from_client).await;
                 }

@@ -13,6 +13,7 @@ use tokio::net::UdpSocket;
 use super::arrival::refuse;
 use super::door::Delivered;
 use super::doors::Doors;
+use crate::monitor::Arriving;
 
 /// Datagrams that may wait for the link.
 pub(super) const PARTS: usize = 4;
@@ -26,8 +27,10 @@ pub(super) async fn carry(
     server: SocketAddr,
     mut to_client: Sender,
     mut from_client: Body,
+    arriving: Arriving,
 ) {
     let Some(Delivered { socket, kept }) = doors.open(client, server) else {
+        arriving.refused();
         drop(to_client);
         return refuse(from_client).await;
     };
@@ -42,6 +45,7 @@ pub(super) async fn carry(
     if to_client.send_data(taken).await.is_err() {
         return;
     }
+    let traffic = arriving.accepted();
     let mut decoder = DatagramDecoder::default();
     let mut buffer = vec![0; PART];
     loop {
@@ -49,6 +53,9 @@ pub(super) async fn carry(
             received = socket.recv(&mut buffer) => {
                 // An application that has closed its socket is seen elsewhere; datagrams have no end.
                 let Ok(count) = received else { continue };
+                if let Some(traffic) = &traffic {
+                    traffic.from_application(&buffer[..count]);
+                }
                 let mut frame = BytesMut::new();
                 let payload = Bytes::copy_from_slice(&buffer[..count]);
                 Datagram::Payload { address: None, payload }.encode(&mut frame);
@@ -62,6 +69,9 @@ pub(super) async fn carry(
                 decoder.push(&bytes);
                 while let Ok(Some(datagram)) = decoder.next_datagram() {
                     if let Datagram::Payload { payload, .. } = datagram {
+                        if let Some(traffic) = &traffic {
+                            traffic.to_application(&payload);
+                        }
                         let _ = socket.send(&payload).await;
                     }
                 }

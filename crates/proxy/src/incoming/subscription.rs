@@ -153,7 +153,15 @@ impl Subscription {
                     self.watch().arrived();
                     let tls = self.shared.tls.clone();
                     let within = self.shared.wishes.accept_within;
-                    tokio::spawn(arrival.hand_over(Arc::clone(&self.doors), tls, within));
+                    let arriving = self.shared.agent.monitor.arriving(
+                        self.key.port,
+                        self.key.is_udp,
+                        self.shared.steals(),
+                        arrival.arrived.client,
+                        self.id.cluster.clone(),
+                    );
+                    let doors = Arc::clone(&self.doors);
+                    tokio::spawn(arrival.hand_over(doors, tls, within, arriving));
                 }
                 Incident::Look => waiting.look(),
                 Incident::Agent(Ok(Some(SubscribeEvent { event }))) => match event {

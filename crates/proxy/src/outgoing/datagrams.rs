@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{ask, establish};
 use crate::agent::Agent;
+use crate::monitor::{Attempt, Traffic};
 
 /// The largest datagram.
 const PART: usize = 64 * 1024;
@@ -40,6 +41,7 @@ pub(super) fn connect(
     outgoing: Outgoing,
     peer: SocketAddr,
     permit: OwnedSemaphorePermit,
+    attempt: Attempt,
 ) {
     let runtime = agent.runtime.clone();
     let ended = |result: io::Result<()>| {
@@ -48,7 +50,10 @@ pub(super) fn connect(
         }
     };
     match agent.routes.get(peer.ip()) {
-        Some(Err(errno)) => outgoing.refuse(errno),
+        Some(Err(errno)) => {
+            attempt.failed(errno);
+            outgoing.refuse(errno);
+        }
         Some(Ok(from)) => {
             let names = Names {
                 local: Some(SocketAddr::new(from, 0)),
@@ -56,8 +61,9 @@ pub(super) fn connect(
             };
             match outgoing.establish(names) {
                 Ok(connection) => {
+                    let traffic = attempt.connected();
                     runtime.spawn(async move {
-                        ended(follow(&agent, connection, peer).await);
+                        ended(follow(&agent, connection, peer, traffic).await);
                         drop(permit);
                     });
                 }
@@ -66,7 +72,7 @@ pub(super) fn connect(
         }
         None => {
             runtime.spawn(async move {
-                ended(lead(&agent, outgoing, peer).await);
+                ended(lead(&agent, outgoing, peer, attempt).await);
                 drop(permit);
             });
         }
@@ -79,23 +85,42 @@ fn open(peer: SocketAddr) -> HeaderMap {
 }
 
 /// First the agent's socket, then the application's: it is told the truth of the target's.
-async fn lead(agent: &Agent, outgoing: Outgoing, peer: SocketAddr) -> io::Result<()> {
+async fn lead(
+    agent: &Agent,
+    outgoing: Outgoing,
+    peer: SocketAddr,
+    attempt: Attempt,
+) -> io::Result<()> {
     let (sender, body) = http2::body(PARTS);
     let response = match ask(agent, UDP, open(peer), body).await {
         Ok(response) => response,
         Err(errno) => {
+            attempt.failed(errno);
             outgoing.refuse(errno);
             return Ok(());
         }
     };
     let (socket, registration) = establish(outgoing, &response)?.into_parts();
     let socket = asynchronous(socket)?;
-    relay(&socket, &registration, sender, response.into_body()).await;
+    let traffic = attempt.connected();
+    relay(
+        &socket,
+        &registration,
+        sender,
+        response.into_body(),
+        traffic,
+    )
+    .await;
     Ok(())
 }
 
 /// The application's socket is connected, and the agent's follows when it is of use.
-async fn follow(agent: &Agent, connection: Connection, peer: SocketAddr) -> io::Result<()> {
+async fn follow(
+    agent: &Agent,
+    connection: Connection,
+    peer: SocketAddr,
+    traffic: Option<Traffic>,
+) -> io::Result<()> {
     let (socket, registration) = connection.into_parts();
     let socket = asynchronous(socket)?;
     let _ = timeout(MOMENT, socket.readable()).await;
@@ -109,7 +134,14 @@ async fn follow(agent: &Agent, connection: Connection, peer: SocketAddr) -> io::
     if let Ok(ends) = Connected::from_headers(response.headers()) {
         registration.set_local(ends.local);
     }
-    relay(&socket, &registration, sender, response.into_body()).await;
+    relay(
+        &socket,
+        &registration,
+        sender,
+        response.into_body(),
+        traffic,
+    )
+    .await;
     Ok(())
 }
 
@@ -120,9 +152,15 @@ fn asynchronous(socket: OwnedFd) -> io::Result<UdpSocket> {
 }
 
 /// Copies until the application closes its socket or the agent's ends.
-async fn relay(socket: &UdpSocket, registration: &Registration, sender: Sender, body: Incoming) {
+async fn relay(
+    socket: &UdpSocket,
+    registration: &Registration,
+    sender: Sender,
+    body: Incoming,
+    traffic: Option<Traffic>,
+) {
     tokio::select! {
-        () = relay_datagrams(socket, registration, sender, body) => {}
+        () = relay_datagrams(socket, registration, sender, body, traffic.as_ref()) => {}
         () = until_closed(registration) => {}
     }
 }
@@ -141,6 +179,7 @@ async fn relay_datagrams(
     registration: &Registration,
     mut to_target: Sender,
     mut from_target: Incoming,
+    traffic: Option<&Traffic>,
 ) {
     let mut decoder = DatagramDecoder::default();
     let mut buffer = vec![0; PART];
@@ -149,6 +188,9 @@ async fn relay_datagrams(
             received = socket.recv(&mut buffer) => {
                 // A peer that nobody listens at is reported by the next call; datagrams have no end.
                 let Ok(count) = received else { continue };
+                if let Some(traffic) = traffic {
+                    traffic.from_application(&buffer[..count]);
+                }
                 let mut frame = BytesMut::new();
                 Datagram::Payload { address: None, payload: Bytes::copy_from_slice(&buffer[..count]) }.encode(&mut frame);
                 if to_target.send_data(frame.freeze()).await.is_err() {
@@ -162,6 +204,9 @@ async fn relay_datagrams(
                 while let Ok(Some(datagram)) = decoder.next_datagram() {
                     match datagram {
                         Datagram::Payload { payload, .. } => {
+                            if let Some(traffic) = traffic {
+                                traffic.to_application(&payload);
+                            }
                             let _ = socket.send(&payload).await;
                         }
                         // The kernel can be made to tell this one. Others are as datagrams that are lost on the way.

@@ -15,6 +15,7 @@ use tokio::net::UnixDatagram;
 
 use super::{ask, establish};
 use crate::agent::Agent;
+use crate::monitor::Attempt;
 
 /// Packets that may wait for the link.
 const PARTS: usize = 4;
@@ -23,17 +24,20 @@ pub(super) async fn carry(
     agent: &Agent,
     outgoing: Outgoing,
     connect: UnixConnect,
+    attempt: Attempt,
 ) -> io::Result<()> {
     let (sender, body) = http2::body(PARTS);
     let response = match ask(agent, connect.path(), connect.to_headers(), body).await {
         Ok(response) => response,
         Err(errno) => {
+            attempt.failed(errno);
             outgoing.refuse(errno);
             return Ok(());
         }
     };
     // Kept to the end: with it goes what the application sees as the names of both ends.
     let (socket, _registration) = establish(outgoing, &response)?.into_parts();
+    let _traffic = attempt.connected();
     let socket = asynchronous(socket)?;
     let result = tokio::try_join!(
         to_target(&socket, sender),

@@ -71,6 +71,7 @@ fn world(dns: &str, target: Fake) -> World {
         Arc::clone(&target) as _,
         Arc::clone(&here) as _,
         Arc::clone(&names),
+        Monitor::off(),
     );
     World {
         resolver: Arc::new(resolver),

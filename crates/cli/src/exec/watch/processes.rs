@@ -1,0 +1,106 @@
+//! The processes of a session: everything below the watcher, which is the program's parent.
+
+use std::collections::HashMap;
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use monitor::{Event, ProcessInfo};
+use tokio::time::interval;
+
+use super::Watched;
+
+/// How often it is looked for processes that are new or gone.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// All processes of the session whose program this is, the program first.
+pub(super) fn of_session(program: u32) -> Vec<ProcessInfo> {
+    let roots = match parent(program) {
+        Some(watcher) => children(watcher),
+        None => Vec::new(),
+    };
+    let mut found: Vec<u32> = Vec::new();
+    let mut open = roots;
+    while let Some(process) = open.pop() {
+        if !found.contains(&process) {
+            found.push(process);
+            open.extend(children(process));
+        }
+    }
+    found.sort_by_key(|process| (*process != program, *process));
+    found
+        .into_iter()
+        .map(|pid| ProcessInfo {
+            pid,
+            process_name: name(pid),
+        })
+        .collect()
+}
+
+pub(super) fn name(process: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{process}/comm"));
+    name.unwrap_or_default().trim_end().to_owned()
+}
+
+/// Tells of processes that come and go, to whoever listens.
+pub(super) fn follow(watched: Arc<Watched>) {
+    let mut over = watched.over.subscribe();
+    tokio::spawn(async move {
+        let Some(program) = watched.program.get().map(|program| program.process) else {
+            return;
+        };
+        let mut known: HashMap<u32, String> = HashMap::from([(program, String::new())]);
+        let mut look = interval(LOOK_EVERY);
+        loop {
+            tokio::select! {
+                _ = look.tick() => {}
+                _ = over.wait_for(|over| *over) => return,
+            }
+            if !watched.monitor.is_listened_to() {
+                continue;
+            }
+            let now: HashMap<u32, String> = of_session(program)
+                .into_iter()
+                .map(|process| (process.pid, process.process_name))
+                .collect();
+            for (pid, process_name) in &now {
+                if !known.contains_key(pid) {
+                    watched.monitor.emit(Event::LayerConnected {
+                        pid: *pid,
+                        process_name: process_name.clone(),
+                    });
+                }
+            }
+            for pid in known.keys().copied() {
+                // That of the program itself is told with the end of the session.
+                if !now.contains_key(&pid) && pid != program {
+                    watched.monitor.emit(Event::LayerDisconnected { pid });
+                }
+            }
+            known = now;
+            known.entry(program).or_default();
+        }
+    });
+}
+
+fn children(process: u32) -> Vec<u32> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{process}/task")) else {
+        return Vec::new();
+    };
+    let lists = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            let numbers = list.split_whitespace().filter_map(|text| text.parse().ok());
+            numbers.collect::<Vec<u32>>()
+        })
+        .collect()
+}
+
+/// "pid (name) state parent …", and the name may contain anything.
+fn parent(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split_whitespace().nth(1)?.parse().ok()
+}

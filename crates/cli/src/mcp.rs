@@ -1,0 +1,101 @@
+//! `standin mcp`: a server of the Model Context Protocol, so that coding agents can look at sessions and end them.
+//!
+//! Messages of JSON-RPC 2.0 come and go as lines. There are few methods, and nothing goes on between two of them, so
+//! this is a loop: a line is read, and answered.
+
+mod tools;
+
+use std::io::stdin;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::api::folder::Folder;
+use crate::sessions::{Place, runtime};
+
+/// Versions of the protocol that are spoken, the newest first. What is used here is the same in all of them.
+const VERSIONS: &[&str] = &["2025-06-18", "2025-03-26", "2024-11-05"];
+
+const METHOD_NOT_FOUND: i32 = -32601;
+const INVALID_PARAMS: i32 = -32602;
+const PARSE_ERROR: i32 = -32700;
+
+#[derive(Debug, Args)]
+pub(crate) struct McpArguments {
+    #[command(flatten)]
+    place: Place,
+}
+
+pub(crate) fn run(arguments: &McpArguments) -> Result<ExitCode> {
+    let folder = arguments.place.folder()?;
+    let runtime = runtime()?;
+    for line in stdin().lines() {
+        let line = line?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let answer = match serde_json::from_str::<Value>(&line) {
+            Ok(message) => runtime.block_on(answer(&folder, &message)),
+            Err(error) => Some(failure(&Value::Null, PARSE_ERROR, &error.to_string())),
+        };
+        if let Some(answer) = answer {
+            println!("{answer}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a message is answered with. Notifications are not.
+async fn answer(folder: &Folder, message: &Value) -> Option<Value> {
+    let id = message.get("id")?;
+    let method = message.get("method").and_then(Value::as_str)?;
+    let nothing = Value::Null;
+    let parameters = message.get("params").unwrap_or(&nothing);
+    let result = match method {
+        "initialize" => initialize(parameters),
+        "ping" => json!({}),
+        "tools/list" => json!({ "tools": tools::list() }),
+        "tools/call" => match call(folder, parameters).await {
+            Some(result) => result,
+            None => return Some(failure(id, INVALID_PARAMS, "there is no such tool")),
+        },
+        other => {
+            return Some(failure(
+                id,
+                METHOD_NOT_FOUND,
+                &format!("there is no method {other}"),
+            ));
+        }
+    };
+    Some(json!({ "jsonrpc": "2.0", "id": id, "result": result }))
+}
+
+fn initialize(parameters: &Value) -> Value {
+    let asked = parameters.get("protocolVersion").and_then(Value::as_str);
+    let version = VERSIONS.iter().find(|version| Some(**version) == asked);
+    json!({
+        "protocolVersion": version.unwrap_or(&VERSIONS[0]),
+        "capabilities": { "tools": {} },
+        "serverInfo": { "name": "standin", "version": env!("CARGO_PKG_VERSION") },
+        "instructions": "Sessions of Standin run a program of this machine as the stand-in for a service. Begin with \
+            list_sessions. When something does not work, session_state and session_events with only_problems say what failed.",
+    })
+}
+
+/// A tool that fails says so in its result, so that the model reads why.
+async fn call(folder: &Folder, parameters: &Value) -> Option<Value> {
+    let name = parameters.get("name").and_then(Value::as_str)?;
+    let nothing = json!({});
+    let arguments = parameters.get("arguments").unwrap_or(&nothing);
+    let (text, is_error) = match tools::call(folder, name, arguments).await? {
+        Ok(value) => (value.to_string(), false),
+        Err(error) => (format!("{error:#}"), true),
+    };
+    Some(json!({ "content": [{ "type": "text", "text": text }], "isError": is_error }))
+}
+
+fn failure(id: &Value, code: i32, message: &str) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "error": { "code": code, "message": message } })
+}

@@ -1,0 +1,224 @@
+//! `standin sessions` and `standin session`: sessions of this machine, for people and for scripts.
+
+mod table;
+mod text;
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use monitor::stream::Message;
+use monitor::{ConfigValue, Entry, SessionInfo, State};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::api::client::Client;
+use crate::api::folder::Folder;
+
+/// A session has some seconds to end politely.
+const KILL_PATIENCE: Duration = Duration::from_secs(15);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// The folder of sockets, in place of ~/.standin/sessions
+    #[arg(long, value_name = "FOLDER", global = true)]
+    sessions_dir: Option<PathBuf>,
+}
+
+impl Place {
+    pub(crate) fn folder(&self) -> Result<Folder> {
+        Folder::new(self.sessions_dir.as_deref())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionsArguments {
+    /// Print JSON: everything that each session says of itself
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionArguments {
+    /// The session's id, or its beginning
+    id: String,
+    #[command(subcommand)]
+    what: What,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// What the session is: target, processes, ports, counters
+    Info {
+        #[arg(long)]
+        json: bool,
+    },
+    /// What happened in it, and what happens
+    Events {
+        /// Print one JSON object in each line
+        #[arg(long)]
+        json: bool,
+        /// Go on until the session ends
+        #[arg(short, long)]
+        follow: bool,
+        /// Only events after the one with this number
+        #[arg(long, value_name = "NUMBER")]
+        after: Option<u64>,
+    },
+    /// Files, names, peers, ports and counters, as JSON
+    State {
+        /// Also print the values of the target's variables, which may be secrets
+        #[arg(long)]
+        show_env_values: bool,
+    },
+    /// Every setting with its value and the reason for it
+    Config {
+        #[arg(long)]
+        json: bool,
+    },
+    /// End it: its processes are asked to, and after five seconds made to
+    Kill,
+}
+
+pub(crate) fn list(arguments: &SessionsArguments) -> Result<ExitCode> {
+    let folder = arguments.place.folder()?;
+    let sessions = runtime()?.block_on(all(&folder));
+    if arguments.json {
+        print_json(&sessions)?;
+    } else if sessions.is_empty() {
+        eprintln!("standin: there are no sessions; `standin exec` starts one");
+    } else {
+        print!("{}", table::sessions(&sessions, jiff::Timestamp::now()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What each session says of itself. One that ends meanwhile is left out.
+pub(crate) async fn all(folder: &Folder) -> Vec<SessionInfo> {
+    let mut sessions = Vec::new();
+    for id in folder.sessions() {
+        let Ok(client) = Client::new(folder, &id) else {
+            continue;
+        };
+        match client.info().await {
+            Ok(info) => sessions.push(info),
+            Err(error) => eprintln!("standin: session {id}: {error:#}"),
+        }
+    }
+    sessions.sort_by(|one, other| one.started_at.cmp(&other.started_at));
+    sessions
+}
+
+pub(crate) fn run(arguments: &SessionArguments) -> Result<ExitCode> {
+    let folder = arguments.place.folder()?;
+    runtime()?.block_on(async {
+        let (id, client) = Client::find(&folder, &arguments.id)?;
+        match &arguments.what {
+            What::Info { json: true } => print_json(&client.info().await?),
+            What::Info { json: false } => {
+                print!("{}", text::info(&client.info().await?));
+                Ok(())
+            }
+            What::Events {
+                json,
+                follow,
+                after,
+            } => events(&client, *json, *follow, *after).await,
+            What::State { show_env_values } => {
+                let mut state = client.state().await?;
+                if !show_env_values {
+                    hide(&mut state);
+                }
+                print_json(&state)
+            }
+            What::Config { json } => print_config(&client.config().await?, *json),
+            What::Kill => kill(&client, &folder, &id).await,
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Values of variables may be secrets.
+pub(crate) fn hide(state: &mut State) {
+    for (_, value) in &mut state.env {
+        value.clear();
+    }
+}
+
+pub(crate) async fn kill(client: &Client, folder: &Folder, id: &str) -> Result<()> {
+    client.kill().await?;
+    let since = Instant::now();
+    while folder.socket(id).exists() {
+        if since.elapsed() > KILL_PATIENCE {
+            bail!("session {id} has not ended");
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+async fn events(client: &Client, json: bool, follow: bool, after: Option<u64>) -> Result<()> {
+    let last = client.info().await?.counters.events;
+    let mut seen = after.unwrap_or(0);
+    let mut events = client.events(after).await?;
+    while follow || seen < last {
+        let Some(messages) = events.next().await else {
+            break;
+        };
+        for message in messages {
+            match message {
+                Message::Event(entry) => {
+                    seen = entry.seq;
+                    print_event(entry, json)?;
+                }
+                Message::Missed(count) => {
+                    eprintln!("standin: {count} events came too quickly and are left out");
+                }
+                Message::Counters(_) => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print_event(mut entry: Entry, json: bool) -> Result<()> {
+    entry.event.hide_values();
+    let line = if json {
+        serde_json::to_string(&entry)?
+    } else {
+        text::event(&entry)
+    };
+    // Who reads may have read enough.
+    match writeln!(io::stdout(), "{line}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => Ok(other?),
+    }
+}
+
+fn print_config(config: &[ConfigValue], json: bool) -> Result<()> {
+    if json {
+        return print_json(&config);
+    }
+    print!("{}", table::config(config));
+    Ok(())
+}
+
+fn print_json(value: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}
+
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("the runtime does not start")
+}

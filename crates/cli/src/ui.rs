@@ -1,0 +1,111 @@
+//! `standin ui`: all sessions of this machine in a browser.
+
+mod assets;
+mod dev;
+mod follow;
+mod guard;
+mod hub;
+mod open;
+mod replay;
+mod rest;
+mod websocket;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{any, get, post};
+use clap::Args;
+use tokio::net::TcpListener;
+
+use self::guard::Guard;
+use self::hub::Hub;
+use crate::sessions::{Place, runtime};
+
+/// Where the page is developed.
+const VITE: &str = "http://localhost:5173";
+
+#[derive(Debug, Args)]
+pub(crate) struct UiArguments {
+    /// Do not open a browser; the address is printed
+    #[arg(long)]
+    no_open: bool,
+    /// The port on localhost, in place of one that is free
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    #[command(flatten)]
+    place: Place,
+    /// Show the values of the target's variables, which may be secrets
+    #[arg(long)]
+    show_env_values: bool,
+    /// Show a recording of `standin exec --record`, too
+    #[arg(long, value_name = "FILE")]
+    replay: Vec<PathBuf>,
+    /// Take the page from a development server (`npm run dev` in web/monitor)
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = VITE)]
+    dev: Option<String>,
+}
+
+/// What all requests share.
+#[derive(Debug, Clone)]
+struct Shared {
+    hub: Arc<Hub>,
+    guard: Arc<Guard>,
+    dev: Option<Arc<str>>,
+}
+
+pub(crate) fn run(arguments: &UiArguments) -> Result<ExitCode> {
+    let folder = arguments.place.folder()?;
+    folder.make()?;
+    let recordings = arguments
+        .replay
+        .iter()
+        .map(|file| replay::read(file))
+        .collect::<Result<Vec<_>>>()?;
+    runtime()?.block_on(async {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, arguments.port.unwrap_or(0)));
+        let listener = TcpListener::bind(address).await.with_context(|| {
+            format!("port {} cannot be had; choose another with --port", address.port())
+        })?;
+        let port = listener.local_addr()?.port();
+        let hub = Arc::new(Hub::new(arguments.show_env_values));
+        for recording in recordings {
+            hub.add_recording(recording);
+        }
+        follow::start(Arc::clone(&hub), folder.clone());
+        let guard = Guard::new(port, arguments.dev.is_some());
+        let url = guard.url();
+        println!("Session monitor: {url}");
+        if assets::is_missing() && arguments.dev.is_none() {
+            eprintln!("standin: this build has no page: run `cargo xtask web` and build again. The API is there");
+        }
+        let _opened = (!arguments.no_open).then(|| open::browser(&folder, port, &url));
+        let shared = Shared {
+            hub,
+            guard: Arc::new(guard),
+            dev: arguments.dev.as_deref().map(Arc::from),
+        };
+        tokio::select! {
+            served = axum::serve(listener, router(shared)) => served.context("the server has failed"),
+            () = open::ended() => Ok(()),
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn router(shared: Shared) -> Router {
+    Router::new()
+        .route("/api/sessions", get(rest::list))
+        .route("/api/sessions/{id}", get(rest::detail))
+        .route("/api/sessions/{id}/kill", post(rest::kill))
+        .route("/api/version", get(rest::version))
+        .route("/ws", any(websocket::all))
+        .route("/ws/{id}", any(websocket::one))
+        .fallback(get(assets::serve))
+        .layer(from_fn_with_state(shared.clone(), guard::check))
+        .with_state(shared)
+}

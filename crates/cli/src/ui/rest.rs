@@ -1,0 +1,89 @@
+//! What is asked once.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use monitor::{ConfigValue, PROTOCOL_VERSION, SessionInfo, State as SessionState};
+use serde::Serialize;
+use serde_json::json;
+
+use super::Shared;
+use super::hub::Source;
+use crate::sessions::hide;
+
+/// Everything of a session but its events.
+#[derive(Debug, Serialize)]
+struct Detail {
+    info: SessionInfo,
+    state: SessionState,
+    config: Vec<ConfigValue>,
+    shows_env_values: bool,
+}
+
+pub(super) async fn list(State(shared): State<Shared>) -> Response {
+    Json(shared.hub.infos()).into_response()
+}
+
+pub(super) async fn detail(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
+    let Some((info, source)) = shared.hub.find(&id) else {
+        return gone(&id);
+    };
+    let asked = match source {
+        Source::Recording(recording) => Ok((info, recording.0.clone(), recording.1.clone())),
+        Source::Session(client) => {
+            async {
+                let (state, config) = (client.state().await?, client.config().await?);
+                let info = client.info().await?;
+                anyhow::Ok((info, state, config))
+            }
+            .await
+        }
+    };
+    let Ok((info, mut state, config)) = asked else {
+        return gone(&id);
+    };
+    if !shared.hub.shows_values {
+        hide(&mut state);
+    }
+    Json(Detail {
+        info,
+        state,
+        config,
+        shows_env_values: shared.hub.shows_values,
+    })
+    .into_response()
+}
+
+pub(super) async fn kill(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
+    match shared.hub.find(&id) {
+        None => gone(&id),
+        Some((_, Source::Recording(_))) => {
+            shared.hub.remove(&id);
+            StatusCode::ACCEPTED.into_response()
+        }
+        Some((_, Source::Session(client))) => match client.kill().await {
+            Ok(()) => (StatusCode::ACCEPTED, Json(json!({"status": "ending"}))).into_response(),
+            Err(error) => {
+                let message = json!({"error": format!("{error:#}")});
+                (StatusCode::BAD_GATEWAY, Json(message)).into_response()
+            }
+        },
+    }
+}
+
+pub(super) async fn version(State(shared): State<Shared>) -> Response {
+    let through_operator = shared.hub.infos().iter().any(|info| info.is_operator);
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "protocol_version": PROTOCOL_VERSION,
+        "licence": env!("CARGO_PKG_LICENSE"),
+        "operator": through_operator,
+    }))
+    .into_response()
+}
+
+fn gone(id: &str) -> Response {
+    let message = json!({"error": format!("there is no session {id}")});
+    (StatusCode::NOT_FOUND, Json(message)).into_response()
+}

@@ -1,0 +1,159 @@
+//! Sessions that are watched and ended by others.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::world::{Running, Standin, Target, lives, until};
+
+/// Says that it is there, and starts a process that does not want to end.
+const STUBBORN: &str = "cat /etc/hostname /nothing-here; bash -c 'trap \"\" TERM; while :; do sleep 0.1; done' & echo child $! >&2; \
+                        echo here >&2; wait; sleep 3600";
+
+fn sockets(standin: &Standin) -> Vec<PathBuf> {
+    let entries = fs::read_dir(standin.path("sessions"));
+    let paths = entries.into_iter().flatten().flatten();
+    paths.map(|entry| entry.path()).collect()
+}
+
+fn json_of(standin: &Standin, arguments: &[&str]) -> Value {
+    let ended = standin.run(arguments);
+    ended.expect(0);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+#[test]
+fn a_session_is_listed_watched_recorded_and_ended_with_all_its_processes() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let recording = standin.path("recording");
+    let options = ["--record", recording.to_str().unwrap()];
+    let mut command = standin.session(&target.name(), &options, STUBBORN);
+    command.stdout(Stdio::null());
+    let mut session = Running::start(command);
+    session.until_said("child ");
+    let child = session
+        .said
+        .lines()
+        .last()
+        .unwrap()
+        .rsplit(' ')
+        .next()
+        .unwrap();
+    let child: u32 = child.parse().unwrap();
+    session.until_said("here");
+
+    let socket = sockets(&standin).remove(0);
+    let mode = |path: &PathBuf| fs::metadata(path).unwrap().mode() & 0o777;
+    assert_eq!(mode(&socket), 0o600);
+    assert_eq!(mode(&standin.path("sessions")), 0o700);
+
+    let listed = json_of(&standin, &["sessions", "--json"]);
+    let info = &listed[0];
+    assert_eq!(info["target"], target.name());
+    assert_eq!(info["protocol_version"], 1);
+    assert!(info["processes"].as_array().unwrap().len() >= 2, "{info}");
+    let id = info["session_id"].as_str().unwrap();
+    assert!(standin.run(["sessions"]).stdout.contains(id));
+
+    let events = standin.run(["session", &id[..8], "events", "--json"]);
+    let events: Vec<Value> = events
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let numbers: Vec<u64> = events
+        .iter()
+        .map(|event| event["seq"].as_u64().unwrap())
+        .collect();
+    assert!(
+        numbers.is_sorted_by(|one, next| one + 1 == *next),
+        "{numbers:?}"
+    );
+    let missing = |event: &&Value| event["path"] == "/nothing-here";
+    assert_eq!(events.iter().find(missing).unwrap()["errno"], "ENOENT");
+    let state = json_of(&standin, &["session", id, "state"]);
+    assert!(state["counters"]["files"]["remote"].as_u64().unwrap() > 0);
+
+    standin.run(["session", id, "kill"]).expect(0);
+    let ended = session.wait();
+    ended
+        .expect(128 + 15)
+        .says(&["the session is ended from outside"]);
+    until("the child is gone", || !lives(child));
+    assert!(sockets(&standin).is_empty());
+    let recorded = fs::read_to_string(recording).unwrap();
+    assert!(recorded.contains("/nothing-here") && recorded.contains(r#"{"line":"end""#));
+}
+
+#[test]
+fn without_the_api_there_is_no_socket_and_stale_ones_are_removed() {
+    let (standin, target) = (Standin::new().with("STANDIN_API", "false"), Target::new());
+    let mut session =
+        Running::start(standin.session(&target.name(), &[], "echo here >&2; sleep 3600"));
+    session.until_said("here");
+    assert!(sockets(&standin).is_empty());
+    drop(session);
+
+    fs::create_dir_all(standin.path("sessions")).unwrap();
+    drop(UnixListener::bind(standin.path("sessions/stale.sock")).unwrap());
+    let listed = standin.run(["sessions", "--json"]);
+    assert_eq!(listed.stdout.trim(), "[]");
+    assert!(sockets(&standin).is_empty());
+}
+
+#[test]
+fn coding_agents_ask_and_end_sessions() {
+    let (standin, target) = (Standin::new(), Target::new());
+    let mut session =
+        Running::start(standin.session(&target.name(), &[], "echo here >&2; sleep 3600"));
+    session.until_said("here");
+    let id = json_of(&standin, &["sessions", "--json"])[0]["session_id"].clone();
+    let call = |number: u32, name: &str, arguments: Value| json!({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": name, "arguments": arguments}});
+    let lines = [
+        json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-03-26"}}),
+        json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        json!({"jsonrpc": "2.0", "id": 2, "method": "tools/list"}),
+        call(3, "list_sessions", json!({})),
+        call(4, "session_events", json!({"id": id})),
+        call(5, "session_state", json!({"id": id, "section": "nonsense"})),
+        call(6, "end_session", json!({"id": id})),
+        json!({"jsonrpc": "2.0", "id": 7, "method": "nonsense"}),
+    ];
+    let mut command = standin.command(["mcp"]);
+    let mut server = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = server.stdin.take().unwrap();
+    for line in &lines {
+        writeln!(input, "{line}").unwrap();
+    }
+    drop(input);
+    let output = server.wait_with_output().unwrap().stdout;
+    let answers: Vec<Value> = String::from_utf8(output)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(answers.len(), 7);
+    assert_eq!(answers[0]["result"]["protocolVersion"], "2025-03-26");
+    assert_eq!(answers[1]["result"]["tools"].as_array().unwrap().len(), 7);
+    let text = |index: usize| {
+        answers[index]["result"]["content"][0]["text"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(text(2).contains(&target.name()));
+    assert!(text(3).contains("LayerConnected"), "{}", text(3));
+    assert_eq!(answers[4]["result"]["isError"], true);
+    assert!(text(5).contains("ended"));
+    assert_eq!(answers[6]["error"]["code"], -32601);
+    session.wait().expect(128 + 15);
+}

@@ -1,0 +1,51 @@
+//! `magic`.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::short_forms;
+
+/// Bundles of settings that help almost everybody
+///
+/// All are on unless they are turned off. Each adds to the settings, and never takes away or replaces what somebody has set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(transform = short_forms::magic)]
+pub struct MagicSettings {
+    /// AWS tools and libraries act as the target does, and not as whoever is logged in on this machine.
+    ///
+    /// Variables of this machine that choose a profile or are credentials do not come to the process
+    /// (`feature.env.unset_local`), and `~/.aws` is an empty folder (`feature.fs.mapping`). Has no effect without variables
+    /// of the target.
+    #[schemars(schema_with = "switch")]
+    pub aws: bool,
+
+    /// The volumes that are mounted at the target are read there, wherever they are mounted
+    /// (`feature.fs.read_only`), also under paths that are local otherwise. Has no effect when all files are local.
+    #[schemars(schema_with = "switch")]
+    pub auto_mount: bool,
+
+    /// Variables of this machine that name a web proxy (`HTTP_PROXY` and the like) do not come to the process
+    /// (`feature.env.unset_local`): its connections leave from the target, where that proxy is not. Has no effect when TCP
+    /// connections leave from this machine.
+    #[schemars(schema_with = "switch")]
+    pub proxy: bool,
+}
+
+impl Default for MagicSettings {
+    fn default() -> Self {
+        Self {
+            aws: true,
+            auto_mount: true,
+            proxy: true,
+        }
+    }
+}
+
+fn switch(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "anyOf": [{ "enum": ["true", "false"] }, { "type": "boolean" }],
+        "x-expand": "switch",
+        "default": true,
+    })
+}

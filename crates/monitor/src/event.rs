@@ -1,0 +1,268 @@
+//! What happens in a session.
+
+use serde::{Deserialize, Serialize};
+
+/// An event with its number. Numbers of one session begin at 1 and have no gaps.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    pub seq: u64,
+    /// Milliseconds since 1970.
+    pub time: u64,
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// Only the interesting is an event of its own: the first of its kind for a file, failures, questions for names that
+/// somebody had to be asked, connections and requests. Everything is counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type")]
+#[non_exhaustive]
+pub enum Event {
+    /// The first such operation on a path, or the first that failed so.
+    FileOp {
+        path: String,
+        operation: String,
+        side: Side,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        errno: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        latency_us: Option<u64>,
+        /// What came along with it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+    },
+    DnsQuery {
+        host: String,
+        /// `A`, `AAAA`, …
+        kind: String,
+        side: Side,
+        /// As nameservers call it: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, …
+        code: String,
+        addresses: Vec<String>,
+        latency_us: u64,
+    },
+    /// A connection through the target, or one that could not be had.
+    OutgoingConnection {
+        connection: u64,
+        /// Of a Unix socket its path.
+        address: String,
+        /// Zero for a Unix socket.
+        port: u16,
+        transport: Transport,
+        /// The names that were resolved to the address.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        names: Vec<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        errno: Option<String>,
+        latency_us: u64,
+    },
+    OutgoingClosed {
+        connection: u64,
+        address: String,
+        port: u16,
+        sent: u64,
+        received: u64,
+        duration_us: u64,
+    },
+    PortSubscription {
+        port: u16,
+        local_port: u16,
+        transport: Transport,
+        mode: Mode,
+        /// Which requests, if not all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        filter: Option<String>,
+        /// How far it was checked that traffic comes: `nothing`, `loopback` or `outside`.
+        checked: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+    },
+    IncomingConnection {
+        connection: u64,
+        port: u16,
+        transport: Transport,
+        client: String,
+        handling: Handling,
+        /// The program took it.
+        accepted: bool,
+        latency_us: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+    },
+    IncomingClosed {
+        connection: u64,
+        port: u16,
+        received: u64,
+        sent: u64,
+        duration_us: u64,
+    },
+    IncomingRequest {
+        connection: u64,
+        port: u16,
+        method: String,
+        path: String,
+        protocol: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        host: Option<String>,
+        /// None: the program gave no answer.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        status: Option<u16>,
+        handling: Handling,
+        client: String,
+        /// Until the answer began.
+        latency_us: u64,
+        received: u64,
+        sent: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+    },
+    /// Requests that the session wanted and did not answer.
+    RequestsPassedOn {
+        port: u16,
+        count: u64,
+        /// Of these, so many got no answer from anybody.
+        lost: u64,
+        reason: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<String>,
+    },
+    /// The target's environment, as the program has it.
+    EnvVar {
+        vars: Vec<(String, String)>,
+    },
+    /// A process is part of the session.
+    LayerConnected {
+        pid: u32,
+        process_name: String,
+    },
+    LayerDisconnected {
+        pid: u32,
+    },
+    /// What the user is told as well.
+    Notice {
+        level: Level,
+        text: String,
+    },
+    /// A kind that this version does not know.
+    #[serde(other)]
+    Unknown,
+}
+
+impl Event {
+    /// Takes values of variables away, which may be secrets.
+    pub fn hide_values(&mut self) {
+        if let Event::EnvVar { vars } = self {
+            for (_, value) in vars {
+                value.clear();
+            }
+        }
+    }
+}
+
+/// Where something was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    Local,
+    Remote,
+    /// Nowhere: the settings say that it is not there or must not be done.
+    Refused,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    Tcp,
+    Udp,
+    Unix,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Steal,
+    Mirror,
+}
+
+/// What became of a connection or a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Handling {
+    /// The program answers it.
+    Stolen,
+    /// The program has a copy.
+    Mirrored,
+    /// The application at the target answers it.
+    PassedOn,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    Info,
+    Warning,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(event: Event, expected: &str) {
+        let entry = Entry {
+            seq: 7,
+            time: 1000,
+            event,
+        };
+        let text = serde_json::to_string(&entry).unwrap();
+        assert_eq!(text, expected);
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), entry);
+    }
+
+    #[test]
+    fn events_are_flat_objects_with_a_type() {
+        check(
+            Event::FileOp {
+                path: "/etc/shop".to_owned(),
+                operation: "open".to_owned(),
+                side: Side::Remote,
+                errno: Some("ENOENT".to_owned()),
+                latency_us: Some(120),
+                bytes: None,
+            },
+            r#"{"seq":7,"time":1000,"type":"FileOp","path":"/etc/shop","operation":"open","side":"remote","errno":"ENOENT","latency_us":120}"#,
+        );
+        check(
+            Event::EnvVar {
+                vars: vec![("A".to_owned(), "b".to_owned())],
+            },
+            r#"{"seq":7,"time":1000,"type":"EnvVar","vars":[["A","b"]]}"#,
+        );
+        check(
+            Event::RequestsPassedOn {
+                port: 80,
+                count: 2,
+                lost: 0,
+                reason: "too slow".to_owned(),
+                cluster: Some("eu".to_owned()),
+            },
+            r#"{"seq":7,"time":1000,"type":"RequestsPassedOn","port":80,"count":2,"lost":0,"reason":"too slow","cluster":"eu"}"#,
+        );
+    }
+
+    #[test]
+    fn events_of_a_later_version_are_read() {
+        let text = r#"{"seq":1,"time":2,"type":"SomethingNew","more":[1]}"#;
+        let entry: Entry = serde_json::from_str(text).unwrap();
+        assert_eq!(entry.event, Event::Unknown);
+    }
+
+    #[test]
+    fn values_of_variables_can_be_hidden() {
+        let mut event = Event::EnvVar {
+            vars: vec![("PASSWORD".to_owned(), "hunter2".to_owned())],
+        };
+        event.hide_values();
+        assert!(!format!("{event:?}").contains("hunter2"));
+    }
+}

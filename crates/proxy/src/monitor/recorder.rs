@@ -1,0 +1,428 @@
+//! What is known of a session: sums, rows and the last events. Now is an argument.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use interceptor::Errno;
+use monitor::{
+    Counters, Entry, Event, FileRow, Handling, Health, NameRow, PeerRow, PortRow, Side, State,
+};
+use protocol::dns::message::{code, kind};
+
+use super::files::Operation;
+use super::{Answered, Peer, microseconds};
+
+/// Events that are kept for those who come later or are behind.
+pub(super) const KEPT: usize = 1024;
+/// Rows of each kind. A session that reads more files than this has a problem that the first ones show as well.
+const MOST_FILES: usize = 8192;
+const MOST_NAMES: usize = 1024;
+const MOST_PEERS: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    pub(super) counters: Counters,
+    pub(super) health: Health,
+    pub(super) env: Vec<(String, String)>,
+    events: VecDeque<Arc<Entry>>,
+    files: HashMap<PathBuf, File>,
+    names: HashMap<String, NameRow>,
+    peers: HashMap<Peer, PeerOf>,
+    /// By whether it is for datagrams, and its number.
+    ports: BTreeMap<(bool, u16), PortRow>,
+    without_row: u64,
+}
+
+#[derive(Debug)]
+struct File {
+    side: Side,
+    operations: u64,
+    failed: u64,
+    last_errno: Option<Errno>,
+    bytes: u64,
+    latency_us: u64,
+    /// Operations of which the first was told, and of which the first failure was.
+    told: u32,
+    told_failed: u32,
+}
+
+#[derive(Debug, Default)]
+struct PeerOf {
+    names: Vec<String>,
+    connections: u64,
+    open: u64,
+    failed: u64,
+    last_errno: Option<Errno>,
+    sent: u64,
+    received: u64,
+    latency_us: u64,
+}
+
+impl Recorder {
+    pub(super) fn emit(&mut self, now: u64, event: Event) {
+        self.counters.events += 1;
+        if self.events.len() == KEPT {
+            self.events.pop_front();
+        }
+        self.events.push_back(Arc::new(Entry {
+            seq: self.counters.events,
+            time: now,
+            event,
+        }));
+    }
+
+    /// Up to so many events after one, and how many there were between that are not kept any more.
+    pub(super) fn after(&self, seq: u64, most: usize) -> (u64, Vec<Arc<Entry>>) {
+        let next = seq + 1;
+        let oldest = self.events.front().map_or(next, |entry| entry.seq);
+        let missed = oldest.saturating_sub(next);
+        let skip = usize::try_from(next.saturating_sub(oldest)).unwrap_or(usize::MAX);
+        let entries = self.events.iter().skip(skip).take(most);
+        (missed, entries.cloned().collect())
+    }
+
+    pub(super) fn file(
+        &mut self,
+        now: u64,
+        path: &Path,
+        operation: Operation,
+        side: Side,
+        errno: Option<Errno>,
+        latency: Option<Duration>,
+    ) {
+        let totals = &mut self.counters.files;
+        match side {
+            Side::Local => totals.local += 1,
+            Side::Remote => totals.remote += 1,
+            Side::Refused => totals.refused += 1,
+        }
+        if side == Side::Remote && errno.is_some() {
+            totals.failed += 1;
+        }
+        let latency_us = latency.map(microseconds);
+        let Some(file) = self.file_row(path, side) else {
+            return;
+        };
+        file.side = side;
+        file.operations += 1;
+        file.latency_us += latency_us.unwrap_or(0);
+        let told = match errno {
+            None => &mut file.told,
+            Some(errno) => {
+                file.failed += 1;
+                file.last_errno = Some(errno);
+                &mut file.told_failed
+            }
+        };
+        let bit = 1_u32 << operation as u32;
+        if *told & bit != 0 {
+            return;
+        }
+        *told |= bit;
+        // Programs load their own code all the time: what stays on this machine is counted only.
+        if side == Side::Local {
+            return;
+        }
+        let bytes = Some(file.bytes).filter(|bytes| *bytes > 0 && operation == Operation::Read);
+        let event = Event::FileOp {
+            path: path.display().to_string(),
+            operation: operation.name().to_owned(),
+            side,
+            errno: errno.map(name),
+            latency_us,
+            bytes,
+        };
+        self.emit(now, event);
+    }
+
+    pub(super) fn file_came(&mut self, path: &Path, bytes: usize) {
+        if let Some(file) = self.file_row(path, Side::Remote) {
+            file.bytes += bytes as u64;
+        }
+    }
+
+    fn file_row(&mut self, path: &Path, side: Side) -> Option<&mut File> {
+        if !self.files.contains_key(path) {
+            if self.files.len() >= MOST_FILES {
+                self.without_row += 1;
+                return None;
+            }
+            let file = File {
+                side,
+                operations: 0,
+                failed: 0,
+                last_errno: None,
+                bytes: 0,
+                latency_us: 0,
+                told: 0,
+                told_failed: 0,
+            };
+            self.files.insert(path.to_path_buf(), file);
+        }
+        self.files.get_mut(path)
+    }
+
+    pub(super) fn name(&mut self, now: u64, answered: Answered<'_>) {
+        let totals = &mut self.counters.names;
+        totals.queries += 1;
+        totals.cached += u64::from(answered.cached);
+        let failed = answered.code != code::NO_ERROR;
+        totals.failed += u64::from(failed);
+        let code = code_name(answered.code);
+        let addresses: Vec<String> = answered.addresses.map(|ip| ip.to_string()).collect();
+        let host = answered.host;
+        if !self.names.contains_key(&host) && self.names.len() >= MOST_NAMES {
+            self.without_row += 1;
+        } else {
+            let row = self.names.entry(host.clone()).or_insert_with(|| NameRow {
+                host: host.clone(),
+                side: answered.side,
+                queries: 0,
+                cached: 0,
+                failed: 0,
+                last_code: String::new(),
+                addresses: Vec::new(),
+            });
+            row.queries += 1;
+            row.cached += u64::from(answered.cached);
+            row.failed += u64::from(failed);
+            row.last_code.clone_from(&code);
+            if !addresses.is_empty() {
+                row.addresses.clone_from(&addresses);
+            }
+        }
+        if answered.cached {
+            return;
+        }
+        let event = Event::DnsQuery {
+            host,
+            kind: kind_name(answered.kind),
+            side: answered.side,
+            code,
+            addresses,
+            latency_us: microseconds(answered.latency),
+        };
+        self.emit(now, event);
+    }
+
+    pub(super) fn connected(
+        &mut self,
+        now: u64,
+        connection: u64,
+        peer: &Peer,
+        names: Vec<String>,
+        outcome: Result<(), Errno>,
+        latency: Duration,
+    ) {
+        let latency_us = microseconds(latency);
+        let totals = &mut self.counters.outgoing;
+        totals.connections += 1;
+        match outcome {
+            Ok(()) => totals.open += 1,
+            Err(_) => totals.failed += 1,
+        }
+        if !self.peers.contains_key(peer) && self.peers.len() >= MOST_PEERS {
+            self.without_row += 1;
+        } else {
+            let row = self.peers.entry(peer.clone()).or_default();
+            row.connections += 1;
+            row.latency_us += latency_us;
+            row.names.clone_from(&names);
+            match outcome {
+                Ok(()) => row.open += 1,
+                Err(errno) => {
+                    row.failed += 1;
+                    row.last_errno = Some(errno);
+                }
+            }
+        }
+        let event = Event::OutgoingConnection {
+            connection,
+            address: peer.address(),
+            port: peer.port(),
+            transport: peer.transport(),
+            names,
+            errno: outcome.err().map(name),
+            latency_us,
+        };
+        self.emit(now, event);
+    }
+
+    pub(super) fn disconnected(
+        &mut self,
+        now: u64,
+        connection: u64,
+        peer: &Peer,
+        sent: u64,
+        received: u64,
+        duration: Duration,
+    ) {
+        let totals = &mut self.counters.outgoing;
+        totals.open = totals.open.saturating_sub(1);
+        if let Some(row) = self.peers.get_mut(peer) {
+            row.open = row.open.saturating_sub(1);
+            row.sent += sent;
+            row.received += received;
+        }
+        let event = Event::OutgoingClosed {
+            connection,
+            address: peer.address(),
+            port: peer.port(),
+            sent,
+            received,
+            duration_us: microseconds(duration),
+        };
+        self.emit(now, event);
+    }
+
+    pub(super) fn port(&mut self, is_udp: bool, port: u16) -> Option<&mut PortRow> {
+        self.ports.get_mut(&(is_udp, port))
+    }
+
+    /// A port that is subscribed anew goes on with what it counted.
+    pub(super) fn subscribed(&mut self, is_udp: bool, row: PortRow) {
+        let before = self.ports.remove(&(is_udp, row.port));
+        let row = match before {
+            None => row,
+            Some(before) => PortRow {
+                connections: before.connections,
+                requests: before.requests,
+                passed_on: before.passed_on,
+                last_traffic: before.last_traffic,
+                ..row
+            },
+        };
+        self.ports.insert((is_udp, row.port), row);
+    }
+
+    pub(super) fn ports(&self) -> Vec<PortRow> {
+        self.ports.values().cloned().collect()
+    }
+
+    /// A connection has come, and the program has taken it or not.
+    pub(super) fn arrived(&mut self, now: u64, is_udp: bool, port: u16, accepted: bool) {
+        let totals = &mut self.counters.incoming;
+        totals.connections += 1;
+        totals.open += u64::from(accepted);
+        if let Some(row) = self.port(is_udp, port) {
+            row.connections += 1;
+            row.last_traffic = Some(now);
+            row.problem = None;
+        }
+    }
+
+    pub(super) fn left(&mut self) {
+        let totals = &mut self.counters.incoming;
+        totals.open = totals.open.saturating_sub(1);
+    }
+
+    pub(super) fn request(
+        &mut self,
+        now: u64,
+        port: u16,
+        handling: Handling,
+        status: Option<u16>,
+        latency: Duration,
+    ) {
+        let totals = &mut self.counters.incoming;
+        totals.requests += 1;
+        totals.failed += u64::from(status.is_none_or(|status| status >= 500));
+        match handling {
+            Handling::Stolen => totals.stolen += 1,
+            Handling::Mirrored => totals.mirrored += 1,
+            Handling::PassedOn => totals.passed_on += 1,
+        }
+        if status.is_some() {
+            totals.latencies.add(microseconds(latency));
+        }
+        if let Some(row) = self.port(false, port) {
+            row.requests += 1;
+            row.last_traffic = Some(now);
+        }
+    }
+
+    pub(super) fn passed_on(&mut self, port: u16, count: u64) {
+        self.counters.incoming.passed_on += count;
+        if let Some(row) = self.port(false, port) {
+            row.passed_on += count;
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        let files = self.files.iter().map(|(path, file)| FileRow {
+            path: String::from_utf8_lossy(path.as_os_str().as_bytes()).into_owned(),
+            side: file.side,
+            operations: file.operations,
+            failed: file.failed,
+            last_errno: file.last_errno.map(name),
+            bytes: file.bytes,
+            latency_us: file.latency_us,
+        });
+        let peers = self.peers.iter().map(|(peer, row)| PeerRow {
+            address: peer.address(),
+            port: peer.port(),
+            transport: peer.transport(),
+            names: row.names.clone(),
+            connections: row.connections,
+            open: row.open,
+            failed: row.failed,
+            last_errno: row.last_errno.map(name),
+            sent: row.sent,
+            received: row.received,
+            latency_us: row.latency_us,
+        });
+        let mut state = State {
+            counters: self.counters.clone(),
+            files: files.collect(),
+            names: self.names.values().cloned().collect(),
+            peers: peers.collect(),
+            ports: self.ports(),
+            env: self.env.clone(),
+            without_row: self.without_row,
+        };
+        state.files.sort_by(|one, other| one.path.cmp(&other.path));
+        state.names.sort_by(|one, other| one.host.cmp(&other.host));
+        state.peers.sort_by(|one, other| {
+            (&one.address, one.port, one.connections).cmp(&(
+                &other.address,
+                other.port,
+                other.connections,
+            ))
+        });
+        state
+    }
+}
+
+/// As programmers know it.
+fn name(errno: Errno) -> String {
+    format!("{errno:?}")
+}
+
+fn code_name(code: u8) -> String {
+    match code {
+        0 => "NOERROR".to_owned(),
+        1 => "FORMERR".to_owned(),
+        2 => "SERVFAIL".to_owned(),
+        3 => "NXDOMAIN".to_owned(),
+        4 => "NOTIMP".to_owned(),
+        5 => "REFUSED".to_owned(),
+        other => format!("RCODE{other}"),
+    }
+}
+
+fn kind_name(number: u16) -> String {
+    match number {
+        kind::A => "A".to_owned(),
+        kind::AAAA => "AAAA".to_owned(),
+        5 => "CNAME".to_owned(),
+        12 => "PTR".to_owned(),
+        15 => "MX".to_owned(),
+        16 => "TXT".to_owned(),
+        33 => "SRV".to_owned(),
+        65 => "HTTPS".to_owned(),
+        other => format!("TYPE{other}"),
+    }
+}

@@ -1,0 +1,111 @@
+import { useEffect, useState, useSyncExternalStore } from "react";
+
+import { getVersion } from "./api";
+import { useHash, useNow, useTheme } from "./hooks";
+import { Keys } from "./parts/keys";
+import { SessionList } from "./views/list";
+import { SessionView } from "./views/session";
+import type { Store } from "./store";
+import type { Version } from "./types";
+
+export function App({ store }: { store: Store }) {
+  const { sessions, connection } = useSyncExternalStore(store.subscribe, store.get);
+  const [hash, setHash] = useHash();
+  const [theme, nextTheme] = useTheme();
+  const [version, setVersion] = useState<Version>();
+  const [showsKeys, setShowsKeys] = useState(false);
+  const now = useNow();
+  useEffect(() => {
+    getVersion().then(setVersion, () => undefined);
+  }, []);
+  useEffect(() => {
+    const listen = (event: KeyboardEvent): void => {
+      const inField = event.target instanceof HTMLElement && event.target.matches("input, textarea, select");
+      if (event.key === "?" && !inField) setShowsKeys(true);
+    };
+    addEventListener("keydown", listen);
+    return () => removeEventListener("keydown", listen);
+  }, []);
+
+  const [id = "", tab = ""] = hash.split("/");
+  const chosen = sessions.find((session) => session.info.session_id === id);
+  const live = sessions.filter((session) => session.ended === undefined && session.info.health.status !== "ended");
+  useEffect(() => {
+    const target = chosen ? `${chosen.info.target} · ` : "";
+    document.title = `${target}Standin sessions`;
+  }, [chosen]);
+
+  return (
+    <div className={chosen ? "app has-choice" : "app"}>
+      <a className="skip" href="#main" onClick={(event) => focusMain(event)}>
+        Skip to content
+      </a>
+      <header className="top">
+        <a className="brand" href="#/">
+          <img src="/icon.svg" alt="" width="26" height="26" />
+          <span>Standin</span>
+        </a>
+        <p className="summary" role="status">
+          {connection === "connected" ? (
+            <>
+              <span className="dot healthy" aria-hidden="true" /> {live.length === 1 ? "1 session" : `${live.length} sessions`}
+            </>
+          ) : (
+            <>
+              <span className="dot reconnecting" aria-hidden="true" />{" "}
+              {connection === "lost" ? "standin ui does not answer; trying again" : "connecting"}
+            </>
+          )}
+        </p>
+        <p className="version">
+          {version && (
+            <>
+              {version.version} <span className="wide">· {version.licence} · {version.operator ? "with operator" : "without operator"}</span>
+            </>
+          )}
+        </p>
+        <button type="button" className="plain" onClick={nextTheme} aria-label={`Colours: ${theme}. Change`} title={`Colours: ${theme}`}>
+          {theme === "dark" ? "☾" : theme === "light" ? "☀" : "◐"}
+        </button>
+        <button type="button" className="plain" onClick={() => setShowsKeys(true)} aria-label="Keyboard shortcuts" title="Keyboard shortcuts">
+          ?
+        </button>
+      </header>
+      <nav aria-label="Sessions" className="side">
+        <SessionList sessions={sessions} chosen={id} now={now} onForget={(gone) => store.forget(gone)} />
+      </nav>
+      <main id="main" tabIndex={-1}>
+        {chosen ? (
+          <SessionView key={id} session={chosen} tab={tab} now={now} onTab={(next) => setHash(`${id}/${next}`)} />
+        ) : (
+          <Welcome isEmpty={sessions.length === 0} />
+        )}
+      </main>
+      {showsKeys && <Keys onClose={() => setShowsKeys(false)} />}
+    </div>
+  );
+}
+
+function focusMain(event: React.MouseEvent): void {
+  event.preventDefault();
+  document.getElementById("main")?.focus();
+}
+
+function Welcome({ isEmpty }: { isEmpty: boolean }) {
+  return (
+    <div className="welcome">
+      {isEmpty ? (
+        <>
+          <h1>No sessions yet</h1>
+          <p>A session appears here as soon as it starts, from any terminal of yours:</p>
+          <pre>standin exec -t deployment/checkout -- ./checkout</pre>
+        </>
+      ) : (
+        <>
+          <h1>Choose a session</h1>
+          <p>You see what it asks of its target, what arrives for it, and what is wrong.</p>
+        </>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,16 @@
+import { useEffect, useId, useRef, type ReactNode } from "react";
+
+/** A modal of the browser itself: it keeps the focus, and Esc closes it. */
+export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const name = useId();
+  useEffect(() => {
+    if (!dialog.current?.open) dialog.current?.showModal();
+  }, []);
+  return (
+    <dialog ref={dialog} aria-labelledby={name} onClose={onClose}>
+      <h2 id={name}>{title}</h2>
+      {children}
+    </dialog>
+  );
+}

@@ -1,0 +1,49 @@
+import { useRef, type KeyboardEvent, type ReactNode } from "react";
+
+export interface Tab {
+  id: string;
+  label: string;
+  badge?: number;
+  content: () => ReactNode;
+}
+
+export function Tabs({ tabs, chosen, onChoose }: { tabs: Tab[]; chosen: string; onChoose: (id: string) => void }) {
+  const list = useRef<HTMLDivElement>(null);
+  const current = tabs.find((tab) => tab.id === chosen) ?? tabs[0];
+  if (!current) return null;
+  const move = (event: KeyboardEvent): void => {
+    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+    if (step === 0) return;
+    const next = (tabs.indexOf(current) + step + tabs.length) % tabs.length;
+    const tab = tabs[next];
+    if (tab) {
+      onChoose(tab.id);
+      list.current?.querySelectorAll<HTMLElement>("[role=tab]")[next]?.focus();
+    }
+  };
+  return (
+    <>
+      <div className="tabs" role="tablist" aria-label="What to show" ref={list}>
+        {tabs.map((tab) => (
+          <button
+            type="button"
+            role="tab"
+            key={tab.id}
+            id={`tab-${tab.id}`}
+            aria-selected={tab === current}
+            aria-controls="panel"
+            tabIndex={tab === current ? 0 : -1}
+            onClick={() => onChoose(tab.id)}
+            onKeyDown={move}
+          >
+            {tab.label}
+            {tab.badge !== undefined && tab.badge > 0 && <span className="badge">{tab.badge.toLocaleString()}</span>}
+          </button>
+        ))}
+      </div>
+      <div role="tabpanel" id="panel" aria-labelledby={`tab-${current.id}`} className="panel">
+        {current.content()}
+      </div>
+    </>
+  );
+}

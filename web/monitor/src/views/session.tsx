@@ -1,0 +1,128 @@
+import { useMemo, useState } from "react";
+
+import { kill, useDetail } from "../api";
+import { age, plural } from "../format";
+import { Dialog } from "../parts/dialog";
+import { Tabs, type Tab } from "../parts/tabs";
+import { requestsOf } from "../parts/charts";
+import { suggestions } from "../suggestions";
+import { Config, Environment } from "./settings";
+import { Events } from "./events";
+import { Files, Names, Peers } from "./tables";
+import { Overview } from "./overview";
+import type { Session } from "../store";
+
+interface Props {
+  session: Session;
+  tab: string;
+  now: number;
+  onTab: (tab: string) => void;
+}
+
+export function SessionView({ session, tab, now, onTab }: Props) {
+  const { info, events } = session;
+  const isLive = info.health.status !== "ended";
+  const detail = useDetail(info.session_id, isLive);
+  const requests = useMemo(() => requestsOf(events), [events]);
+  const advice = useMemo(() => (detail ? suggestions(detail.state, isLive ? now : 0) : []), [detail, isLive, now]);
+  const wait = () => <p className="empty">Asking the session…</p>;
+  const tabs: Tab[] = [
+    {
+      id: "overview",
+      label: "Overview",
+      badge: advice.length,
+      content: () => <Overview session={session} advice={advice} now={now} isLive={isLive} />,
+    },
+    { id: "events", label: "Events", badge: events.length, content: () => <Events events={events} missed={session.missed} caption="Events" /> },
+    {
+      id: "requests",
+      label: "Requests",
+      badge: requests.length,
+      content: () => <Events events={requests} missed={session.missed} caption="Requests" isRequests />,
+    },
+    { id: "files", label: "Files", content: () => (detail ? <Files detail={detail} /> : wait()) },
+    { id: "names", label: "Names", content: () => (detail ? <Names detail={detail} /> : wait()) },
+    { id: "connections", label: "Connections", content: () => (detail ? <Peers detail={detail} /> : wait()) },
+    { id: "environment", label: "Environment", content: () => (detail ? <Environment detail={detail} /> : wait()) },
+    { id: "configuration", label: "Configuration", content: () => (detail ? <Config detail={detail} /> : wait()) },
+  ];
+  return (
+    <article className="session">
+      <header className="title">
+        <a className="back" href="#/">
+          ← All sessions
+        </a>
+        <div className="row">
+          <span className={`dot ${info.health.status}`} aria-hidden="true" />
+          <h1>{info.target}</h1>
+          <span className="status">{info.health.status}</span>
+          {isLive && <Kill session={session} />}
+        </div>
+        <p className="about">
+          <code>{info.command.join(" ")}</code>
+          <span>{isLive ? `for ${age(now - Date.parse(info.started_at))}` : `started ${new Date(info.started_at).toLocaleString()}`}</span>
+          {info.processes.length > 0 && (
+            <span title={info.processes.map((process) => `${process.process_name} (${process.pid})`).join("\n")}>
+              {plural(info.processes.length, "process").replace("processs", "processes")}
+            </span>
+          )}
+          {info.clusters.length > 0 && <span>{info.clusters.join(", ")}</span>}
+          <span className="id" title="The session's id">
+            {info.session_id}
+          </span>
+        </p>
+        {info.health.reason && isLive && (
+          <p className="alarm" role="alert">
+            {info.health.reason}
+          </p>
+        )}
+      </header>
+      <Tabs tabs={tabs} chosen={tab || "overview"} onChoose={onTab} />
+    </article>
+  );
+}
+
+function Kill({ session }: { session: Session }) {
+  const [asks, setAsks] = useState(false);
+  const [state, setState] = useState<"idle" | "ending">("idle");
+  const [error, setError] = useState("");
+  const end = async (): Promise<void> => {
+    setState("ending");
+    setError("");
+    try {
+      await kill(session.info.session_id);
+      setAsks(false);
+    } catch (reason) {
+      setError(reason instanceof Error ? reason.message : String(reason));
+      setState("idle");
+    }
+  };
+  return (
+    <>
+      <button type="button" className="danger" onClick={() => setAsks(true)} disabled={state === "ending"}>
+        {state === "ending" ? "Ending…" : "End session"}
+      </button>
+      {asks && (
+        <Dialog title="End this session?" onClose={() => setAsks(false)}>
+          <p>
+            <code>{session.info.command.join(" ")}</code> and everything that it started is asked to end, and after five seconds made to. What it stole
+            goes to <strong>{session.info.target}</strong> again.
+          </p>
+          {error && (
+            <p className="alarm" role="alert">
+              {error}
+            </p>
+          )}
+          <div className="actions">
+            <button type="button" onClick={() => setAsks(false)}>
+              Cancel
+            </button>
+            <button type="button" className="danger" onClick={() => void end()} disabled={state === "ending"}>
+              End session
+            </button>
+          </div>
+        </Dialog>
+      )}
+    </>
+  );
+}

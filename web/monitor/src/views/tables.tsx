@@ -1,0 +1,87 @@
+import { bytes, duration, place } from "../format";
+import { DataTable, type Column } from "../parts/table";
+import type { Detail, FileRow, NameRow, PeerRow } from "../types";
+
+const average = (total: number, count: number): string => (total > 0 && count > 0 ? duration(total / count) : "–");
+
+const FILES: Column<FileRow>[] = [
+  { name: "Path", cell: (row) => <code>{row.path}</code>, by: (row) => row.path },
+  { name: "Where", cell: (row) => <span className={`tag ${row.side}`}>{row.side}</span>, by: (row) => row.side },
+  { name: "Operations", cell: (row) => row.operations.toLocaleString(), by: (row) => row.operations, isNumber: true },
+  { name: "Failed", cell: (row) => (row.failed > 0 ? <span className="bad">{`${row.failed} (${row.last_errno ?? "?"})`}</span> : "–"), by: (row) => row.failed, isNumber: true },
+  { name: "Average", cell: (row) => average(row.latency_us, row.operations), by: (row) => row.latency_us / Math.max(1, row.operations), isNumber: true },
+  { name: "Bytes", cell: (row) => (row.bytes > 0 ? bytes(row.bytes) : "–"), by: (row) => row.bytes, isNumber: true },
+];
+
+export function Files({ detail }: { detail: Detail }) {
+  const rank = { remote: 0, refused: 1, local: 2 };
+  const rows = detail.state.files.toSorted((one, other) => rank[one.side] - rank[other.side] || other.failed - one.failed || one.path.localeCompare(other.path));
+  return (
+    <DataTable
+      caption="Files"
+      rows={rows}
+      columns={FILES}
+      keyOf={(row) => row.path}
+      textOf={(row) => `${row.path} ${row.side} ${row.last_errno ?? ""}`}
+      isProblem={(row) => row.failed > 0}
+      empty="The session has looked at no files."
+    />
+  );
+}
+
+const NAMES: Column<NameRow>[] = [
+  { name: "Name", cell: (row) => <code>{row.host}</code>, by: (row) => row.host },
+  { name: "Where", cell: (row) => <span className={`tag ${row.side}`}>{row.side}</span>, by: (row) => row.side },
+  { name: "Questions", cell: (row) => row.queries.toLocaleString(), by: (row) => row.queries, isNumber: true },
+  { name: "From memory", cell: (row) => row.cached.toLocaleString(), by: (row) => row.cached, isNumber: true },
+  { name: "Failed", cell: (row) => (row.failed > 0 ? <span className="bad">{`${row.failed} (${row.last_code})`}</span> : "–"), by: (row) => row.failed, isNumber: true },
+  { name: "Addresses", cell: (row) => row.addresses.join(", ") || "–" },
+];
+
+export function Names({ detail }: { detail: Detail }) {
+  return (
+    <DataTable
+      caption="Names"
+      rows={detail.state.names}
+      columns={NAMES}
+      keyOf={(row) => row.host}
+      textOf={(row) => `${row.host} ${row.addresses.join(" ")} ${row.last_code}`}
+      isProblem={(row) => row.failed > 0}
+      empty="The session has asked for no names."
+    />
+  );
+}
+
+const PEERS: Column<PeerRow>[] = [
+  {
+    name: "Peer",
+    cell: (row) => (
+      <>
+        <code>{place(row.address, row.port)}</code>
+        {row.names.length > 0 && <small> {row.names.join(", ")}</small>}
+      </>
+    ),
+    by: (row) => place(row.address, row.port),
+  },
+  { name: "Transport", cell: (row) => row.transport, by: (row) => row.transport },
+  { name: "Connections", cell: (row) => row.connections.toLocaleString(), by: (row) => row.connections, isNumber: true },
+  { name: "Open", cell: (row) => row.open.toLocaleString(), by: (row) => row.open, isNumber: true },
+  { name: "Failed", cell: (row) => (row.failed > 0 ? <span className="bad">{`${row.failed} (${row.last_errno ?? "?"})`}</span> : "–"), by: (row) => row.failed, isNumber: true },
+  { name: "Connect", cell: (row) => average(row.latency_us, row.connections), by: (row) => row.latency_us / Math.max(1, row.connections), isNumber: true },
+  { name: "Sent", cell: (row) => bytes(row.sent), by: (row) => row.sent, isNumber: true },
+  { name: "Received", cell: (row) => bytes(row.received), by: (row) => row.received, isNumber: true },
+];
+
+export function Peers({ detail }: { detail: Detail }) {
+  return (
+    <DataTable
+      caption="Connections through the target"
+      rows={detail.state.peers}
+      columns={PEERS}
+      keyOf={(row) => `${row.transport} ${place(row.address, row.port)}`}
+      textOf={(row) => `${row.address}:${row.port} ${row.names.join(" ")} ${row.last_errno ?? ""}`}
+      isProblem={(row) => row.failed > 0}
+      empty="The session has made no connections through the target."
+    />
+  );
+}

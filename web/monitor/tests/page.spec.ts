@@ -1,0 +1,233 @@
+import { expect, request as http, test, type Page } from "@playwright/test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+
+import { World } from "./world";
+
+let world: World;
+test.beforeEach(() => {
+  world = new World();
+});
+test.afterEach(async () => {
+  await world.end();
+});
+
+const shots = process.env["SCREENSHOTS"];
+async function shot(page: Page, name: string): Promise<void> {
+  if (shots) await page.screenshot({ path: join(shots, `${name}.png`) });
+}
+
+test("nobody is let in without the token, from another name or from another page", async () => {
+  const url = await world.ui();
+  const { origin, searchParams } = new URL(url);
+  const stranger = await http.newContext();
+  expect((await stranger.get(origin)).status()).toBe(401);
+  expect((await stranger.get(`${origin}/api/sessions`)).status()).toBe(401);
+  expect((await stranger.get(`${origin}/?token=wrong`)).status()).toBe(401);
+  const bearer = { authorization: `Bearer ${searchParams.get("token")}` };
+  expect((await stranger.get(`${origin}/api/sessions`, { headers: bearer })).status()).toBe(200);
+  expect((await stranger.get(`${origin}/api/sessions`, { headers: { ...bearer, host: "evil.example" } })).status()).toBe(421);
+  const kill = `${origin}/api/sessions/none/kill`;
+  expect((await stranger.post(kill, { headers: bearer })).status()).toBe(403);
+  expect((await stranger.post(kill, { headers: { ...bearer, origin: "http://evil.example" } })).status()).toBe(403);
+  expect((await stranger.post(kill, { headers: { ...bearer, origin } })).status()).toBe(404);
+  const page = await stranger.get(url);
+  expect(page.headers()["content-security-policy"]).not.toContain("unsafe");
+  await stranger.dispose();
+});
+
+test("the first load takes the token out of the address and shows that there is nothing", async ({ page, context }) => {
+  const problems: string[] = [];
+  page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+  page.on("pageerror", (error) => problems.push(error.message));
+  await page.goto(await world.ui());
+  await expect(page.getByRole("heading", { name: "No sessions yet" })).toBeVisible();
+  expect(page.url()).not.toContain("token");
+  const [cookie] = await context.cookies();
+  expect(cookie).toMatchObject({ httpOnly: true, sameSite: "Strict" });
+  await page.reload();
+  await expect(page.getByRole("heading", { name: "No sessions yet" })).toBeVisible();
+  await shot(page, "empty");
+  expect(problems).toEqual([]);
+});
+
+test("a session's traffic is seen, searched and paused", async ({ page }) => {
+  await page.goto(await world.ui());
+  const target = await world.target();
+  await world.session(target);
+  await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
+  await expect(page.getByText(/^median/)).toBeVisible();
+  await expect(page.getByText("failed in the program")).toBeVisible();
+  const absent = page.getByRole("listitem").filter({ hasText: /These \d+ files were read remotely and do not exist there/ });
+  await absent.getByText(/^Show \d+/).click();
+  await expect(absent.getByText("/srv/shop/missing-3")).toBeVisible();
+  await shot(page, "overview");
+
+  await page.getByRole("tab", { name: /Events/ }).click();
+  const events = page.getByRole("list", { name: "Events" });
+  await expect(events.locator('[data-type="IncomingRequest"]').first()).toContainText("stolen");
+  await expect(events.locator('[data-type="OutgoingConnection"]').first()).toBeVisible();
+  await shot(page, "events");
+  await page.getByRole("checkbox", { name: /Requests/ }).uncheck();
+  await expect(events.locator('[data-type="IncomingRequest"]')).toHaveCount(0);
+  await page.getByRole("checkbox", { name: /Requests/ }).check();
+  await page.keyboard.press("Escape");
+
+  // Leaves the field first, in which a letter would be a letter.
+  await page.getByRole("tab", { name: /Requests/ }).click();
+  const requests = page.getByRole("list", { name: "Requests" });
+  await page.keyboard.press("/");
+  await page.keyboard.type("/broken");
+  await expect(requests.locator(".event").first()).toContainText("GET /broken");
+  await expect(requests.locator(".event", { hasText: "/cart/" })).toHaveCount(0);
+  await requests.locator(".event > button").first().click();
+  await expect(requests.getByText("Client")).toBeVisible();
+  await expect(requests.locator("dd", { hasText: "503" })).toBeVisible();
+  await shot(page, "request");
+
+  await page.getByRole("button", { name: "Pause" }).click();
+  const shown = await requests.locator(".event").count();
+  await expect(page.getByRole("button", { name: /Go on \(\d+ new\)/ })).toBeVisible();
+  expect(await requests.locator(".event").count()).toBe(shown);
+  await page.getByRole("button", { name: /Go on/ }).click();
+  await expect.poll(() => requests.locator(".event").count()).toBeGreaterThan(shown);
+});
+
+test("files, names, connections, variables and settings are listed, and values stay hidden", async ({ page }) => {
+  const target = await world.target();
+  await world.session(target);
+  await page.goto(await world.ui());
+  await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
+  await page.getByRole("tab", { name: "Files" }).click();
+  await expect(page.getByRole("row", { name: /missing-0 remote .*ENOENT/ })).toBeVisible();
+  await shot(page, "files");
+  await page.getByRole("tab", { name: "Names" }).click();
+  await expect(page.getByRole("row", { name: /nowhere\.invalid/ })).toBeVisible();
+  await page.getByRole("tab", { name: "Connections" }).click();
+  await expect(page.getByRole("row", { name: /127\.0\.0\.1:9 .*ECONNREFUSED/ })).toBeVisible();
+  await page.getByRole("tab", { name: "Environment" }).click();
+  await expect(page.getByRole("row", { name: /SHOP_PASSWORD hidden/ })).toBeVisible();
+  await page.getByRole("tab", { name: "Configuration" }).click();
+  await expect(page.getByRole("row", { name: /feature\.hostname false .*standin\.json:1:/ })).toBeVisible();
+  await expect(page.getByRole("row", { name: /feature\.network\.incoming\.mode "steal" --steal/ })).toBeVisible();
+  await shot(page, "configuration");
+  const all = await page.evaluate(async (id) => (await fetch(`/api/sessions/${id}`)).text(), idOf(page));
+  expect(all).toContain("SHOP_PASSWORD");
+  expect(all).not.toContain("hunter2");
+});
+
+test("values are shown when `standin ui` was told so", async ({ page }) => {
+  const target = await world.target();
+  await world.session(target);
+  await page.goto(await world.ui(["--show-env-values"]));
+  await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
+  await page.getByRole("tab", { name: "Environment" }).click();
+  await expect(page.getByText("hunter2")).toHaveCount(0);
+  await page.getByRole("button", { name: "Show the value of SHOP_PASSWORD" }).click();
+  await expect(page.getByText("hunter2")).toBeVisible();
+});
+
+test("of two sessions one is ended from the page, and the other ends by itself", async ({ page }) => {
+  const [first, second] = [await world.target(), await world.target()];
+  const ended = await world.session(first);
+  const other = await world.session(second);
+  await page.goto(await world.ui());
+  await expect(page.getByRole("status").first()).toContainText("2 sessions");
+  await page.getByRole("link", { name: new RegExp(`process/${first}`) }).click();
+  await page.getByRole("button", { name: "End session" }).click();
+  const dialog = page.getByRole("dialog", { name: "End this session?" });
+  await shot(page, "kill");
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  expect(ended.child.exitCode).toBeNull();
+  await page.getByRole("button", { name: "End session" }).click();
+  await dialog.getByRole("button", { name: "End session" }).click();
+  await ended.ended;
+  await expect(page.getByRole("article")).toContainText("ended");
+  await expect(page.getByRole("status").first()).toContainText("1 session");
+  other.child.kill("SIGTERM");
+  await other.ended;
+  await expect(page.getByRole("status").first()).toContainText("0 sessions");
+  await expect(page.getByRole("link", { name: new RegExp(`process/${second}.*ended`, "s") })).toBeVisible();
+  await page.getByRole("button", { name: `Remove process/${second} from the list` }).click();
+  await expect(page.getByRole("link", { name: new RegExp(`process/${second}`) })).toHaveCount(0);
+});
+
+test("who comes back gets what is missing, and nothing twice", async ({ page }) => {
+  const target = await world.target();
+  await world.session(target);
+  await page.goto(await world.ui());
+  await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
+  await page.getByRole("tab", { name: /Requests/ }).click();
+  await expect(page.locator(".event").nth(5)).toBeVisible();
+  const numbers = await page.evaluate(async (id) => {
+    const listen = (after: number, count: number): Promise<number[]> =>
+      new Promise((resolve) => {
+        const got: number[] = [];
+        const socket = new WebSocket(`ws://${location.host}/ws/${id}?after=${id}:${after}`);
+        socket.onmessage = (message) => {
+          const news = JSON.parse(String(message.data)) as { type: string; data: { seq: number } };
+          if (news.type === "event") got.push(news.data.seq);
+          if (got.length === count) {
+            socket.close();
+            resolve(got);
+          }
+        };
+      });
+    const before = await listen(0, 20);
+    return [...before, ...(await listen(before.at(-1) ?? 0, 20))];
+  }, idOf(page));
+  expect(numbers).toEqual(numbers.map((_, index) => (numbers[0] ?? 0) + index));
+});
+
+test("a recording is replayed", async ({ page }) => {
+  const recording = join(world.place, "recording.jsonl");
+  const target = await world.target();
+  const session = await world.session(target, ["--record", recording]);
+  await expect.poll(() => readFileSync(recording, "utf8")).toContain("/broken");
+  session.child.kill("SIGTERM");
+  await session.ended;
+  expect(readFileSync(recording, "utf8")).not.toContain("hunter2");
+  await page.goto(await world.ui(["--replay", recording]));
+  await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
+  await page.getByRole("tab", { name: /Requests/ }).click();
+  await expect(page.getByText("GET /broken").first()).toBeVisible();
+  await page.getByRole("tab", { name: "Files" }).click();
+  await expect(page.getByRole("row", { name: /missing-0/ })).toBeVisible();
+  await expect(page.getByRole("button", { name: "End session" })).toHaveCount(0);
+});
+
+for (const scheme of ["light", "dark"] as const) {
+  test(`a narrow screen needs no sideways scrolling (${scheme})`, async ({ page }) => {
+    await page.emulateMedia({ colorScheme: scheme });
+    await page.setViewportSize({ width: 360, height: 740 });
+    const target = await world.target();
+    await world.session(target);
+    await page.goto(await world.ui());
+    const fits = async (): Promise<void> => {
+      const [wide, room] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+      expect(wide).toBeLessThanOrEqual(room ?? 0);
+    };
+    const card = page.getByRole("link", { name: new RegExp(`process/${target}`) });
+    await expect(card).toBeVisible();
+    await fits();
+    await shot(page, `narrow-list-${scheme}`);
+    await card.click();
+    await expect(page.getByText(/^median/)).toBeVisible();
+    await fits();
+    await shot(page, `narrow-overview-${scheme}`);
+    for (const name of [/Events/, /Files/, /Connections/, /Configuration/]) {
+      await page.getByRole("tab", { name }).click();
+      await fits();
+    }
+    await page.getByRole("tab", { name: /Events/ }).click();
+    await shot(page, `narrow-events-${scheme}`);
+    await page.setViewportSize({ width: 1280, height: 860 });
+    await page.getByRole("tab", { name: /Overview/ }).click();
+    await shot(page, `overview-${scheme}`);
+  });
+}
+
+/** The session that the page shows. */
+function idOf(page: Page): string {
+  return new URL(page.url()).hash.slice(1).split("/")[0] ?? "";
+}
