@@ -187,8 +187,12 @@ pub(super) async fn users_share_a_port_by_filters(story: &Story<'_>) -> Result<(
     let refused = Ended::of(&mut session)?;
     ensure!(refused.code != Some(0), "{refused}");
     ensure!(refused.stderr.contains("anna@"), "{refused}");
-    let sessions = listed_sessions(story, &shop)?;
-    ensure!(sessions.len() == 2, "{sessions:?}");
+    // The refused one is listed until its agents have ended.
+    until("the refused session to be gone", async || {
+        let sessions = listed_sessions(story, &shop)?;
+        Ok((sessions.len() == 2).then_some(()))
+    })
+    .await?;
     drop(servers);
     operator.uninstall()
 }
