@@ -193,8 +193,12 @@ async fn share_a_port(story: &Story<'_>, shop: &Stage) -> Result<()> {
     let refused = Ended::of(&mut session)?;
     ensure!(refused.code != Some(0), "{refused}");
     ensure!(refused.stderr.contains("anna@"), "{refused}");
-    let sessions = listed_sessions(story, shop)?;
-    ensure!(sessions.len() == 2, "{sessions:?}");
+    // The refused one is listed until its agents have ended.
+    until("the refused session to be gone", async || {
+        let sessions = listed_sessions(story, shop)?;
+        Ok((sessions.len() == 2).then_some(()))
+    })
+    .await?;
     drop(servers);
     nothing_is_left(shop).await
 }
