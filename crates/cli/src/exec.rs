@@ -6,7 +6,6 @@ mod ending;
 mod environment;
 mod holder;
 mod log;
-mod magic;
 mod notices;
 pub(crate) mod podman;
 mod progress;
@@ -20,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use config::{FileMode, Resolved, Settings};
+use config::{FileMode, MagicSurroundings, Resolved, Settings};
 use proxy::{Launch, Monitor, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
@@ -29,7 +28,6 @@ pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster, Way};
 use log::Verbosity;
-use magic::Magic;
 use notices::Kind;
 use signals::Caught;
 use target::LocalTarget;
@@ -68,15 +66,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
         .context("the runtime does not start")?;
     let chosen = choose_agent(arguments, &mut resolved.settings, verbosity, progress);
     let (agent, target) = runtime.block_on(chosen)?;
-    let mut magic = Magic::new(&resolved.settings);
-    let started = start(
-        &agent,
-        &mut resolved,
-        &mut magic,
-        arguments,
-        &monitor,
-        progress,
-    );
+    let started = start(&agent, &mut resolved, arguments, &monitor, progress);
     let session = runtime.block_on(started);
     let session = session.inspect_err(|_| runtime.block_on(agent.end()))?;
     let watch = Watch::start(
@@ -171,7 +161,6 @@ fn about(arguments: &ExecArguments, settings: &Settings, agent: &Agent, target: 
 async fn start(
     agent: &Agent,
     resolved: &mut Resolved,
-    magic: &mut Magic,
     arguments: &ExecArguments,
     monitor: &Monitor,
     progress: &Progress,
@@ -179,8 +168,8 @@ async fn start(
     let env_file = settings::env_file(&resolved.settings)?;
     let surroundings = settings::surroundings(&arguments.command);
     let first = agent.first(tell(progress, monitor)).await?;
-    magic.mounts = agent.mounts();
-    resolved.add_magic(&surroundings, &magic.surroundings());
+    let mounts = agent.mounts();
+    resolved.add_magic(&surroundings, &MagicSurroundings { mounts });
     progress.step("reading the environment");
     let holder = holder::name(&arguments.command);
     let (settings, monitor) = (&resolved.settings, monitor.clone());

@@ -37,11 +37,11 @@ impl Resolved {
     pub fn effective(&self) -> Vec<Effective> {
         let settings = serde_json::to_value(&self.settings).unwrap_or(Value::Null);
         let mut effective = Vec::new();
-        self.explain(&settings, shape::root(), String::new(), &mut effective);
+        self.explain(&settings, shape::root(), "", &mut effective);
         effective
     }
 
-    fn explain(&self, value: &Value, shape: &Shape, key: String, effective: &mut Vec<Effective>) {
+    fn explain(&self, value: &Value, shape: &Shape, key: &str, effective: &mut Vec<Effective>) {
         let join = |inner: &str| {
             if key.is_empty() {
                 inner.to_owned()
@@ -54,15 +54,15 @@ impl Resolved {
             Kind::Map(map) => {
                 for (inner, shape) in &map.keys {
                     let value = value.get(inner).unwrap_or(&Value::Null);
-                    self.explain(value, shape, join(inner), effective);
+                    self.explain(value, shape, &join(inner), effective);
                 }
                 if let Some(shape) = &map.others {
                     let members = value.as_object().into_iter().flatten();
                     for (inner, value) in members.clone() {
-                        self.explain(value, shape, join(inner), effective);
+                        self.explain(value, shape, &join(inner), effective);
                     }
                     if members.count() == 0 {
-                        effective.push(self.one("{}".to_owned(), &key));
+                        effective.push(self.one("{}".to_owned(), key));
                     }
                 }
             }
@@ -73,7 +73,7 @@ impl Resolved {
                 } else {
                     value.to_string()
                 };
-                effective.push(self.one(value, &key));
+                effective.push(self.one(value, key));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::files::Surroundings;
 use crate::layers::Resolved;
-use crate::settings::{FileMode, NamePattern, RegexText, Settings};
+use crate::settings::{FileMode, NamePattern, RegexText};
 
 /// Variables that choose a profile, or are credentials. That of a region says nothing about who one is.
 const AWS: &[&str] = &[
@@ -46,8 +46,6 @@ const NO_VOLUMES: &[&str] = &[
 /// What bundles need to know.
 #[derive(Debug, Clone, Default)]
 pub struct MagicSurroundings {
-    /// A folder that is empty and stays so.
-    pub empty_folder: Option<String>,
     /// Where volumes are mounted at the target.
     pub mounts: Vec<String>,
 }
@@ -64,7 +62,7 @@ impl Resolved {
             is_on(|magic| magic.proxy),
         );
         if aws {
-            self.add_aws(surroundings, magic);
+            self.add_aws(surroundings);
         }
         if proxy && self.settings.feature.network.outgoing.tcp {
             self.unset_local("magic.proxy", PROXY);
@@ -74,7 +72,7 @@ impl Resolved {
         }
     }
 
-    fn add_aws(&mut self, surroundings: &Surroundings, magic: &MagicSurroundings) {
+    fn add_aws(&mut self, surroundings: &Surroundings) {
         const BUNDLE: &str = "magic.aws";
         if !self.settings.feature.env.enabled {
             return;
@@ -82,25 +80,17 @@ impl Resolved {
         self.unset_local(BUNDLE, AWS);
         let home = surroundings.home.as_deref();
         let home = home.and_then(|home| std::str::from_utf8(home).ok());
-        let (Some(home), Some(empty)) = (home, &magic.empty_folder) else {
-            return;
-        };
-        let files = &mut self.settings.feature.fs;
-        if files.mode == FileMode::Local {
-            return;
-        }
-        let pattern = format!(
-            "^{}/\\.aws(?<rest>/.*)?$",
-            regex::escape(home.trim_end_matches('/'))
-        );
-        // A dollar in the path would be a group.
-        let replacement = format!("{}${{rest}}", empty.replace('$', "$$"));
-        files.mapping.0.push((pattern, replacement));
-        let local = format!("^{}(/|$)", regex::escape(empty));
-        files.local.0.push(RegexText(local));
-        for key in ["feature.fs.mapping", "feature.fs.local"] {
-            self.origins.add(key, BUNDLE);
-        }
+        let Some(home) = home else { return };
+        let home = regex::escape(home.trim_end_matches('/'));
+        // Tools keep other things beside these, which they have to be able to write.
+        let pattern = format!("^{home}/\\.aws/(config|credentials|sso)(/|$)");
+        self.settings
+            .feature
+            .fs
+            .not_found
+            .0
+            .push(RegexText(pattern));
+        self.origins.add("feature.fs.not_found", BUNDLE);
     }
 
     fn unset_local(&mut self, bundle: &'static str, names: &[&str]) {
@@ -126,20 +116,13 @@ impl Resolved {
     }
 }
 
-impl Settings {
-    /// Whether a folder is needed that is empty.
-    pub fn needs_empty_folder(&self) -> bool {
-        self.magic.aws && self.feature.magic.aws && self.feature.env.enabled
-    }
-}
-
 /// Whether something mounted there was put there by somebody.
 fn is_volume(mount: &str) -> bool {
-    let is_below = |of: &&str| {
-        let rest = mount.strip_prefix(*of);
+    let is_below = |of: &str| {
+        let rest = mount.strip_prefix(of);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    mount.starts_with('/') && mount != "/" && !NO_VOLUMES.iter().any(|of| is_below(&of))
+    mount.starts_with('/') && mount != "/" && !NO_VOLUMES.iter().any(|of| is_below(of))
 }
 
 /// The places of mounts in `/proc/<pid>/mountinfo`.
@@ -162,6 +145,7 @@ mod tests {
     use crate::files::{Choice, FileRules};
     use crate::format::Format;
     use crate::layers::Layers;
+    use crate::settings::Settings;
 
     fn surroundings() -> Surroundings {
         Surroundings {
@@ -174,7 +158,6 @@ mod tests {
         let layers = Layers::new().file("test", text, Format::Yaml);
         let mut resolved = layers.resolve().unwrap();
         let magic = MagicSurroundings {
-            empty_folder: Some("/tmp/empty-$1".to_owned()),
             mounts: mounts_in(
                 "1 0 0:1 / / rw - overlay o rw\n2 1 0:2 / /proc rw - proc p rw\n3 1 0:3 /a /tmp/my\\040config ro - ext4 d ro\n\
                  4 1 0:4 / /dev/shm rw - tmpfs t rw\n5 1 0:5 / /etc/hosts rw - ext4 d rw",
@@ -228,23 +211,16 @@ mod tests {
 
     #[test]
     fn the_users_own_settings_stay_and_come_first() {
-        let resolved = resolve(
-            "feature: {env: {override: {AWS_PROFILE: chosen}, unset_local: X}, fs: {mapping: {'^/home/me/.aws/config$': /mine}}}",
-        );
+        let resolved = resolve("feature: {env: {override: {AWS_PROFILE: chosen}, unset_local: X}}");
         assert!(environment(&resolved).contains("AWS_PROFILE=chosen"));
         assert!(!environment(&resolved).contains("X=1"));
         let rules = FileRules::new(&resolved.settings.feature.fs, &surroundings()).unwrap();
-        let place = |path: &str| match rules.choose(path.as_bytes(), false) {
-            Choice::Local(path) => format!("local {}", String::from_utf8_lossy(&path)),
-            other => format!("{other:?}"),
-        };
-        assert_eq!(
-            place("/home/me/.aws/credentials"),
-            "local /tmp/empty-$1/credentials"
-        );
-        assert_eq!(place("/home/me/.aws"), "local /tmp/empty-$1");
-        assert!(!place("/home/me/.aws/config").contains("empty"));
-        assert!(!place("/home/me/.awsome").contains("empty"));
+        let is_hidden = |path: &str| rules.choose(path.as_bytes(), false) == Choice::NotFound;
+        assert!(is_hidden("/home/me/.aws/credentials"));
+        assert!(is_hidden("/home/me/.aws/config"));
+        assert!(is_hidden("/home/me/.aws/sso/cache/x"));
+        assert!(!is_hidden("/home/me/.aws/cli/cache/x"));
+        assert!(!is_hidden("/home/you/.aws/config"));
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl Arriving {
         arrived.tell(true);
         let direction = match arrived.side.is_udp {
             true => Direction::Datagrams(arrived.side.clone()),
-            false => Direction::Incoming(arrived.side.clone(), Mutex::default()),
+            false => Direction::Incoming(arrived.side.clone(), Box::default()),
         };
         Some(Traffic::new(arrived.hub, arrived.connection, direction))
     }
@@ -190,7 +190,7 @@ pub(crate) struct Traffic {
 #[derive(Debug)]
 enum Direction {
     Outgoing(Peer),
-    Incoming(Incoming, Mutex<Observer>),
+    Incoming(Incoming, Box<Mutex<Observer>>),
     Datagrams(Incoming),
 }
 
