@@ -4,6 +4,7 @@ mod table;
 mod text;
 
 use std::io::{self, Write as _};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -177,7 +178,9 @@ async fn events(client: &Client, json: bool, follow: bool, after: Option<u64>) -
             match message {
                 Message::Event(entry) => {
                     seen = entry.seq;
-                    print_event(entry, json)?;
+                    if print_event(entry, json)?.is_break() {
+                        return Ok(());
+                    }
                 }
                 Message::Missed(count) => {
                     eprintln!("standin: {count} events came too quickly and are left out");
@@ -189,17 +192,18 @@ async fn events(client: &Client, json: bool, follow: bool, after: Option<u64>) -
     Ok(())
 }
 
-fn print_event(mut entry: Entry, json: bool) -> Result<()> {
+/// Breaks when whoever reads has read enough.
+fn print_event(mut entry: Entry, json: bool) -> Result<ControlFlow<()>> {
     entry.event.hide_values();
     let line = if json {
         serde_json::to_string(&entry)?
     } else {
         text::event(&entry)
     };
-    // Who reads may have read enough.
     match writeln!(io::stdout(), "{line}") {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        other => Ok(other?),
+        Ok(()) => Ok(ControlFlow::Continue(())),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        Err(error) => Err(error.into()),
     }
 }
 

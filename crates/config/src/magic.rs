@@ -149,7 +149,7 @@ mod tests {
 
     fn surroundings() -> Surroundings {
         Surroundings {
-            home: Some(b"/home/me".to_vec()),
+            home: Some(b"/users/me".to_vec()),
             ..Surroundings::default()
         }
     }
@@ -216,11 +216,11 @@ mod tests {
         assert!(!environment(&resolved).contains("X=1"));
         let rules = FileRules::new(&resolved.settings.feature.fs, &surroundings()).unwrap();
         let is_hidden = |path: &str| rules.choose(path.as_bytes(), false) == Choice::NotFound;
-        assert!(is_hidden("/home/me/.aws/credentials"));
-        assert!(is_hidden("/home/me/.aws/config"));
-        assert!(is_hidden("/home/me/.aws/sso/cache/x"));
-        assert!(!is_hidden("/home/me/.aws/cli/cache/x"));
-        assert!(!is_hidden("/home/you/.aws/config"));
+        assert!(is_hidden("/users/me/.aws/credentials"));
+        assert!(is_hidden("/users/me/.aws/config"));
+        assert!(is_hidden("/users/me/.aws/sso/cache/x"));
+        assert!(!is_hidden("/users/me/.aws/cli/cache/x"));
+        assert!(!is_hidden("/users/you/.aws/config"));
     }
 
     #[test]

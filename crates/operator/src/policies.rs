@@ -98,7 +98,7 @@ where
         .get_opt(name)
         .await
         .doing("read the owner of a pod")?;
-    let owners = found.iter().flat_map(|found| found.owner_references());
+    let owners = found.iter().flat_map(kube::ResourceExt::owner_references);
     Ok(owners
         .map(|owner| target(&owner.kind, &owner.name))
         .collect())

@@ -87,7 +87,7 @@ impl Asked {
 #[derive(Debug)]
 enum Through {
     Fuse(Fuse),
-    Memory(Memory),
+    Memory(Box<Memory>),
 }
 
 impl TargetFiles {
@@ -99,7 +99,8 @@ impl TargetFiles {
         let calls = Calls::new(agent);
         let cache = Arc::new(Cache::new(fuse::FRESH));
         let inodes = Arc::new(Inodes::default());
-        let memory = || Memory::start(calls.clone()).map(Through::Memory);
+        let memory =
+            || Memory::start(calls.clone()).map(|memory| Through::Memory(Box::new(memory)));
         let fuse = || Fuse::start(calls.clone(), inodes.clone(), cache.clone()).map(Through::Fuse);
         let through = match through {
             FilesThrough::Fuse => fuse(),

@@ -246,7 +246,7 @@ where
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(bytes) => {
                     if let Some(traffic) = &stream.traffic {
-                        traffic.to_application(&bytes);
+                        traffic.application_gets(&bytes);
                     }
                     // The application does not want any more; dropping the body tells the agent.
                     if stream.write_all(bytes).await.is_err() {
@@ -361,7 +361,7 @@ fn poll_read(
                     *piece = (*piece / 2).max(FIRST_PIECE);
                 }
                 if let Some(traffic) = &stream.traffic {
-                    traffic.from_application(&buffer);
+                    traffic.application_sent(&buffer);
                 }
                 return Poll::Ready(Ok(buffer.freeze()));
             }

@@ -93,11 +93,9 @@ fn split(text: &str) -> Option<(&str, Option<&str>)> {
             None => None,
         };
     }
-    match text.matches(':').count() {
-        0 => Some((text, None)),
-        1 => text
-            .split_once(':')
-            .map(|(network, port)| (network, Some(port))),
+    match text.split_once(':') {
+        Some((network, port)) if !port.contains(':') => Some((network, Some(port))),
+        // A name, or an IPv6 address without brackets.
         _ => Some((text, None)),
     }
 }

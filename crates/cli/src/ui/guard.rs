@@ -181,7 +181,7 @@ mod tests {
 
     fn judge(
         guard: &Guard,
-        method: Method,
+        method: &Method,
         uri: &str,
         headers: &[(&str, &str)],
     ) -> Result<Found, Refusal> {
@@ -190,7 +190,7 @@ mod tests {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
             map.append(name, value.parse().unwrap());
         }
-        guard.judge(&method, &uri.parse().unwrap(), &map)
+        guard.judge(method, &uri.parse().unwrap(), &map)
     }
 
     #[test]
@@ -203,8 +203,8 @@ mod tests {
         let cookie = ("cookie", cookie.as_str());
         let origin = ("origin", "http://localhost:5000");
         let upgrade = ("upgrade", "websocket");
-        let get = |uri: &str, headers: &[(&str, &str)]| judge(&guard, Method::GET, uri, headers);
-        let post = |headers: &[(&str, &str)]| judge(&guard, Method::POST, "/api", headers);
+        let get = |uri: &str, headers: &[(&str, &str)]| judge(&guard, &Method::GET, uri, headers);
+        let post = |headers: &[(&str, &str)]| judge(&guard, &Method::POST, "/api", headers);
 
         assert_eq!(get(&with_token, &[here]), Ok(Found::InAddress));
         assert_eq!(get("/", &[here, cookie]), Ok(Found::Elsewhere));

@@ -54,7 +54,7 @@ pub(super) async fn carry(
                 // An application that has closed its socket is seen elsewhere; datagrams have no end.
                 let Ok(count) = received else { continue };
                 if let Some(traffic) = &traffic {
-                    traffic.from_application(&buffer[..count]);
+                    traffic.application_sent(&buffer[..count]);
                 }
                 let mut frame = BytesMut::new();
                 let payload = Bytes::copy_from_slice(&buffer[..count]);
@@ -70,7 +70,7 @@ pub(super) async fn carry(
                 while let Ok(Some(datagram)) = decoder.next_datagram() {
                     if let Datagram::Payload { payload, .. } = datagram {
                         if let Some(traffic) = &traffic {
-                            traffic.to_application(&payload);
+                            traffic.application_gets(&payload);
                         }
                         let _ = socket.send(&payload).await;
                     }

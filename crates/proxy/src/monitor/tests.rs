@@ -114,8 +114,8 @@ fn a_connection_is_followed_to_its_end() {
     let attempt = || monitor.attempt(Transport::Tcp, &destination, || vec!["db".to_owned()]);
     attempt().failed(Errno::ECONNREFUSED);
     let traffic = attempt().connected().unwrap();
-    traffic.from_application(b"abc");
-    traffic.to_application(b"answer");
+    traffic.application_sent(b"abc");
+    traffic.application_gets(b"answer");
     let row = monitor.state().peers.remove(0);
     assert_eq!((row.connections, row.open, row.failed), (2, 1, 1));
     assert_eq!(monitor.counters().outgoing.sent_bytes, 3);
@@ -167,8 +167,8 @@ fn requests_are_told_with_their_port() {
         .arriving(80, false, true, client, None)
         .accepted()
         .unwrap();
-    traffic.to_application(b"GET /cart HTTP/1.1\r\n\r\n");
-    traffic.from_application(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n");
+    traffic.application_gets(b"GET /cart HTTP/1.1\r\n\r\n");
+    traffic.application_sent(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n");
     drop(traffic);
     monitor.arriving(80, false, true, client, None).refused();
     told(News::Missed {

@@ -206,7 +206,7 @@ impl Traffic {
         }
     }
 
-    pub(crate) fn from_application(&self, bytes: &[u8]) {
+    pub(crate) fn application_sent(&self, bytes: &[u8]) {
         add(&self.from_application, bytes.len());
         match &self.direction {
             Direction::Outgoing(_) => add(&self.hub.bytes.outgoing_sent, bytes.len()),
@@ -223,7 +223,7 @@ impl Traffic {
         }
     }
 
-    pub(crate) fn to_application(&self, bytes: &[u8]) {
+    pub(crate) fn application_gets(&self, bytes: &[u8]) {
         add(&self.to_application, bytes.len());
         match &self.direction {
             Direction::Outgoing(_) => add(&self.hub.bytes.outgoing_received, bytes.len()),

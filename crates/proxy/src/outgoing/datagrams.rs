@@ -189,7 +189,7 @@ async fn relay_datagrams(
                 // A peer that nobody listens at is reported by the next call; datagrams have no end.
                 let Ok(count) = received else { continue };
                 if let Some(traffic) = traffic {
-                    traffic.from_application(&buffer[..count]);
+                    traffic.application_sent(&buffer[..count]);
                 }
                 let mut frame = BytesMut::new();
                 Datagram::Payload { address: None, payload: Bytes::copy_from_slice(&buffer[..count]) }.encode(&mut frame);
@@ -205,7 +205,7 @@ async fn relay_datagrams(
                     match datagram {
                         Datagram::Payload { payload, .. } => {
                             if let Some(traffic) = traffic {
-                                traffic.to_application(&payload);
+                                traffic.application_gets(&payload);
                             }
                             let _ = socket.send(&payload).await;
                         }

@@ -234,7 +234,7 @@ async fn pods(shop: &Stage) -> Result<Vec<(String, String)>> {
         .pods()
         .list(&ListParams::default().labels("app=web"))
         .await?;
-    let address = |pod: &Pod| Some(pod.status.as_ref()?.pod_ip.clone()?);
+    let address = |pod: &Pod| pod.status.as_ref()?.pod_ip.clone();
     let pods = found.iter().filter_map(|pod| {
         let is_there = pod.metadata.deletion_timestamp.is_none();
         Some((pod.metadata.name.clone()?, address(pod)?)).filter(|_| is_there)

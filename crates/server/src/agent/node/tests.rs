@@ -112,8 +112,14 @@ async fn a_container_is_served_to_its_client_alone_until_told_to_end() {
         panic!("{answer:?}");
     };
     // Asked again, it is the same.
-    assert_eq!(node.ask(&request).await.served, [served.clone()]);
-    assert_eq!(node.ask(&everything()).await.served, [served.clone()]);
+    assert_eq!(
+        node.ask(&request).await.served,
+        std::slice::from_ref(served)
+    );
+    assert_eq!(
+        node.ask(&everything()).await.served,
+        std::slice::from_ref(served)
+    );
 
     let link = |identity: &Identity, trust: Trust| {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, served.port));
