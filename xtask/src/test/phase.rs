@@ -16,7 +16,7 @@ use crate::process::Finished;
 use crate::{demo, environment, node, packages, privilege, process, tidy, web, workspace};
 
 /// Crates with tests that only root can run. Otherwise these are ignored.
-const NEED_ROOT: &[&str] = &["agent", "cli", "lab", "proxy", "server"];
+const NEED_ROOT: &[&str] = &["agent", "cli", "interceptor", "lab", "proxy", "server"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Phase {
