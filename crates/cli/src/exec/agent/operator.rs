@@ -450,14 +450,15 @@ mod tests {
 
     #[test]
     fn an_image_is_no_wish_and_a_namespace_is() {
-        let wishes = |key: &str, value: &str| {
-            let layers = config::Layers::new().flag("--flag", key, value);
+        let wishes = |agent: &str| {
+            let text = format!("agent: {{{agent}}}");
+            let layers = config::Layers::new().file("test", &text, config::Format::Yaml);
             has_wishes(&layers.resolve().unwrap().settings.agent)
         };
-        assert!(!wishes("agent.image", "registry.example.com/standind:1"));
-        assert!(!wishes("agent.communication_timeout", "30"));
-        assert!(wishes("agent.namespace", "tools"));
-        assert!(wishes("agent.ephemeral", "false"));
+        assert!(!wishes("image: 'registry.example.com/standind:1'"));
+        assert!(!wishes("communication_timeout: 30"));
+        assert!(wishes("namespace: tools"));
+        assert!(wishes("ephemeral: false"));
     }
 
     #[test]
