@@ -31,7 +31,7 @@ const PROXY: &[&str] = &[
     "NO_PROXY",
 ];
 
-/// Mounts that every container has, which are no volumes of anybody.
+/// Mounts that every container or every machine has, which are no volumes of anybody.
 const NO_VOLUMES: &[&str] = &[
     "/proc",
     "/sys",
@@ -41,7 +41,15 @@ const NO_VOLUMES: &[&str] = &[
     "/etc/resolv.conf",
     "/run/.containerenv",
     "/run/secrets",
+    "/run/credentials",
+    "/run/lock",
+    "/run/user",
+    "/boot",
+    "/snap",
 ];
+
+/// What programs have here wherever they run. A mount that holds one of them is a part of a machine, and no volume.
+const HELD: &[&str] = &["/usr", "/lib", "/bin", "/nix", "/run", "/tmp", "/var/tmp"];
 
 /// What bundles need to know.
 #[derive(Debug, Clone, Default)]
@@ -68,7 +76,7 @@ impl Resolved {
             self.unset_local("magic.proxy", PROXY);
         }
         if auto_mount && self.settings.feature.fs.mode != FileMode::Local {
-            self.add_mounts(&magic.mounts);
+            self.add_mounts(&magic.mounts, surroundings);
         }
     }
 
@@ -101,28 +109,45 @@ impl Resolved {
         self.origins.add("feature.env.unset_local", bundle);
     }
 
-    fn add_mounts(&mut self, mounts: &[String]) {
-        let is_volume = |mount: &&String| is_volume(mount);
+    fn add_mounts(&mut self, mounts: &[String], surroundings: &Surroundings) {
         let patterns: Vec<RegexText> = mounts
             .iter()
-            .filter(is_volume)
+            .filter(|mount| is_volume(mount, surroundings))
             .map(|mount| RegexText(format!("^{}(/|$)", regex::escape(mount))))
             .collect();
-        if !patterns.is_empty() {
-            let files = &mut self.settings.feature.fs;
-            files.read_only.0.extend(patterns);
-            self.origins.add("feature.fs.read_only", "magic.auto_mount");
+        if patterns.is_empty() {
+            return;
         }
+        let files = &mut self.settings.feature.fs;
+        // Who writes at the target writes to its volumes, too.
+        let (list, key) = match files.mode {
+            FileMode::Write => (&mut files.read_write, "feature.fs.read_write"),
+            _ => (&mut files.read_only, "feature.fs.read_only"),
+        };
+        list.0.extend(patterns);
+        self.origins.add(key, "magic.auto_mount");
     }
 }
 
-/// Whether something mounted there was put there by somebody.
-fn is_volume(mount: &str) -> bool {
-    let is_below = |of: &str| {
-        let rest = mount.strip_prefix(of);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+/// Whether something mounted there was put there by somebody, and nothing that the process has here is in it.
+fn is_volume(mount: &str, surroundings: &Surroundings) -> bool {
+    let is_below = |path: &[u8], folder: &[u8]| {
+        let rest = path.strip_prefix(folder);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
     };
-    mount.starts_with('/') && mount != "/" && !NO_VOLUMES.iter().any(|of| is_below(of))
+    let here = [
+        &surroundings.home,
+        &surroundings.working_directory,
+        &surroundings.temporary,
+    ];
+    let own = here.into_iter().flatten().chain(&surroundings.code);
+    let held = HELD.iter().map(|path| path.as_bytes());
+    let mut held = held.chain(own.map(Vec::as_slice));
+    let mount = mount.as_bytes();
+    mount.starts_with(b"/")
+        && mount != b"/"
+        && !NO_VOLUMES.iter().any(|of| is_below(mount, of.as_bytes()))
+        && !held.any(|path| is_below(path, mount))
 }
 
 /// The places of mounts in `/proc/<pid>/mountinfo`.
@@ -237,6 +262,46 @@ mod tests {
             "{magic: {auto_mount: false}, feature: {fs: localwithoverrides}}"
         ));
         assert!(!choose("feature: {fs: {local: '^/tmp/'}}"));
+    }
+
+    #[test]
+    fn who_writes_at_the_target_writes_to_its_volumes() {
+        let choose = |text: &str| {
+            let resolved = resolve(text);
+            let rules = FileRules::new(&resolved.settings.feature.fs, &surroundings()).unwrap();
+            let choice = rules.choose(b"/tmp/my config/a.yaml", true);
+            matches!(choice, Choice::Remote(_))
+        };
+        assert!(choose("feature: {fs: write}"));
+        assert!(!choose("feature: {fs: read}"));
+    }
+
+    #[test]
+    fn what_holds_the_process_is_no_volume() {
+        let is_one = |mount: &str| is_volume(mount, &surroundings());
+        for mount in [
+            "/data",
+            "/etc/shop",
+            "/users/me/.cache",
+            "/var/lib/x",
+            "/tmp/x",
+        ] {
+            assert!(is_one(mount), "{mount}");
+        }
+        let machine = [
+            "/",
+            "/users",
+            "/users/me",
+            "/tmp",
+            "/var",
+            "/usr",
+            "/run",
+            "/boot/efi",
+            "/proc/x",
+        ];
+        for mount in machine {
+            assert!(!is_one(mount), "{mount}");
+        }
     }
 
     #[test]
