@@ -16,9 +16,14 @@ use protocol::outgoing::{
 use protocol::rpc::RouteRequest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio::sync::RwLock;
 
 use crate::client::{Client, errno, next_data};
 use crate::world::target;
+
+/// A crowd of connections fills the queues of the kernel's loopback, which all network namespaces share, and then datagrams
+/// are dropped. Whoever makes one writes, and whoever counts on datagrams reads.
+static CROWD: RwLock<()> = RwLock::const_new(());
 
 fn to(address: &str) -> http::HeaderMap {
     let connect = TcpConnect {
@@ -267,6 +272,7 @@ async fn a_slow_peer_holds_the_client_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_connections_need_no_threads() {
     const CONNECTIONS: usize = 2000;
+    let _alone = CROWD.write().await;
     let Some(target) = target() else { return };
     agent::raise_descriptor_limit().unwrap();
     echo(target.listen("127.0.0.1:7000"));
@@ -297,6 +303,7 @@ async fn thousands_of_connections_need_no_threads() {
 
 #[tokio::test]
 async fn udp_connected() {
+    let _no_crowd = CROWD.read().await;
     let Some(target) = target() else { return };
     let client = target.client().await;
     for address in ["10.9.0.1:7000", "[fd00:9::1]:7000"] {
@@ -336,6 +343,7 @@ async fn udp_connected() {
 
 #[tokio::test]
 async fn udp_to_anyone() {
+    let _no_crowd = CROWD.read().await;
     let Some(target) = target() else { return };
     let client = target.client().await;
     let open = UdpOpen {
