@@ -64,6 +64,9 @@ where
             panic::catch_unwind(told).unwrap_or_else(|cause| Err(anyhow!(words_of(&*cause))));
         let report =
             result.map_err(|error| Failed::from(format!("{error:#}\n{}", context.scene())));
+        if report.is_err() {
+            context.uninstall();
+        }
         context.clear();
         report
     })
@@ -121,6 +124,21 @@ impl<'world> Story<'world> {
     fn scene(&self) -> String {
         let stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
         stages.iter().map(show).collect()
+    }
+
+    /// What charts put outside of their namespaces would be in the way of the next story.
+    fn uninstall(&self) {
+        let stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
+        for stage in stages.iter() {
+            let helm = |arguments: &[&str]| {
+                let mut command = stage.cluster.client.helm();
+                command.args(["--namespace", &stage.namespace]);
+                lab::output_of(command.args(arguments)).unwrap_or_default()
+            };
+            for release in helm(&["list", "--all", "--short"]).lines() {
+                helm(&["uninstall", release, "--timeout=60s"]);
+            }
+        }
     }
 
     /// Nobody waits for the namespaces to be gone: nothing else ever uses their names.

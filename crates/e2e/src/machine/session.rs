@@ -43,6 +43,8 @@ impl Programs {
             environment::FIXTURES,
             environment::STATIC_STANDIND,
             environment::CONTEXTS,
+            lab::environment::SHOP_PROGRAMS,
+            lab::environment::SHOP_NODE,
         ] {
             command.env_remove(variable);
         }

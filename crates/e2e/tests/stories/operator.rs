@@ -23,6 +23,7 @@ use super::surroundings::load_agent_image;
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../charts/standin-operator");
 const API_SERVICE: &str = "v1.operator.metalbear.co";
+const TARGET: &str = "targets.operator.metalbear.co/deployment.web";
 
 pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![
@@ -180,6 +181,15 @@ async fn users_need_rights(operator: &Operator, shop: &Stage) -> Result<()> {
     ])?;
     let eve = format!("--user={}", account("eve"));
     shop.kubectl(&["create", "rolebinding", "looks", "--role=looks", &eve])?;
+    // An API server hears of a new right by a watch, so a little later.
+    for (name, verb) in [("anna", "proxy"), ("eve", "get")] {
+        let account = format!("--as={}", account(name));
+        let question = ["auth", "can-i", verb, TARGET, &account];
+        until("a right to be known", async || {
+            Ok(Some(shop.kubectl(&question)?))
+        })
+        .await?;
+    }
     let path = format!(
         "/apis/operator.metalbear.co/v1/namespaces/{}/targets/deployment.web?connect=true",
         shop.namespace
