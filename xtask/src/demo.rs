@@ -2,6 +2,7 @@
 
 mod clusters;
 mod machine;
+mod session;
 
 use std::process::ExitCode;
 

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::io;
 
-use http::{HeaderValue, Request, StatusCode, header};
+use http::{Request, StatusCode};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use kube::Client;
 use link::Dial;
-use link::websocket::{Role, WebSocketPipe, WebSocketStream, accept_key, new_key};
+use link::websocket::{Role, Upgrade, WebSocketPipe, WebSocketStream};
 
 use crate::error::chain;
 
@@ -27,24 +27,17 @@ impl PortForward {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}");
         Self { client, path }
     }
-
-    fn request(&self, key: &str) -> http::Result<Request<kube::client::Body>> {
-        Request::get(&self.path)
-            .header(header::CONNECTION, "Upgrade")
-            .header(header::UPGRADE, "websocket")
-            .header(header::SEC_WEBSOCKET_VERSION, "13")
-            .header(header::SEC_WEBSOCKET_KEY, key)
-            .header(header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL)
-            .body(kube::client::Body::empty())
-    }
 }
 
 impl Dial for PortForward {
     type Pipe = WebSocketPipe<TokioIo<Upgraded>>;
 
     async fn dial(&self) -> io::Result<Self::Pipe> {
-        let key = new_key();
-        let request = self.request(&key).map_err(io::Error::other)?;
+        let upgrade = Upgrade::to(PROTOCOL);
+        let request = upgrade
+            .ask(Request::get(&self.path))
+            .body(kube::client::Body::empty())
+            .map_err(io::Error::other)?;
         let response = self
             .client
             .send(request)
@@ -53,8 +46,7 @@ impl Dial for PortForward {
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(refused(response.status()));
         }
-        let expected = HeaderValue::from_str(&accept_key(&key)).ok();
-        if response.headers().get(header::SEC_WEBSOCKET_ACCEPT) != expected.as_ref() {
+        if !upgrade.is_accepted(response.headers()) {
             let text = "what answers for the API server is no WebSocket";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }

@@ -11,9 +11,10 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
 use futures_util::{Sink, Stream};
+use http::{HeaderMap, header};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 pub use tokio_tungstenite::WebSocketStream;
-pub use tokio_tungstenite::tungstenite::handshake::client::generate_key as new_key;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 pub use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::{self, Message};
 
@@ -27,6 +28,39 @@ const ERROR: u8 = 1;
 /// What a server must answer to a client's key, as a proof that it speaks of WebSockets.
 pub fn accept_key(key: &str) -> String {
     tungstenite::handshake::derive_accept_key(key.as_bytes())
+}
+
+/// A client's question whether a server changes to a WebSocket that speaks a protocol.
+#[derive(Debug)]
+pub struct Upgrade {
+    key: String,
+    protocol: &'static str,
+}
+
+impl Upgrade {
+    pub fn to(protocol: &'static str) -> Self {
+        Self {
+            key: generate_key(),
+            protocol,
+        }
+    }
+
+    /// Puts the question into a request.
+    pub fn ask(&self, request: http::request::Builder) -> http::request::Builder {
+        request
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, "websocket")
+            .header(header::SEC_WEBSOCKET_VERSION, "13")
+            .header(header::SEC_WEBSOCKET_KEY, &self.key)
+            .header(header::SEC_WEBSOCKET_PROTOCOL, self.protocol)
+    }
+
+    /// Whether whoever says that it changes speaks of WebSockets, and this protocol.
+    pub fn is_accepted(&self, headers: &HeaderMap) -> bool {
+        let has = |name, expected: &str| headers.get(name).is_some_and(|value| value == expected);
+        has(header::SEC_WEBSOCKET_ACCEPT, &accept_key(&self.key))
+            && has(header::SEC_WEBSOCKET_PROTOCOL, self.protocol)
+    }
 }
 
 /// A WebSocket as a pipe. The end of either side is the end of both: WebSockets cannot be half closed.
@@ -190,6 +224,26 @@ mod tests {
             WebSocketStream::from_raw_socket(ours, Role::Client, None),
             WebSocketStream::from_raw_socket(theirs, Role::Server, None),
         )
+    }
+
+    #[test]
+    fn only_the_same_key_and_protocol_are_an_answer() {
+        let upgrade = Upgrade::to("a.v1");
+        let asked = upgrade.ask(http::Request::get("/")).body(()).unwrap();
+        let key = asked.headers()["sec-websocket-key"].to_str().unwrap();
+        let answer = |accept: &str, protocol: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept.parse().unwrap());
+            if let Some(protocol) = protocol {
+                headers.insert(header::SEC_WEBSOCKET_PROTOCOL, protocol.parse().unwrap());
+            }
+            upgrade.is_accepted(&headers)
+        };
+        assert!(answer(&accept_key(key), Some("a.v1")));
+        assert!(!answer(&accept_key("another"), Some("a.v1")));
+        assert!(!answer(&accept_key(key), Some("b.v1")));
+        assert!(!answer(&accept_key(key), None));
+        assert!(!upgrade.is_accepted(&HeaderMap::new()));
     }
 
     #[tokio::test]

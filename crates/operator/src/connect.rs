@@ -1,6 +1,7 @@
 //! A client connects: who it is, whether it may, its session, and then bytes in both directions.
 
 pub(crate) mod relay;
+pub(crate) mod returning;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,17 +22,16 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use kube::api::PostParams;
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 use link::tls::Fingerprint;
 use link::websocket::{Role, WebSocketStream, accept_key};
 use tokio::time::{Instant, timeout};
 
+use self::returning::{Belonging, make_or_find, may_return};
 use crate::Shared;
 use crate::answer::{Answer, Refusal};
 use crate::authorize::authorize;
 use crate::controller::workload;
-use crate::error::Doing as _;
 use crate::front_proxy::User;
 use crate::multicluster::envoy;
 use crate::multicluster::sessions::attach::{self, Attaching};
@@ -207,6 +207,27 @@ impl Caller {
     }
 }
 
+impl Caller {
+    /// Whose the session of a user is.
+    pub(crate) fn owner(&self, user: &User) -> SessionOwner {
+        SessionOwner {
+            user_id: self.certificate.to_string(),
+            username: self.name.clone(),
+            hostname: self.hostname.clone(),
+            k8s_username: user.name.clone(),
+        }
+    }
+}
+
+impl Asking {
+    /// How long the client may be away.
+    pub(crate) fn resume_window(&self, settings: &SessionSettings) -> Duration {
+        let asked = self.parameters.resume_window.map(Duration::from_secs);
+        let window = asked.unwrap_or(settings.time_to_live);
+        window.min(settings.most_resume)
+    }
+}
+
 fn missing(header: &str, what: &str) -> Refusal {
     Refusal::bad_request(format!("the header {header} must have {what}"))
 }
@@ -217,24 +238,15 @@ fn wanted(
     client: &Caller,
     settings: &SessionSettings,
 ) -> MirrordClusterSession {
-    let asked = asking.parameters.resume_window.map(Duration::from_secs);
-    let window = asked
-        .unwrap_or(settings.time_to_live)
-        .min(settings.most_resume);
     let spec = MirrordClusterSessionSpec {
-        owner: SessionOwner {
-            user_id: client.certificate.to_string(),
-            username: client.name.clone(),
-            hostname: client.hostname.clone(),
-            k8s_username: user.name.clone(),
-        },
+        owner: client.owner(user),
         namespace: asking.namespace.clone(),
         target: asking.target.to_string(),
         label_target: asking.parameters.label_target.clone(),
         key: asking.parameters.key.clone(),
         client_cli_version: client.version.clone(),
         multi_cluster_parent_name: None,
-        resume_window_secs: window.as_secs(),
+        resume_window_secs: asking.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
     };
     let mut session = MirrordClusterSession::new(&client.id.object_name(), spec);
@@ -247,44 +259,34 @@ async fn find_or_make(
     shared: &Shared,
     wanted: MirrordClusterSession,
 ) -> Result<MirrordClusterSession, Refusal> {
-    let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
-    let created = sessions.create(&PostParams::default(), &wanted).await;
-    let found = match created {
-        Ok(session) => return Ok(session),
-        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
-            let name = wanted.name_any();
-            sessions.get(&name).await.doing(format!("read {name}"))?
-        }
-        Err(error) => return Err(error).doing("make a session")?,
-    };
-    returning(&found, &wanted)?;
-    Ok(found)
+    let (session, is_new) = make_or_find(&shared.client, &wanted).await?;
+    if !is_new {
+        returning(&session, &wanted)?;
+    }
+    Ok(session)
 }
 
-/// Whether a client that comes back is the one that the session is for.
 fn returning(found: &MirrordClusterSession, wanted: &MirrordClusterSession) -> Result<(), Refusal> {
-    let is_same = found.spec.owner.k8s_username == wanted.spec.owner.k8s_username
-        && found.spec.client_certificate == wanted.spec.client_certificate
-        && found.spec.namespace == wanted.spec.namespace
-        && found.spec.target == wanted.spec.target
-        && found.spec.label_target == wanted.spec.label_target;
-    if !is_same {
-        return Err(Refusal::conflict(
-            "there is a session with this number that is not yours; start another one",
-        ));
-    }
-    let status = found.status.clone().unwrap_or_default();
-    match status.closed {
-        // The client may begin anew, when nothing of this one is left.
-        Some(closed) if closed.reason == "ClientGone" => Err(Refusal::expired(closed.message)),
-        Some(closed) => Err(Refusal::gone(format!(
-            "the session is over: {}",
-            closed.message
-        ))),
-        None if found.metadata.deletion_timestamp.is_some() => {
-            Err(Refusal::gone("the session was ended"))
-        }
-        None => Ok(()),
+    let closed = found
+        .status
+        .as_ref()
+        .and_then(|status| status.closed.as_ref());
+    let is_deleted = found.metadata.deletion_timestamp.is_some();
+    may_return(
+        &belonging(&found.spec),
+        &belonging(&wanted.spec),
+        closed,
+        is_deleted,
+    )
+}
+
+fn belonging(spec: &MirrordClusterSessionSpec) -> Belonging<'_> {
+    Belonging {
+        user: &spec.owner.k8s_username,
+        certificate: &spec.client_certificate,
+        namespace: &spec.namespace,
+        target: &spec.target,
+        labels: spec.label_target.as_deref(),
     }
 }
 

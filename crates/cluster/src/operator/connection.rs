@@ -12,12 +12,12 @@ use api::session::SessionId;
 use api::{GROUP_VERSION, SUBPROTOCOL, TargetPath};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::{HeaderValue, Request, StatusCode, header};
+use http::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use link::Dial;
-use link::channels::{Channel, Channels, Event};
+use link::channels::{Channel, Channels, Event, limits};
 use link::tls::Identity;
-use link::websocket::{Role, WebSocketStream, accept_key, new_key};
+use link::websocket::{Role, Upgrade, WebSocketStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
@@ -96,20 +96,15 @@ impl OperatorSession {
     /// Connects, when the session's agents are there.
     pub async fn connect(&self) -> Result<OperatorConnection> {
         let action = "connect to the operator";
-        let key = new_key();
-        let request = self.request(&key);
+        let upgrade = Upgrade::to(SUBPROTOCOL);
+        let request = self.request(&upgrade);
         let request = request.map_err(|error| Error::api(action, kube::Error::HttpError(error)))?;
         let response = self.cluster.client.send(request).await;
         let response = response.map_err(|error| self.cluster.first_error(action, error))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(Answered::read(response).await.explain(&self.asked));
         }
-        let expected = HeaderValue::from_str(&accept_key(&key)).ok();
-        let headers = response.headers();
-        let protocol = HeaderValue::from_static(SUBPROTOCOL);
-        if headers.get(header::SEC_WEBSOCKET_ACCEPT) != expected.as_ref()
-            || headers.get(header::SEC_WEBSOCKET_PROTOCOL) != Some(&protocol)
-        {
+        if !upgrade.is_accepted(response.headers()) {
             return Err(Error::ForeignOperator);
         }
         let upgraded = hyper::upgrade::on(response).await;
@@ -118,17 +113,13 @@ impl OperatorSession {
                 .first_error(action, kube::Error::HyperError(error))
         })?;
         let socket = TokioIo::new(upgraded);
-        let socket = WebSocketStream::from_raw_socket(socket, Role::Client, None).await;
+        let socket = WebSocketStream::from_raw_socket(socket, Role::Client, Some(limits())).await;
         Ok(OperatorConnection::over(socket))
     }
 
-    fn request(&self, key: &str) -> http::Result<Request<kube::client::Body>> {
-        Request::get(&self.path)
-            .header(header::CONNECTION, "Upgrade")
-            .header(header::UPGRADE, "websocket")
-            .header(header::SEC_WEBSOCKET_VERSION, "13")
-            .header(header::SEC_WEBSOCKET_KEY, key)
-            .header(header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
+    fn request(&self, upgrade: &Upgrade) -> http::Result<Request<kube::client::Body>> {
+        upgrade
+            .ask(Request::get(&self.path))
             .header(SESSION_ID_HEADER, self.id.0)
             .header(CLIENT_CERTIFICATE_HEADER, &self.certificate)
             .header(CLIENT_NAME_HEADER, &self.username)

@@ -2,19 +2,17 @@
 //! First with nothing installed, then through the operator.
 
 use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lab::image::{Cache, ImageArchive};
 use lab::standind::{self, Profile};
 use lab::{Client, Progress};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use super::NAMESPACE;
 use crate::demo::machine::Programs;
+use crate::demo::session::Session;
 use crate::{process, workspace};
 
 const OPERATOR_NAMESPACE: &str = "standin";
@@ -170,7 +168,7 @@ $ standin exec -t {TARGET} -n {NAMESPACE} --steal --header-filter '{filter}' --p
             .args(["exec", "-t", TARGET, "--steal", "--header-filter", &filter])
             .args(["--port-mapping", "8000:8080", "--"])
             .arg(&self.programs.checkout);
-        let session = Running::start(session)?;
+        let session = Session::start(session)?;
         let everybody = self.ask(client, None, through)?;
         let you = self.ask(client, Some(HEADER), through)?;
         if through == Through::Operator {
@@ -277,42 +275,6 @@ fn judge(everybody: &str, you: &str, afterwards: &str) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// A session that goes on. It ends when this is dropped.
-struct Running(Child);
-
-impl Running {
-    /// Returns when the program listens, and so gets requests.
-    fn start(mut session: Command) -> Result<Self> {
-        let mut child = session
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start `standin`")?;
-        let output = child.stdout.take().context("it has no output")?;
-        let session = Running(child);
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line)?;
-        ensure!(
-            line.trim() == "listening",
-            "the new version does not listen; what was said is above"
-        );
-        Ok(session)
-    }
-
-    fn end(mut self) -> Result<()> {
-        let pid = Pid::from_raw(self.0.id().try_into()?);
-        kill(pid, Signal::SIGTERM).context("cannot end the session")?;
-        self.0.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
 //! The part people come for: requests to the service, answered by a program on this machine.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, geteuid};
+use anyhow::{Result, bail};
+use nix::unistd::geteuid;
 
 use super::{Programs, Service};
+use crate::demo::session::Session;
 use crate::process;
 
 const HEADER: &str = "x-developer: you";
@@ -25,7 +24,13 @@ want it to answer your own requests, which have a header of yours, and nobody el
 $ standin exec -t process/{} --steal --header-filter '{filter}' -- checkout",
         service.pid
     );
-    let session = Session::start(programs, service, &filter)?;
+    let mut session = Command::new(&programs.standin);
+    session
+        .args(["exec", "-t", &format!("process/{}", service.pid)])
+        .args(["--steal", "--header-filter", &filter, "--"])
+        .arg(&programs.checkout)
+        .stdin(Stdio::null());
+    let session = Session::start(session)?;
     let everybody = ask(programs, service, None)?;
     let you = ask(programs, service, Some(HEADER))?;
     session.end()?;
@@ -62,46 +67,6 @@ fn ask(programs: &Programs, service: &Service, header: Option<&str>) -> Result<S
     let answer = process::output(command.arg(&programs.ask).arg(ADDRESS).args(header))?;
     print!("{answer}");
     Ok(answer)
-}
-
-/// A session that goes on. It ends when this is dropped.
-struct Session(Child);
-
-impl Session {
-    /// Returns when the program listens, and so gets requests.
-    fn start(programs: &Programs, service: &Service, filter: &str) -> Result<Self> {
-        let mut process = Command::new(&programs.standin)
-            .args(["exec", "-t", &format!("process/{}", service.pid)])
-            .args(["--steal", "--header-filter", filter, "--"])
-            .arg(&programs.checkout)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start `standin`")?;
-        let output = process.stdout.take().context("it has no output")?;
-        let session = Session(process);
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line)?;
-        ensure!(
-            line.trim() == "listening",
-            "the new version does not listen; what was said is above"
-        );
-        Ok(session)
-    }
-
-    fn end(mut self) -> Result<()> {
-        let pid = Pid::from_raw(self.0.id().try_into()?);
-        kill(pid, Signal::SIGTERM).context("cannot end the session")?;
-        self.0.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]

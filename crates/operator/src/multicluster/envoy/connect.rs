@@ -4,20 +4,18 @@ use std::time::Duration;
 
 use api::connect::ConnectParameters;
 use api::multicluster::{MultiClusterPhase, PARENT_FINALIZER, parent_name};
-use api::session::SessionOwner;
 use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec};
 use http::HeaderMap;
-use kube::api::PostParams;
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 use tokio::time::timeout;
 
 use super::Envoy;
 use crate::Shared;
 use crate::answer::Refusal;
 use crate::authorize::authorize;
+use crate::connect::returning::{Belonging, make_or_find, may_return};
 use crate::connect::{Asking, Caller};
 use crate::controller::workload;
-use crate::error::Doing as _;
 use crate::front_proxy::User;
 use crate::multicluster::clusters::MultiCluster;
 use crate::settings::SessionSettings;
@@ -65,17 +63,8 @@ fn wanted(
     client: &Caller,
     settings: &SessionSettings,
 ) -> MirrordMultiClusterSession {
-    let asked = asking.parameters.resume_window.map(Duration::from_secs);
-    let window = asked
-        .unwrap_or(settings.time_to_live)
-        .min(settings.most_resume);
     let spec = MirrordMultiClusterSessionSpec {
-        owner: SessionOwner {
-            user_id: client.certificate.to_string(),
-            username: client.name.clone(),
-            hostname: client.hostname.clone(),
-            k8s_username: user.name.clone(),
-        },
+        owner: client.owner(user),
         namespace: asking.namespace.clone(),
         target: asking.target.to_string(),
         target_alias: asking.target.address(),
@@ -89,7 +78,7 @@ fn wanted(
         label_target: asking.parameters.label_target.clone(),
         key: asking.parameters.key.clone(),
         client_cli_version: client.version.clone(),
-        resume_window_secs: window.as_secs(),
+        resume_window_secs: asking.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
     };
     let mut parent = MirrordMultiClusterSession::new(&parent_name(client.id), spec);
@@ -102,52 +91,38 @@ async fn find_or_make(
     shared: &Shared,
     wanted: MirrordMultiClusterSession,
 ) -> Result<MirrordMultiClusterSession, Refusal> {
-    let parents: Api<MirrordMultiClusterSession> = Api::all(shared.client.clone());
-    match parents.create(&PostParams::default(), &wanted).await {
-        Ok(parent) => Ok(parent),
-        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
-            let name = wanted.name_any();
-            let found = parents.get(&name).await.doing(format!("read {name}"))?;
-            returning(&found, &wanted)?;
-            Ok(found)
-        }
-        Err(error) => Err(error).doing("make a session")?,
+    let (parent, is_new) = make_or_find(&shared.client, &wanted).await?;
+    if !is_new {
+        returning(&parent, &wanted)?;
     }
+    Ok(parent)
 }
 
-/// Whether a client that comes back is the one that the session is for. The clusters are those of its beginning.
+/// The clusters are those of the session's beginning.
 fn returning(
     found: &MirrordMultiClusterSession,
     wanted: &MirrordMultiClusterSession,
 ) -> Result<(), Refusal> {
-    let (found_spec, wanted_spec) = (&found.spec, &wanted.spec);
-    let is_same = found_spec.owner.k8s_username == wanted_spec.owner.k8s_username
-        && found_spec.client_certificate == wanted_spec.client_certificate
-        && found_spec.namespace == wanted_spec.namespace
-        && found_spec.target == wanted_spec.target
-        && found_spec.label_target == wanted_spec.label_target;
-    if !is_same {
-        return Err(Refusal::conflict(
-            "there is a session with this number that is not yours; start another one",
-        ));
-    }
     let closed = found
         .status
         .as_ref()
         .and_then(|status| status.closed.as_ref());
-    match closed {
-        // The client may begin anew, when nothing of this one is left.
-        Some(closed) if closed.reason == "ClientGone" => {
-            Err(Refusal::expired(closed.message.clone()))
-        }
-        Some(closed) => Err(Refusal::gone(format!(
-            "the session is over: {}",
-            closed.message
-        ))),
-        None if found.metadata.deletion_timestamp.is_some() => {
-            Err(Refusal::gone("the session was ended"))
-        }
-        None => Ok(()),
+    let is_deleted = found.metadata.deletion_timestamp.is_some();
+    may_return(
+        &belonging(&found.spec),
+        &belonging(&wanted.spec),
+        closed,
+        is_deleted,
+    )
+}
+
+fn belonging(spec: &MirrordMultiClusterSessionSpec) -> Belonging<'_> {
+    Belonging {
+        user: &spec.owner.k8s_username,
+        certificate: &spec.client_certificate,
+        namespace: &spec.namespace,
+        target: &spec.target,
+        labels: spec.label_target.as_deref(),
     }
 }
 

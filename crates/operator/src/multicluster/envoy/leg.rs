@@ -7,12 +7,12 @@ use std::time::Duration;
 use api::connect::{ConnectParameters, Place, Places};
 use api::multicluster::{CHILD_HEADER, child_name};
 use api::{GROUP_VERSION, MirrordMultiClusterSession, SUBPROTOCOL};
-use http::{HeaderValue, Request, StatusCode, header};
+use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;
 use kube::{Client, ResourceExt as _};
-use link::channels::{Channels, Event};
-use link::websocket::{Role, WebSocketStream, accept_key, new_key};
+use link::channels::{Channels, Event, limits};
+use link::websocket::{Role, Upgrade, WebSocketStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -198,13 +198,9 @@ impl Question {
         &self,
         client: Client,
     ) -> io::Result<WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>> {
-        let key = new_key();
-        let request = Request::get(&self.path)
-            .header(header::CONNECTION, "Upgrade")
-            .header(header::UPGRADE, "websocket")
-            .header(header::SEC_WEBSOCKET_VERSION, "13")
-            .header(header::SEC_WEBSOCKET_KEY, &key)
-            .header(header::SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
+        let upgrade = Upgrade::to(SUBPROTOCOL);
+        let request = upgrade
+            .ask(Request::get(&self.path))
             .header(CHILD_HEADER, &self.child)
             .body(kube::client::Body::empty())
             .map_err(io::Error::other)?;
@@ -215,17 +211,13 @@ impl Question {
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(refused(answer).await);
         }
-        let expected = HeaderValue::from_str(&accept_key(&key)).ok();
-        let protocol = HeaderValue::from_static(SUBPROTOCOL);
-        let headers = answer.headers();
-        if headers.get(header::SEC_WEBSOCKET_ACCEPT) != expected.as_ref()
-            || headers.get(header::SEC_WEBSOCKET_PROTOCOL) != Some(&protocol)
-        {
+        if !upgrade.is_accepted(answer.headers()) {
             let text = "another operator, which this one does not understand, answers there";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let upgraded = hyper::upgrade::on(answer).await.map_err(io::Error::other)?;
-        Ok(WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await)
+        let socket = TokioIo::new(upgraded);
+        Ok(WebSocketStream::from_raw_socket(socket, Role::Client, Some(limits())).await)
     }
 }
 
