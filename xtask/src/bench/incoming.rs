@@ -10,26 +10,37 @@ mod site;
 mod stolen;
 mod unmatched;
 
+use std::fs::File;
+
 use anyhow::Result;
 
 use self::site::Site;
 use super::groups::{self, Group};
-use super::session::programs::Programs;
+use super::session::programs::{Programs, log_path};
 use super::{Extent, Row};
 
-const GROUPS: &[Group<Site>] = &[
-    ("stolen", stolen::rows),
-    ("unmatched", unmatched::rows),
-    ("mirror", mirror::rows),
-    ("memory", memory::rows),
-    ("endurance", endurance::rows),
+/// Each at a site of its own: what the one before has left in the agent's memory or among the target's sockets is no
+/// matter of the next.
+const GROUPS: &[Group<Programs>] = &[
+    ("stolen", |programs, extent| {
+        stolen::rows(&mut Site::build(programs)?, extent)
+    }),
+    ("unmatched", |programs, extent| {
+        unmatched::rows(&mut Site::build(programs)?, extent)
+    }),
+    ("mirror", |programs, extent| {
+        mirror::rows(&mut Site::build(programs)?, extent)
+    }),
+    ("memory", |programs, extent| {
+        memory::rows(&mut Site::build(programs)?, extent)
+    }),
+    ("endurance", |programs, extent| {
+        endurance::rows(&mut Site::build(programs)?, extent)
+    }),
 ];
 
 pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
-    groups::measure(
-        GROUPS,
-        extent,
-        || Site::build(Programs::find()?),
-        |_| Ok(()),
-    )
+    // What was said in the run before is of no use any more.
+    File::create(log_path()?)?;
+    groups::measure(GROUPS, extent, Programs::find, |_| Ok(()))
 }

@@ -9,7 +9,7 @@
 //!   developer's server ── standin ────────────────────────────┘                        stolen, copies
 //! ```
 
-use std::fs::{self, File};
+use std::fs;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -17,7 +17,7 @@ use lab::wire::{Conditions, Wire};
 
 use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
 use crate::bench::server::{Manner, Mode, Session};
-use crate::bench::session::programs::{Program, Programs, Worker, log_path};
+use crate::bench::session::programs::{Program, Programs, Worker};
 use crate::bench::session::site::{Folder, TARGET, join, network, within};
 
 /// The application's port that sessions take, and where it listens once more.
@@ -52,10 +52,8 @@ pub(super) struct Site {
 }
 
 impl Site {
-    pub(super) fn build(programs: Programs) -> Result<Self> {
+    pub(super) fn build(programs: &Programs) -> Result<Self> {
         let folder = Folder::new()?;
-        // What was said in the run before is of no use any more.
-        File::create(log_path()?)?;
         let (client_network, target_network) = (network()?, network()?);
         let wire = join(&client_network, &target_network)?;
         wire.set_both("client", "target", Conditions::delayed_by(Duration::ZERO))?;
@@ -84,12 +82,12 @@ impl Site {
         };
         let (proxy, relay) = (hop("proxy", PROXY, DIRECT)?, hop("relay", RELAY, DIRECT)?);
         let sink_relay = hop("relay", SINK_RELAY, SINK)?;
-        let agent = start_agent(&programs, &target_network, &target)?;
+        let agent = start_agent(programs, &target_network, &target)?;
         let mut worker = within(&client_network);
         worker.arg(&programs.workload).arg("worker");
         let worker = Worker::start(worker)?;
         Ok(Self {
-            programs,
+            programs: programs.clone(),
             worker,
             agent,
             proxy,

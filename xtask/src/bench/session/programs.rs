@@ -15,7 +15,7 @@ use crate::{process, workspace};
 /// The size that a page of memory is counted in.
 const KIBIBYTE: f64 = 1024.0;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::bench) struct Programs {
     pub(in crate::bench) standin: PathBuf,
     pub(in crate::bench) standind: PathBuf,
