@@ -159,7 +159,7 @@ impl Monitor {
         let Some(hub) = &self.0 else { return };
         let (side, errno) = match choice {
             PathChoice::Remote(_) => return,
-            PathChoice::Local => (Side::Local, None),
+            PathChoice::Local | PathChoice::LocalAs(_) => (Side::Local, None),
             PathChoice::Refused(errno) => (Side::Refused, Some(*errno)),
         };
         let operation = match intent {

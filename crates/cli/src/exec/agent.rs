@@ -7,7 +7,6 @@ mod pods;
 
 use std::env;
 use std::error::Error;
-use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -119,18 +118,6 @@ impl Agent {
             Agent::Cluster(in_cluster) => FirstAgent::wait(in_cluster.pods().await?, tell).await?,
             Agent::Operator(operator) => FirstAgent::wait(operator.agents(), tell).await?,
         })
-    }
-
-    /// Where volumes are mounted at the target, as far as that is known.
-    pub(super) fn mounts(&self) -> Vec<String> {
-        match self {
-            Agent::Local(local) => {
-                let read = |process| fs::read_to_string(format!("/proc/{process}/mountinfo")).ok();
-                let mounts = local.process().and_then(read);
-                mounts.map_or_else(Vec::new, |text| config::mounts_in(&text))
-            }
-            Agent::Given(_) | Agent::Cluster(_) | Agent::Operator(_) => Vec::new(),
-        }
     }
 
     /// Ends the agents that were started for the session, and waits for their end.
