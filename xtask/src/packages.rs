@@ -82,11 +82,11 @@ pub(crate) const WEB: [Requirement; 2] = [
     },
 ];
 
-/// Installs Node from the Python package index where the distribution's Node is too old.
+/// Installs what distributions do not have, or not in a version that is new enough, from the Python package index.
 pub(crate) const PYTHON_PACKAGE_INSTALLER: [Requirement; 1] = [Requirement {
     program: "pip3",
     package: "python3-pip",
-    purpose: "fetches a newer Node than this release has",
+    purpose: "fetches the AWS CLI, and Node where this release has an old one",
 }];
 
 /// Installs the packages of the programs that are missing, and says so before it does. Returns their names.
