@@ -20,7 +20,9 @@ const PACKAGES: [&str; 4] = [
 /// The folder of the packages, for `PYTHONPATH`.
 pub(crate) fn folder() -> Result<PathBuf> {
     let versions = PACKAGES.map(|package| package.replace("==", "-"));
-    Ok(workspace::cache()?.join("aws").join(versions[..2].join("-")))
+    Ok(workspace::cache()?
+        .join("aws")
+        .join(versions[..2].join("-")))
 }
 
 pub(crate) fn install_if_missing() -> Result<()> {
@@ -47,5 +49,7 @@ pub(crate) fn install_if_missing() -> Result<()> {
     if result.is_err() {
         let _ = fs::remove_dir_all(&partial);
     }
-    result.context("the AWS CLI could not be fetched. Check the network, and that python3 is 3.10 or newer")
+    result.context(
+        "the AWS CLI could not be fetched. Check the network, and that python3 is 3.10 or newer",
+    )
 }

@@ -75,7 +75,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     let (session, _magic) = started.inspect_err(|_| runtime.block_on(agent.end()))?;
     let watch = Watch::start(
         runtime.handle(),
-        about(arguments, &resolved.settings, &agent, &target),
+        about(arguments, &agent, &target),
         &resolved.effective(),
         monitor,
         has_api,
@@ -146,19 +146,18 @@ async fn choose_agent(
 }
 
 /// What the session's own words about itself are.
-fn about(arguments: &ExecArguments, settings: &Settings, agent: &Agent, target: &str) -> About {
+fn about(arguments: &ExecArguments, agent: &Agent, target: &str) -> About {
     let config_path = arguments.config_file.clone();
     let config_path = config_path.or_else(|| {
         let found = settings::discover(Path::new(""), |_| {});
         found.ok().flatten()
     });
     About {
-        id: watch::session_id(),
+        id: agent.session_id().unwrap_or_else(watch::new_id),
         target: target.to_owned(),
         command: arguments.command.clone(),
         config_path: config_path.map(|path| path.canonicalize().unwrap_or(path)),
-        clusters: settings.kube_context.iter().cloned().collect(),
-        is_operator: matches!(agent, Agent::Operator(_)),
+        agent: agent.clone(),
     }
 }
 

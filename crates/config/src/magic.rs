@@ -67,8 +67,7 @@ impl Resolved {
     pub fn add_magic(&mut self, surroundings: &Surroundings, magic: &MagicSurroundings) {
         let feature = &self.settings.feature;
         let proxy = self.is_on(|magic| magic.proxy) && feature.network.outgoing.tcp;
-        let auto_mount =
-            self.is_on(|magic| magic.auto_mount) && feature.fs.mode != FileMode::Local;
+        let auto_mount = self.is_on(|magic| magic.auto_mount) && feature.fs.mode != FileMode::Local;
         if self.needs_empty_folder() {
             self.add_aws(surroundings, magic.empty_folder.as_deref());
         }
@@ -268,10 +267,7 @@ mod tests {
             };
             assert_eq!(String::from_utf8_lossy(&name), expected, "{text} {path}");
         };
-        let (file, mapped) = (
-            "/users/me/.aws/credentials",
-            "/tmp/standin-$x/credentials",
-        );
+        let (file, mapped) = ("/users/me/.aws/credentials", "/tmp/standin-$x/credentials");
         check("{}", file, mapped);
         check("{}", "/users/me/.aws", "/tmp/standin-$x");
         check("{}", "/users/me/.awsome/x", "/users/me/.awsome/x");

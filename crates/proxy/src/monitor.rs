@@ -6,7 +6,9 @@
 
 mod files;
 mod http1;
+mod http2;
 mod recorder;
+mod requests;
 mod subscription;
 mod told;
 mod traffic;

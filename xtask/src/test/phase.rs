@@ -97,7 +97,8 @@ impl Phase {
 fn install_packages(settings: &Settings) -> Result<Outcome> {
     let mut wanted = packages::SHOP.to_vec();
     wanted.extend(packages::SESSION);
-    wanted.extend(packages::WEB);
+    wanted.extend(packages::PAGE);
+    wanted.extend(packages::BROWSER);
     if settings.uses_lab() {
         // Two clusters and three nodes, as the stories ask for.
         let demand = Demand {

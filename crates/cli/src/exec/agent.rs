@@ -120,6 +120,27 @@ impl Agent {
         })
     }
 
+    /// The session's name, where somebody else knows it by one.
+    pub(super) fn session_id(&self) -> Option<String> {
+        match self {
+            Agent::Operator(operator) => Some(operator.id().to_string()),
+            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => None,
+        }
+    }
+
+    /// The clusters in which the session is, as it is now.
+    pub(super) fn clusters(&self) -> Vec<String> {
+        match self {
+            Agent::Given(_) | Agent::Local(_) => Vec::new(),
+            Agent::Cluster(in_cluster) => in_cluster.cluster_name().into_iter().collect(),
+            Agent::Operator(operator) => operator.clusters(),
+        }
+    }
+
+    pub(super) fn is_operator(&self) -> bool {
+        matches!(self, Agent::Operator(_))
+    }
+
     /// Ends the agents that were started for the session, and waits for their end.
     pub(super) async fn end(&self) {
         match self {

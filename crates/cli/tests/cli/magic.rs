@@ -105,7 +105,10 @@ fn the_aws_cli_acts_as_the_target_and_not_as_the_developer() {
     // All other files may be this machine's.
     let token = standin.write("token", "proof");
     let token = format!("AWS_WEB_IDENTITY_TOKEN_FILE={}", token.display());
-    assert_eq!(arn(&ask(&["--no-fs", "--override-env", &token], who)), theirs);
+    assert_eq!(
+        arn(&ask(&["--no-fs", "--override-env", &token], who)),
+        theirs
+    );
 
     // Without magic the developer's profile wins.
     let off = standin.write("off.yaml", "magic: {aws: 'false'}");
@@ -138,5 +141,8 @@ fn what_magic_adds_is_shown_before_there_is_a_session() {
     assert!(mapping.contains(r"^/users/me/\.aws(/|$)"), "{mapping}");
     assert!(mapping.ends_with("added by magic.aws"), "{mapping}");
     let unset = line("feature.env.unset_local");
-    assert!(unset.ends_with("added by magic.aws, magic.proxy"), "{unset}");
+    assert!(
+        unset.ends_with("added by magic.aws, magic.proxy"),
+        "{unset}"
+    );
 }

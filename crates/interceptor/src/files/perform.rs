@@ -39,9 +39,7 @@ pub(super) fn perform(
     }
     let answer = match places {
         [Place::Link(content)] => answer_link(&notification, request, content),
-        [Place::Machine { .. }, ..] if request.operation == Operation::Watch => {
-            Err(Instead::Local)
-        }
+        [Place::Machine { .. }, ..] if request.operation == Operation::Watch => Err(Instead::Local),
         [Place::Machine { seen, path }] => on_machine(
             supervisor,
             &notification,

@@ -59,7 +59,8 @@ fn files_with_another_name_are_used_under_the_one_that_a_program_knows() {
         link = link.display(),
         folder = folder.path().display()
     );
-    let expected = "here\nhere\nfile\n/renamed-files\nhere\nnew\n/renamed-files/a/b\nhere\nnew\na\nfile\n";
+    let expected =
+        "here\nhere\nfile\n/renamed-files\nhere\nnew\n/renamed-files/a/b\nhere\nnew\na\nfile\n";
     assert_eq!(run(&target, &script).output(), expected);
     assert!(here.join("a/b").is_dir());
 }

@@ -35,6 +35,8 @@ struct Carried {
     carrier: Carrier,
     /// What the user calls it.
     target: String,
+    /// What the user calls the operator's cluster.
+    cluster: Option<String>,
     identity: Identity,
     resume_window: Duration,
     /// What becomes of the links, so that the end can wait for them.
@@ -141,6 +143,7 @@ async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator
     Ok(ThroughOperator(Arc::new(Carried {
         carrier: Carrier::start(session).await?,
         target: name,
+        cluster: cluster.context().map(str::to_owned),
         identity,
         resume_window,
         links: Mutex::default(),
@@ -218,6 +221,24 @@ impl ThroughOperator {
     /// What the user calls the target.
     pub(crate) fn target(&self) -> &str {
         &self.0.target
+    }
+
+    /// By which the operator knows the session, too.
+    pub(crate) fn id(&self) -> SessionId {
+        self.0.carrier.id()
+    }
+
+    /// All clusters of the session. Where the operator has no others, the one that it is in.
+    pub(crate) fn clusters(&self) -> Vec<String> {
+        let places = self.0.carrier.places();
+        let places = places.borrow();
+        let names = places.clusters.iter().map(|cluster| cluster.name.clone());
+        let names: Vec<String> = names.collect();
+        if names.is_empty() {
+            self.0.cluster.iter().cloned().collect()
+        } else {
+            names
+        }
     }
 
     /// The agents, as they come and go.
