@@ -168,7 +168,11 @@ impl Subscription {
                     // Only the first event is one.
                     None | Some(Happening::Subscribed(_)) => {}
                     Some(Happening::TrafficSeen(_)) => self.say(Said::TrafficSeen),
-                    Some(Happening::Missed(missed)) => self.watch().missed(&missed),
+                    Some(Happening::Missed(missed)) => {
+                        let monitor = &self.shared.agent.monitor;
+                        monitor.passed_on(self.key.port, &missed, self.id.cluster.as_ref());
+                        self.watch().missed(&missed);
+                    }
                     Some(Happening::CopyDropped(_)) => self.watch().copy_dropped(),
                     Some(Happening::LostTo(holder)) => return Some(holder),
                 },
