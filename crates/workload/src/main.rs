@@ -5,6 +5,7 @@
 //! - `relay` is a plain relay, with or without TLS: what a chain of hops costs without us. It can also cut what it
 //!   carries every now and then.
 //! - `http` is an application that answers requests, healthy or not, and `proxy` a plain proxy in front of one.
+//! - `monitor` does to a session's monitor what a session does, and says what that costs.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -13,6 +14,7 @@
 
 mod http1;
 mod http2;
+mod monitor;
 mod relay;
 mod target;
 mod worker;
@@ -34,6 +36,8 @@ enum Role {
     Http(http1::HttpArguments),
     /// Carry HTTP requests to another place
     Proxy(http1::ProxyArguments),
+    /// Measure what it costs a session to be watched
+    Monitor(monitor::MonitorArguments),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Role::Relay(arguments) => relay::run(arguments),
         Role::Http(arguments) => http1::run(arguments),
         Role::Proxy(arguments) => http1::run_proxy(arguments),
+        Role::Monitor(arguments) => monitor::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
