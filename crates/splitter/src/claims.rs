@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::Error;
 use crate::copy::Budget;
+use crate::departures::Departures;
 use crate::error::Held;
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
@@ -76,6 +77,8 @@ pub(crate) struct HeldClaim {
     pub(crate) extended_connect: Knowledge,
     /// What waits in memory to be copied to the session.
     pub(crate) copies: Budget,
+    /// When copies leave.
+    pub(crate) departures: Departures,
     health: Health,
     lost_to: watch::Sender<Option<String>>,
 }
@@ -120,6 +123,7 @@ impl Claims {
             claim,
             extended_connect: Knowledge::default(),
             copies: Budget::default(),
+            departures: Departures::default(),
             health: Health::default(),
             lost_to: watch::Sender::new(None),
         });

@@ -48,6 +48,12 @@ pub struct TlsFacts {
 pub trait Destination: Send + Sync {
     /// Opens a stream for the client that arrived.
     fn open<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>>;
+
+    /// The same for a copy: nobody hears what is answered, so the destination may keep it to itself. It still tells when
+    /// the answers end.
+    fn open_copy<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+        self.open(arrival)
+    }
 }
 
 /// What became of a read.
