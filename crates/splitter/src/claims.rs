@@ -184,7 +184,7 @@ impl ClaimGuard {
         let claims = self.claims.snapshot();
         let before = claims
             .iter()
-            .take_while(|held| held.identity != self.held.identity);
+            .filter(|held| held.identity < self.held.identity);
         let earlier = before.filter_map(|held| {
             let what = conflict(&held.claim, &self.held.claim)?;
             let holder = held.claim.holder.clone();

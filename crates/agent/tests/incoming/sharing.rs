@@ -160,7 +160,7 @@ async fn an_agent_that_is_stuck_is_named_and_joined_when_it_goes_on() {
     let Err(failure) = soon(grace.subscribe(wanted())).await else {
         panic!("nobody shares it");
     };
-    let expected = "port 80 of the target is already redirected by Ada";
+    let expected = "TCP port 80 of the target is already redirected by Ada";
     assert!(failure.detail.starts_with(expected), "{failure:?}");
     stuck.signal(Signal::CONT);
     grace.subscribe(wanted()).await.unwrap();

@@ -268,6 +268,7 @@ async fn a_conflict_is_overridden_or_waited_out_when_asked() {
     let carols = claim("carol", Mode::Steal, same(), Arc::new(To(carol)));
     let carols = claims.claim(carols, OnConflict::Override).unwrap();
     assert_eq!(alices.overridden().await, "carol");
+    assert_eq!(alices.earlier(), [], "carol came later");
     assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
     drop(alices);
     assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
