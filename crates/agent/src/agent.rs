@@ -7,7 +7,7 @@ use protocol::grant::Grant;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::connection::{Access, Connection};
+use crate::connection::Connection;
 use crate::dns::Silent;
 use crate::files::LocalDevices;
 use crate::grant::Rules;
@@ -129,7 +129,7 @@ impl Agent {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let connection = Connection::new(self.clone(), Access::Session, reachable);
+        let connection = Connection::of_session(self.clone(), reachable);
         connection::serve(Arc::new(connection), io).await
     }
 

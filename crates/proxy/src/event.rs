@@ -13,7 +13,7 @@ use interceptor::{Errno, Notice};
 use crate::agent::AgentId;
 
 pub(crate) use self::incoming::describe;
-pub use self::incoming::{Checked, IncomingEvent, MissedReason, News, Subscribed};
+pub use self::incoming::{Checked, Earlier, IncomingEvent, MissedReason, News, Subscribed};
 
 /// Says something to the user. It is called on any thread, and must not wait.
 pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;

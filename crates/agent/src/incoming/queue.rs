@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Response;
 use hyper::body::Incoming;
 use protocol::incoming::{Arrived, ArrivedTls};
-use splitter::{Arrival, BoxFuture, BoxStream, Destination};
+use splitter::{Arrival, Away, BoxFuture, BoxStream, Destination};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::sleep;
 use tonic::body::Body;
@@ -150,6 +150,10 @@ impl Destination for Queue {
             };
             Ok(Box::new(self.give(&copy).await?) as BoxStream)
         })
+    }
+
+    fn away(&self) -> Option<Away> {
+        self.reachable.away()
     }
 }
 
