@@ -32,6 +32,15 @@ pub(crate) async fn grant(shared: &Shared, wanted: &Wanted, replica: &Replica) -
     if policies.is_empty() {
         return Ok(grant);
     }
+    if wanted.target.is_none() {
+        let names = [wanted.named.clone()].into();
+        for rules in &policies {
+            if is_about(rules, &names, &BTreeMap::new()) {
+                add(&mut grant, rules);
+            }
+        }
+        return Ok(grant);
+    }
     let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &replica.namespace);
     let pod = pods
         .get(&replica.pod)

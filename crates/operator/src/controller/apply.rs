@@ -17,9 +17,9 @@ use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::observe::{POD_LABEL, SESSION_LABEL, on_node};
+use super::observe::{POD_LABEL, SESSION_LABEL, namespace_of_pods, on_node};
 use super::plan::{Observed, ObservedAgent, Plan, Refused, Report, STARTUP, Start};
-use super::validate::Wanted;
+use super::validate::{Wanted, agent_mode};
 use crate::Shared;
 use crate::error::{Doing as _, Result, chain};
 use crate::policies;
@@ -99,7 +99,8 @@ impl Starting<'_> {
             why: chain(&error),
             is_final: false,
         })?;
-        if self.shared.settings.agent_mode == AgentMode::Node {
+        let mode = agent_mode(&self.wanted.named, self.shared.settings.agent_mode);
+        if mode == AgentMode::Node {
             return self.serve(start, &grant).await.map(Some);
         }
         let grant = serde_json::to_string(&grant).map_err(|error| Refused {
@@ -115,10 +116,11 @@ impl Starting<'_> {
             patience: self.patience,
             settings: &settings,
         };
-        let started = match self.shared.settings.agent_mode {
+        let started = match mode {
             AgentMode::Pod => {
-                let namespace = &self.shared.settings.namespace;
-                order.start_as_pod(self.cluster, replica, namespace).await
+                let namespace = namespace_of_pods(self.shared, self.wanted);
+                let beside = self.wanted.target.as_ref().map(|_| replica);
+                order.start_as_pod(self.cluster, beside, namespace).await
             }
             _ => order.start(self.cluster, replica).await,
         };
@@ -167,8 +169,9 @@ pub(super) async fn report(
 ) -> Result<()> {
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let name = session.name_any();
+    let mode = agent_mode(&session.spec.target, shared.settings.agent_mode);
     for agent in &plan.end {
-        if let Err(error) = timeout(PATIENCE, end(shared, agent))
+        if let Err(error) = timeout(PATIENCE, end(shared, agent, mode))
             .await
             .unwrap_or_else(|late| Err(late.into()))
         {
@@ -249,8 +252,9 @@ fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
 async fn end(
     shared: &Shared,
     agent: &ObservedAgent,
+    mode: AgentMode,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    if shared.settings.agent_mode == AgentMode::Node {
+    if mode == AgentMode::Node {
         let host = agent.host.as_deref().ok_or("nobody knows where it is")?;
         let name = agent.ordered.name.clone();
         shared.nodes.ask(host, &NodeRequest::End { name }).await?;
