@@ -54,7 +54,7 @@ pub(crate) struct Connection {
     pub(crate) agent: Agent,
     pub(crate) access: Access,
     pub(crate) reachable: Reachable,
-    pub(crate) handles: Handles,
+    pub(crate) handles: Arc<Handles>,
     pub(crate) subscriptions: Arc<Subscriptions>,
     /// From Hello to everything that waits for it.
     greeting: watch::Sender<Greeting>,
@@ -80,11 +80,13 @@ pub(crate) enum Greeting {
 
 impl Connection {
     pub(crate) fn new(agent: Agent, access: Access, reachable: Reachable) -> Self {
+        let handles = Arc::default();
+        agent.watch_over(&handles);
         Self {
             agent,
             access,
             reachable,
-            handles: Handles::default(),
+            handles,
             subscriptions: Arc::default(),
             greeting: watch::Sender::new(Greeting::Awaited),
         }

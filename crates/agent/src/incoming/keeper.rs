@@ -21,7 +21,8 @@ use super::redirect::{Evidence, MeetingPoint};
 use super::subscription::{Place, Subscription, Subscriptions};
 use super::wanted::Wanted;
 use crate::agent::Agent;
-use crate::connection::Connection;
+use crate::connection::{Access, Connection};
+use crate::grant::Rules;
 use crate::{Error, Result};
 
 /// Events that wait for a session to take them. One that finds no room is not told.
@@ -45,6 +46,7 @@ pub(super) async fn subscribe(
         reachable: connection.reachable.clone(),
         subscriptions: Arc::clone(&connection.subscriptions),
         subscription: None,
+        is_judged: connection.access == Access::Session,
         wanted,
         events,
         outcome: Some(outcome),
@@ -61,6 +63,8 @@ struct Keeper {
     subscriptions: Arc<Subscriptions>,
     /// There from the first success on.
     subscription: Option<Arc<Subscription>>,
+    /// Whether what sessions may do is about this one. A peer judges what it passes on.
+    is_judged: bool,
     wanted: Wanted,
     events: Events,
     outcome: Option<oneshot::Sender<Result<()>>>,
@@ -193,23 +197,40 @@ impl Keeper {
             mesh: held.mesh.map(|mesh| mesh.to_string()).unwrap_or_default(),
             flushed: held.flushed,
         };
+        let mut result = Ok(());
         if self.announce(Place::Here(Arc::clone(&queue)), subscribed) {
-            self.watch(&held).await;
+            result = self.watch(&held).await;
         }
         queue.end();
         ports.release(held).await;
-        Ok(())
+        result
     }
 
-    /// Tells what happens, until nobody listens any more or somebody else has the port.
-    async fn watch(&self, held: &Held) {
+    /// Until the session may not have it any more.
+    async fn forbidden(&self) -> Error {
+        match self.is_judged {
+            true => {
+                let request = &self.wanted.request;
+                let judged = |rules: &Rules| rules.allow_subscription(request);
+                self.agent.until_forbidden(judged).await
+            }
+            false => std::future::pending().await,
+        }
+    }
+
+    /// Tells what happens, until nobody listens any more, somebody else has the port, or it is forbidden.
+    async fn watch(&self, held: &Held) -> Result<()> {
         let mut traffic = held.traffic();
         let mut traffic_was_seen = false;
         loop {
             tokio::select! {
-                () = self.events.closed() => return,
-                () = self.agent.ports().end_begins() => return,
-                by = held.overridden() => return self.tell_loss(by).await,
+                () = self.events.closed() => return Ok(()),
+                () = self.agent.ports().end_begins() => return Ok(()),
+                error = self.forbidden() => return Err(error),
+                by = held.overridden() => {
+                    self.tell_loss(by).await;
+                    return Ok(());
+                }
                 () = is_seen(&mut traffic), if !traffic_was_seen => {
                     traffic_was_seen = true;
                     self.tell(subscribe_event::Event::TrafficSeen(true));
@@ -238,6 +259,7 @@ impl Keeper {
         loop {
             let event = tokio::select! {
                 event = events.message() => event,
+                error = self.forbidden() => return Err(error),
                 () = self.events.closed() => return Ok(Ending::Over),
                 () = self.agent.ports().end_begins() => return Ok(Ending::Over),
             };

@@ -34,7 +34,8 @@ pub(super) async fn observe(
         Err(error) if error.is_of_the_api_server() => return Err(Error::Cluster(Box::new(error))),
         Err(error) => return Ok(Observed::nothing(chain(&error))),
     };
-    let mut observed = judged(&pods, target.container.as_deref(), wanted);
+    let policies = shared.policies.digest(&wanted.namespace);
+    let mut observed = judged(&pods, target.container.as_deref(), wanted, &policies);
     match shared.settings.agent_mode {
         AgentMode::Ephemeral => {}
         AgentMode::Pod => {
@@ -54,6 +55,8 @@ async fn without_target(shared: &Shared, wanted: &Wanted) -> Result<Observed> {
     let agents = agents_in_pods(shared, wanted).await?.into_iter();
     Ok(Observed {
         pods: vec![ObservedPod {
+            policies: shared.policies.digest(&wanted.namespace),
+            told: None,
             replica: nobody(&wanted.namespace),
             agents: in_order(agents.map(|(_, agent)| agent).collect()),
             refused: None,
@@ -105,11 +108,13 @@ pub(super) async fn left(shared: &Shared, wanted: &Wanted) -> Result<Vec<Observe
     }
 }
 
-fn judged(pods: &[Pod], container: Option<&str>, wanted: &Wanted) -> Observed {
+fn judged(pods: &[Pod], container: Option<&str>, wanted: &Wanted, policies: &str) -> Observed {
     let mut observed = Observed::default();
     for pod in pods {
         match judge(pod, container) {
             Ok(replica) => observed.pods.push(ObservedPod {
+                policies: policies.to_owned(),
+                told: None,
                 agents: in_pod(pod, wanted),
                 replica,
                 refused: None,

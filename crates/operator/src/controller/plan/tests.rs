@@ -63,6 +63,8 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> Obser
             finished_agents: 0,
         },
         agents: agents.collect(),
+        policies: "now".to_owned(),
+        told: None,
         refused: None,
     }
 }
