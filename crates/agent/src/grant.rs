@@ -91,6 +91,13 @@ impl Rules {
         self.grant.holder.as_deref()
     }
 
+    /// What the target's health probes ask for at a port.
+    pub(crate) fn probe_paths(&self, port: u32) -> &[String] {
+        let paths = u16::try_from(port).ok();
+        let paths = paths.and_then(|port| self.grant.incoming.probes.get(&port));
+        paths.map(Vec::as_slice).unwrap_or_default()
+    }
+
     pub(crate) fn grant(&self) -> &Grant {
         &self.grant
     }

@@ -65,6 +65,8 @@ impl Incoming for Connection {
             if let Some(holder) = rules.holder() {
                 request.holder = known_as(holder, &request.holder);
             }
+            let probes = rules.probe_paths(request.port);
+            request.probe_paths.extend_from_slice(probes);
         }
         let wanted = Wanted::validate(request)?;
         let tls = wanted.request.tls.as_ref();

@@ -56,6 +56,7 @@ async fn grant(
         holder: Some(wanted.holder.clone()),
         ..Grant::default()
     };
+    grant.incoming.probes = replica.probes.clone();
     if policies.is_empty() {
         return Ok(grant);
     }

@@ -233,7 +233,10 @@ async fn what_is_forbidden_later_ends() {
     assert!(agent.regrant(&grant).await.unwrap());
     assert!(!agent.regrant(&grant).await.unwrap(), "it is no news");
     // What was open is closed, by whatever name it was opened, and nothing else is.
-    let read = client.read(hidden, 0, 10).await.map_err(|failure| failure.number());
+    let read = client
+        .read(hidden, 0, 10)
+        .await
+        .map_err(|failure| failure.number());
     assert_eq!(read, Err(Some(libc::EBADF)));
     assert!(client.read(seen, 0, 10).await.is_ok());
     let listed = client.env().list(ListEnvRequest {}).await.unwrap();
@@ -258,5 +261,9 @@ async fn what_is_forbidden_later_ends() {
     assert_eq!(errno(opened), libc::ENOENT);
     // And what is allowed again is there again.
     assert!(agent.regrant(&Grant::default()).await.unwrap());
-    assert!(open(&client, "/etc/greeting", AccessMode::Read).await.is_ok());
+    assert!(
+        open(&client, "/etc/greeting", AccessMode::Read)
+            .await
+            .is_ok()
+    );
 }
