@@ -54,6 +54,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     };
     Controller::new(sessions, watcher::Config::default())
         .watches(pods, watcher::Config::default(), concerned)
+        .reconcile_all_on(shared.policies.changes())
         .run(look, after_failure, shared)
         .for_each(async |_| {})
         .await;
@@ -95,10 +96,11 @@ async fn going_on(
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
     let mut observed = observe::observe(shared, &cluster, &wanted).await?;
     let first = plan(session, Some(&wanted), &observed, mode, now);
-    if first.start.is_empty() {
+    if first.start.is_empty() && first.regrant.is_empty() {
         return Ok(first);
     }
     apply::start(shared, &cluster, &wanted, &first, &mut observed).await;
+    apply::regrant(shared, &wanted, &first, &mut observed).await;
     // What came of it is part of what is reported.
     Ok(plan(session, Some(&wanted), &observed, mode, now))
 }
