@@ -185,8 +185,7 @@ async fn begin(ground: &Ground) -> Result<(OperatorConnection, Link)> {
         None => Trust::FirstSeen(FirstSeen::default()),
     };
     let name = ServerName::try_from("agent")?;
-    let dialer =
-        TlsDialer::with_identity(connection.dialer(place.number), name, trust, &identity)?;
+    let dialer = TlsDialer::with_identity(connection.dialer(place.number), name, trust, &identity)?;
     let link = Link::connect(dialer, Settings::default()).await?;
     Ok((connection, link))
 }
@@ -194,8 +193,12 @@ async fn begin(ground: &Ground) -> Result<(OperatorConnection, Link)> {
 /// Every client has a certificate of its own, so it has a number of its own as well.
 fn number(identity: &Identity) -> u64 {
     let digits = identity.fingerprint().to_string();
-    let digits = digits.bytes().filter_map(|digit| char::from(digit).to_digit(16));
-    digits.take(16).fold(0, |number, digit| number << 4 | u64::from(digit))
+    let digits = digits
+        .bytes()
+        .filter_map(|digit| char::from(digit).to_digit(16));
+    digits
+        .take(16)
+        .fold(0, |number, digit| number << 4 | u64::from(digit))
 }
 
 async fn ready_place(connection: &OperatorConnection) -> Result<Place> {
