@@ -374,7 +374,11 @@ impl Operator {
     }
 
     /// With a value of the chart.
-    async fn install_with(story: &Story<'_>, cluster: usize, value: &str) -> Result<Self> {
+    pub(crate) async fn install_with(
+        story: &Story<'_>,
+        cluster: usize,
+        value: &str,
+    ) -> Result<Self> {
         load_agent_image(story)?;
         let operator = Operator {
             stage: story.stage_in(cluster).await?,
