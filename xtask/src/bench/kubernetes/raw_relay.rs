@@ -12,6 +12,10 @@ use super::site::{NAMESPACE, Site};
 use crate::bench::load::{Hop, WANTED, Way};
 use crate::bench::session::programs::Program;
 
+/// What the baseline is, for whoever reads the rows.
+pub(super) const DESCRIPTION: &str = "the plain relays: load -> TCP relay at the agent's place -> relay at the operator's place -> one WebSocket through \
+     the same API server -> the developer's server; no TLS from end to end, no HTTP/2, nothing that resumes";
+
 const MANIFESTS: &str = include_str!("carrier.yaml");
 const API_SERVICE: &str = "apiservice/v1.relay.bench";
 /// Where the carrier takes connections, and the relay in front of it in the network of the node.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::raw_relay::RawRelay;
+use super::raw_relay::{self, RawRelay};
 use super::site::{Site, Through};
 use crate::bench::load::{Load, requests, times};
 use crate::bench::server::Mode;
@@ -35,6 +35,7 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
 pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     site.operator()?;
     let relay = RawRelay::start(site)?;
+    eprintln!("{}", raw_relay::DESCRIPTION);
     let mut rows = Vec::new();
     for (mode, how) in MODES {
         let _session = site.session(mode, Through::Operator)?;
@@ -43,13 +44,12 @@ pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec
             let load = Load::full(connections, extent);
             let [raw, stolen] = load.compare(site, extent, &ways)?;
             let name = format!(
-                "stolen {how}, operator, {connections} connections (baseline: bytes in one WebSocket through the same API \
-                 server, with a plain relay at the operator's place and one at the agent's)"
+                "stolen {how}, operator, {connections} connections (baseline: plain relays, one WebSocket)"
             );
             rows.push(requests(name, &stolen, &raw).ratio_at_least(0.6));
         }
         let [raw, stolen] = Load::full(1, extent).compare(site, extent, &ways)?;
-        let name = format!("stolen {how}, operator, one connection (baseline: the plain relays)");
+        let name = format!("stolen {how}, operator, one connection (baseline: the same)");
         rows.extend(times(&name, &stolen, &raw));
     }
     relay.end(site)?;
