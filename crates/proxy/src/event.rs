@@ -2,6 +2,7 @@
 
 mod incoming;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::fs;
@@ -42,8 +43,19 @@ pub enum Event {
         agent: AgentId,
         reason: String,
     },
-    /// So many agents are there at the beginning.
-    Covers(usize),
+    /// So many agents are there at the beginning, and with several clusters so many in each of them.
+    Covers {
+        pods: usize,
+        clusters: BTreeMap<String, usize>,
+    },
+    /// Of several clusters, one cannot be reached.
+    ClusterAway {
+        cluster: String,
+        /// Files, names and connections are this cluster's.
+        is_default: bool,
+        reason: String,
+    },
+    ClusterBack(String),
     /// The target has nothing that an agent could be beside. Calls wait for so many seconds.
     NobodyThere(u64),
     /// Somebody has ended the session.
@@ -81,7 +93,9 @@ impl Event {
     #[must_use]
     pub fn is_reassuring(&self) -> bool {
         match self {
-            Self::Joined(_) | Self::Left { .. } | Self::Covers(_) => true,
+            Self::Joined(_) | Self::Left { .. } | Self::Covers { .. } | Self::ClusterBack(_) => {
+                true
+            }
             Self::Incoming(event) => !event.is_warning(),
             _ => false,
         }
@@ -124,7 +138,29 @@ impl fmt::Display for Event {
                 "{} cannot join the session, so that its traffic does not come: {reason}",
                 agent.place()
             ),
-            Self::Covers(count) => write!(formatter, "the session is with {count} pods"),
+            Self::Covers { pods, clusters } => {
+                write!(formatter, "the session is with {pods} pods")?;
+                for (index, (cluster, pods)) in clusters.iter().enumerate() {
+                    let before = if index == 0 { ": " } else { ", " };
+                    write!(formatter, "{before}{pods} in cluster {cluster}")?;
+                }
+                Ok(())
+            }
+            Self::ClusterAway {
+                cluster,
+                is_default,
+                reason,
+            } => {
+                let meanwhile = match is_default {
+                    true => "what needs the target waits",
+                    false => "its traffic does not come, and the session goes on without it",
+                };
+                write!(
+                    formatter,
+                    "cluster {cluster} cannot be reached ({reason}): {meanwhile}"
+                )
+            }
+            Self::ClusterBack(cluster) => write!(formatter, "cluster {cluster} is there again"),
             Self::NobodyThere(seconds) => write!(
                 formatter,
                 "the target has no pod now: what needs it waits, for up to {seconds} s"

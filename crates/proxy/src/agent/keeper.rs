@@ -1,6 +1,6 @@
 //! Keeps a session's agents: has each of them looked after, chooses the one that is asked alone, and says what happens.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -300,6 +300,10 @@ impl<S: Source> Keeper<S> {
                 drop(scissors);
             }
             Report::Failed(error) => self.fail(id, error),
+            // What needs one agent does not need this one; what becomes of its cluster is told by whoever sees it.
+            Report::Away(reason) if watched.preference == Preference::TrafficOnly => {
+                tracing::info!(agent = %id, reason, "an agent with nothing but traffic is away");
+            }
             Report::Away(reason) => {
                 if self.away.is_empty() {
                     (self.tell)(&Event::ConnectionLost(reason));
@@ -307,8 +311,8 @@ impl<S: Source> Keeper<S> {
                 self.away.insert(id.clone());
             }
             Report::Back => {
-                self.away.remove(id);
-                if self.away.is_empty() {
+                let was_away = self.away.remove(id);
+                if was_away && self.away.is_empty() {
                     (self.tell)(&Event::ConnectionBack);
                 }
             }
@@ -468,9 +472,14 @@ impl<S: Source> Keeper<S> {
         if !is_complete || self.agents.is_settled() {
             return;
         }
-        let count = self.agents.router.all().len();
-        if count > 1 {
-            (self.tell)(&Event::Covers(count));
+        let all = self.agents.router.all();
+        if all.len() > 1 {
+            let mut clusters = BTreeMap::new();
+            for cluster in all.iter().filter_map(|(id, _)| id.cluster.clone()) {
+                *clusters.entry(cluster).or_default() += 1;
+            }
+            let pods = all.len();
+            (self.tell)(&Event::Covers { pods, clusters });
         }
         self.agents.settle();
     }
