@@ -1,6 +1,6 @@
 //! Keeps a session's agents: has each of them looked after, chooses the one that is asked alone, and says what happens.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -474,12 +474,7 @@ impl<S: Source> Keeper<S> {
         }
         let all = self.agents.router.all();
         if all.len() > 1 {
-            let mut clusters = BTreeMap::new();
-            for cluster in all.iter().filter_map(|(id, _)| id.cluster.clone()) {
-                *clusters.entry(cluster).or_default() += 1;
-            }
-            let pods = all.len();
-            (self.tell)(&Event::Covers { pods, clusters });
+            (self.tell)(&Event::covers(all.iter().map(|(id, _)| id)));
         }
         self.agents.settle();
     }
