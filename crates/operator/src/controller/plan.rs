@@ -267,7 +267,7 @@ fn going_on(
     age: Duration,
     now: Timestamp,
 ) -> Plan {
-    let mut next_channel = status.next_channel;
+    let mut next_channel = status.next_channel.max(wanted.numbered_after);
     let mut start = Vec::new();
     let mut pods = Vec::new();
     for pod in &observed.pods {
@@ -369,6 +369,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         .and_then(|known| known.agent.as_deref()?.rsplit('-').next()?.parse().ok())
         .unwrap_or(0);
     let observed = pod.agents.last().map_or(0, |agent| agent.ordered.number());
+    let before = usize::try_from(wanted.numbered_after).unwrap_or_default();
     let digest = Sha256::digest(&pod.replica.uid);
     let name = format!(
         "{}{:02x}{:02x}{:02x}{:02x}-{}",
@@ -377,7 +378,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         digest[1],
         digest[2],
         digest[3],
-        observed.max(reported) + 1
+        observed.max(reported).max(before) + 1
     );
     Start {
         replica: pod.replica.clone(),
