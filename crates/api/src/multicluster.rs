@@ -130,6 +130,9 @@ pub struct ClusterSession {
     /// How many children there were before it, for a cluster that has joined again. Ours.
     #[serde(default)]
     pub generation: u32,
+    /// When the one before it was found to be gone. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_timestamp: Option<String>,
 }
 
 impl MultiClusterPhase {

@@ -231,6 +231,62 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_session_over_several_clusters_is_listed_once() {
+        let parent: MirrordMultiClusterSession = serde_json::from_value(json!({
+            "apiVersion": "operator.metalbear.co/v1alpha", "kind": "MirrordMultiClusterSession",
+            "metadata": {"name": "mc-00000000000000ab"},
+            "spec": {
+                "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
+                "namespace": "shop", "target": "deployment/web", "targetAlias": "deployment.web",
+                "clusters": ["hub", "west"], "primaryCluster": "hub", "defaultCluster": "hub",
+                "resumeWindowSecs": 100, "clientCertificate": "",
+            },
+            "status": {"phase": "Ready", "clusterSessions": {
+                "hub": {"sessionName": "mc-00000000000000ab-hub", "ready": true},
+                "west": {"sessionName": "mc-00000000000000ab-west", "ready": false, "error": "no route"},
+            }},
+        }))
+        .unwrap();
+        let child = |name: &str, parent: Option<&str>| -> MirrordClusterSession {
+            serde_json::from_value(json!({
+                "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSession",
+                "metadata": {"name": name},
+                "spec": {
+                    "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
+                    "namespace": "shop", "target": "deployment/web", "resumeWindowSecs": 100,
+                    "clientCertificate": "", "multiClusterParentName": parent,
+                },
+            }))
+            .unwrap()
+        };
+        let sessions = [
+            child("mc-00000000000000ab-hub", Some("mc-00000000000000ab")),
+            // The part of a session that another cluster coordinates.
+            child("mc-00000000000000cd-hub", Some("mc-00000000000000cd")),
+            child("session-00000000000000ef", None),
+        ];
+        let now = Timestamp::UNIX_EPOCH;
+        let served = all_served(&sessions, &[parent], now);
+        let shown: Vec<_> = served
+            .iter()
+            .map(|session| {
+                (
+                    session.spec.id.as_str(),
+                    clusters_cell(&session.spec.clusters),
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("00000000000000cd", String::new()),
+                ("00000000000000ef", String::new()),
+                ("00000000000000ab", "hub,west!".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
     fn ages_are_short() {
         let cases = [
             (5, "5s"),

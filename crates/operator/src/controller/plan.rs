@@ -277,7 +277,7 @@ fn going_on(
             .find(|known| known.uid == pod.replica.uid);
         let channel = known.map_or(next_channel + 1, |known| known.channel);
         next_channel = next_channel.max(channel);
-        let obstacle = obstacle(pod, mode);
+        let obstacle = obstacle(pod, mode, wanted.numbered_after);
         if obstacle.is_none() && current(pod).is_none() {
             start.push(next_agent(pod, known, wanted));
         }
@@ -331,7 +331,7 @@ fn beside_the_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgen
 }
 
 /// What keeps a pod from having an agent.
-fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
+fn obstacle(pod: &ObservedPod, mode: AgentMode, numbered_after: u32) -> Option<Refused> {
     let finally = |why: String| {
         Some(Refused {
             why,
@@ -344,7 +344,10 @@ fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
             _ => None,
         };
     }
-    let ended = || beside_the_container(pod).filter(|agent| agent.is_over());
+    // Those of a session that had the same name are not this one's.
+    let before = usize::try_from(numbered_after).unwrap_or_default();
+    let is_own = |agent: &&ObservedAgent| agent.ordered.number() > before;
+    let ended = || beside_the_container(pod).filter(|agent| agent.is_over() && is_own(agent));
     let failures = ended().filter(|agent| agent.ordered.has_failed);
     if failures.count() >= ATTEMPTS || ended().count() >= MOST_ENDED {
         let last = ended().last().map(|agent| &agent.ordered.state);

@@ -275,6 +275,8 @@ fn shown(name: &str, access: &Access, health: &Health, now: Timestamp) -> Connec
         (None, Some(check)) => match &check.outcome {
             Ok(operator) => {
                 let license = operator.spec.license.as_ref();
+                let version = &operator.spec.operator_version;
+                cluster.warning = cluster.warning.or_else(|| other_version(version));
                 cluster.connected = Some(ConnectedOperator {
                     license_fingerprint: license.and_then(|license| license.fingerprint.clone()),
                     operator_version: operator.spec.operator_version.clone(),
@@ -284,6 +286,21 @@ fn shown(name: &str, access: &Access, health: &Health, now: Timestamp) -> Connec
         },
     }
     cluster
+}
+
+/// Clusters are upgraded one after the other, so a member may be older or newer for a while.
+fn other_version(theirs: &str) -> Option<String> {
+    let ours = env!("CARGO_PKG_VERSION");
+    let series = |version: &str| {
+        let mut parts = version.split('.').map(str::to_owned);
+        (parts.next(), parts.next())
+    };
+    (series(theirs) != series(ours)).then(|| {
+        format!(
+            "its operator has the version {theirs}, and this one {ours}: what only one of them knows does not work there; \
+             install the same"
+        )
+    })
 }
 
 #[cfg(test)]

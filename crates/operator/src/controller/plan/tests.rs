@@ -416,3 +416,31 @@ fn a_deleted_session_goes_when_its_agents_have_ended() {
         assert!(plan.start.is_empty() && plan.report.is_none(), "{what}");
     }
 }
+
+/// A client must not take an agent of a part that has joined again for one that it knew.
+#[test]
+fn a_session_that_follows_another_repeats_no_number() {
+    let mut later = session(status(SessionPhase::Pending));
+    later.spec.generation = 1;
+    let wanted = super::super::validate::validate(&later).unwrap();
+    let ended: Vec<_> = (0..MOST_ENDED)
+        .map(|_| ("c1", OrderedState::Ended("in peace".to_owned())))
+        .collect();
+    let observed = Observed {
+        pods: vec![pod("a", "c1", &ended)],
+        ..Observed::default()
+    };
+    let plan = plan(
+        &later,
+        Some(&wanted),
+        &observed,
+        AgentMode::Ephemeral,
+        at(1),
+    );
+    let [start] = plan.start.as_slice() else {
+        panic!("{plan:?}");
+    };
+    assert!(start.name.ends_with("-257"), "{}", start.name);
+    let report = plan.report.unwrap();
+    assert_eq!(report.pods[0].channel, 257);
+}

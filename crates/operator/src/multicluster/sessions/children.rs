@@ -246,3 +246,68 @@ fn unreachable(access: &Access, health: &Health) -> Option<Observed> {
         Some(Ok(_)) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use api::MirrordClusterSessionSpec;
+    use api::session::{SessionOwner, SessionPhase};
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::multicluster::auth::NoCredential;
+    use crate::multicluster::sync::Check;
+
+    /// After a restart nothing is known, and nothing must be concluded from it.
+    #[test]
+    fn a_child_is_missing_only_where_somebody_would_know_it() {
+        assert_eq!(seen(None, false), Observed::Unknown);
+        assert_eq!(seen(None, true), Observed::Missing);
+        let nothing = unreachable(&Access::default(), &Health::default());
+        assert_eq!(nothing, Some(Observed::Unknown));
+        let without = Access {
+            trouble: Some(NoCredential::NoSecret("a".to_owned())),
+            ..Access::default()
+        };
+        let ill = Health {
+            check: Some(Check {
+                at: Timestamp::UNIX_EPOCH,
+                outcome: Err("no route".to_owned()),
+            }),
+            ..Health::default()
+        };
+        for (access, health, why) in [
+            (&without, &Health::default(), "is not there"),
+            (&Access::default(), &ill, "no route"),
+        ] {
+            match unreachable(access, health) {
+                Some(Observed::Unreachable(text)) => assert!(text.contains(why), "{text}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_heartbeat_is_no_reason_to_look() {
+        let spec = MirrordClusterSessionSpec {
+            owner: SessionOwner::default(),
+            namespace: "shop".to_owned(),
+            target: "deployment/web".to_owned(),
+            label_target: None,
+            key: None,
+            client_cli_version: None,
+            multi_cluster_parent_name: Some("mc-1".to_owned()),
+            generation: 0,
+            resume_window_secs: 60,
+            client_certificate: String::new(),
+        };
+        let mut child = MirrordClusterSession::new("mc-1-east", spec);
+        child.status = Some(api::MirrordClusterSessionStatus::default());
+        let mut seen = child.clone();
+        let status = seen.status.as_mut().unwrap();
+        status.last_seen_timestamp = Some("2026-01-27T09:22:55Z".to_owned());
+        assert!(judged_by(&child) == judged_by(&seen));
+        let mut ready = child.clone();
+        ready.status.as_mut().unwrap().phase = Some(SessionPhase::Ready);
+        assert!(judged_by(&child) != judged_by(&ready));
+    }
+}

@@ -20,6 +20,8 @@ const KEPT: Duration = Duration::from_secs(60);
 /// Changes are told, so this is only for what was tried and did not succeed.
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(10);
+/// Before a cluster joins for the third time.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
 /// A child, as its cluster says.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,7 +111,7 @@ pub(super) fn plan(
     match status.phase {
         None => beginning(parent, &status),
         Some(MultiClusterPhase::Failed) => nothing(LATER),
-        Some(_) => going_on(parent, &status, observed, age),
+        Some(_) => going_on(parent, &status, observed, age, now),
     }
 }
 
@@ -139,12 +141,13 @@ fn going_on(
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
     age: Duration,
+    now: Timestamp,
 ) -> Plan {
     let was_ready = status.phase == Some(MultiClusterPhase::Ready);
     let mut create = Vec::new();
     let mut children = BTreeMap::new();
     for (cluster, known) in &status.cluster_sessions {
-        let (child, is_wanted) = judged(parent, known, observed.get(cluster));
+        let (child, is_wanted) = judged(parent, known, observed.get(cluster), now);
         if is_wanted {
             create.push(cluster.clone());
         }
@@ -178,6 +181,7 @@ fn judged(
     parent: &MirrordMultiClusterSession,
     known: &ClusterSession,
     observed: Option<&Observed>,
+    now: Timestamp,
 ) -> (ClusterSession, bool) {
     let not_ready = |error: Option<String>| ClusterSession {
         ready: false,
@@ -197,11 +201,12 @@ fn judged(
                 session_name: known.session_name.clone(),
                 generation: known.generation.wrapping_add(1),
                 error: Some("its part there was ended; it joins again".to_owned()),
+                left_timestamp: Some(now.to_string()),
                 ..ClusterSession::default()
             };
             (next, false)
         }
-        Observed::Missing => (not_ready(known.error.clone()), true),
+        Observed::Missing => (not_ready(known.error.clone()), may_join(known, now)),
         Observed::Unreachable(why) => (not_ready(Some(why.clone())), false),
         Observed::Unconfigured => {
             let why = "the cluster is not configured any more";
@@ -229,7 +234,20 @@ fn seen(known: &ClusterSession, child: &MirrordClusterSession) -> ClusterSession
         last_heartbeat: status.last_seen_timestamp,
         made: true,
         generation: known.generation,
+        left_timestamp: known.left_timestamp.clone(),
     }
+}
+
+/// A cluster that leaves again and again has agents started in its pods again and again, so it waits longer each time.
+fn may_join(known: &ClusterSession, now: Timestamp) -> bool {
+    let left = known.left_timestamp.as_deref();
+    let left = left.and_then(|left| left.parse::<Timestamp>().ok());
+    let doublings = known.generation.saturating_sub(2).min(6);
+    let pause = match known.generation {
+        0 | 1 => Duration::ZERO,
+        _ => FIRST_PAUSE * 2_u32.pow(doublings),
+    };
+    left.is_none_or(|left| since(Some(left), now) >= pause)
 }
 
 /// Whether a session cannot be without its part in a cluster.

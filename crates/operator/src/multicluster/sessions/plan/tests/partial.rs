@@ -83,6 +83,29 @@ fn a_cluster_whose_child_was_ended_joins_again() {
 }
 
 #[test]
+fn a_cluster_that_leaves_again_and_again_joins_later_and_later() {
+    let left = |generation| ClusterSession {
+        generation,
+        left_timestamp: Some(at(0).to_string()),
+        ..ClusterSession::default()
+    };
+    let cases = [
+        (0, 0),
+        (1, 0),
+        (2, 10),
+        (3, 20),
+        (4, 40),
+        (8, 640),
+        (4000, 640),
+    ];
+    for (generation, pause) in cases {
+        assert!(may_join(&left(generation), at(pause)), "{generation}");
+        let is_early = pause > 0 && may_join(&left(generation), at(pause - 1));
+        assert!(!is_early, "{generation}");
+    }
+}
+
+#[test]
 fn no_session_goes_on_without_its_default() {
     for east in [Observed::Missing, deleted(ready())] {
         let plan = planned(&running_from(going_on()), east, ready(), 1010);
