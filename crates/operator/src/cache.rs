@@ -113,6 +113,8 @@ where
     store: Store<Object>,
     /// From the follower to everybody: how many changes there were.
     changes: watch::Receiver<u64>,
+    /// From the follower to everybody: whether the copy has ever been complete.
+    filled: watch::Receiver<bool>,
 }
 
 impl<Object> ObjectCache<Object>
@@ -130,6 +132,7 @@ where
     pub(crate) fn follow(client: Client) -> Self {
         let (reader, writer) = store();
         let (bell, changes) = watch::channel(0);
+        let (fill, filled) = watch::channel(false);
         let sessions: Api<Object> = Api::all(client);
         tokio::spawn(async move {
             let events = watcher(sessions, watcher::Config::default()).default_backoff();
@@ -137,10 +140,14 @@ where
             let mut known = HashMap::new();
             while let Some(event) = events.next().await {
                 match event {
-                    Ok(event) if is_news(&mut known, &event) => {
-                        bell.send_modify(|count| *count += 1);
+                    Ok(event) => {
+                        if matches!(event, Event::InitDone) {
+                            fill.send_replace(true);
+                        }
+                        if is_news(&mut known, &event) {
+                            bell.send_modify(|count| *count += 1);
+                        }
                     }
-                    Ok(_) => {}
                     Err(error) => {
                         tracing::warn!(error = chain(&error), "sessions cannot be followed now");
                     }
@@ -150,7 +157,13 @@ where
         Self {
             store: reader,
             changes,
+            filled,
         }
+    }
+
+    /// Whether what is not in the copy is not there.
+    pub(crate) fn is_filled(&self) -> bool {
+        *self.filled.borrow()
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Object>> {
