@@ -128,7 +128,9 @@ pub(super) async fn who_continues_gets_what_is_left(_: &Story<'_>) -> Result<()>
         .says("port 8080 of the target: nothing comes to the program as long as ")
         .await?;
     second
-        .says("(python3 http_server.py) has all of it, and after that everything goes to the program")
+        .says(
+            "(python3 http_server.py) has all of it, and after that everything goes to the program",
+        )
         .await?;
     ensure!(ask(&target, &[])? == LOCAL, "{}", second.report());
     first.kill()?;
