@@ -56,7 +56,7 @@ pub(crate) struct Connection {
     pub(crate) reachable: Reachable,
     /// From what a peer reports of its session to `reachable`.
     pub(crate) presence: Option<watch::Sender<Presence>>,
-    pub(crate) handles: Handles,
+    pub(crate) handles: Arc<Handles>,
     pub(crate) subscriptions: Arc<Subscriptions>,
     /// From Hello to everything that waits for it.
     greeting: watch::Sender<Greeting>,
@@ -97,12 +97,14 @@ impl Connection {
         reachable: Reachable,
         presence: Option<watch::Sender<Presence>>,
     ) -> Self {
+        let handles = Arc::default();
+        agent.watch_over(&handles);
         Self {
             agent,
             access,
             reachable,
             presence,
-            handles: Handles::default(),
+            handles,
             subscriptions: Arc::default(),
             greeting: watch::Sender::new(Greeting::Awaited),
         }

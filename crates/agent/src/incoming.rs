@@ -68,6 +68,8 @@ impl Incoming for Connection {
                 request.holder = known_as(holder, &request.holder);
                 request.owner = owned_by(holder, &request.owner);
             }
+            let probes = rules.probe_paths(request.port);
+            request.probe_paths.extend_from_slice(probes);
         }
         let wanted = Wanted::validate(request)?;
         let tls = wanted.request.tls.as_ref();

@@ -82,7 +82,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
-    progress.finish(&target);
+    progress.finish(&agent.describe(&target));
     let signals = Caught::start()?;
     let session = Arc::new(session);
     let mut supervised = prepared.start(variables, Arc::<Session>::clone(&session))?;
@@ -130,7 +130,7 @@ async fn choose_agent(
     let cluster = agent::cluster_of(settings).await?;
     match agent::choose_way(settings, &cluster, progress).await? {
         Way::Operator(operator) => {
-            let name = format!("{}, through the operator", operator.target());
+            let name = operator.target().to_owned();
             Ok((Agent::Operator(operator), name))
         }
         Way::Own => {
@@ -153,7 +153,10 @@ fn about(arguments: &ExecArguments, settings: &Settings, agent: &Agent, target: 
         target: target.to_owned(),
         command: arguments.command.clone(),
         config_path: config_path.map(|path| path.canonicalize().unwrap_or(path)),
-        clusters: settings.kube_context.iter().cloned().collect(),
+        clusters: match agent.clusters().names() {
+            names if names.is_empty() => settings.kube_context.iter().cloned().collect(),
+            names => names,
+        },
         is_operator: matches!(agent, Agent::Operator(_)),
     }
 }

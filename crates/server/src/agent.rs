@@ -3,6 +3,7 @@
 mod arrival;
 mod life;
 pub(crate) mod node;
+mod orders;
 
 use std::future::Future;
 use std::io::Read as _;
@@ -49,7 +50,7 @@ pub(crate) struct AgentArguments {
     /// Speak TLS with the client alone that has the certificate with this SHA-256, in place of a token
     #[arg(long, value_name = "SHA256")]
     client_certificate: Option<Fingerprint>,
-    /// End when somebody connects who has the certificate with this SHA-256
+    /// Take orders from whoever has the certificate with this SHA-256: to end, and what sessions may do
     #[arg(long, value_name = "SHA256", requires = "client_certificate")]
     ended_by_certificate: Option<Fingerprint>,
     /// How much is said on standard error: off, error, warn, info, debug or trace
@@ -258,8 +259,18 @@ async fn serve_arrival(
             serve_session(link, agent).await
         }
         Purpose::Continuation => Ok(()),
-        Purpose::End => Ok(end.send(()).await?),
+        Purpose::Orders(pipe) => orders::follow(*pipe, agent, end).await,
     }
+}
+
+/// Sessions may do this from now on. Whoever cannot understand it must not go on: he would not know what is forbidden.
+async fn regrant(agent: &Agent, grant: serde_json::Value) -> Result<()> {
+    let grant =
+        serde_json::from_value(grant).context("what sessions may do cannot be understood")?;
+    if agent.regrant(&grant).await? {
+        tracing::info!("what sessions may do has changed");
+    }
+    Ok(())
 }
 
 async fn serve_session(link: Link, agent: &Agent) -> Result<()> {

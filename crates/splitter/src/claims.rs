@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::Error;
 use crate::copy::Budget;
+use crate::departures::Departures;
 use crate::error::{Conflict, Held};
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
@@ -87,6 +88,8 @@ pub(crate) struct HeldClaim {
     pub(crate) extended_connect: Knowledge,
     /// What waits in memory to be copied to the session.
     pub(crate) copies: Budget,
+    /// When copies leave.
+    pub(crate) departures: Departures,
     health: Health,
     lost_to: watch::Sender<Option<String>>,
 }
@@ -160,6 +163,7 @@ impl Claims {
             claim,
             extended_connect: Knowledge::default(),
             copies: Budget::default(),
+            departures: Departures::default(),
             health: Health::default(),
             lost_to: watch::Sender::new(None),
         });

@@ -21,6 +21,7 @@
 
 mod claims;
 mod copy;
+mod departures;
 mod detect;
 mod error;
 mod filter;

@@ -50,6 +50,12 @@ pub trait Destination: Send + Sync {
     /// Opens a stream for the client that arrived.
     fn open<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>>;
 
+    /// The same for a copy: nobody hears what is answered, so the destination may keep it to itself. It still tells when
+    /// the answers end.
+    fn open_copy<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+        self.open(arrival)
+    }
+
     /// Whether nobody is there at the moment, who may come back.
     fn away(&self) -> Option<Away> {
         None

@@ -173,7 +173,8 @@ fn in_cached_tree<T>(
     operation: impl FnOnce(Tree<'_>) -> Result<T, Errno>,
 ) -> Option<Result<T, Errno>> {
     let target = agent.target();
-    let tree = Tree::cached(agent);
+    let rules = agent.rules();
+    let tree = Tree::cached(agent, &rules);
     match target
         .identity
         .act(agent.own_identity(), || operation(tree))?

@@ -24,7 +24,8 @@ use super::redirect::{Evidence, MeetingPoint};
 use super::subscription::{Place, Subscription, Subscriptions};
 use super::wanted::Wanted;
 use crate::agent::Agent;
-use crate::connection::Connection;
+use crate::connection::{Access, Connection};
+use crate::grant::Rules;
 use crate::{Error, Result};
 
 /// Events that wait for a session to take them. One that finds no room is not told.
@@ -51,6 +52,7 @@ pub(super) async fn subscribe(
         reachable: connection.reachable.clone(),
         subscriptions: Arc::clone(&connection.subscriptions),
         subscription: None,
+        is_judged: connection.access == Access::Session,
         wanted,
         events,
         earlier: Vec::new(),
@@ -69,6 +71,8 @@ struct Keeper {
     subscriptions: Arc<Subscriptions>,
     /// There from the first success on.
     subscription: Option<Arc<Subscription>>,
+    /// Whether what sessions may do is about this one. A peer judges what it passes on.
+    is_judged: bool,
     wanted: Wanted,
     events: Events,
     /// Who gets some of it first, as the session was told.
@@ -228,25 +232,42 @@ impl Keeper {
             flushed: held.flushed,
             earlier: sessions(&held.claim.earlier()),
         };
+        let mut result = Ok(());
         if self.announce(Place::Here(Arc::clone(&queue)), subscribed) {
-            self.watch(&held).await;
+            result = self.watch(&held).await;
         }
         queue.end();
         ports.release(held).await;
-        Ok(())
+        result
     }
 
-    /// Tells what happens, until nobody listens any more or somebody else has the port.
-    async fn watch(&mut self, held: &HeldPort) {
+    /// Until the session may not have it any more.
+    async fn forbidden(&self) -> Error {
+        match self.is_judged {
+            true => {
+                let request = &self.wanted.request;
+                let judged = |rules: &Rules| rules.allow_subscription(request);
+                self.agent.until_forbidden(judged).await
+            }
+            false => std::future::pending().await,
+        }
+    }
+
+    /// Tells what happens, until nobody listens any more, somebody else has the port, or it is forbidden.
+    async fn watch(&mut self, held: &HeldPort) -> Result<()> {
         let mut earlier = held.claim.earlier();
         self.tell_earlier(sessions(&earlier));
         let mut traffic = held.traffic();
         let mut traffic_was_seen = false;
         loop {
             tokio::select! {
-                () = self.events.closed() => return,
-                () = self.agent.ports().end_begins() => return,
-                by = held.claim.overridden() => return tell_loss(&self.events, by).await,
+                () = self.events.closed() => return Ok(()),
+                () = self.agent.ports().end_begins() => return Ok(()),
+                error = self.forbidden() => return Err(error),
+                by = held.claim.overridden() => {
+                    tell_loss(&self.events, by).await;
+                    return Ok(());
+                }
                 now = held.claim.earlier_changed(&earlier) => {
                     earlier = now;
                     self.tell_earlier(sessions(&earlier));
@@ -281,6 +302,7 @@ impl Keeper {
             let event = tokio::select! {
                 event = events.message() => event,
                 () = &mut reporting => continue,
+                error = self.forbidden() => return Err(error),
                 () = self.events.closed() => return Ok(Ending::Over),
                 () = self.agent.ports().end_begins() => return Ok(Ending::Over),
             };

@@ -111,6 +111,7 @@ fn arrived() -> Arrived {
         client: CLIENT.parse().unwrap(),
         server: SERVER.parse().unwrap(),
         tls: None,
+        is_copy: false,
     }
 }
 
@@ -158,6 +159,24 @@ async fn a_connection_is_carried_both_ways_to_each_end() {
     drop(application);
     let rest = client.from_application.collect().await.unwrap();
     assert!(rest.to_bytes().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_answered_to_a_copy_stays_here() {
+    let world = World::new("mirror").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let copy = Arrived {
+        is_copy: true,
+        ..arrived()
+    };
+    let client = world.agent.arrive(&copy).await;
+    let mut application = accept(&listener).await;
+    application.write_all(b"answer").await.unwrap();
+    drop(application);
+    // That it was taken is told, and that it has ended.
+    let heard = client.from_application.collect().await.unwrap();
+    assert_eq!(&heard.to_bytes()[..], [1]);
 }
 
 #[tokio::test]
