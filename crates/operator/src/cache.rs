@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use api::{MirrordClusterSession, MirrordMultiClusterSession};
+use api::{MirrordClusterPolicy, MirrordClusterSession, MirrordMultiClusterSession, MirrordPolicy};
 use futures_util::StreamExt as _;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt as _, reflector, watcher};
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -53,6 +53,18 @@ impl Notable for MirrordMultiClusterSession {
     }
 }
 
+impl Notable for MirrordPolicy {
+    fn note(&self) -> u64 {
+        note(self.clone())
+    }
+}
+
+impl Notable for MirrordClusterPolicy {
+    fn note(&self) -> u64 {
+        note(self.clone())
+    }
+}
+
 fn note(mut object: impl Resource + Serialize) -> u64 {
     let metadata = object.meta_mut();
     metadata.resource_version = None;
@@ -67,16 +79,17 @@ fn note(mut object: impl Resource + Serialize) -> u64 {
 
 /// Whether an event is news. `known` has the notes of all objects.
 fn is_news<Object: Resource<DynamicType = ()> + Notable>(
-    known: &mut HashMap<String, u64>,
+    known: &mut HashMap<ObjectRef<Object>, u64>,
     event: &Event<Object>,
 ) -> bool {
+    let key = ObjectRef::from_obj;
     match event {
         Event::Apply(object) => {
             let note = object.note();
-            known.insert(object.name_any(), note) != Some(note)
+            known.insert(key(object), note) != Some(note)
         }
         Event::Delete(object) => {
-            known.remove(&object.name_any());
+            known.remove(&key(object));
             true
         }
         Event::Init => {
@@ -85,7 +98,7 @@ fn is_news<Object: Resource<DynamicType = ()> + Notable>(
         }
         // None is there for others before all are.
         Event::InitApply(object) => {
-            known.insert(object.name_any(), object.note());
+            known.insert(key(object), object.note());
             false
         }
         Event::InitDone => true,

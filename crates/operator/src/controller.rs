@@ -15,7 +15,7 @@ use std::time::Duration;
 use api::MirrordClusterSession;
 use cluster::Cluster;
 use futures_util::StreamExt as _;
-use futures_util::stream::select;
+use futures_util::stream::{iter, select};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::controller::{
@@ -68,12 +68,13 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let pods = watcher(pods, watcher::Config::default())
         .default_backoff()
         .touched_objects();
-    let requests = select(
-        trigger_self(followed, ()),
-        trigger_with(pods, move |pod| {
-            concerned(pod).into_iter().map(ReconcileRequest::from)
-        }),
-    );
+    let by_pods = trigger_with(pods, concerned);
+    let known = stored.clone();
+    let by_policies = shared.policies.changes().flat_map(move |()| {
+        let all = known.state().into_iter();
+        iter(all.map(|session| Ok(ReconcileRequest::from(ObjectRef::from_obj(&*session)))))
+    });
+    let requests = select(select(trigger_self(followed, ()), by_pods), by_policies);
     let look = |session, shared| Box::pin(look(session, shared));
     applier(
         look,
@@ -123,10 +124,11 @@ async fn going_on(
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
     let mut observed = observe::observe(shared, &cluster, &wanted).await?;
     let first = plan(session, Some(&wanted), &observed, mode, now);
-    if first.start.is_empty() {
+    if first.start.is_empty() && first.regrant.is_empty() {
         return Ok(first);
     }
     apply::start(shared, &cluster, &wanted, &first, &mut observed).await;
+    apply::regrant(shared, &wanted, &first, &mut observed).await;
     // What came of it is part of what is reported.
     Ok(plan(session, Some(&wanted), &observed, mode, now))
 }

@@ -373,7 +373,7 @@ impl Operator {
         Self::install_with(story, cluster, "operator.agent.mode=ephemeral").await
     }
 
-    /// With a value of the chart.
+    /// With values of the chart, as `--set` has them.
     pub(crate) async fn install_with(
         story: &Story<'_>,
         cluster: usize,

@@ -174,6 +174,7 @@ pub(crate) fn places(session: &MirrordClusterSession) -> Places {
         ready: pod.ready,
         certificate: pod.certificate.clone(),
         agent: pod.agent.clone(),
+        grant: pod.grant.clone(),
         error: pod.error.clone(),
     });
     Places {
