@@ -71,15 +71,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let pods = watcher(pods, watcher::Config::default())
         .default_backoff()
         .touched_objects();
-    let everybody = stored.clone();
-    // What sessions may do is about all of them.
+    let by_pods = trigger_with(pods, concerned);
+    let known = stored.clone();
     let by_policies = shared.policies.changes().flat_map(move |()| {
-        let all = everybody.state().into_iter();
-        let request = |session: Arc<MirrordClusterSession>| ObjectRef::from_obj(&*session).into();
-        iter(all.map(request).map(Ok).collect::<Vec<_>>())
-    });
-    let by_pods = trigger_with(pods, move |pod| {
-        concerned(pod).into_iter().map(ReconcileRequest::from)
+        let all = known.state().into_iter();
+        iter(all.map(|session| Ok(ReconcileRequest::from(ObjectRef::from_obj(&*session)))))
     });
     let requests = select(select(trigger_self(followed, ()), by_pods), by_policies);
     let look = |session, shared| Box::pin(look(session, shared));

@@ -87,6 +87,7 @@ async fn soak(
             let turn = Turn {
                 story,
                 ground: &ground,
+                before: &before,
                 operator,
                 role,
                 number: number / roles.len(),
@@ -195,13 +196,18 @@ impl<'story> Ground<'story> {
         Ok(start.elapsed())
     }
 
+    /// The rules in the network of the target.
+    fn rules(&self) -> Result<String> {
+        let mut rules = Command::new("nsenter");
+        let application = self.application.to_string();
+        rules.args(["--target", &application, "--net", "nft", "list", "ruleset"]);
+        Ok(lab::output_of(&mut rules)?)
+    }
+
     fn left(&self) -> Result<Left> {
         let names = |kind: &str| self.shop.kubectl(&["get", kind, "--output=name"]);
         let running =
             "--output=jsonpath={.items[*].status.ephemeralContainerStatuses[*].state.running}";
-        let mut rules = Command::new("nsenter");
-        let application = self.application.to_string();
-        rules.args(["--target", &application, "--net", "nft", "list", "ruleset"]);
         let count = |role: &'static str| -> Result<usize> {
             Ok(victims::ours(self.story.lab()?, role)?.len())
         };
@@ -213,7 +219,7 @@ impl<'story> Ground<'story> {
                 .trim()
                 .to_owned(),
             jobs: names("jobs")?,
-            rules: lab::output_of(&mut rules)?,
+            rules: self.rules()?,
             processes: [count("agent")?, count("node-agent")?, count("operator")?],
         })
     }
@@ -223,6 +229,7 @@ impl<'story> Ground<'story> {
 struct Turn<'story> {
     story: &'story Story<'story>,
     ground: &'story Ground<'story>,
+    before: &'story Left,
     operator: &'story Operator,
     role: Role,
     /// Which of several processes of the role.
@@ -242,6 +249,11 @@ impl Turn<'_> {
         let session = Running::start(session, &[("OPERATOR", self.through)])?;
         let begun = self.ground.answers(|answer| answer == "developer").await;
         begun.with_context(|| session.report())?;
+        let rules = self.ground.rules()?;
+        ensure!(
+            rules != self.before.rules,
+            "the rules of a session are not seen"
+        );
         let family = processes_below(session.pid());
         let victim = self.victim(&family)?;
         if let Some(victim) = &victim {
@@ -270,7 +282,12 @@ impl Turn<'_> {
             Role::Nobody => return Ok(None),
             Role::Client => victims::of_standin(family, true),
             Role::Program => victims::of_standin(family, false),
-            Role::Agent if self.through == "true" => victims::ours(lab, "node-agent")?,
+            Role::Agent if self.through == "true" => {
+                let mut agents = victims::ours(lab, "node-agent")?;
+                // First the one that serves the session.
+                agents.sort_by_key(|pid| !victims::is_on_node(*pid, &self.ground.node));
+                agents
+            }
             Role::Agent => victims::ours(lab, "agent")?,
             Role::Operator => victims::ours(lab, "operator")?,
         };

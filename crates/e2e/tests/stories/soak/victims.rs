@@ -96,3 +96,9 @@ pub(super) fn ours(lab: &Lab, role: &str) -> Result<Vec<u32>> {
         is_alive(pid) && program.ends_with(b"standind") && words.next() == Some(role.as_bytes())
     })
 }
+
+/// Every process of a node is in a control group of its name.
+pub(super) fn is_on_node(pid: u32, node: &str) -> bool {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    groups.split(['/', '\n']).any(|part| part == node)
+}
