@@ -90,8 +90,25 @@ async fn stealing(scene: &Scene<'_>) -> Result<()> {
         orders == [("east", "/from-hub\n/from-east\n/from-west\n".to_owned())],
         "{orders:?}"
     );
+    a_member_is_away(scene, &session).await?;
     session.end()?;
     scene.is_as_before().await
+}
+
+/// The way between the Primary and a member is cut: the others go on, and the developer is told of both ends of it.
+async fn a_member_is_away(scene: &Scene<'_>, session: &StandIn) -> Result<()> {
+    let lab = scene.clusters.lab();
+    lab.cut("hub", "west")?;
+    session.says("cluster west cannot be reached").await?;
+    for cluster in ["hub", "east"] {
+        ensure!(scene.ask(cluster, "/").await? == developer("east"));
+    }
+    lab.heal()?;
+    session.says("cluster west is there again").await?;
+    scene
+        .answers("west", "/", &developer("east"), session)
+        .await?;
+    scene.take_orders().await.map(drop)
 }
 
 /// Demo 2. The service answers in every cluster, and the process gets a copy of every request, with its cluster's name.
