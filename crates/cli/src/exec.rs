@@ -174,7 +174,7 @@ async fn start(
     let mounts = agent.mounts();
     resolved.add_magic(&surroundings, &MagicSurroundings { mounts });
     progress.step("reading the environment");
-    let holder = holder::name(&arguments.command);
+    let holder = holder::holder(&arguments.command);
     let (settings, monitor) = (&resolved.settings, monitor.clone());
     let session = Session::start(first, monitor, holder, settings, &env_file, &surroundings);
     Ok(session.await?)

@@ -14,7 +14,7 @@ use interceptor::{Errno, Notice};
 use crate::agent::AgentId;
 
 pub(crate) use self::incoming::describe;
-pub use self::incoming::{Checked, IncomingEvent, MissedReason, News, Subscribed};
+pub use self::incoming::{Checked, Earlier, IncomingEvent, MissedReason, News, Subscribed};
 
 /// Says something to the user. It is called on any thread, and must not wait.
 pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
@@ -58,6 +58,8 @@ pub enum Event {
     ClusterBack(String),
     /// The target has nothing that an agent could be beside. Calls wait for so many seconds.
     NobodyThere(u64),
+    /// What the administrators of the cluster allow there has changed.
+    RulesChanged(AgentId),
     /// Somebody has ended the session.
     SessionOver(String),
     /// There is no agent, and there may be none again.
@@ -169,6 +171,11 @@ impl fmt::Display for Event {
             Self::NobodyThere(seconds) => write!(
                 formatter,
                 "the target has no pod now: what needs it waits, for up to {seconds} s"
+            ),
+            Self::RulesChanged(agent) => write!(
+                formatter,
+                "the rules of the cluster's administrators for {} have changed: what they forbid now has ended",
+                agent.place()
             ),
             Self::SessionOver(reason) => write!(
                 formatter,

@@ -22,7 +22,7 @@ use tokio::time::{Instant, interval, sleep, timeout};
 use crate::Shared;
 use crate::metrics::DirectionLabels;
 
-/// How often the session's object says that the client is there. The shortest time to live is a few of these.
+/// How often the session's object says that the client is there, where there is no reason to hurry.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// An agent listens a moment after its container runs.
 const AGENT_PATIENCE: Duration = Duration::from_secs(5);
@@ -66,7 +66,7 @@ struct Relay {
 impl Relay {
     async fn serve(&self, mut events: mpsc::UnboundedReceiver<Event>) {
         let mut bell = self.shared.sessions.bell();
-        let mut heartbeats = interval(HEARTBEAT);
+        let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT));
         heartbeats.tick().await;
         let mut said = None;
         loop {
@@ -174,6 +174,7 @@ pub(crate) fn places(session: &MirrordClusterSession) -> Places {
         ready: pod.ready,
         certificate: pod.certificate.clone(),
         agent: pod.agent.clone(),
+        grant: pod.grant.clone(),
         error: pod.error.clone(),
     });
     Places {

@@ -216,6 +216,7 @@ impl<S: Source> Keeper<S> {
                 self.later.push(place);
             }
             Change::Went(id, why) => self.remove(&id, &why),
+            Change::RulesChanged(id) => (self.tell)(&Event::RulesChanged(id)),
             Change::Over(why) => {
                 let ids: Vec<AgentId> = self.places.keys().cloned().collect();
                 for id in ids {

@@ -330,8 +330,16 @@ impl Source for OperatorAgents {
     }
 }
 
-/// The agents that the session knows of: by place, the agent's name and where it is.
-type Known = BTreeMap<u32, (Option<String>, AgentId)>;
+/// The agents that the session knows of, by place.
+type Known = BTreeMap<u32, KnownAgent>;
+
+#[derive(Debug, PartialEq, Eq)]
+struct KnownAgent {
+    name: Option<String>,
+    id: AgentId,
+    /// A digest of what the session may do there.
+    grant: Option<String>,
+}
 
 /// What is different from what was known, for a session.
 #[derive(Debug, PartialEq, Eq)]
@@ -345,6 +353,7 @@ enum Difference {
         id: AgentId,
         why: String,
     },
+    RulesChanged(AgentId),
 }
 
 impl OperatorAgents {
@@ -363,6 +372,7 @@ impl OperatorAgents {
     fn change(&self, difference: Difference) -> Change<PlacedAgent> {
         match difference {
             Difference::Went { id, why } => Change::Went(id, why),
+            Difference::RulesChanged(id) => Change::RulesChanged(id),
             Difference::Came {
                 place,
                 id,
@@ -418,7 +428,7 @@ fn differences(known: &mut Known, now: &Places) -> Vec<Difference> {
     if known.is_empty() && ready.all(|place| preference_of(place, now) == Preference::TrafficOnly) {
         return found;
     }
-    known.retain(|number, (_, id)| {
+    known.retain(|number, KnownAgent { id, .. }| {
         let place = now.places.iter().find(|place| place.number == *number);
         if place.is_some_and(|place| place.ready) {
             return true;
@@ -430,9 +440,19 @@ fn differences(known: &mut Known, now: &Places) -> Vec<Difference> {
         false
     });
     for place in now.places.iter().filter(|place| place.ready) {
-        let agent = (place.agent.clone(), id_of(place));
-        if known.get(&place.number) != Some(&agent) {
-            known.insert(place.number, agent);
+        let agent = KnownAgent {
+            name: place.agent.clone(),
+            id: id_of(place),
+            grant: place.grant.clone(),
+        };
+        let before = known.insert(place.number, agent);
+        let before =
+            before.filter(|before| before.name == place.agent && before.id == id_of(place));
+        if let Some(before) = before {
+            if before.grant.is_some() && before.grant != place.grant {
+                found.push(Difference::RulesChanged(before.id));
+            }
+        } else {
             found.push(Difference::Came {
                 place: place.number,
                 id: id_of(place),
@@ -556,6 +576,13 @@ mod tests {
         // Another agent in the same pod knows nothing of what the one before did.
         let next = place(1, "web-1", Some("agent-2"));
         check(&[next, two.clone()], &[came(1, "web-1")]);
+        // The same one, with other rules.
+        let mut ruled = place(1, "web-1", Some("agent-2"));
+        ruled.grant = Some("a".to_owned());
+        check(&[ruled.clone(), two.clone()], &[]);
+        ruled.grant = Some("b".to_owned());
+        let changed = Difference::RulesChanged(AgentId::in_pod("web-1"));
+        check(&[ruled, two.clone()], &[changed]);
         let mut failed = place(1, "web-1", None);
         failed.error = Some("it was killed".to_owned());
         check(&[failed, two], &[went("web-1", "it was killed")]);
