@@ -106,15 +106,22 @@ fn troubles(operator: &MirrordOperator) -> Vec<String> {
     away.collect()
 }
 
-/// Whether a cluster has not come yet, while the one that has the answers is there.
+/// Whether a cluster, or a pod in one, has not come yet, while the cluster that has the answers is there.
 pub(super) fn are_awaited(now: &Places) -> bool {
+    let places_of = |cluster: &PlaceCluster| {
+        let name = cluster.name.clone();
+        let places = now.places.iter();
+        places.filter(move |place| place.cluster.as_ref() == Some(&name))
+    };
     let is_there = |cluster: &PlaceCluster| {
-        let name = Some(&cluster.name);
-        let mut places = now.places.iter();
-        cluster.error.is_none() && places.any(|place| place.ready && place.cluster.as_ref() == name)
+        cluster.error.is_none() && places_of(cluster).any(|place| place.ready)
+    };
+    let is_complete = |cluster: &PlaceCluster| {
+        let mut places = places_of(cluster);
+        is_there(cluster) && places.all(|place| place.ready || place.error.is_some())
     };
     let mut defaults = now.clusters.iter().filter(|cluster| cluster.is_default);
-    defaults.any(is_there) && !now.clusters.iter().all(is_there)
+    defaults.any(is_there) && !now.clusters.iter().all(is_complete)
 }
 
 /// Tells of clusters that are away and back, as long as the session goes on.
@@ -193,7 +200,13 @@ mod tests {
         // There is nothing to begin with.
         check(away, None, &[west.clone()], false);
         check(None, None, &[east.clone(), place("west", false)], true);
-        check(None, away, &[east.clone(), west], true);
+        check(None, away, &[east.clone(), west.clone()], true);
+        // A pod that starts is waited for, one that failed is not.
+        let mut other = place("west", false);
+        let (all, without) = ([east.clone(), west.clone()], &mut other);
+        check(None, None, &[&all[..], &[without.clone()]].concat(), true);
+        without.error = Some("it cannot start".to_owned());
+        check(None, None, &[&all[..], &[without.clone()]].concat(), false);
         let one = Places {
             places: vec![east],
             ..Places::default()
