@@ -78,6 +78,7 @@ impl OpenPort {
         let claim = Claim {
             holder: wanted.holder.clone(),
             owner: wanted.owner.clone(),
+            held_for: wanted.held_for,
             mode: wanted.mode,
             filter: wanted.filter.clone(),
             takes_probes: wanted.takes_probes,

@@ -7,7 +7,6 @@ mod pods;
 
 use std::env;
 use std::error::Error;
-use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -140,16 +139,25 @@ impl Agent {
         }
     }
 
-    /// Where volumes are mounted at the target, as far as that is known.
-    pub(super) fn mounts(&self) -> Vec<String> {
+    /// The session's name, where somebody else knows it by one.
+    pub(super) fn session_id(&self) -> Option<String> {
         match self {
-            Agent::Local(local) => {
-                let read = |process| fs::read_to_string(format!("/proc/{process}/mountinfo")).ok();
-                let mounts = local.process().and_then(read);
-                mounts.map_or_else(Vec::new, |text| config::mounts_in(&text))
-            }
-            Agent::Given(_) | Agent::Cluster(_) | Agent::Operator(_) => Vec::new(),
+            Agent::Operator(operator) => Some(operator.id().to_string()),
+            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => None,
         }
+    }
+
+    /// The clusters in which the session is, as it is now.
+    pub(super) fn cluster_names(&self) -> Vec<String> {
+        match self {
+            Agent::Given(_) | Agent::Local(_) => Vec::new(),
+            Agent::Cluster(in_cluster) => in_cluster.cluster_name().into_iter().collect(),
+            Agent::Operator(operator) => operator.cluster_names(),
+        }
+    }
+
+    pub(super) fn is_operator(&self) -> bool {
+        matches!(self, Agent::Operator(_))
     }
 
     /// Ends the agents that were started for the session, and waits for their end.

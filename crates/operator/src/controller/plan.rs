@@ -321,7 +321,7 @@ fn going_on(
         failed_timestamp: has_failed.then(|| now.to_string()),
     };
     let look_again = match phase {
-        SessionPhase::Ready => LATER,
+        SessionPhase::Ready if regrant.is_empty() => LATER,
         _ => SOON,
     };
     Plan {
@@ -338,6 +338,9 @@ fn going_on(
 
 /// An agent that runs, and was told before policies changed. What it was told is in the session's object.
 fn to_regrant(pod: &ObservedPod, known: Option<&SessionPod>) -> Option<Regrant> {
+    if pod.told.is_some() {
+        return None;
+    }
     let agent = current(pod).filter(|agent| agent.ordered.state == OrderedState::Running)?;
     let knows = known.and_then(|known| known.policies.clone());
     (knows.as_deref() != Some(&pod.policies)).then(|| Regrant {

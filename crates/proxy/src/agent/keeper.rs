@@ -44,6 +44,13 @@ impl FirstAgent {
             keeper: Keeping(tokio::spawn(keeper.keep()).abort_handle()),
         })
     }
+
+    /// Where something is mounted at the target.
+    pub fn mounts(&self) -> impl Iterator<Item = String> {
+        let target = self.hello.target.iter();
+        let mounts = target.flat_map(|target| &target.mounts);
+        mounts.filter_map(|mount| String::from_utf8(mount.to_vec()).ok())
+    }
 }
 
 impl fmt::Debug for FirstAgent {

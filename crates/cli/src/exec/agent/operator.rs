@@ -42,6 +42,8 @@ struct Carried {
     carrier: Carrier,
     /// What the user calls it.
     target: String,
+    /// What the user calls the operator's cluster.
+    cluster: Option<String>,
     identity: Identity,
     resume_window: Duration,
     /// What becomes of the links, so that the end can wait for them.
@@ -161,6 +163,7 @@ async fn begin(
     Ok(ThroughOperator(Arc::new(Carried {
         carrier,
         target: name,
+        cluster: cluster.context().map(str::to_owned),
         identity,
         resume_window,
         links: Mutex::default(),
@@ -238,6 +241,23 @@ impl ThroughOperator {
     /// What the user calls the target.
     pub(crate) fn target(&self) -> &str {
         &self.0.target
+    }
+
+    /// By which the operator knows the session, too.
+    pub(crate) fn id(&self) -> SessionId {
+        self.0.carrier.id()
+    }
+
+    /// All clusters of the session. Where the operator has no others, the one that it is in.
+    pub(crate) fn cluster_names(&self) -> Vec<String> {
+        let clusters = self.clusters().into_iter();
+        let names = clusters.map(|cluster| cluster.name);
+        let names: Vec<String> = names.collect();
+        if names.is_empty() {
+            self.0.cluster.iter().cloned().collect()
+        } else {
+            names
+        }
     }
 
     /// The clusters of a session over several. Empty, where there is one, and before the operator has said.

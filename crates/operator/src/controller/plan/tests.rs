@@ -446,13 +446,17 @@ fn an_agent_that_knows_of_other_policies_is_told_until_it_does() {
         let pods = vec![pod("web", "c", &[("c", state.clone())])];
         let plan = planned(known(*policies), pods, at(1));
         assert_eq!(plan.regrant.len(), *expected, "{policies:?} {state:?}");
+        // One that cannot be told is told again soon.
+        assert!(*expected == 0 || plan.look_again == SOON);
     }
     let mut told = pod("web", "c", &[("c", OrderedState::Running)]);
     told.told = Some(Told {
         policies: "now".to_owned(),
         grant: "what it may now".to_owned(),
     });
-    let report = planned(known(Some("before")), vec![told], at(1)).report;
+    let plan = planned(known(Some("before")), vec![told], at(1));
+    assert_eq!(plan.regrant, []);
+    let report = plan.report;
     let reported = report.unwrap().pods.remove(0);
     assert_eq!(reported.policies.as_deref(), Some("now"));
     assert_eq!(reported.grant.as_deref(), Some("what it may now"));

@@ -30,10 +30,6 @@ impl Clusters {
     pub(crate) fn of(clusters: Vec<PlaceCluster>) -> Self {
         Self(clusters)
     }
-
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.0.iter().map(|cluster| cluster.name.clone()).collect()
-    }
 }
 
 impl fmt::Display for Clusters {
