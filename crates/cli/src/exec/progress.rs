@@ -75,6 +75,15 @@ impl Progress {
         }
     }
 
+    /// The step that goes on is known better.
+    pub(crate) fn rename(&self, name: impl Into<Cow<'static, str>>) {
+        let mut state = self.state();
+        if let Some((current, _)) = &mut state.current {
+            *current = name.into();
+            state.draw();
+        }
+    }
+
     /// The line is gone, and the program's output may come.
     pub(crate) fn finish(&self, target: &str) {
         let mut state = self.state();

@@ -158,7 +158,7 @@ async fn begin(
     let stays_here = settings.multi_cluster == Some(false);
     let carrier = tokio::select! {
         carrier = Carrier::start(session) => carrier?,
-        never = clusters::announce(cluster, progress), if !stays_here => match never {},
+        never = clusters::announce(cluster, id, progress), if !stays_here => match never {},
     };
     Ok(ThroughOperator(Arc::new(Carried {
         carrier,

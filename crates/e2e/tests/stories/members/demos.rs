@@ -74,6 +74,8 @@ async fn stealing(scene: &Scene<'_>) -> Result<()> {
     session
         .says("3 pods: 1 in cluster east, 1 in cluster hub, 1 in cluster west")
         .await?;
+    let listed = scene.standin("hub", &["operator", "session", "list"])?;
+    ensure!(listed.contains("hub, east, west"), "{listed}");
     for cluster in ALL {
         scene
             .answers(cluster, "/", &developer("east"), &session)
@@ -90,8 +92,27 @@ async fn stealing(scene: &Scene<'_>) -> Result<()> {
         orders == [("east", "/from-hub\n/from-east\n/from-west\n".to_owned())],
         "{orders:?}"
     );
+    a_member_is_away(scene, &session).await?;
     session.end()?;
     scene.is_as_before().await
+}
+
+/// The way between the Primary and a member is cut: the others go on, the service there answers itself, and the developer is
+/// told of the beginning and of the end of it.
+async fn a_member_is_away(scene: &Scene<'_>, session: &StandIn) -> Result<()> {
+    let lab = scene.clusters.lab();
+    lab.cut("hub", "west")?;
+    session.says("cluster west cannot be reached").await?;
+    for cluster in ["hub", "east"] {
+        ensure!(scene.ask(cluster, "/").await? == developer("east"));
+    }
+    scene.answers("west", "/", &shop("west"), session).await?;
+    lab.heal()?;
+    session.says("cluster west is there again").await?;
+    scene
+        .answers("west", "/", &developer("east"), session)
+        .await?;
+    scene.take_orders().await.map(drop)
 }
 
 /// Demo 2. The service answers in every cluster, and the process gets a copy of every request, with its cluster's name.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use api::connect::{PlaceCluster, Places};
+use api::session::{SessionCluster, SessionId};
 use api::{Feature, MirrordOperator};
 use cluster::Cluster;
 use proxy::{Event, Tell};
@@ -17,6 +18,9 @@ use crate::exec::progress::Progress;
 
 /// A cluster that is away for a shorter time is not worth a word: a Primary that was restarted connects anew.
 const WORTH_A_WORD: Duration = Duration::from_secs(2);
+
+/// How often the operator is asked how far the clusters of a session are.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// The clusters that a session covers, as people read them. Empty, where there is one.
 #[derive(Debug, Default)]
@@ -42,7 +46,12 @@ impl fmt::Display for Clusters {
             format!("{}{default}{away}", cluster.name)
         });
         let named: Vec<String> = named.collect();
-        write!(formatter, " in the clusters {}", named.join(", "))
+        let clusters = if named.len() == 1 {
+            "cluster"
+        } else {
+            "clusters"
+        };
+        write!(formatter, " in the {clusters} {}", named.join(", "))
     }
 }
 
@@ -58,21 +67,51 @@ pub(super) async fn ensure_primary(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Says which clusters a session is being made in, where the operator is a Primary and the user may know. It waits for
-/// nobody, and nobody waits for it: whether there are several is the operator's to decide.
-pub(super) async fn announce(cluster: &Cluster, progress: &Progress) -> Infallible {
+/// Says which clusters a session is being made in, and which of them have come, where the operator is a Primary and the
+/// user may know. It waits for nobody, and nobody waits for it: whether there are several is the operator's to decide.
+pub(super) async fn announce(cluster: &Cluster, id: SessionId, progress: &Progress) -> Infallible {
     match cluster::operator(cluster).await {
         Ok(operator) if is_primary(&operator) => {
             let names = workload_clusters(&operator).join(", ");
-            progress.begin(format!("making the session in the clusters {names}"));
+            progress.begin(format!("making the session in {names}"));
             for trouble in troubles(&operator) {
                 progress.say(&trouble);
             }
+            watch_beginning(cluster, id, progress).await;
         }
         Ok(_) => {}
         Err(error) => tracing::debug!(%error, "whether there are several clusters is not known"),
     }
     std::future::pending().await
+}
+
+/// Until somebody stops it, or the user may not see sessions.
+async fn watch_beginning(cluster: &Cluster, id: SessionId, progress: &Progress) {
+    loop {
+        sleep(BETWEEN_LOOKS).await;
+        match cluster::session(cluster, id).await {
+            Ok(session) => {
+                if let Some(text) = beginning(&session.spec.clusters) {
+                    progress.rename(text);
+                }
+            }
+            // It is not there yet, or the operator is busy with it.
+            Err(cluster::Error::OperatorRefused(_) | cluster::Error::OperatorBusy(_)) => {}
+            Err(error) => {
+                tracing::debug!(%error, "how far the clusters are is not known");
+                return;
+            }
+        }
+    }
+}
+
+fn beginning(clusters: &[SessionCluster]) -> Option<String> {
+    let named = clusters.iter().map(|cluster| match cluster.ready {
+        true => format!("{} (ready)", cluster.name),
+        false => cluster.name.clone(),
+    });
+    let named: Vec<String> = named.collect();
+    (!named.is_empty()).then(|| format!("making the session in {}", named.join(", ")))
 }
 
 fn is_primary(operator: &MirrordOperator) -> bool {
@@ -102,15 +141,22 @@ fn troubles(operator: &MirrordOperator) -> Vec<String> {
     away.collect()
 }
 
-/// Whether a cluster has not come yet, while the one that has the answers is there.
+/// Whether a cluster, or a pod in one, has not come yet, while the cluster that has the answers is there.
 pub(super) fn are_awaited(now: &Places) -> bool {
+    let places_of = |cluster: &PlaceCluster| {
+        let name = cluster.name.clone();
+        let places = now.places.iter();
+        places.filter(move |place| place.cluster.as_ref() == Some(&name))
+    };
     let is_there = |cluster: &PlaceCluster| {
-        let name = Some(&cluster.name);
-        let mut places = now.places.iter();
-        cluster.error.is_none() && places.any(|place| place.ready && place.cluster.as_ref() == name)
+        cluster.error.is_none() && places_of(cluster).any(|place| place.ready)
+    };
+    let is_complete = |cluster: &PlaceCluster| {
+        let mut places = places_of(cluster);
+        is_there(cluster) && places.all(|place| place.ready || place.error.is_some())
     };
     let mut defaults = now.clusters.iter().filter(|cluster| cluster.is_default);
-    defaults.any(is_there) && !now.clusters.iter().all(is_there)
+    defaults.any(is_there) && !now.clusters.iter().all(is_complete)
 }
 
 /// Tells of clusters that are away and back, as long as the session goes on.
@@ -189,7 +235,13 @@ mod tests {
         // There is nothing to begin with.
         check(away, None, &[west.clone()], false);
         check(None, None, &[east.clone(), place("west", false)], true);
-        check(None, away, &[east.clone(), west], true);
+        check(None, away, &[east.clone(), west.clone()], true);
+        // A pod that starts is waited for, one that failed is not.
+        let mut other = place("west", false);
+        let (all, without) = ([east.clone(), west.clone()], &mut other);
+        check(None, None, &[&all[..], &[without.clone()]].concat(), true);
+        without.error = Some("it cannot start".to_owned());
+        check(None, None, &[&all[..], &[without.clone()]].concat(), false);
         let one = Places {
             places: vec![east],
             ..Places::default()
@@ -230,6 +282,20 @@ mod tests {
             " in the clusters hub, east (Default), west (not there yet)"
         );
         assert_eq!(Clusters::default().to_string(), "");
+    }
+
+    #[test]
+    fn a_session_that_begins_says_which_clusters_have_come() {
+        let part = |name: &str, ready| SessionCluster {
+            name: name.to_owned(),
+            ready,
+            ..SessionCluster::default()
+        };
+        assert_eq!(
+            beginning(&[part("east", true), part("west", false)]).unwrap(),
+            "making the session in east (ready), west"
+        );
+        assert_eq!(beginning(&[]), None);
     }
 
     #[test]
