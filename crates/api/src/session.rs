@@ -152,6 +152,12 @@ pub struct SessionPod {
     /// The SHA-256 of the agent's certificate, where the operator knows it: clients then believe no other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
+    /// Which policies the agent knows of, as a digest of all that there were. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<String>,
+    /// What the session may do there, as a digest. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

@@ -127,8 +127,13 @@ async fn admitted(
     }
     let client = Caller::read(headers)?;
     let labels = asking.parameters.label_target.as_deref();
-    workload(&asking.namespace, &asking.target, labels)
+    let target = workload(&asking.namespace, &asking.target, labels)
         .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
+    if target.is_none() && !shared.settings.targetless {
+        return Err(Refusal::unprocessable(
+            "this operator serves no sessions without a target (`operator.agent.targetless` of its chart)",
+        ));
+    }
     let session = wanted(user, asking, &client, &shared.settings.session);
     let session = find_or_make(shared, session).await?;
     ready(shared, &session).await

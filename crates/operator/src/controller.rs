@@ -16,12 +16,15 @@ use api::MirrordClusterSession;
 use api::session::SessionPhase;
 use cluster::Cluster;
 use futures_util::StreamExt as _;
+use futures_util::stream::{iter, select};
 use http::StatusCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::controller::{Action, Controller};
-use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher;
+use kube::runtime::controller::{
+    Action, Config, ReconcileRequest, applier, trigger_self, trigger_with,
+};
+use kube::runtime::reflector::{ObjectRef, store};
+use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
 use self::plan::{Observed, Plan, closing, ending, plan};
@@ -29,6 +32,7 @@ use self::validate::Invalid;
 pub(crate) use self::validate::Wanted;
 pub(crate) use self::validate::workload;
 use crate::Shared;
+use crate::cache::Notable as _;
 use crate::error::{Error, chain};
 use crate::multicluster::sessions::assertion;
 
@@ -55,11 +59,40 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             .map(|session| ObjectRef::new(&session.name_any()))
             .collect::<Vec<_>>()
     };
-    Controller::new(sessions, watcher::Config::default())
-        .watches(pods, watcher::Config::default(), concerned)
-        .run(look, after_failure, shared)
-        .for_each(async |_| {})
-        .await;
+    let (stored, writer) = store();
+    let followed = reflector(writer, watcher(sessions, watcher::Config::default()))
+        .default_backoff()
+        .applied_objects()
+        // That the client is there is written down every few seconds, and is looked at by the clock.
+        .predicate_filter(
+            |session: &MirrordClusterSession| Some(session.note()),
+            PredicateConfig::default(),
+        );
+    let pods = watcher(pods, watcher::Config::default())
+        .default_backoff()
+        .touched_objects();
+    let everybody = stored.clone();
+    // What sessions may do is about all of them.
+    let by_policies = shared.policies.changes().flat_map(move |()| {
+        let all = everybody.state().into_iter();
+        let request = |session: Arc<MirrordClusterSession>| ObjectRef::from_obj(&*session).into();
+        iter(all.map(request).map(Ok).collect::<Vec<_>>())
+    });
+    let by_pods = trigger_with(pods, move |pod| {
+        concerned(pod).into_iter().map(ReconcileRequest::from)
+    });
+    let requests = select(select(trigger_self(followed, ()), by_pods), by_policies);
+    let look = |session, shared| Box::pin(look(session, shared));
+    applier(
+        look,
+        after_failure,
+        shared,
+        stored,
+        requests,
+        Config::default(),
+    )
+    .for_each(async |_| {})
+    .await;
 }
 
 async fn look(session: Arc<MirrordClusterSession>, shared: Arc<Shared>) -> Result<Action, Error> {
@@ -109,10 +142,11 @@ async fn going_on(
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
     let mut observed = observe::observe(shared, &cluster, &wanted).await?;
     let first = plan(session, Some(&wanted), &observed, mode, now);
-    if first.start.is_empty() {
+    if first.start.is_empty() && first.regrant.is_empty() {
         return Ok(first);
     }
     apply::start(shared, &cluster, &wanted, &first, &mut observed).await;
+    apply::regrant(shared, &wanted, &first, &mut observed).await;
     // What came of it is part of what is reported.
     Ok(plan(session, Some(&wanted), &observed, mode, now))
 }

@@ -1,6 +1,6 @@
 //! `mirrordoperators/operator`: what this operator is and what it is doing.
 
-use api::operator::{ConnectedCluster, License, RunningSession, Statistics};
+use api::operator::{ConnectedCluster, License, MultiClusterRoles, RunningSession, Statistics};
 use api::session::Session;
 use api::{Feature, MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
 use k8s_openapi::api::core::v1::Secret;
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Column, Listed};
 use crate::error::{Doing as _, Result};
+use crate::multicluster::clusters::MultiCluster;
 use crate::settings::Settings;
 
 /// The version of what agents and clients speak. It changes when they would not understand one another.
@@ -29,6 +30,7 @@ pub(crate) fn operator(
         default_namespace: settings.default_namespace.clone(),
         features: vec![Feature::ProxyApi.as_str().to_owned()],
         license,
+        multi_cluster: settings.multi_cluster.as_ref().map(roles),
         operator_namespace: settings.namespace.clone(),
         operator_version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_version: PROTOCOL_VERSION.to_owned(),
@@ -46,6 +48,14 @@ pub(crate) fn operator(
         statistics: Statistics::default(),
     };
     MirrordOperator::new(spec, status)
+}
+
+fn roles(clusters: &MultiCluster) -> MultiClusterRoles {
+    MultiClusterRoles {
+        cluster_name: clusters.name.clone(),
+        default_cluster: clusters.default.clone(),
+        management_only: clusters.is_management_only,
+    }
 }
 
 fn running(session: &Session) -> RunningSession {

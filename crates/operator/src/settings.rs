@@ -30,6 +30,8 @@ pub struct Settings {
     pub default_namespace: String,
     pub session: SessionSettings,
     pub agent_mode: AgentMode,
+    /// Whether there are sessions without a target, whose agents are pods in the namespaces of users.
+    pub targetless: bool,
     /// How agents are made. How long they wait for their client is each session's matter.
     pub agent: AgentSettings,
     /// Other clusters, where this operator is the Primary of some.

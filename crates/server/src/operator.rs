@@ -75,6 +75,9 @@ pub(crate) struct OperatorArguments {
     /// Where agents are: in the target's pod, in a pod on its node, or waiting on every node
     #[arg(long, value_name = "MODE", default_value = "ephemeral")]
     agent_mode: Mode,
+    /// Refuse sessions without a target, whose agents are pods in the namespaces of users
+    #[arg(long)]
+    no_targetless: bool,
     /// The image of agents, which is the operator's own
     #[arg(long, value_name = "REFERENCE")]
     agent_image: String,
@@ -154,6 +157,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
             most_resume: Duration::from_secs(arguments.session_max_resume),
         },
         agent_mode: arguments.agent_mode.into(),
+        targetless: !arguments.no_targetless,
         agent: AgentSettings {
             image: arguments.agent_image,
             image_pull_policy: arguments.agent_image_pull_policy,

@@ -279,6 +279,7 @@ async fn split_to(
     let port = Arc::new(Port::new(Arc::new(Tcp(server)), Settings::default()));
     let claim = Claim {
         holder: "measure".to_owned(),
+        owner: None,
         mode,
         filter,
         takes_probes: false,

@@ -10,6 +10,7 @@ use std::{env, fs};
 
 use agent::Agent;
 use protocol::rpc::subscribe_event::Event;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
@@ -89,6 +90,11 @@ impl OwnProcess {
         self.process.id()
     }
 
+    fn signal(&self, signal: Signal) {
+        let process = Pid::from_child(&self.process);
+        kill_process(process, signal).expect("it is there");
+    }
+
     pub(crate) fn kill(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -137,6 +143,27 @@ async fn sessions_of_two_agents_share_a_port() {
 
     drop((graces, other));
     world.nothing_is_left().await;
+}
+
+/// It has the port, and neither shares it nor gives it back: whoever asks is not kept waiting for ever.
+#[tokio::test]
+#[ignore = "needs root"]
+async fn an_agent_that_is_stuck_is_named_and_joined_when_it_goes_on() {
+    let Some(world) = world() else { return };
+    let stuck = OwnProcess::start(&world);
+    let ada = stuck.session().await;
+    let adas = ada.subscribe(with_header(80, "Ada", "x-user: ada")).await;
+    let _adas = adas.unwrap();
+    let grace = Session::of(&world.agent()).await;
+    let wanted = || with_header(80, "Grace", "x-user: grace");
+    stuck.signal(Signal::STOP);
+    let Err(failure) = soon(grace.subscribe(wanted())).await else {
+        panic!("nobody shares it");
+    };
+    let expected = "TCP port 80 of the target is already redirected by Ada";
+    assert!(failure.detail.starts_with(expected), "{failure:?}");
+    stuck.signal(Signal::CONT);
+    grace.subscribe(wanted()).await.unwrap();
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod chart;
 mod credential;
+mod demos;
 mod faults;
 
 use std::collections::BTreeSet;
@@ -46,6 +47,12 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
             "one_session_covers_the_members_of_a_hub",
             Needs::Machine,
             one_session_covers_the_members,
+        ),
+        tell(
+            world,
+            "one_process_stands_in_for_a_service_in_three_clusters",
+            Needs::Machine,
+            demos::one_process_for_three_clusters,
         ),
         tell(
             world,

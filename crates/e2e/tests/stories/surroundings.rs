@@ -11,6 +11,8 @@ use e2e::machine::{Ended, Programs};
 use e2e::{Stage, Story, environment, until};
 use lab::standind::{self, Profile};
 use lab::{Paths, Progress};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// `standin` and `standind`.
@@ -78,6 +80,16 @@ impl Running {
     pub(crate) fn kill(mut self) -> Result<()> {
         self.process.kill()?;
         self.process.wait()?;
+        Ok(())
+    }
+
+    /// As a user ends it, and waits for its end. One that has ended already has.
+    pub(crate) fn interrupt(mut self) -> Result<()> {
+        let pid = Pid::from_raw(i32::try_from(self.process.id())?);
+        if self.process.try_wait()?.is_none() {
+            signal::kill(pid, Signal::SIGTERM)?;
+            self.process.wait()?;
+        }
         Ok(())
     }
 

@@ -182,6 +182,7 @@ pub(crate) fn places_of(pods: &[SessionPod]) -> Vec<Place> {
         ready: pod.ready,
         certificate: pod.certificate.clone(),
         agent: pod.agent.clone(),
+        grant: pod.grant.clone(),
         error: pod.error.clone(),
     });
     places.collect()

@@ -53,8 +53,19 @@ pub(crate) struct ObservedPod {
     pub(crate) replica: Replica,
     /// The session's agents beside it, the oldest first.
     pub(crate) agents: Vec<ObservedAgent>,
+    /// A digest of the policies that there seem to be. They are read again before anything follows from it.
+    pub(crate) policies: String,
+    /// What an agent was told just now.
+    pub(crate) told: Option<Told>,
     /// Why another agent could not be started just now.
     pub(crate) refused: Option<Refused>,
+}
+
+/// What an agent knows, as digests: the policies, and what follows from them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) policies: String,
+    pub(crate) grant: String,
 }
 
 /// An agent of a session, wherever it is.
@@ -94,6 +105,8 @@ impl ObservedAgent {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) start: Vec<Start>,
+    /// Agents that may not know what is forbidden now.
+    pub(crate) regrant: Vec<Regrant>,
     /// Agents that are to end.
     pub(crate) end: Vec<ObservedAgent>,
     /// The part of the status that the controller writes, if it is not there already.
@@ -110,6 +123,14 @@ pub(crate) struct Start {
     pub(crate) replica: Replica,
     pub(crate) name: String,
     pub(crate) port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Regrant {
+    pub(crate) replica: Replica,
+    pub(crate) agent: ObservedAgent,
+    /// The policies that it knows of.
+    pub(crate) knows: Option<String>,
 }
 
 /// What the controller says about a session. The rest of the status is the replica's that carries the connection.
@@ -202,6 +223,7 @@ pub(crate) fn ending(
 fn waiting(look_again: Duration) -> Plan {
     Plan {
         start: Vec::new(),
+        regrant: Vec::new(),
         end: Vec::new(),
         report: None,
         delete: false,
@@ -269,6 +291,7 @@ fn going_on(
 ) -> Plan {
     let mut next_channel = status.next_channel.max(wanted.numbered_after);
     let mut start = Vec::new();
+    let mut regrant = Vec::new();
     let mut pods = Vec::new();
     for pod in &observed.pods {
         let known = status
@@ -281,6 +304,7 @@ fn going_on(
         if obstacle.is_none() && current(pod).is_none() {
             start.push(next_agent(pod, known, wanted));
         }
+        regrant.extend(to_regrant(pod, known));
         pods.push(Covered {
             is_hopeless: obstacle.as_ref().is_some_and(|obstacle| obstacle.is_final),
             pod: covered(pod, known, channel, obstacle),
@@ -302,6 +326,7 @@ fn going_on(
     };
     Plan {
         start: if has_failed { Vec::new() } else { start },
+        regrant,
         end: if has_failed {
             alive(&observed.pods)
         } else {
@@ -309,6 +334,17 @@ fn going_on(
         },
         ..reporting(status, report, look_again)
     }
+}
+
+/// An agent that runs, and was told before policies changed. What it was told is in the session's object.
+fn to_regrant(pod: &ObservedPod, known: Option<&SessionPod>) -> Option<Regrant> {
+    let agent = current(pod).filter(|agent| agent.ordered.state == OrderedState::Running)?;
+    let knows = known.and_then(|known| known.policies.clone());
+    (knows.as_deref() != Some(&pod.policies)).then(|| Regrant {
+        replica: pod.replica.clone(),
+        agent: agent.clone(),
+        knows,
+    })
 }
 
 /// A pod as it is reported, and whether anything will ever come of it.
@@ -419,6 +455,14 @@ fn covered(
             None => known.and_then(|known| known.agent.clone()),
         },
         certificate: running.and_then(|agent| agent.certificate.clone()),
+        policies: match &pod.told {
+            Some(told) => Some(told.policies.clone()),
+            None => known.and_then(|known| known.policies.clone()),
+        },
+        grant: match &pod.told {
+            Some(told) => Some(told.grant.clone()),
+            None => known.and_then(|known| known.grant.clone()),
+        },
         error: obstacle.map(|obstacle| obstacle.why),
     }
 }

@@ -7,11 +7,16 @@ use api::{InvalidTarget, MirrordClusterSession, TargetKind, TargetPath};
 use cluster::{Kind, Workload};
 use link::tls::Fingerprint;
 
+use crate::settings::AgentMode;
+
 /// A session that can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) id: SessionId,
-    pub(crate) target: Workload,
+    /// Where the target is, or the session that has none.
+    pub(crate) namespace: String,
+    /// None: the session has the network of its namespace, and nothing else.
+    pub(crate) target: Option<Workload>,
     /// The target as the client named it, without its container.
     pub(crate) named: String,
     /// Whose session it is, as the API server knows.
@@ -34,6 +39,14 @@ impl Wanted {
     }
 }
 
+/// Where the agents of a session are. Without a target there is no pod to be in, and no node to be on.
+pub(crate) fn agent_mode(target: &str, configured: AgentMode) -> AgentMode {
+    match target == TargetKind::Targetless.as_str() {
+        true => AgentMode::Pod,
+        false => configured,
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Invalid {
     #[error("the session's object has the name `{0}`, which is not made of a session's id")]
@@ -42,8 +55,6 @@ pub(crate) enum Invalid {
     Target(#[from] InvalidTarget),
     #[error("the client's certificate is no SHA-256")]
     Certificate,
-    #[error("a session without a target goes without the operator: set `operator: false`")]
-    Targetless,
     #[error("a target of the kind `label` needs `label_target`, such as `app=checkout`")]
     NoLabels,
 }
@@ -54,6 +65,7 @@ pub(crate) fn validate(session: &MirrordClusterSession) -> Result<Wanted, Invali
     let path = spec.target_path()?;
     Ok(Wanted {
         id: SessionId::from_object_name(&name).ok_or(Invalid::Name(name))?,
+        namespace: spec.namespace.clone(),
         target: workload(&spec.namespace, &path, spec.label_target.as_deref())?,
         named: path.without_container().to_string(),
         holder: spec.owner.k8s_username.clone(),
@@ -66,12 +78,12 @@ pub(crate) fn validate(session: &MirrordClusterSession) -> Result<Wanted, Invali
     })
 }
 
-/// A target as the cluster's crate knows it.
+/// A target as the cluster's crate knows it, if there is to be one.
 pub(crate) fn workload(
     namespace: &str,
     path: &TargetPath,
     labels: Option<&str>,
-) -> Result<Workload, Invalid> {
+) -> Result<Option<Workload>, Invalid> {
     let kind = match path.kind {
         TargetKind::Deployment => Kind::Deployment,
         TargetKind::StatefulSet => Kind::StatefulSet,
@@ -83,7 +95,7 @@ pub(crate) fn workload(
         TargetKind::Pod => Kind::Pod,
         TargetKind::Rollout => Kind::Rollout,
         TargetKind::Label => Kind::Selector,
-        TargetKind::Targetless => return Err(Invalid::Targetless),
+        TargetKind::Targetless => return Ok(None),
     };
     let name = match kind {
         Kind::Selector => labels
@@ -91,10 +103,10 @@ pub(crate) fn workload(
             .ok_or(Invalid::NoLabels)?,
         _ => &path.name,
     };
-    Ok(Workload {
+    Ok(Some(Workload {
         namespace: namespace.to_owned(),
         kind,
         name: name.to_owned(),
         container: path.container.clone(),
-    })
+    }))
 }

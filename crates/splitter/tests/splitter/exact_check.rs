@@ -50,6 +50,7 @@ async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
         .claim(
             Claim {
                 holder: "nobody".to_owned(),
+                owner: None,
                 mode: Mode::Steal,
                 filter: Some(NOBODYS.clone()),
                 takes_probes: true,

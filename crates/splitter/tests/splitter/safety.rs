@@ -1,8 +1,13 @@
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use splitter::{Filter, Mode, Notice, OnConflict, Reason};
+use splitter::{
+    Arrival, Away, BoxFuture, BoxStream, Claim, Claims, Destination, Earlier, Filter, Held, Mode,
+    Notice, OnConflict, Reason,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 use super::stage::{Manner, Place, Stage, To, Told, arrival, bodies, claim, read_until};
 
@@ -263,6 +268,7 @@ async fn a_conflict_is_overridden_or_waited_out_when_asked() {
     let carols = claim("carol", Mode::Steal, same(), Arc::new(To(carol)));
     let carols = claims.claim(carols, OnConflict::Override).unwrap();
     assert_eq!(alices.overridden().await, "carol");
+    assert_eq!(alices.earlier(), [], "carol came later");
     assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
     drop(alices);
     assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
@@ -272,6 +278,110 @@ async fn a_conflict_is_overridden_or_waited_out_when_asked() {
         ["application GET /2"],
         "bob was overridden too"
     );
+}
+
+/// What comes without waiting.
+async fn at_once<T>(coming: impl Future<Output = T>) -> Option<T> {
+    timeout(Duration::ZERO, coming).await.ok()
+}
+
+/// A destination of somebody whose connection may be lost.
+struct Leaving(bool);
+
+impl Destination for Leaving {
+    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+        Box::pin(async { Err(io::ErrorKind::NotConnected.into()) })
+    }
+
+    fn away(&self) -> Option<Away> {
+        let keeps_for = Duration::from_millis(89_100);
+        self.0.then_some(Away { keeps_for })
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_has_who_is_away_is_his_own_alone() {
+    let to = |is_away| Arc::new(Leaving(is_away));
+    let ask = |holder: &str, owner: Option<&str>, to: Arc<Leaving>| Claim {
+        owner: owner.map(str::to_owned),
+        ..claim(holder, Mode::Steal, None, to)
+    };
+    let alice = Some("alice's machine");
+    // Whose it is, whether he is away, who asks, and how: whether he gets it at the other's cost.
+    let cases = [
+        (alice, true, alice, OnConflict::Abort, true),
+        (alice, true, alice, OnConflict::Continue, true),
+        (alice, false, alice, OnConflict::Abort, false),
+        (alice, true, Some("bob's"), OnConflict::Abort, false),
+        (alice, true, Some("bob's"), OnConflict::Continue, false),
+        (alice, true, None, OnConflict::Abort, false),
+        (None, true, None, OnConflict::Abort, false),
+    ];
+    for (holders, is_away, askers, on_conflict, expected) in cases {
+        let text = format!("{holders:?} {is_away}, then {askers:?} {on_conflict:?}");
+        let claims = Arc::<Claims>::default();
+        let first = claims.claim(ask("first", holders, to(is_away)), OnConflict::Abort);
+        let first = first.unwrap();
+        let second = claims.claim(ask("second", askers, to(false)), on_conflict);
+        let lost = at_once(first.overridden()).await;
+        assert_eq!(lost.is_some(), expected, "{text}");
+        if expected {
+            assert_eq!(second.unwrap().earlier(), [], "{text}");
+            continue;
+        }
+        let words = match second {
+            Ok(second) => {
+                let earlier = Earlier {
+                    holder: "first".to_owned(),
+                    what: Held::WholePort,
+                };
+                assert_eq!(second.earlier(), [earlier], "{text}");
+                continue;
+            }
+            Err(refusal) => refusal.to_string(),
+        };
+        let away = ", has lost the connection, and keeps it for up to 90 s more";
+        assert!(
+            words.starts_with("first already takes all traffic"),
+            "{words}"
+        );
+        assert_eq!(words.contains(away), is_away, "{text}: {words}");
+    }
+}
+
+#[tokio::test]
+async fn who_continues_knows_who_is_served_first() {
+    let stage = Stage::new(Manner::Answers);
+    let (_alice, alices) = stage.session("alice", Manner::Answers);
+    let (_bob, bobs) = stage.session("bob", Manner::Answers);
+    let (_copy, _copies) = stage.claim("copy", Manner::Answers, Mode::Mirror, None);
+    let carol = Place::new("carol", Manner::Answers);
+    let whole = claim("carol", Mode::Steal, None, Arc::new(To(carol)));
+    let carols = stage.port.claims().claim(whole, OnConflict::Continue);
+    let carols = carols.unwrap();
+    let dave = Place::new("dave", Manner::Answers);
+    let whole = claim("dave", Mode::Steal, None, Arc::new(To(dave)));
+    let daves = stage.port.claims().claim(whole, OnConflict::Continue);
+    let daves = daves.unwrap();
+    let earlier = |holder: &str, what| Earlier {
+        holder: holder.to_owned(),
+        what,
+    };
+    let some = |holder| earlier(holder, Held::SomeRequests);
+    assert_eq!(alices.earlier(), []);
+    assert_eq!(carols.earlier(), [some("alice"), some("bob")]);
+    let all = earlier("carol", Held::WholePort);
+    assert_eq!(daves.earlier(), [some("alice"), some("bob"), all.clone()]);
+
+    let known = daves.earlier();
+    let change = daves.earlier_changed(&known);
+    tokio::pin!(change);
+    assert_eq!(at_once(change.as_mut()).await, None);
+    drop(alices);
+    assert_eq!(change.await, [some("bob"), all]);
+    drop((bobs, carols));
+    assert_eq!(daves.earlier_changed(&known).await, []);
+    assert_eq!(bodies(&stage.ask(NEXT).await), ["dave GET /2"]);
 }
 
 #[tokio::test]

@@ -324,6 +324,7 @@ pub(crate) fn claim(
 ) -> Claim {
     Claim {
         holder: holder.to_owned(),
+        owner: None,
         mode,
         filter,
         takes_probes: false,

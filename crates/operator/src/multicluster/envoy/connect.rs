@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::connect::ConnectParameters;
 use api::multicluster::{MultiClusterPhase, PARENT_FINALIZER, parent_name};
 use api::session::SessionOwner;
-use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec};
+use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, TargetKind};
 use http::HeaderMap;
 use kube::ResourceExt as _;
 use tokio::time::timeout;
@@ -73,11 +73,14 @@ fn wanted(
         namespace: asking.namespace.clone(),
         target: asking.target.to_string(),
         target_alias: asking.target.address(),
-        clusters: clusters
-            .workload_clusters()
-            .into_iter()
-            .map(str::to_owned)
-            .collect(),
+        clusters: match asking.target.kind {
+            // What there is without a target must have one answer.
+            TargetKind::Targetless => vec![clusters.default.clone()],
+            _ => {
+                let clusters = clusters.workload_clusters().into_iter();
+                clusters.map(str::to_owned).collect()
+            }
+        },
         primary_cluster: clusters.name.clone(),
         default_cluster: clusters.default.clone(),
         on_unreachable: clusters.on_unreachable,
