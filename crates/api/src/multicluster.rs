@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::session::{SessionClosed, SessionId, SessionOwner};
+use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod};
 
 /// Keeps a parent's object until its children are gone.
 pub const PARENT_FINALIZER: &str = "operator.metalbear.co/multi-cluster-session-cleanup";
@@ -130,6 +130,10 @@ pub struct ClusterSession {
     /// How many children there were before it, for a cluster that has joined again. Ours.
     #[serde(default)]
     pub generation: u32,
+    /// The pods that take part there, as the cluster said last. A client that comes back after a restart of the Primary is
+    /// told of them at once, and does not take them for gone. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<SessionPod>,
     /// When the one before it was found to be gone. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_timestamp: Option<String>,

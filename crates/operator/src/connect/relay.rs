@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use api::MirrordClusterSession;
 use api::connect::{Place, Places, SESSION_IS_OVER};
+use api::session::SessionPod;
 use bytes::Bytes;
 use jiff::Timestamp;
 use kube::Api;
@@ -166,7 +167,14 @@ impl Relay {
 
 pub(crate) fn places(session: &MirrordClusterSession) -> Places {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
-    let places = pods.unwrap_or_default().iter().map(|pod| Place {
+    Places {
+        places: places_of(pods.unwrap_or_default()),
+        clusters: Vec::new(),
+    }
+}
+
+pub(crate) fn places_of(pods: &[SessionPod]) -> Vec<Place> {
+    let places = pods.iter().map(|pod| Place {
         number: pod.channel,
         cluster: None,
         pod: pod.name.clone(),
@@ -177,10 +185,7 @@ pub(crate) fn places(session: &MirrordClusterSession) -> Places {
         grant: pod.grant.clone(),
         error: pod.error.clone(),
     });
-    Places {
-        places: places.collect(),
-        clusters: Vec::new(),
-    }
+    places.collect()
 }
 
 pub(crate) fn address_of(

@@ -5,6 +5,7 @@
 mod credentials;
 mod network;
 mod people;
+mod requests;
 mod restarts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +70,11 @@ pub(super) async fn members_come_and_go(story: &Story<'_>) -> Result<()> {
     told.fault(
         "the network is cut for too long",
         network::cut_past_the_window(&scene),
+    )
+    .await;
+    told.fault(
+        "requests while all this breaks",
+        requests::none_is_lost_and_none_comes_twice(&scene),
     )
     .await;
     told.fault("a token is revoked", credentials::token_revoked(&scene))
@@ -201,18 +207,15 @@ impl<'clusters> Scene<'clusters> {
         let mut counts = BTreeMap::new();
         for operator in [&self.hub, &self.east, &self.west] {
             let name = &operator.stage.cluster.name;
-            let lines = |arguments: &[&str]| -> Result<usize> {
-                Ok(operator.stage.kubectl(arguments)?.lines().count())
+            // The chart's own records are kept by helm.
+            let count = |kinds: &str| -> Result<usize> {
+                let found = operator.stage.kubectl(&["get", kinds, "--output=name"])?;
+                let is_other = |line: &&str| !line.contains("sh.helm.release");
+                Ok(found.lines().filter(is_other).count())
             };
             let kinds = "mirrordmulticlustersessions.operator.metalbear.co,mirrordclustersessions.mirrord.metalbear.co";
-            counts.insert(
-                format!("sessions in {name}"),
-                lines(&["get", kinds, "--output=name"])?,
-            );
-            counts.insert(
-                format!("Secrets in {name}"),
-                lines(&["get", "secrets", "--output=name"])?,
-            );
+            counts.insert(format!("sessions in {name}"), count(kinds)?);
+            counts.insert(format!("Secrets in {name}"), count("secrets")?);
             counts.insert(format!("agents in {name}"), running_agents(operator)?);
         }
         Ok(counts)

@@ -88,9 +88,13 @@ impl Leg {
     ) -> Self {
         let child = child_name(&parent.name_any(), cluster);
         let is_here = parent.spec.primary_cluster == cluster;
+        // What is known of agents is what the client knew: nothing is gone because we are new.
+        let status = parent.status.as_ref();
+        let before = status.and_then(|status| status.cluster_sessions.get(cluster));
         let (state, known) = watch::channel(LegState {
+            places: before.map_or_else(Vec::new, |child| relay::places_of(&child.pods)),
             error: Some("it is being connected".to_owned()),
-            ..LegState::default()
+            channels: None,
         });
         let shared = Arc::clone(shared);
         let task = if is_here {
@@ -120,6 +124,9 @@ async fn follow_here(shared: Arc<Shared>, child: String, state: watch::Sender<Le
     let mut bell = shared.sessions.bell();
     while bell.changed().await.is_ok() {
         let session = shared.sessions.get(&child);
+        if session.is_none() && !shared.sessions.is_filled() {
+            continue;
+        }
         let next = LegState {
             places: session
                 .as_deref()

@@ -123,6 +123,7 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
                     "lastHeartbeat": child.last_heartbeat,
                     "made": child.made,
                     "generation": child.generation,
+                    "pods": child.pods,
                     "leftTimestamp": child.left_timestamp,
                 });
                 (cluster.clone(), child)

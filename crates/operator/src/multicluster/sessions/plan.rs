@@ -6,7 +6,7 @@ use std::time::Duration;
 use api::multicluster::{
     ClusterSession, MultiClusterPhase, OnUnreachable, PARENT_UID_LABEL, child_name,
 };
-use api::session::{SessionClosed, SessionPhase};
+use api::session::{SessionClosed, SessionPhase, SessionPod};
 use api::{MirrordClusterSession, MirrordMultiClusterSession, MirrordMultiClusterSessionStatus};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -234,8 +234,17 @@ fn seen(known: &ClusterSession, child: &MirrordClusterSession) -> ClusterSession
         last_heartbeat: status.last_seen_timestamp,
         made: true,
         generation: known.generation,
+        pods: pods_of(status.pods),
         left_timestamp: known.left_timestamp.clone(),
     }
+}
+
+/// Addresses are of use in their cluster alone.
+fn pods_of(mut pods: Vec<SessionPod>) -> Vec<SessionPod> {
+    for pod in &mut pods {
+        pod.address = None;
+    }
+    pods
 }
 
 /// A cluster that leaves again and again has agents started in its pods again and again, so it waits longer each time.

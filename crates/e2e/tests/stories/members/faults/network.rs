@@ -8,7 +8,7 @@ use lab::component::API_SERVER;
 
 use super::{Client, LONG, SHORT, Scene, is_away, ready_in, running_agents};
 
-fn api_server_of(scene: &Scene<'_>, cluster: &str, is_up: bool) -> Result<()> {
+pub(super) fn api_server_of(scene: &Scene<'_>, cluster: &str, is_up: bool) -> Result<()> {
     let cluster = scene.clusters.lab().cluster(cluster)?;
     let node = &cluster.plan().first_node().name;
     if is_up {

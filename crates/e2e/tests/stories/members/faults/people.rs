@@ -46,7 +46,7 @@ pub(super) async fn delete(scene: &Scene<'_>) -> Result<()> {
         .stage
         .kubectl(&["delete", "mmcs", "mc-000000000000000b"])?;
     let why = client.carrier.over().await;
-    ensure!(why.contains("over"), "{why}");
+    ensure!(why.contains("ended"), "{why}");
     // The part without which there is no whole, by its number.
     let client = Client::start(&scene.hub, 0xc, LONG).await?;
     client.has_all().await?;

@@ -6,7 +6,7 @@ use e2e::until;
 use super::{Client, LONG, Operator, Scene};
 
 /// Kills the one replica, and waits for the next.
-fn kill(operator: &Operator) -> Result<()> {
+pub(super) fn kill(operator: &Operator) -> Result<()> {
     let selector = "--selector=app.kubernetes.io/component=operator";
     let gone = ["delete", "pod", selector, "--force", "--grace-period=0"];
     operator.stage.kubectl(&gone)?;

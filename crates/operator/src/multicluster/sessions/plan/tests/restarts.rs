@@ -87,6 +87,35 @@ fn children_are_removed_by_what_is_written_down() {
     }
 }
 
+/// Whoever carries the connection next knows which agents there were, also of a cluster that it cannot reach.
+#[test]
+fn agents_are_written_down() {
+    let pod = SessionPod {
+        name: "web-a".to_owned(),
+        channel: 3,
+        ready: true,
+        address: Some("10.0.0.1:20001".to_owned()),
+        agent: Some("standin-agent-1".to_owned()),
+        ..SessionPod::default()
+    };
+    let west = changed(ready(), |child| {
+        child.status.as_mut().unwrap().pods = vec![pod.clone()];
+    });
+    let parent = after(running(), planned(&running(), ready(), west, 1005));
+    let known = |parent: &MirrordMultiClusterSession| {
+        parent.status.as_ref().unwrap().cluster_sessions["west"]
+            .pods
+            .clone()
+    };
+    let expected = SessionPod {
+        address: None,
+        ..pod
+    };
+    assert_eq!(known(&parent), [expected.clone()]);
+    let cut_off = after(parent.clone(), planned(&parent, ready(), cut(), 1010));
+    assert_eq!(known(&cut_off), [expected]);
+}
+
 /// A client within its window finds its session, however long the Primary was away.
 #[test]
 fn a_session_whose_client_may_still_come_back_is_kept() {
