@@ -1,22 +1,23 @@
 //! The agent: a target, and the threads that act for it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use protocol::grant::Grant;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 
-use crate::connection::{Access, Connection};
+use crate::connection::Connection;
 use crate::dns::Silent;
-use crate::files::LocalDevices;
+use crate::files::{Handles, LocalDevices, Tree};
 use crate::grant::Rules;
 use crate::identity::OwnIdentity;
 use crate::incoming::{Ports, Reachable};
-use crate::outgoing::Spare;
+use crate::outgoing::{OpenConnections, Spare};
 use crate::target::Target;
 use crate::workers::{Pool, Workers};
-use crate::{Result, connection};
+use crate::{Error, Result, connection};
 
 /// File operations that may block at the same time, for instance on a network file system of the target.
 const FILE_THREADS: usize = 32;
@@ -31,7 +32,11 @@ pub struct Agent(Arc<Inside>);
 struct Inside {
     target: Target,
     token: Option<Token>,
-    rules: Rules,
+    /// From whoever decides what sessions may do to everything that is under way.
+    rules: watch::Sender<Arc<Rules>>,
+    /// What the clients have open, to judge it again.
+    open_files: Mutex<Vec<Weak<Handles>>>,
+    open_connections: OpenConnections,
     files: Workers,
     sockets: Workers,
     names: Workers,
@@ -93,7 +98,9 @@ impl Agent {
             Inside {
                 target,
                 token: token.map(Token),
-                rules,
+                rules: watch::Sender::new(Arc::new(rules)),
+                open_files: Mutex::default(),
+                open_connections: OpenConnections::default(),
                 files: pools[0].workers(),
                 sockets: pools[1].workers(),
                 names: pools[2].workers(),
@@ -129,7 +136,7 @@ impl Agent {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let connection = Connection::new(self.clone(), Access::Session, reachable);
+        let connection = Connection::of_session(self.clone(), reachable);
         connection::serve(Arc::new(connection), io).await
     }
 
@@ -151,9 +158,72 @@ impl Agent {
         self.0.target.is_gone()
     }
 
-    /// What sessions may do.
-    pub(crate) fn rules(&self) -> &Rules {
-        &self.0.rules
+    /// What sessions may do from now on. What they may not do any more ends: subscriptions, connections and open files.
+    /// Answers whether anything is different. What cannot be understood changes nothing.
+    pub async fn regrant(&self, grant: &Grant) -> Result<bool> {
+        let rules = Rules::understand(grant)?;
+        let is_news = self.0.rules.send_if_modified(|current| {
+            let is_news = current.grant() != grant;
+            if is_news {
+                *current = Arc::new(rules);
+            }
+            is_news
+        });
+        if is_news {
+            self.open_connections().reset_forbidden(&self.rules());
+            let agent = self.clone();
+            self.files()
+                .run(move || {
+                    agent.close_forbidden_files();
+                    Ok(())
+                })
+                .await?;
+        }
+        Ok(is_news)
+    }
+
+    fn close_forbidden_files(&self) {
+        let rules = self.rules();
+        let tree = Tree::of(self, &rules);
+        for handles in self.open_files().iter().filter_map(Weak::upgrade) {
+            handles.retain(|file| tree.still_allows(file));
+        }
+    }
+
+    /// Has these files judged whenever what sessions may do changes.
+    pub(crate) fn watch_over(&self, handles: &Arc<Handles>) {
+        let mut all = self.open_files();
+        all.retain(|handles| handles.strong_count() > 0);
+        all.push(Arc::downgrade(handles));
+    }
+
+    fn open_files(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Handles>>> {
+        let all = self.0.open_files.lock();
+        all.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn open_connections(&self) -> &OpenConnections {
+        &self.0.open_connections
+    }
+
+    /// What sessions may do now.
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.0.rules.borrow())
+    }
+
+    /// Waits until something is forbidden that was not.
+    pub(crate) async fn until_forbidden(&self, is_allowed: impl Fn(&Rules) -> Result<()>) -> Error {
+        let mut rules = self.0.rules.subscribe();
+        loop {
+            let judged = is_allowed(&rules.borrow_and_update());
+            if let Err(error) = judged {
+                return error;
+            }
+            if rules.changed().await.is_err() {
+                // Nobody is left to decide anything.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     pub(crate) fn target(&self) -> &Target {

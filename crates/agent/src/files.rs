@@ -48,7 +48,7 @@ impl Connection {
     ) -> Result<T> {
         self.admit().await?;
         let agent = self.agent.clone();
-        let job = move || operation(Tree::of(&agent));
+        let job = move || operation(Tree::of(&agent, &agent.rules()));
         self.agent.files().run(job).await
     }
 

@@ -1,4 +1,4 @@
-//! What sessions may do, understood once when the agent is started. What cannot be understood stops the agent: a rule that is
+//! What sessions may do, understood when the agent is told. What cannot be understood stops the agent: a rule that is
 //! overlooked would be a hole.
 
 mod addresses;
@@ -20,9 +20,9 @@ const ENVIRONMENTS: &str = "^/proc/[^/]+(/task/[^/]+)?/environ$";
 
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
-    holder: Option<String>,
+    /// As they were told.
+    grant: Grant,
     incoming: IncomingRules,
-    hidden_variables: Vec<String>,
     /// None, where there is nothing to enforce: then nothing is slower.
     files: Option<FileRules>,
     only: Vec<Vec<AddressRule>>,
@@ -62,14 +62,13 @@ impl Rules {
         let has_file_rules = !files.read_only.is_empty() || !hidden.is_empty();
         let addresses = |texts: &[String]| texts.iter().map(|text| address(text)).collect();
         Ok(Self {
-            holder: grant.holder.clone(),
+            grant: grant.clone(),
             incoming: IncomingRules {
                 no_steal: grant.incoming.no_steal,
                 no_steal_without_filter: grant.incoming.no_steal_without_filter,
                 no_mirror: grant.incoming.no_mirror,
                 header_filters: header_filters.collect::<Result<_>>()?,
             },
-            hidden_variables: grant.hidden_variables.clone(),
             files: match has_file_rules {
                 false => None,
                 true => Some(FileRules {
@@ -89,7 +88,18 @@ impl Rules {
 
     /// Whose session it is, if somebody else than the client has said so.
     pub(crate) fn holder(&self) -> Option<&str> {
-        self.holder.as_deref()
+        self.grant.holder.as_deref()
+    }
+
+    /// What the target's health probes ask for at a port.
+    pub(crate) fn probe_paths(&self, port: u32) -> &[String] {
+        let paths = u16::try_from(port).ok();
+        let paths = paths.and_then(|port| self.grant.incoming.probes.get(&port));
+        paths.map(Vec::as_slice).unwrap_or_default()
+    }
+
+    pub(crate) fn grant(&self) -> &Grant {
+        &self.grant
     }
 
     pub(crate) fn files(&self) -> Option<&FileRules> {
@@ -97,7 +107,7 @@ impl Rules {
     }
 
     pub(crate) fn hides_variable(&self, name: &[u8]) -> bool {
-        let mut patterns = self.hidden_variables.iter();
+        let mut patterns = self.grant.hidden_variables.iter();
         patterns.any(|pattern| wildcard::matches(pattern.as_bytes(), name))
     }
 

@@ -24,11 +24,13 @@ use crate::grant::Transport;
 use crate::{Error, Result};
 
 mod datagrams;
+mod open;
 mod relay;
 mod spare;
 mod unix_socket;
 
 pub(crate) use datagrams::receive_one;
+pub(crate) use open::OpenConnections;
 pub(crate) use spare::Spare;
 
 /// A TCP connection. The response's headers are sent when it is up.
@@ -46,7 +48,10 @@ pub(crate) async fn tcp(
             .map_err(Error::io("ask for the own address"))?,
         peer: Some(connect.address),
     };
-    let body = relay::relay(Arc::new(stream), request.into_body());
+    let stream = Arc::new(stream);
+    let open = connection.agent.open_connections();
+    open.add(connect.address, &stream, &connection.agent.rules());
+    let body = relay::relay(stream, request.into_body());
     Ok(succeeded(ends.to_headers(), body))
 }
 
@@ -73,6 +78,7 @@ pub(crate) async fn udp(
     };
     let socket = datagrams::RuledSocket {
         socket,
+        peer,
         agent: connection.agent.clone(),
     };
     let body = datagrams::relay(Arc::new(socket), request.into_body());

@@ -215,6 +215,9 @@ pub struct Place {
     /// The name of the agent. Another agent in the same pod has another one, and knows nothing of what this one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
+    /// A digest of what the session may do there. Another one means that the administrators' rules have changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }

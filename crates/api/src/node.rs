@@ -1,6 +1,6 @@
-//! What an operator and the agents that wait on nodes say to one another: one request and one answer per connection, each
-//! as its length in four bytes, big-endian, and so many bytes of JSON. Fields that are not known are ignored, so either
-//! side may be newer.
+//! What an operator and agents say to one another: those that wait on nodes are asked for everything, those of one session for
+//! what is about themselves. One request and one answer per connection, each as its length in four bytes, big-endian, and so
+//! many bytes of JSON. Fields that are not known are ignored, so either side may be newer.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,11 @@ pub enum NodeRequest {
     Serve(NodeOrder),
     /// Say what is served, of all names that begin like this.
     List { prefix: String },
+    /// From now on its session may do this, and nothing else.
+    Grant {
+        name: String,
+        grant: serde_json::Value,
+    },
     /// Serve one no longer.
     End { name: String },
 }

@@ -86,7 +86,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
-    progress.finish(&target);
+    progress.finish(&agent.describe(&target));
     let signals = Caught::start()?;
     let session = Arc::new(session);
     let mut supervised = prepared.start(variables, Arc::<Session>::clone(&session))?;
@@ -134,7 +134,7 @@ async fn choose_agent(
     let cluster = agent::cluster_of(settings).await?;
     match agent::choose_way(settings, &cluster, progress).await? {
         Way::Operator(operator) => {
-            let name = format!("{}, through the operator", operator.target());
+            let name = operator.target().to_owned();
             Ok((Agent::Operator(operator), name))
         }
         Way::Own => {
@@ -173,7 +173,7 @@ async fn start(
     let first = agent.first(tell(progress, monitor)).await?;
     let magic = Magic::add(resolved, &surroundings, first.mounts().collect());
     progress.step("reading the environment");
-    let holder = holder::name(&arguments.command);
+    let holder = holder::holder(&arguments.command);
     let (settings, monitor) = (&resolved.settings, monitor.clone());
     let session = Session::start(first, monitor, holder, settings, &env_file, &surroundings);
     Ok((session.await?, magic))

@@ -32,6 +32,7 @@ use kube::runtime::watcher::watch_object;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{Fingerprint, FirstSeen, Identity, TlsDialer, Trust};
 use link::{Dial, LinkError};
+use protocol::grant::{Grant, IncomingGrant};
 use tokio::time::{Instant, sleep, timeout};
 
 use condition::{Condition, condition};
@@ -247,13 +248,14 @@ async fn make(
     say: &(dyn Fn(&str) + Send + Sync),
 ) -> Result<Agent> {
     let name = format!("{AGENT}{:08x}", rand::random::<u32>());
+    let grant = replica.and_then(grant);
     let plan = Plan {
         name: &name,
         listen: (Ipv4Addr::LOCALHOST, rand::random_range(PORTS)).into(),
         client,
         ended_by: None,
         patience: PATIENCE,
-        grant: None,
+        grant: grant.as_deref(),
         settings,
     };
     let own_namespace = settings.pod.namespace.as_deref().unwrap_or(namespace);
@@ -284,6 +286,21 @@ async fn make(
             Err(refusal(cluster, own_namespace, met).await)
         }
     }
+}
+
+/// Without an operator nobody forbids anything. What the agent should know of its target is told in the same words.
+fn grant(replica: &Replica) -> Option<String> {
+    let grant = Grant {
+        incoming: IncomingGrant {
+            probes: replica.probes.clone(),
+            ..IncomingGrant::default()
+        },
+        ..Grant::default()
+    };
+    let has_probes = !replica.probes.is_empty();
+    has_probes
+        .then(|| serde_json::to_string(&grant).ok())
+        .flatten()
 }
 
 /// Where rights alone are missing, the rule to ask for is what helps.

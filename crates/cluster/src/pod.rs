@@ -1,8 +1,10 @@
 //! Which pods an agent can be beside, and beside which of their containers. Decides, and asks nobody.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
 /// The names that containers of a mesh and the like have, which are never what a user means.
@@ -44,6 +46,8 @@ pub struct Replica {
     pub created: i64,
     /// How many of our agents there have been in the pod: their entries cannot be removed.
     pub finished_agents: usize,
+    /// What the kubelet asks for to see how the pod is: ports, and paths there. Stolen probes would have the pod killed.
+    pub probes: BTreeMap<u16, Vec<String>>,
 }
 
 /// Why a pod cannot be used now.
@@ -112,7 +116,56 @@ pub fn judge(pod: &Pod, container: Option<&str>) -> Result<Replica, Unfit> {
         finished_agents: agents
             .filter(|container| container.name.starts_with(AGENT))
             .count(),
+        probes: probes(&spec.containers),
     })
+}
+
+/// Of all containers, because they share their ports. A probe of `/` is left to be known by what the kubelet calls itself:
+/// the page that everybody asks for would never be stolen.
+fn probes(containers: &[Container]) -> BTreeMap<u16, Vec<String>> {
+    let mut probes: BTreeMap<u16, Vec<String>> = BTreeMap::new();
+    for container in containers {
+        let all = [
+            &container.liveness_probe,
+            &container.readiness_probe,
+            &container.startup_probe,
+        ];
+        for http in all
+            .into_iter()
+            .flatten()
+            .filter_map(|probe| probe.http_get.as_ref())
+        {
+            let path = http.path.clone().unwrap_or_default();
+            let path = match path.starts_with('/') {
+                true => path,
+                false => format!("/{path}"),
+            };
+            let Some(port) = port_of(container, &http.port).filter(|_| path != "/") else {
+                continue;
+            };
+            let paths = probes.entry(port).or_default();
+            if !paths.contains(&path) {
+                paths.push(path);
+            }
+        }
+    }
+    probes
+}
+
+/// A port by its number, or by the name that the container has given it.
+fn port_of(container: &Container, port: &IntOrString) -> Option<u16> {
+    let number = match port {
+        IntOrString::Int(number) => *number,
+        IntOrString::String(name) => {
+            let mut ports = container.ports.iter().flatten();
+            let named = ports.find(|port| port.name.as_deref() == Some(name));
+            match named {
+                Some(port) => port.container_port,
+                None => name.parse().ok()?,
+            }
+        }
+    };
+    u16::try_from(number).ok()
 }
 
 /// The containers of a pod that can be targets, the one that is meant first.
@@ -268,6 +321,7 @@ mod tests {
                 ready: true,
                 created: 60,
                 finished_agents: 1,
+                probes: BTreeMap::new(),
             }
         );
     }
@@ -338,5 +392,48 @@ mod tests {
         replicas.sort_by_key(Replica::rank);
         let order = replicas.map(|replica| replica.created);
         assert_eq!(order, [2, 3, 0, 1]);
+    }
+
+    #[test]
+    fn probes_are_known_by_port_and_path() {
+        let judged = |probes: Value| {
+            let pod = pod(|pod| {
+                let container = &mut pod["spec"]["containers"][1];
+                container["ports"] = json!([{"name": "http", "containerPort": 8080}]);
+                for (name, probe) in probes.as_object().unwrap() {
+                    container[name] = probe.clone();
+                }
+            });
+            judge(&pod, Some("web")).unwrap().probes
+        };
+        let get =
+            |port: Value, path: Option<&str>| json!({"httpGet": {"port": port, "path": path}});
+        let check = |probe: Value, expected: &[(u16, &[&str])]| {
+            let expected: BTreeMap<u16, Vec<String>> = expected
+                .iter()
+                .map(|(port, paths)| (*port, paths.iter().map(ToString::to_string).collect()))
+                .collect();
+            assert_eq!(judged(json!({"livenessProbe": probe})), expected);
+        };
+        check(get(json!(8080), Some("/healthz")), &[(8080, &["/healthz"])]);
+        check(
+            get(json!("http"), Some("ready?deep=1")),
+            &[(8080, &["/ready?deep=1"])],
+        );
+        check(
+            get(json!("9090"), Some("/healthz")),
+            &[(9090, &["/healthz"])],
+        );
+        check(get(json!("nobody"), Some("/healthz")), &[]);
+        // The page that everybody asks for.
+        check(get(json!(8080), Some("/")), &[]);
+        check(get(json!(8080), None), &[]);
+        check(json!({"tcpSocket": {"port": 8080}}), &[]);
+        let all = judged(json!({
+            "livenessProbe": get(json!(8080), Some("/live")),
+            "readinessProbe": get(json!(8080), Some("/ready")),
+            "startupProbe": get(json!("http"), Some("/live")),
+        }));
+        assert_eq!(all[&8080], ["/live", "/ready"]);
     }
 }

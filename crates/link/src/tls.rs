@@ -23,6 +23,7 @@ use tokio_rustls::client::TlsStream;
 
 pub use rustls;
 pub use tokio_rustls::TlsAcceptor;
+pub use tokio_rustls::server::TlsStream as AcceptedStream;
 
 pub use self::by_certificate::{ByCertificate, unknown};
 pub use self::fingerprint::{Fingerprint, MalformedFingerprint};

@@ -34,6 +34,7 @@ use crate::authorize::authorize;
 use crate::controller::workload;
 use crate::front_proxy::User;
 use crate::multicluster::envoy;
+use crate::multicluster::sessions::assertion;
 use crate::multicluster::sessions::attach::{self, Attaching};
 use crate::settings::SessionSettings;
 
@@ -121,12 +122,18 @@ async fn admitted(
             parameters: &asking.parameters,
         };
         let child = attach::attach(&shared.client, user, child, &asked).await?;
+        assertion::judge(shared, &child).await?;
         return ready(shared, &child).await;
     }
     let client = Caller::read(headers)?;
     let labels = asking.parameters.label_target.as_deref();
-    workload(&asking.namespace, &asking.target, labels)
+    let target = workload(&asking.namespace, &asking.target, labels)
         .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
+    if target.is_none() && !shared.settings.targetless {
+        return Err(Refusal::unprocessable(
+            "this operator serves no sessions without a target (`operator.agent.targetless` of its chart)",
+        ));
+    }
     let session = wanted(user, asking, &client, &shared.settings.session);
     let session = find_or_make(shared, session).await?;
     ready(shared, &session).await
@@ -215,6 +222,7 @@ impl Caller {
             username: self.name.clone(),
             hostname: self.hostname.clone(),
             k8s_username: user.name.clone(),
+            k8s_groups: Vec::new(),
         }
     }
 }
@@ -246,6 +254,7 @@ fn wanted(
         key: asking.parameters.key.clone(),
         client_cli_version: client.version.clone(),
         multi_cluster_parent_name: None,
+        generation: 0,
         resume_window_secs: asking.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
     };

@@ -43,7 +43,9 @@ use tokio_util::task::TaskTracker;
 
 pub use crate::error::{Error, Result};
 pub use crate::multicluster::{InvalidClusters, MultiCluster};
-pub use crate::settings::{AgentMode, AgentSettings, PodSettings, SessionSettings, Settings};
+pub use crate::settings::{
+    AgentMode, AgentSettings, MemberAuthorization, PodSettings, SessionSettings, Settings,
+};
 pub use crate::uninstall::uninstall;
 
 use crate::cache::SessionCache;
@@ -53,6 +55,7 @@ use crate::listening::listen;
 use crate::metrics::Metrics;
 use crate::multicluster::envoy::Envoy;
 use crate::nodes::Nodes;
+use crate::policies::PolicyCache;
 use crate::server::{Trust, TrustKeeper};
 
 /// What all parts of an operator have in common.
@@ -62,6 +65,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     pub(crate) trust: watch::Receiver<Arc<Trust>>,
     pub(crate) sessions: SessionCache,
+    pub(crate) policies: PolicyCache,
     /// Who the operator is for agents: whoever has it may end them.
     pub(crate) identity: Identity,
     /// Other clusters, where this operator is their Primary.
@@ -93,6 +97,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     );
     let shared = Arc::new(Shared {
         sessions: SessionCache::follow(client.clone()),
+        policies: PolicyCache::follow(&client),
         identity: certificates.identity()?,
         nodes: Nodes::new(
             client.clone(),

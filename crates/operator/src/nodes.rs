@@ -15,7 +15,7 @@ use kube::{Api, Client};
 use link::tls::{Fingerprint, Identity, TlsDialer, Trust};
 use link::{Dial as _, TcpDialer};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 use crate::error::{Doing as _, Result};
@@ -113,14 +113,21 @@ impl Nodes {
         let mut pipe = dialer.dial().await?;
         pipe.write_all(&message(request)?).await?;
         pipe.flush().await?;
-        let length = pipe.read_u32().await?;
-        if length > MOST_BYTES {
-            return Err("its answer is too long".into());
-        }
-        let mut content = vec![0; usize::try_from(length)?];
-        pipe.read_exact(&mut content).await?;
-        Ok(serde_json::from_slice(&content)?)
+        answer(&mut pipe).await
     }
+}
+
+/// Reads what an agent answers.
+pub(crate) async fn answer(
+    pipe: &mut (impl AsyncRead + Unpin),
+) -> Result<NodeAnswer, Box<dyn std::error::Error + Send + Sync>> {
+    let length = pipe.read_u32().await?;
+    if length > MOST_BYTES {
+        return Err("its answer is too long".into());
+    }
+    let mut content = vec![0; usize::try_from(length)?];
+    pipe.read_exact(&mut content).await?;
+    Ok(serde_json::from_slice(&content)?)
 }
 
 /// The node and the address of one that runs.

@@ -10,6 +10,7 @@ use api::policy::{
 };
 use api::{MirrordClusterPolicy, MirrordPolicy};
 use cluster::Replica;
+use futures_util::Stream;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -17,19 +18,55 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use protocol::grant::Grant;
 use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 
 use crate::Shared;
+use crate::cache::ObjectCache;
 use crate::controller::Wanted;
 use crate::error::{Doing as _, Result};
 
-/// What the session may do beside this pod.
-pub(crate) async fn grant(shared: &Shared, wanted: &Wanted, replica: &Replica) -> Result<Grant> {
-    let policies = policies(&shared.client, &replica.namespace).await?;
+/// What a session may do, and by which policies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) grant: Grant,
+    /// A digest of all policies that there were, also of those that are not about it.
+    pub(crate) policies: String,
+}
+
+/// What the session may do beside this pod, by the policies of now.
+pub(crate) async fn granted(
+    shared: &Shared,
+    wanted: &Wanted,
+    replica: &Replica,
+) -> Result<Granted> {
+    let (policies, digest) = policies(&shared.client, &replica.namespace).await?;
+    Ok(Granted {
+        grant: grant(shared, wanted, replica, &policies).await?,
+        policies: digest,
+    })
+}
+
+async fn grant(
+    shared: &Shared,
+    wanted: &Wanted,
+    replica: &Replica,
+    policies: &[PolicyRules],
+) -> Result<Grant> {
     let mut grant = Grant {
         holder: Some(wanted.holder.clone()),
         ..Grant::default()
     };
+    grant.incoming.probes = replica.probes.clone();
     if policies.is_empty() {
+        return Ok(grant);
+    }
+    if wanted.target.is_none() {
+        let names = [wanted.named.clone()].into();
+        for rules in policies {
+            if is_about(rules, &names, &BTreeMap::new()) {
+                add(&mut grant, rules);
+            }
+        }
         return Ok(grant);
     }
     let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &replica.namespace);
@@ -39,7 +76,7 @@ pub(crate) async fn grant(shared: &Shared, wanted: &Wanted, replica: &Replica) -
         .doing("read the pod of a target")?;
     let mut names = names(&shared.client, &pod).await?;
     names.insert(wanted.named.clone());
-    for rules in &policies {
+    for rules in policies {
         if is_about(rules, &names, pod.labels()) {
             add(&mut grant, rules);
         }
@@ -47,16 +84,81 @@ pub(crate) async fn grant(shared: &Shared, wanted: &Wanted, replica: &Replica) -
     Ok(grant)
 }
 
-async fn policies(client: &Client, namespace: &str) -> Result<Vec<PolicyRules>> {
+async fn policies(client: &Client, namespace: &str) -> Result<(Vec<PolicyRules>, String)> {
     let everywhere: Api<MirrordClusterPolicy> = Api::all(client.clone());
     let here: Api<MirrordPolicy> = Api::namespaced(client.clone(), namespace);
     let all = ListParams::default();
     let (everywhere, here) = tokio::join!(everywhere.list(&all), here.list(&all));
     let everywhere = everywhere.doing("list the policies of the cluster")?.items;
     let here = here.doing("list the policies of a namespace")?.items;
+    let versions = everywhere.iter().map(version);
+    let digest = digest(versions.chain(here.iter().map(version)));
     let everywhere = everywhere.into_iter().map(|policy| policy.spec.rules);
     let here = here.into_iter().map(|policy| policy.spec.rules);
-    Ok(everywhere.chain(here).collect())
+    Ok((everywhere.chain(here).collect(), digest))
+}
+
+/// All policies, as this replica knows them: a copy, to see when something has changed.
+#[derive(Clone)]
+pub(crate) struct PolicyCache {
+    everywhere: ObjectCache<MirrordClusterPolicy>,
+    here: ObjectCache<MirrordPolicy>,
+}
+
+impl PolicyCache {
+    pub(crate) fn follow(client: &Client) -> Self {
+        Self {
+            everywhere: ObjectCache::follow(client.clone()),
+            here: ObjectCache::follow(client.clone()),
+        }
+    }
+
+    /// Of all that can be about targets of a namespace. It may be a little old.
+    pub(crate) fn digest(&self, namespace: &str) -> String {
+        let everywhere = self.everywhere.all();
+        let here = self.here.all();
+        let here = here
+            .iter()
+            .filter(|policy| policy.namespace().as_deref() == Some(namespace));
+        let here = here.map(|policy| version(&**policy));
+        let everywhere = everywhere.iter().map(|policy| version(&**policy));
+        digest(everywhere.chain(here))
+    }
+
+    /// Is there whenever one has come, gone or changed.
+    pub(crate) fn changes(&self) -> impl Stream<Item = ()> + Send + Sync + 'static + use<> {
+        let bells = (self.everywhere.bell(), self.here.bell());
+        futures_util::stream::unfold(bells, async |(mut everywhere, mut here)| {
+            let changed = tokio::select! {
+                changed = everywhere.changed() => changed,
+                changed = here.changed() => changed,
+            };
+            changed.ok().map(|()| ((), (everywhere, here)))
+        })
+    }
+}
+
+/// Which object it is, and in which state.
+fn version(policy: &impl Resource) -> String {
+    let metadata = policy.meta();
+    let uid = metadata.uid.as_deref().unwrap_or_default();
+    format!("{uid}/{}", metadata.generation.unwrap_or_default())
+}
+
+/// The same for the same, in whatever order they come.
+fn digest(versions: impl Iterator<Item = String>) -> String {
+    let versions: BTreeSet<String> = versions.collect();
+    short_digest(&versions.into_iter().collect::<Vec<_>>().join(" "))
+}
+
+/// Enough to tell two of them apart.
+pub(crate) fn short_digest(text: &str) -> String {
+    let digest = Sha256::digest(text);
+    digest
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// Everything that the pod can be called as a target.

@@ -1,6 +1,8 @@
 //! What a session may do at its target: what administrators have decided, whatever the client asks for. An agent is told when
 //! it is started, by whoever starts it, and enforces it; clients have no say in it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// What is forbidden. Nothing is, in the one that is empty. A rule that an agent does not know is an error and never
@@ -31,6 +33,10 @@ pub struct IncomingGrant {
     /// Regular expressions, each of which a header filter of a session that steals must fit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub header_filters: Vec<String>,
+    /// Paths of the target's health probes, by their ports. They are known, and not forbidden: only a session that asks for
+    /// probes gets them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub probes: BTreeMap<u16, Vec<String>>,
 }
 
 /// Regular expressions of paths, as they are without symbolic links.

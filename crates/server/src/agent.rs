@@ -3,6 +3,7 @@
 mod arrival;
 mod life;
 pub(crate) mod node;
+mod orders;
 
 use std::future::Future;
 use std::io::Read as _;
@@ -11,7 +12,8 @@ use std::time::Duration;
 use std::{env, thread};
 
 use ::agent::{
-    Agent, Reachable, enter_user_namespace_of, process_of_container, raise_descriptor_limit,
+    Agent, Presence, Reachable, enter_user_namespace_of, process_of_container,
+    raise_descriptor_limit,
 };
 use anyhow::{Context, Result};
 use clap::Args;
@@ -21,7 +23,7 @@ use protocol::grant::Grant;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -48,7 +50,7 @@ pub(crate) struct AgentArguments {
     /// Speak TLS with the client alone that has the certificate with this SHA-256, in place of a token
     #[arg(long, value_name = "SHA256")]
     client_certificate: Option<Fingerprint>,
-    /// End when somebody connects who has the certificate with this SHA-256
+    /// Take orders from whoever has the certificate with this SHA-256: to end, and what sessions may do
     #[arg(long, value_name = "SHA256", requires = "client_certificate")]
     ended_by_certificate: Option<Fingerprint>,
     /// How much is said on standard error: off, error, warn, info, debug or trace
@@ -257,8 +259,18 @@ async fn serve_arrival(
             serve_session(link, agent).await
         }
         Purpose::Continuation => Ok(()),
-        Purpose::End => Ok(end.send(()).await?),
+        Purpose::Orders(pipe) => orders::follow(*pipe, agent, end).await,
     }
+}
+
+/// Sessions may do this from now on. Whoever cannot understand it must not go on: he would not know what is forbidden.
+async fn regrant(agent: &Agent, grant: serde_json::Value) -> Result<()> {
+    let grant =
+        serde_json::from_value(grant).context("what sessions may do cannot be understood")?;
+    if agent.regrant(&grant).await? {
+        tracing::info!("what sessions may do has changed");
+    }
+    Ok(())
 }
 
 async fn serve_session(link: Link, agent: &Agent) -> Result<()> {
@@ -280,13 +292,21 @@ async fn serve_session(link: Link, agent: &Agent) -> Result<()> {
 
 /// Whether there is a connection under the link at the moment.
 fn watch_link(link: &Link) -> Reachable {
-    let (is_connected, reachable) = watch::channel(true);
+    let (presence, reachable) = watch::channel(Presence::Here);
     let mut status = link.status();
+    let window = link.resume_window();
     tokio::spawn(async move {
         // Until the link is gone, and everything that could ask with it.
         while status.changed().await.is_ok() {
-            let connected = matches!(*status.borrow_and_update(), Status::Connected);
-            is_connected.send_replace(connected);
+            let until = match *status.borrow_and_update() {
+                Status::Connected => {
+                    presence.send_replace(Presence::Here);
+                    continue;
+                }
+                Status::Reconnecting { since, .. } => Instant::from_std(since) + window,
+                Status::Finished | Status::Failed(_) => Instant::now(),
+            };
+            presence.send_replace(Presence::AwayUntil(until));
         }
     });
     Reachable::new(reachable)

@@ -28,6 +28,10 @@ const SETTINGS: &[(&str, &str)] = &[
     ("operator.agent.log", "operator.agent.log=debug"),
     ("operator.agent.mode", "operator.agent.mode=node"),
     (
+        "operator.agent.targetless",
+        "operator.agent.targetless=false",
+    ),
+    (
         "operator.defaultNamespace",
         "operator.defaultNamespace=shop",
     ),
@@ -148,6 +152,10 @@ const WRONG: &[(&str, &str)] = &[
         "operator.session.maxResumeSecs (60) is less than",
     ),
     ("operator.agent.mode=magic", "/operator/agent/mode"),
+    (
+        "operator.agent.targetless=maybe",
+        "/operator/agent/targetless",
+    ),
     ("operator.agent.log=loud", "/operator/agent/log"),
     ("operator.agent.image=a b", "/operator/agent/image"),
     ("operator.log.json=1", "got number, want boolean"),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::Bytes;
 use rustix::io::Errno;
 
 use crate::{Error, Result};
@@ -13,6 +14,10 @@ pub(crate) const HANDLES: u32 = 65_536;
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
+    /// By which it was opened.
+    pub(crate) path: Bytes,
+    /// Whether it was opened to be changed.
+    pub(crate) is_writable: bool,
     pub(crate) descriptor: OwnedFd,
     /// Writes go to the end, whatever offset they name.
     pub(crate) append: bool,
@@ -74,6 +79,11 @@ impl Handles {
             .collect()
     }
 
+    /// Forgets all others.
+    pub(crate) fn retain(&self, mut is_kept: impl FnMut(&OpenFile) -> bool) {
+        self.table().open.retain(|_, file| is_kept(file));
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         // Nothing panics while it is locked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -86,6 +96,8 @@ mod tests {
 
     fn open(handles: &Handles) -> u64 {
         let file = OpenFile {
+            path: Bytes::new(),
+            is_writable: false,
             descriptor: std::fs::File::open("/dev/null").unwrap().into(),
             append: false,
             is_read_only: false,

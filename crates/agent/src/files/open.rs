@@ -12,7 +12,8 @@ use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
 use super::handles::OpenFile;
 use super::metadata;
-use super::tree::Tree;
+use super::tree::{Tree, doing};
+use crate::grant::Doing;
 
 pub(crate) struct Opened {
     /// None when the first bytes are all there is and no handle is wanted.
@@ -55,6 +56,8 @@ pub(crate) fn open(
     let keep = !(first.whole && request.forget_when_whole);
     Ok(Opened {
         file: keep.then(|| OpenFile {
+            path: request.path.clone(),
+            is_writable: doing(flags) == Doing::Changing,
             descriptor,
             append: request.append,
             is_read_only: tree.is_read_only(&request.path),

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::canonical::walked;
 use super::handles::OpenFile;
 use crate::agent::Agent;
-use crate::grant::{Doing, FileRules};
+use crate::grant::{Doing, FileRules, Rules};
 
 const LONGEST_PATH: usize = 4096;
 /// The kernel gives up when directories are renamed while it resolves "..", and asks to be called again.
@@ -43,17 +43,17 @@ pub(crate) enum Found<'place> {
 
 impl<'target> Tree<'target> {
     /// The files of an agent's target, as far as sessions may have them.
-    pub(crate) fn of(agent: &'target Agent) -> Self {
+    pub(crate) fn of(agent: &'target Agent, rules: &'target Rules) -> Self {
         Self {
             root: &agent.target().root,
             resolve: ResolveFlags::IN_ROOT,
-            rules: agent.rules().files(),
+            rules: rules.files(),
         }
     }
 
     /// The part of the tree that the kernel has in its cache. Whatever is not fails with `EAGAIN`, and nothing waits.
-    pub(crate) fn cached(agent: &'target Agent) -> Self {
-        let all = Self::of(agent);
+    pub(crate) fn cached(agent: &'target Agent, rules: &'target Rules) -> Self {
+        let all = Self::of(agent, rules);
         Self {
             resolve: all.resolve | ResolveFlags::CACHED,
             ..all
@@ -153,6 +153,20 @@ impl<'target> Tree<'target> {
         })
     }
 
+    /// Whether an open file may stay so. One that has lost its name is judged by the name that it had.
+    pub(crate) fn still_allows(self, file: &OpenFile) -> bool {
+        let Some(rules) = self.rules else {
+            return true;
+        };
+        let doing = match file.is_writable {
+            true => Doing::Changing,
+            false => Doing::Reading,
+        };
+        let real = self.real(&file.path, true);
+        let real = real.unwrap_or_else(|_| file.path.to_vec());
+        rules.allow(&real, doing).is_ok() && rules.allow(&file.path, doing).is_ok()
+    }
+
     pub(crate) fn find_path(self, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
         let mut flags = OFlags::PATH;
         flags.set(OFlags::NOFOLLOW, !follow);
@@ -190,7 +204,7 @@ impl AsFd for Found<'_> {
 }
 
 /// What opening with these flags is about to do.
-fn doing(flags: OFlags) -> Doing {
+pub(super) fn doing(flags: OFlags) -> Doing {
     let changes = OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC;
     let is_temporary = flags.contains(OFlags::TMPFILE);
     match !flags.contains(OFlags::PATH) && (flags.intersects(changes) || is_temporary) {

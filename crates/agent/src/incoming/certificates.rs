@@ -43,7 +43,7 @@ async fn read_file(agent: &Agent, path: Bytes) -> Result<Bytes> {
     let inside = agent.clone();
     let read = move || {
         let failed = Error::operation("read the target's certificate or its key");
-        let file = Tree::of(&inside).open(&path, OFlags::RDONLY, Mode::empty());
+        let file = Tree::of(&inside, &inside.rules()).open(&path, OFlags::RDONLY, Mode::empty());
         let file = File::from(file.map_err(failed)?);
         let mut content = Vec::new();
         let read = file.take(LARGEST).read_to_end(&mut content);

@@ -73,6 +73,8 @@ impl DatagramSocket for UdpSocket {
 /// A socket of a session that may not send everywhere.
 pub(crate) struct RuledSocket {
     pub(crate) socket: UdpSocket,
+    /// Where a connected one sends to.
+    pub(crate) peer: Option<SocketAddr>,
     pub(crate) agent: Agent,
 }
 
@@ -86,7 +88,7 @@ impl DatagramSocket for RuledSocket {
     }
 
     async fn send(&self, payload: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
-        if let Some(to) = to {
+        if let Some(to) = to.or(self.peer) {
             let allowed = self.agent.rules().allow_address(Transport::Udp, to);
             allowed.map_err(|_| io::Error::from(Errno::PERM))?;
         }

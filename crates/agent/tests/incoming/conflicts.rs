@@ -2,8 +2,9 @@
 
 use agent::Agent;
 use protocol::failure::Errno;
+use protocol::grant::{Grant, IncomingGrant};
 use protocol::rpc::subscribe_event::Event;
-use protocol::rpc::{OnConflict, SubscribeRequest};
+use protocol::rpc::{EarlierSession, EarlierSessions, OnConflict, SubscribeRequest};
 
 use crate::session::{Session, copy_of, whole_port, with_header};
 use crate::web::{Site, ask, serve};
@@ -24,6 +25,11 @@ async fn conflicts_at_one_agent() {
 async fn conflicts_at_two_agents() {
     let Some(world) = world() else { return };
     check(&world, &world.agent(), &world.agent()).await;
+}
+
+fn earlier(holder: &str, takes_all: bool) -> EarlierSession {
+    let holder = holder.to_owned();
+    EarlierSession { holder, takes_all }
 }
 
 async fn check(world: &World, first: &Agent, second: &Agent) {
@@ -61,7 +67,20 @@ async fn check(world: &World, first: &Agent, second: &Agent) {
     let _graces = graces.serve(|_, stream| serve(stream, "grace"));
     assert_eq!(answers("x-user: ada\r\n").await, "ada / 0");
     assert_eq!(answers("").await, "grace / 0");
+    assert_eq!(graces.subscribed.earlier, [earlier("Ada", false)]);
+    // Who comes third has both before him, and knows when one of them is gone.
+    let same = on(with_header(80, "Edsger", ADA), OnConflict::Continue);
+    let mut edsgers = ada.subscribe(same).await.unwrap();
+    let both = [earlier("Ada", true), earlier("Grace", true)];
+    assert_eq!(edsgers.subscribed.earlier, both);
     drop(graces);
+    let sessions = vec![earlier("Ada", true)];
+    let mut change = edsgers.event().await;
+    if change == Some(Event::TrafficSeen(true)) {
+        change = edsgers.event().await;
+    }
+    assert_eq!(change, Some(Event::Earlier(EarlierSessions { sessions })));
+    drop(edsgers);
 
     // And what Grace takes is no longer Ada's.
     let taken = on(whole_port(80, "Grace"), OnConflict::Override);
@@ -75,4 +94,52 @@ async fn check(world: &World, first: &Agent, second: &Agent) {
     drop((adas, graces));
     world.nothing_is_left().await;
     assert_eq!(answers("x-user: ada\r\n").await, "original / 0");
+}
+
+/// What is forbidden ends, wherever the port is redirected, and can be had again when it is allowed again.
+#[tokio::test]
+#[ignore = "needs root"]
+async fn what_is_forbidden_later_goes_back_to_the_application() {
+    let Some(world) = world() else { return };
+    let _site = Site::start(&world.target, 80, "original");
+    let to = socket_address(TARGET_IPV4, 80);
+    let grant = |no_steal_without_filter| Grant {
+        incoming: IncomingGrant {
+            no_steal_without_filter,
+            ..IncomingGrant::default()
+        },
+        ..Grant::default()
+    };
+    let (first, second) = (world.agent(), world.agent());
+    let ada = Session::of(&first).await;
+    let grace = Session::of(&second).await;
+    let mut adas = ada.subscribe(whole_port(81, "Ada")).await.unwrap();
+    let filtered = ada.subscribe(with_header(80, "Ada", ADA)).await.unwrap();
+    let _filtered = filtered.serve(|_, stream| serve(stream, "ada"));
+    let rest = SubscribeRequest {
+        on_conflict: OnConflict::Continue.into(),
+        ..whole_port(80, "Grace")
+    };
+    // The port is redirected by Ada's agent, and Grace's joins it.
+    let mut graces = grace.subscribe(rest.clone()).await.unwrap();
+    let _graces = graces.serve(|_, stream| serve(stream, "grace"));
+    let answers = async |header: &str| ask(&world.client, to, "/", header).await;
+    assert_eq!(answers("").await, "grace / 0");
+    for agent in [&first, &second] {
+        assert!(agent.regrant(&grant(true)).await.unwrap());
+    }
+    while adas.event().await.is_some() {}
+    while graces.event().await.is_some() {}
+    assert_eq!(answers("").await, "original / 0");
+    assert_eq!(answers("x-user: ada\r\n").await, "ada / 0");
+    let Err(failure) = grace.subscribe(rest.clone()).await else {
+        panic!("it is refused");
+    };
+    assert_eq!(failure.errno(), Errno::Eperm);
+    assert!(second.regrant(&grant(false)).await.unwrap());
+    let graces = grace.subscribe(rest).await.unwrap();
+    let _graces = graces.serve(|_, stream| serve(stream, "grace"));
+    assert_eq!(answers("").await, "grace / 0");
+    drop((adas, filtered, graces));
+    world.nothing_is_left().await;
 }

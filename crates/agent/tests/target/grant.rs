@@ -4,6 +4,8 @@ use std::fs;
 
 use agent::Agent;
 use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use protocol::failure::Failure;
 use protocol::grant::{FilesGrant, Grant, OutgoingGrant};
 use protocol::outgoing::{TCP, TcpConnect, UDP, UdpOpen, UdpPeer};
 use protocol::rpc::{
@@ -191,4 +193,77 @@ async fn forbidden_addresses_are_not_reached() {
     let connected = client.connect_stream(UDP, open.to_headers()).await;
     let refused = connected.map(drop).map_err(|failure| failure.number());
     assert_eq!(refused, Err(Some(libc::EPERM)));
+}
+
+#[tokio::test]
+async fn what_is_forbidden_later_ends() {
+    let Some(target) = target() else { return };
+    let _listening = [
+        target.listen("10.9.0.1:7100"),
+        target.listen("10.9.0.1:7101"),
+    ];
+    let agent = Agent::for_process_with_grant(target.pid, &Grant::default()).unwrap();
+    let client = Client::connect(agent.clone()).await;
+    client.hello("").await.unwrap();
+    let hidden = open(&client, "/srv/absolute", AccessMode::Read)
+        .await
+        .unwrap();
+    let seen = open(&client, "/etc/hosts", AccessMode::Read).await.unwrap();
+    let mut bodies = Vec::new();
+    for address in ["10.9.0.1:7100", "10.9.0.1:7101"] {
+        let connect = TcpConnect {
+            address: address.parse().unwrap(),
+            bind: None,
+        };
+        let connected = client.connect_stream(TCP, connect.to_headers()).await;
+        bodies.push(connected.map_err(|failure| failure.number()).unwrap());
+    }
+    let grant = Grant {
+        hidden_variables: vec!["GREET*".to_owned()],
+        files: FilesGrant {
+            hidden: vec!["^/etc/greeting$".to_owned()],
+            read_only: Vec::new(),
+        },
+        outgoing: OutgoingGrant {
+            only: Vec::new(),
+            none_of: vec![":7101".to_owned()],
+        },
+        ..Grant::default()
+    };
+    assert!(agent.regrant(&grant).await.unwrap());
+    assert!(!agent.regrant(&grant).await.unwrap(), "it is no news");
+    // What was open is closed, by whatever name it was opened, and nothing else is.
+    let read = client
+        .read(hidden, 0, 10)
+        .await
+        .map_err(|failure| failure.number());
+    assert_eq!(read, Err(Some(libc::EBADF)));
+    assert!(client.read(seen, 0, 10).await.is_ok());
+    let listed = client.env().list(ListEnvRequest {}).await.unwrap();
+    let variables = listed.into_inner().variables;
+    assert!(!variables.iter().any(|variable| variable.name == "GREETING"));
+    let (_to_reset, reset) = bodies.pop().unwrap();
+    let ended = reset.into_body().collect().await.unwrap();
+    let failure = ended.trailers().and_then(Failure::from_headers);
+    assert_eq!(failure.unwrap().number(), Some(libc::ECONNRESET));
+    let (to_kept, _kept) = bodies.pop().unwrap();
+    assert!(to_kept.send(Bytes::from_static(b"still")).await.is_ok());
+    // A rule that is none changes nothing.
+    let wrong = Grant {
+        files: FilesGrant {
+            hidden: vec!["(".to_owned()],
+            read_only: Vec::new(),
+        },
+        ..Grant::default()
+    };
+    assert!(agent.regrant(&wrong).await.is_err());
+    let opened = open(&client, "/etc/greeting", AccessMode::Read).await;
+    assert_eq!(errno(opened), libc::ENOENT);
+    // And what is allowed again is there again.
+    assert!(agent.regrant(&Grant::default()).await.unwrap());
+    assert!(
+        open(&client, "/etc/greeting", AccessMode::Read)
+            .await
+            .is_ok()
+    );
 }

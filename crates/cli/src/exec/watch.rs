@@ -168,7 +168,7 @@ impl Watched {
             started_at: self.started_at.clone(),
             standin_version: env!("CARGO_PKG_VERSION").to_owned(),
             is_operator: about.agent.is_operator(),
-            clusters: about.agent.clusters(),
+            clusters: about.agent.cluster_names(),
             processes: process.map_or_else(Vec::new, processes::of_session),
             command: about.command.iter().map(text).collect(),
             supervisor: std::process::id(),

@@ -249,6 +249,7 @@ mod tests {
             ready: true,
             created: 0,
             finished_agents: 0,
+            probes: std::collections::BTreeMap::new(),
         }
     }
 

@@ -44,16 +44,22 @@ impl<'order> Order<'order> {
         }
     }
 
-    /// Starts it in a pod of its own on the target's node, and waits until there is one.
+    /// Starts it in a pod of its own on the target's node, or on any without a target, and waits until there is one.
     pub async fn start_as_pod(
         self,
         cluster: &Cluster,
-        replica: &Replica,
+        replica: Option<&Replica>,
         namespace: &str,
     ) -> Result<()> {
-        match start::pod(cluster, self.plan(), Some(replica), namespace).await? {
+        match start::pod(cluster, self.plan(), replica, namespace).await? {
             Ok(_) => Ok(()),
-            Err(obstacle) => Err(refused(namespace, Attempt::Pod, obstacle)),
+            Err(obstacle) => {
+                let attempt = match replica {
+                    Some(_) => Attempt::Pod,
+                    None => Attempt::Targetless,
+                };
+                Err(refused(namespace, attempt, obstacle))
+            }
         }
     }
 

@@ -373,8 +373,12 @@ impl Operator {
         Self::install_with(story, cluster, "operator.agent.mode=ephemeral").await
     }
 
-    /// With a value of the chart.
-    async fn install_with(story: &Story<'_>, cluster: usize, value: &str) -> Result<Self> {
+    /// With values of the chart, as `--set` has them.
+    pub(crate) async fn install_with(
+        story: &Story<'_>,
+        cluster: usize,
+        value: &str,
+    ) -> Result<Self> {
         load_agent_image(story)?;
         let operator = Operator {
             stage: story.stage_in(cluster).await?,

@@ -1,8 +1,10 @@
 //! Sessions through the operator: what a program sees and serves, who may, what goes on after a fault, and what is said
 //! when something is wrong. The same settings and the same programs as without one.
 
+pub(crate) mod policies;
 mod resuming;
-mod serving;
+pub(crate) mod secrets;
+pub(crate) mod serving;
 mod wrong;
 
 use std::fs::{self, File};
@@ -50,7 +52,7 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
 }
 
 /// `standin exec` as those use it who have an operator: the image of agents is not their concern.
-fn session_for(story: &Story<'_>, stage: &Stage, target: &str) -> Result<Command> {
+pub(crate) fn session_for(story: &Story<'_>, stage: &Stage, target: &str) -> Result<Command> {
     let mut session = exec_for(story, stage, target)?;
     session.env_remove("STANDIN_AGENT_IMAGE");
     Ok(session)
@@ -63,7 +65,7 @@ fn ask_operator(story: &Story<'_>, stage: &Stage, arguments: &[&str]) -> Result<
 }
 
 /// The sessions that the operator lists, with their ids and users.
-fn listed_sessions(story: &Story<'_>, stage: &Stage) -> Result<Vec<serde_json::Value>> {
+pub(crate) fn listed_sessions(story: &Story<'_>, stage: &Stage) -> Result<Vec<serde_json::Value>> {
     let listed = ask_operator(story, stage, &["session", "list", "--json"])?;
     ensure!(listed.code == Some(0), "{listed}");
     Ok(serde_json::from_str(&listed.stdout)?)
@@ -89,13 +91,22 @@ async fn with_operator(
     story: &Story<'_>,
     told: impl AsyncFnOnce(&Operator) -> Result<()>,
 ) -> Result<()> {
-    let operator = Operator::install(story, 0).await?;
+    with_operator_that(story, "operator.agent.mode=ephemeral", told).await
+}
+
+/// The same with values of the chart.
+async fn with_operator_that(
+    story: &Story<'_>,
+    values: &str,
+    told: impl AsyncFnOnce(&Operator) -> Result<()>,
+) -> Result<()> {
+    let operator = Operator::install_with(story, 0, values).await?;
     let result = told(&operator).await;
     result.and(operator.uninstall())
 }
 
 /// A shell in a session, which does what it is told. It ends with this value.
-struct Shell {
+pub(crate) struct Shell {
     process: Child,
     folder: TempDir,
     /// How many lines it was asked for.
@@ -103,7 +114,7 @@ struct Shell {
 }
 
 impl Shell {
-    fn start(mut session: Command) -> Result<Self> {
+    pub(crate) fn start(mut session: Command) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let process = session
             .args(["--", "bash"])
@@ -119,7 +130,7 @@ impl Shell {
     }
 
     /// Lets the shell do something that prints one line, and returns the line.
-    async fn ask(&mut self, command: &str) -> Result<String> {
+    pub(crate) async fn ask(&mut self, command: &str) -> Result<String> {
         let input = self.process.stdin.as_mut().context("no input")?;
         writeln!(input, "{command}")?;
         self.asked += 1;
@@ -141,7 +152,7 @@ impl Shell {
         Ok(fs::read_to_string(self.folder.path().join("stderr"))?)
     }
 
-    async fn says(&self, words: &str) -> Result<()> {
+    pub(crate) async fn says(&self, words: &str) -> Result<()> {
         let what = format!("the session to say {words:?}");
         let waited = until(&what, async || {
             Ok(self.said()?.contains(words).then_some(()))
@@ -152,7 +163,7 @@ impl Shell {
     }
 
     /// Closes the input, and waits for the end.
-    fn end(mut self) -> Result<Ended> {
+    pub(crate) fn end(mut self) -> Result<Ended> {
         drop(self.process.stdin.take());
         let status = self.process.wait()?;
         Ok(Ended::new(String::new(), self.said()?, status))
@@ -172,7 +183,7 @@ impl Drop for Shell {
 }
 
 /// Somebody with an account and without rights.
-struct User {
+pub(crate) struct User {
     name: &'static str,
     _folder: TempDir,
     kubeconfig: PathBuf,
@@ -203,6 +214,12 @@ impl User {
             _folder: folder,
             kubeconfig,
         })
+    }
+
+    fn token(&self) -> Result<String> {
+        let config: serde_json::Value = serde_json::from_slice(&fs::read(&self.kubeconfig)?)?;
+        let token = config["users"][0]["user"]["token"].as_str();
+        Ok(token.context("no token")?.to_owned())
     }
 
     /// A session of this user.

@@ -4,25 +4,26 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use api::node::{NodeOrder, NodeRequest};
+use api::node::{NodeAnswer, NodeOrder, NodeRequest, message};
 use api::session::FINALIZER;
 use api::{MirrordClusterSession, MirrordClusterSessionStatus};
 use cluster::{AgentSettings, Cluster, Order, PodSettings};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use link::tls::{FirstSeen, TlsDialer, Trust};
-use link::{Dial as _, TcpDialer};
+use link::{Dial as _, Pipe, TcpDialer};
 use protocol::grant::Grant;
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use super::observe::{POD_LABEL, SESSION_LABEL, on_node};
-use super::plan::{Observed, ObservedAgent, Plan, Refused, Report, STARTUP, Start};
-use super::validate::Wanted;
+use super::observe::{POD_LABEL, SESSION_LABEL, namespace_of_pods, on_node};
+use super::plan::{Observed, ObservedAgent, Plan, Refused, Regrant, Report, STARTUP, Start, Told};
+use super::validate::{Wanted, agent_mode};
 use crate::Shared;
 use crate::error::{Doing as _, Result, chain};
-use crate::policies;
+use crate::policies::{self, Granted, short_digest};
 use crate::settings::AgentMode;
 
 /// How long an agent may take to hear that it is to end. It ends by itself when its client stays away.
@@ -63,9 +64,10 @@ pub(super) async fn start(
         let mut found = found.filter(|found| found.replica.uid == start.replica.uid);
         let Some(found) = found.next() else { continue };
         match started {
-            Ok(agent) => {
+            Ok((agent, told)) => {
                 tracing::info!(%session, pod, agent = start.name, "an agent is started");
                 found.agents.extend(agent);
+                found.told = Some(told);
             }
             Err(refused) => {
                 tracing::warn!(%session, pod, why = refused.why, "an agent cannot be started");
@@ -88,19 +90,23 @@ struct Starting<'look> {
 }
 
 impl Starting<'_> {
-    /// The agent, where it is there already.
-    async fn start(&self, start: &Start) -> Result<Option<ObservedAgent>, Refused> {
+    /// The agent, where it is there already, and what it was told.
+    async fn start(&self, start: &Start) -> Result<(Option<ObservedAgent>, Told), Refused> {
         let replica = &start.replica;
         let mut settings = self.settings.clone();
         let labels = &mut settings.pod.labels;
         labels.insert(POD_LABEL.to_owned(), replica.uid.clone());
-        let grant = policies::grant(self.shared, self.wanted, replica).await;
-        let grant = grant.map_err(|error| Refused {
+        let granted = policies::granted(self.shared, self.wanted, replica).await;
+        let granted = granted.map_err(|error| Refused {
             why: chain(&error),
             is_final: false,
         })?;
-        if self.shared.settings.agent_mode == AgentMode::Node {
-            return self.serve(start, &grant).await.map(Some);
+        let told = told(&granted);
+        let grant = granted.grant;
+        let mode = agent_mode(&self.wanted.named, self.shared.settings.agent_mode);
+        if mode == AgentMode::Node {
+            let served = self.serve(start, &grant).await?;
+            return Ok((Some(served), told));
         }
         let grant = serde_json::to_string(&grant).map_err(|error| Refused {
             why: error.to_string(),
@@ -115,14 +121,15 @@ impl Starting<'_> {
             patience: self.patience,
             settings: &settings,
         };
-        let started = match self.shared.settings.agent_mode {
+        let started = match mode {
             AgentMode::Pod => {
-                let namespace = &self.shared.settings.namespace;
-                order.start_as_pod(self.cluster, replica, namespace).await
+                let namespace = namespace_of_pods(self.shared, self.wanted);
+                let beside = self.wanted.target.as_ref().map(|_| replica);
+                order.start_as_pod(self.cluster, beside, namespace).await
             }
             _ => order.start(self.cluster, replica).await,
         };
-        started.map(|()| None).map_err(|error| Refused {
+        started.map(|()| (None, told)).map_err(|error| Refused {
             why: chain(&error),
             is_final: matches!(error, cluster::Error::Refused(_)),
         })
@@ -159,6 +166,100 @@ impl Starting<'_> {
     }
 }
 
+/// What is remembered of what an agent was told.
+fn told(granted: &Granted) -> Told {
+    let grant = serde_json::to_string(&granted.grant).unwrap_or_default();
+    Told {
+        policies: granted.policies.clone(),
+        grant: short_digest(&grant),
+    }
+}
+
+/// Tells agents what is forbidden now. One that does not understand it ends: it would let through what it does not know.
+pub(super) async fn regrant(
+    shared: &Shared,
+    wanted: &Wanted,
+    plan: &Plan,
+    observed: &mut Observed,
+) {
+    for regrant in &plan.regrant {
+        let (session, pod) = (wanted.id, &regrant.replica.pod);
+        let found = observed.pods.iter_mut();
+        let mut found = found.filter(|found| found.replica.uid == regrant.replica.uid);
+        let Some(found) = found.next() else { continue };
+        match told_again(shared, wanted, regrant).await {
+            Ok(Some(told)) => {
+                tracing::info!(%session, pod, "an agent knows of the policies of now");
+                found.told = Some(told);
+            }
+            Ok(None) => {}
+            // It is tried again at the next look, which is soon.
+            Err(why) => {
+                tracing::warn!(%session, pod, why, "an agent does not know of new policies")
+            }
+        }
+    }
+}
+
+/// None: the policies are those that the agent knows of.
+async fn told_again(
+    shared: &Shared,
+    wanted: &Wanted,
+    regrant: &Regrant,
+) -> Result<Option<Told>, String> {
+    let granted = policies::granted(shared, wanted, &regrant.replica).await;
+    let granted = granted.map_err(|error| chain(&error))?;
+    if regrant.knows.as_ref() == Some(&granted.policies) {
+        return Ok(None);
+    }
+    let mode = agent_mode(&wanted.named, shared.settings.agent_mode);
+    let request = NodeRequest::Grant {
+        name: regrant.agent.ordered.name.clone(),
+        grant: serde_json::to_value(&granted.grant).map_err(|error| error.to_string())?,
+    };
+    let asked = timeout(PATIENCE, ask(shared, &regrant.agent, mode, &request)).await;
+    match asked.map_err(|_| "it is silent".to_owned())? {
+        Ok(NodeAnswer { error: None, .. }) => Ok(Some(told(&granted))),
+        Ok(NodeAnswer {
+            error: Some(why), ..
+        }) => {
+            let ended = timeout(PATIENCE, end(shared, &regrant.agent, mode)).await;
+            drop(ended);
+            Err(why)
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Says something to an agent, wherever it is.
+async fn ask(
+    shared: &Shared,
+    agent: &ObservedAgent,
+    mode: AgentMode,
+    request: &NodeRequest,
+) -> Result<NodeAnswer, Box<dyn std::error::Error + Send + Sync>> {
+    if mode == AgentMode::Node {
+        let host = agent.host.as_deref().ok_or("nobody knows where it is")?;
+        return Ok(shared.nodes.ask(host, request).await?);
+    }
+    let mut pipe = reach(shared, agent).await?;
+    pipe.write_all(&message(request)?).await?;
+    pipe.flush().await?;
+    crate::nodes::answer(&mut pipe).await
+}
+
+async fn reach(
+    shared: &Shared,
+    agent: &ObservedAgent,
+) -> Result<impl Pipe + use<>, Box<dyn std::error::Error + Send + Sync>> {
+    let address = agent.address().ok_or("nobody knows where it is")?;
+    let address: SocketAddr = address.parse()?;
+    let name = ServerName::try_from("agent")?;
+    let trust = Trust::FirstSeen(FirstSeen::default());
+    let dialer = TlsDialer::with_identity(TcpDialer::new(address), name, trust, &shared.identity)?;
+    Ok(dialer.dial().await?)
+}
+
 /// Ends agents, writes the status, and lets the object go.
 pub(super) async fn report(
     shared: &Shared,
@@ -167,8 +268,9 @@ pub(super) async fn report(
 ) -> Result<()> {
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let name = session.name_any();
+    let mode = agent_mode(&session.spec.target, shared.settings.agent_mode);
     for agent in &plan.end {
-        if let Err(error) = timeout(PATIENCE, end(shared, agent))
+        if let Err(error) = timeout(PATIENCE, end(shared, agent, mode))
             .await
             .unwrap_or_else(|late| Err(late.into()))
         {
@@ -245,24 +347,20 @@ fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     }
 }
 
-/// Coming with the operator's certificate is all that it takes.
 async fn end(
     shared: &Shared,
     agent: &ObservedAgent,
+    mode: AgentMode,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    if shared.settings.agent_mode == AgentMode::Node {
-        let host = agent.host.as_deref().ok_or("nobody knows where it is")?;
-        let name = agent.ordered.name.clone();
-        shared.nodes.ask(host, &NodeRequest::End { name }).await?;
-        return Ok(());
+    let name = agent.ordered.name.clone();
+    let request = NodeRequest::End { name };
+    if mode == AgentMode::Node {
+        return ask(shared, agent, mode, &request).await.map(drop);
     }
-    let address = agent.address().ok_or("nobody knows where it is")?;
-    let address: SocketAddr = address.parse()?;
-    let name = ServerName::try_from("agent")?;
-    let trust = Trust::FirstSeen(FirstSeen::default());
-    let dialer = TlsDialer::with_identity(TcpDialer::new(address), name, trust, &shared.identity)?;
-    let mut pipe = dialer.dial().await?;
+    let mut pipe = reach(shared, agent).await?;
+    pipe.write_all(&message(&request)?).await?;
+    pipe.flush().await?;
     // It says nothing, and ends: then so does the connection.
-    let _ = tokio::io::AsyncReadExt::read(&mut pipe, &mut [0; 1]).await;
+    let _ = pipe.read(&mut [0; 1]).await;
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::TargetKind;
 use api::node::{NodeRequest, Served};
 use cluster::pod::judge;
 use cluster::{Cluster, Ordered, OrderedState, Replica, ordered, ordered_as_pod, pods_of};
@@ -10,7 +11,7 @@ use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
 use super::plan::{Observed, ObservedAgent, ObservedPod, Refused};
-use super::validate::Wanted;
+use super::validate::{Wanted, agent_mode};
 use crate::Shared;
 use crate::error::{Doing as _, Error, Result, chain};
 use crate::settings::AgentMode;
@@ -24,13 +25,17 @@ pub(super) async fn observe(
     cluster: &Cluster,
     wanted: &Wanted,
 ) -> Result<Observed> {
-    let pods = match pods_of(cluster, &wanted.target).await {
+    let Some(target) = &wanted.target else {
+        return without_target(shared, wanted).await;
+    };
+    let pods = match pods_of(cluster, target).await {
         Ok(pods) => pods,
         // A target that is not there is a fact about it; an API server that does not answer is not.
         Err(error) if error.is_of_the_api_server() => return Err(Error::Cluster(Box::new(error))),
         Err(error) => return Ok(Observed::nothing(chain(&error))),
     };
-    let mut observed = judged(&pods, wanted);
+    let policies = shared.policies.digest(&wanted.namespace);
+    let mut observed = judged(&pods, target.container.as_deref(), wanted, &policies);
     match shared.settings.agent_mode {
         AgentMode::Ephemeral => {}
         AgentMode::Pod => {
@@ -45,11 +50,43 @@ pub(super) async fn observe(
     Ok(observed)
 }
 
+/// A session without a target has one agent, in a pod of its own, which is all that there is.
+async fn without_target(shared: &Shared, wanted: &Wanted) -> Result<Observed> {
+    let agents = agents_in_pods(shared, wanted).await?.into_iter();
+    Ok(Observed {
+        pods: vec![ObservedPod {
+            policies: shared.policies.digest(&wanted.namespace),
+            told: None,
+            replica: nobody(&wanted.namespace),
+            agents: in_order(agents.map(|(_, agent)| agent).collect()),
+            refused: None,
+        }],
+        ..Observed::default()
+    })
+}
+
+/// Stands where a pod of the target would.
+fn nobody(namespace: &str) -> Replica {
+    let name = TargetKind::Targetless.as_str();
+    Replica {
+        pod: name.to_owned(),
+        uid: name.to_owned(),
+        namespace: namespace.to_owned(),
+        node: String::new(),
+        container: String::new(),
+        container_id: String::new(),
+        ready: true,
+        created: 0,
+        finished_agents: 0,
+        probes: BTreeMap::new(),
+    }
+}
+
 /// The agents of a session that is to end, wherever they are, also where its target is gone already.
 pub(super) async fn left(shared: &Shared, wanted: &Wanted) -> Result<Vec<ObservedAgent>> {
-    match shared.settings.agent_mode {
+    match agent_mode(&wanted.named, shared.settings.agent_mode) {
         AgentMode::Ephemeral => {
-            let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &wanted.target.namespace);
+            let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &wanted.namespace);
             let found = pods.list(&ListParams::default()).await;
             let found = found.doing("list the pods of a session's namespace")?;
             let agents = found.items.iter().flat_map(|pod| in_pod(pod, wanted));
@@ -72,11 +109,13 @@ pub(super) async fn left(shared: &Shared, wanted: &Wanted) -> Result<Vec<Observe
     }
 }
 
-fn judged(pods: &[Pod], wanted: &Wanted) -> Observed {
+fn judged(pods: &[Pod], container: Option<&str>, wanted: &Wanted, policies: &str) -> Observed {
     let mut observed = Observed::default();
     for pod in pods {
-        match judge(pod, wanted.target.container.as_deref()) {
+        match judge(pod, container) {
             Ok(replica) => observed.pods.push(ObservedPod {
+                policies: policies.to_owned(),
+                told: None,
                 agents: in_pod(pod, wanted),
                 replica,
                 refused: None,
@@ -105,9 +144,18 @@ fn beside(pod: &Pod, ordered: Ordered) -> ObservedAgent {
     }
 }
 
+/// Where agents are that are pods. One without a target has the network of the session's namespace, so it is there; those
+/// beside targets need more rights than a user's namespace should allow.
+pub(super) fn namespace_of_pods<'a>(shared: &'a Shared, wanted: &'a Wanted) -> &'a str {
+    match wanted.target {
+        None => &wanted.namespace,
+        Some(_) => &shared.settings.namespace,
+    }
+}
+
 /// Agents that are pods, each with the uid of the pod beside which it is.
 async fn agents_in_pods(shared: &Shared, wanted: &Wanted) -> Result<Vec<(String, ObservedAgent)>> {
-    let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &shared.settings.namespace);
+    let pods: Api<Pod> = Api::namespaced(shared.client.clone(), namespace_of_pods(shared, wanted));
     let labels = format!("{SESSION_LABEL}={}", wanted.id);
     let found = pods.list(&ListParams::default().labels(&labels)).await;
     let found = found.doing("list the agents of a session")?;

@@ -53,8 +53,19 @@ pub(crate) struct ObservedPod {
     pub(crate) replica: Replica,
     /// The session's agents beside it, the oldest first.
     pub(crate) agents: Vec<ObservedAgent>,
+    /// A digest of the policies that there seem to be. They are read again before anything follows from it.
+    pub(crate) policies: String,
+    /// What an agent was told just now.
+    pub(crate) told: Option<Told>,
     /// Why another agent could not be started just now.
     pub(crate) refused: Option<Refused>,
+}
+
+/// What an agent knows, as digests: the policies, and what follows from them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) policies: String,
+    pub(crate) grant: String,
 }
 
 /// An agent of a session, wherever it is.
@@ -94,6 +105,8 @@ impl ObservedAgent {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) start: Vec<Start>,
+    /// Agents that may not know what is forbidden now.
+    pub(crate) regrant: Vec<Regrant>,
     /// Agents that are to end.
     pub(crate) end: Vec<ObservedAgent>,
     /// The part of the status that the controller writes, if it is not there already.
@@ -110,6 +123,14 @@ pub(crate) struct Start {
     pub(crate) replica: Replica,
     pub(crate) name: String,
     pub(crate) port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Regrant {
+    pub(crate) replica: Replica,
+    pub(crate) agent: ObservedAgent,
+    /// The policies that it knows of.
+    pub(crate) knows: Option<String>,
 }
 
 /// What the controller says about a session. The rest of the status is the replica's that carries the connection.
@@ -202,6 +223,7 @@ pub(crate) fn ending(
 fn waiting(look_again: Duration) -> Plan {
     Plan {
         start: Vec::new(),
+        regrant: Vec::new(),
         end: Vec::new(),
         report: None,
         delete: false,
@@ -267,8 +289,9 @@ fn going_on(
     age: Duration,
     now: Timestamp,
 ) -> Plan {
-    let mut next_channel = status.next_channel;
+    let mut next_channel = status.next_channel.max(wanted.numbered_after);
     let mut start = Vec::new();
+    let mut regrant = Vec::new();
     let mut pods = Vec::new();
     for pod in &observed.pods {
         let known = status
@@ -277,10 +300,11 @@ fn going_on(
             .find(|known| known.uid == pod.replica.uid);
         let channel = known.map_or(next_channel + 1, |known| known.channel);
         next_channel = next_channel.max(channel);
-        let obstacle = obstacle(pod, mode);
+        let obstacle = obstacle(pod, mode, wanted.numbered_after);
         if obstacle.is_none() && current(pod).is_none() {
             start.push(next_agent(pod, known, wanted));
         }
+        regrant.extend(to_regrant(pod, known));
         pods.push(Covered {
             is_hopeless: obstacle.as_ref().is_some_and(|obstacle| obstacle.is_final),
             pod: covered(pod, known, channel, obstacle),
@@ -297,11 +321,12 @@ fn going_on(
         failed_timestamp: has_failed.then(|| now.to_string()),
     };
     let look_again = match phase {
-        SessionPhase::Ready => LATER,
+        SessionPhase::Ready if regrant.is_empty() => LATER,
         _ => SOON,
     };
     Plan {
         start: if has_failed { Vec::new() } else { start },
+        regrant,
         end: if has_failed {
             alive(&observed.pods)
         } else {
@@ -309,6 +334,20 @@ fn going_on(
         },
         ..reporting(status, report, look_again)
     }
+}
+
+/// An agent that runs, and was told before policies changed. What it was told is in the session's object.
+fn to_regrant(pod: &ObservedPod, known: Option<&SessionPod>) -> Option<Regrant> {
+    if pod.told.is_some() {
+        return None;
+    }
+    let agent = current(pod).filter(|agent| agent.ordered.state == OrderedState::Running)?;
+    let knows = known.and_then(|known| known.policies.clone());
+    (knows.as_deref() != Some(&pod.policies)).then(|| Regrant {
+        replica: pod.replica.clone(),
+        agent: agent.clone(),
+        knows,
+    })
 }
 
 /// A pod as it is reported, and whether anything will ever come of it.
@@ -331,7 +370,7 @@ fn beside_the_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgen
 }
 
 /// What keeps a pod from having an agent.
-fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
+fn obstacle(pod: &ObservedPod, mode: AgentMode, numbered_after: u32) -> Option<Refused> {
     let finally = |why: String| {
         Some(Refused {
             why,
@@ -344,7 +383,10 @@ fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
             _ => None,
         };
     }
-    let ended = || beside_the_container(pod).filter(|agent| agent.is_over());
+    // Those of a session that had the same name are not this one's.
+    let before = usize::try_from(numbered_after).unwrap_or_default();
+    let is_own = |agent: &&ObservedAgent| agent.ordered.number() > before;
+    let ended = || beside_the_container(pod).filter(|agent| agent.is_over() && is_own(agent));
     let failures = ended().filter(|agent| agent.ordered.has_failed);
     if failures.count() >= ATTEMPTS || ended().count() >= MOST_ENDED {
         let last = ended().last().map(|agent| &agent.ordered.state);
@@ -369,6 +411,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         .and_then(|known| known.agent.as_deref()?.rsplit('-').next()?.parse().ok())
         .unwrap_or(0);
     let observed = pod.agents.last().map_or(0, |agent| agent.ordered.number());
+    let before = usize::try_from(wanted.numbered_after).unwrap_or_default();
     let digest = Sha256::digest(&pod.replica.uid);
     let name = format!(
         "{}{:02x}{:02x}{:02x}{:02x}-{}",
@@ -377,7 +420,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         digest[1],
         digest[2],
         digest[3],
-        observed.max(reported) + 1
+        observed.max(reported).max(before) + 1
     );
     Start {
         replica: pod.replica.clone(),
@@ -415,6 +458,14 @@ fn covered(
             None => known.and_then(|known| known.agent.clone()),
         },
         certificate: running.and_then(|agent| agent.certificate.clone()),
+        policies: match &pod.told {
+            Some(told) => Some(told.policies.clone()),
+            None => known.and_then(|known| known.policies.clone()),
+        },
+        grant: match &pod.told {
+            Some(told) => Some(told.grant.clone()),
+            None => known.and_then(|known| known.grant.clone()),
+        },
         error: obstacle.map(|obstacle| obstacle.why),
     }
 }

@@ -33,6 +33,8 @@ pub enum Change<R> {
     Came(Place<R>),
     /// Nobody has to look for this agent any more, and why.
     Went(AgentId, String),
+    /// What the administrators allow beside this agent has changed.
+    RulesChanged(AgentId),
     /// Somebody who may has ended the session, and why. It is the last change.
     Over(String),
 }

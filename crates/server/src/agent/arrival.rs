@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of};
+use link::tls::{
+    AcceptedStream, Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of,
+};
 use link::{Abort, Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -22,7 +24,7 @@ pub(super) enum Proof {
     /// It has the key of this certificate. There is nothing to steal from the agent.
     Certificate {
         client: Fingerprint,
-        /// Who has the key of this one may end the agent, and nothing else.
+        /// Who has the key of this one may end the agent, and say what sessions may do.
         ended_by: Option<Fingerprint>,
     },
 }
@@ -101,8 +103,8 @@ pub(super) enum Purpose {
     Session(Link),
     /// A session that is here continues.
     Continuation,
-    /// The agent is to end.
-    End,
+    /// Somebody who may end the agent.
+    Orders(Box<AcceptedStream<TcpStream>>),
 }
 
 impl Door {
@@ -171,7 +173,7 @@ impl Arrival {
                     .context("the client is silent")?
                     .context("no TLS")?;
                 if self.ended_by.is_some() && client_of(&pipe) == self.ended_by {
-                    return Ok(Purpose::End);
+                    return Ok(Purpose::Orders(Box::new(pipe)));
                 }
                 greet(&self.server, pipe).await
             }

@@ -145,6 +145,13 @@ async fn answer(
             served: served.list(&prefix),
             error: None,
         },
+        Ok(NodeRequest::Grant { name, grant }) => match served.regrant(&name, grant).await {
+            Ok(()) => NodeAnswer::default(),
+            Err(error) => NodeAnswer {
+                served: Vec::new(),
+                error: Some(format!("{error:#}")),
+            },
+        },
         Ok(NodeRequest::End { name }) => {
             served.end(&name);
             NodeAnswer::default()

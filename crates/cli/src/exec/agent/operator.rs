@@ -1,12 +1,14 @@
 //! A session through the operator of a cluster: whether there is one, and the agents that it makes.
 
+mod clusters;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
-use api::connect::{ConnectParameters, Place, Places};
+use api::connect::{ConnectParameters, Place, PlaceCluster, Places};
 use api::session::SessionId;
 use api::{OnConcurrentSteal, TargetKind, TargetPath};
 use cluster::{CarriedDialer, Carrier, Cluster, OperatorSession};
@@ -14,15 +16,20 @@ use config::{AgentSettings, Settings, Target, WorkloadKind};
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
 use link::{Link, Redial, Status};
-use proxy::{AgentId, Change, Preference, Reach, Reached, Source};
+use proxy::{AgentId, Change, Preference, Reach, Reached, Source, Tell};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+pub(crate) use clusters::Clusters;
 
 use crate::exec::holder;
 use crate::exec::progress::Progress;
 
 /// How long to try before the first connection to an agent is given up. It may listen a moment after it is said to.
 const FIRST_CONNECTION: Duration = Duration::from_secs(10);
+/// How long a session with the Default waits at its beginning for the other clusters. Those that need longer join later.
+const BEGINNING: Duration = Duration::from_secs(2);
 /// How long to wait for an agent to hear of the end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -69,7 +76,7 @@ pub(crate) async fn choose(
         }
     };
     progress.begin("making the session with the operator");
-    let error = match begin(settings, cluster).await {
+    let error = match begin(settings, cluster, progress).await {
         Ok(session) => {
             if has_wishes(&settings.agent) {
                 progress.say(
@@ -119,7 +126,14 @@ fn has_wishes(agent: &AgentSettings) -> bool {
     without_effect != nothing_said
 }
 
-async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator> {
+async fn begin(
+    settings: &Settings,
+    cluster: &Cluster,
+    progress: &Progress,
+) -> Result<ThroughOperator> {
+    if settings.multi_cluster == Some(true) {
+        clusters::ensure_primary(cluster).await?;
+    }
     let (target, labels) = target_path(settings);
     let resume_window = Duration::from_secs(settings.agent.communication_timeout.0);
     let steal = settings.feature.network.incoming.on_concurrent_steal;
@@ -128,6 +142,7 @@ async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator
         on_concurrent_steal: Some(on_steal(steal)),
         label_target: labels,
         resume_window: Some(resume_window.as_secs()),
+        multi_cluster: settings.multi_cluster,
         ..ConnectParameters::default()
     };
     let name = match &parameters.label_target {
@@ -140,8 +155,13 @@ async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator
     let session = OperatorSession::new(cluster, namespace, &target, &parameters, id, &identity)
         .introduce(&holder::user(), &holder::machine());
     tracing::info!(%id, %target, "a session through the operator");
+    let stays_here = settings.multi_cluster == Some(false);
+    let carrier = tokio::select! {
+        carrier = Carrier::start(session) => carrier?,
+        never = clusters::announce(cluster, id, progress), if !stays_here => match never {},
+    };
     Ok(ThroughOperator(Arc::new(Carried {
-        carrier: Carrier::start(session).await?,
+        carrier,
         target: name,
         cluster: cluster.context().map(str::to_owned),
         identity,
@@ -229,10 +249,9 @@ impl ThroughOperator {
     }
 
     /// All clusters of the session. Where the operator has no others, the one that it is in.
-    pub(crate) fn clusters(&self) -> Vec<String> {
-        let places = self.0.carrier.places();
-        let places = places.borrow();
-        let names = places.clusters.iter().map(|cluster| cluster.name.clone());
+    pub(crate) fn cluster_names(&self) -> Vec<String> {
+        let clusters = self.clusters().into_iter();
+        let names = clusters.map(|cluster| cluster.name);
         let names: Vec<String> = names.collect();
         if names.is_empty() {
             self.0.cluster.iter().cloned().collect()
@@ -241,13 +260,22 @@ impl ThroughOperator {
         }
     }
 
-    /// The agents, as they come and go.
-    pub(crate) fn agents(&self) -> OperatorAgents {
+    /// The clusters of a session over several. Empty, where there is one, and before the operator has said.
+    pub(crate) fn clusters(&self) -> Vec<PlaceCluster> {
+        self.0.carrier.places().borrow().clusters.clone()
+    }
+
+    /// The agents, as they come and go. What becomes of their clusters is told.
+    pub(crate) fn agents(&self, tell: Tell) -> OperatorAgents {
+        let places = self.0.carrier.places();
+        let follower = tokio::spawn(clusters::follow(places.clone(), tell));
         OperatorAgents {
-            places: self.0.carrier.places(),
+            places,
             session: self.clone(),
             known: Known::new(),
+            begin_at: None,
             is_over: false,
+            follower: follower.abort_handle(),
         }
     }
 
@@ -275,7 +303,16 @@ pub(crate) struct OperatorAgents {
     session: ThroughOperator,
     places: watch::Receiver<Places>,
     known: Known,
+    /// When the session begins with the clusters that there are.
+    begin_at: Option<Instant>,
     is_over: bool,
+    follower: AbortHandle,
+}
+
+impl Drop for OperatorAgents {
+    fn drop(&mut self) {
+        self.follower.abort();
+    }
 }
 
 impl Source for OperatorAgents {
@@ -287,13 +324,23 @@ impl Source for OperatorAgents {
         }
         loop {
             let now = self.places.borrow_and_update().clone();
-            let found = differences(&mut self.known, &now);
-            if !found.is_empty() {
-                let changes = found.into_iter();
-                return changes.map(|found| self.change(found)).collect();
+            let waits_until = self.waits_until(&now);
+            if waits_until.is_none() {
+                let found = differences(&mut self.known, &now);
+                if !found.is_empty() {
+                    let changes = found.into_iter();
+                    return changes.map(|found| self.change(found)).collect();
+                }
             }
+            let patience_is_over = async {
+                match waits_until {
+                    Some(time) => sleep_until(time).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 Ok(()) = self.places.changed() => {}
+                () = patience_is_over => {}
                 why = self.session.0.carrier.over() => {
                     self.is_over = true;
                     return vec![Change::Over(why)];
@@ -303,8 +350,16 @@ impl Source for OperatorAgents {
     }
 }
 
-/// The agents that the session knows of: by place, the agent's name and where it is.
-type Known = BTreeMap<u32, (Option<String>, AgentId)>;
+/// The agents that the session knows of, by place.
+type Known = BTreeMap<u32, KnownAgent>;
+
+#[derive(Debug, PartialEq, Eq)]
+struct KnownAgent {
+    name: Option<String>,
+    id: AgentId,
+    /// A digest of what the session may do there.
+    grant: Option<String>,
+}
 
 /// What is different from what was known, for a session.
 #[derive(Debug, PartialEq, Eq)]
@@ -318,12 +373,26 @@ enum Difference {
         id: AgentId,
         why: String,
     },
+    RulesChanged(AgentId),
 }
 
 impl OperatorAgents {
+    /// A session begins with all of its clusters, so that a program that listens has the traffic of all of them. One that
+    /// is slow or away does not hold up the others for long.
+    fn waits_until(&mut self, now: &Places) -> Option<Instant> {
+        if !self.known.is_empty() || !clusters::are_awaited(now) {
+            return None;
+        }
+        let begin_at = *self
+            .begin_at
+            .get_or_insert_with(|| Instant::now() + BEGINNING);
+        (Instant::now() < begin_at).then_some(begin_at)
+    }
+
     fn change(&self, difference: Difference) -> Change<PlacedAgent> {
         match difference {
             Difference::Went { id, why } => Change::Went(id, why),
+            Difference::RulesChanged(id) => Change::RulesChanged(id),
             Difference::Came {
                 place,
                 id,
@@ -379,7 +448,7 @@ fn differences(known: &mut Known, now: &Places) -> Vec<Difference> {
     if known.is_empty() && ready.all(|place| preference_of(place, now) == Preference::TrafficOnly) {
         return found;
     }
-    known.retain(|number, (_, id)| {
+    known.retain(|number, KnownAgent { id, .. }| {
         let place = now.places.iter().find(|place| place.number == *number);
         if place.is_some_and(|place| place.ready) {
             return true;
@@ -391,9 +460,19 @@ fn differences(known: &mut Known, now: &Places) -> Vec<Difference> {
         false
     });
     for place in now.places.iter().filter(|place| place.ready) {
-        let agent = (place.agent.clone(), id_of(place));
-        if known.get(&place.number) != Some(&agent) {
-            known.insert(place.number, agent);
+        let agent = KnownAgent {
+            name: place.agent.clone(),
+            id: id_of(place),
+            grant: place.grant.clone(),
+        };
+        let before = known.insert(place.number, agent);
+        let before =
+            before.filter(|before| before.name == place.agent && before.id == id_of(place));
+        if let Some(before) = before {
+            if before.grant.is_some() && before.grant != place.grant {
+                found.push(Difference::RulesChanged(before.id));
+            }
+        } else {
             found.push(Difference::Came {
                 place: place.number,
                 id: id_of(place),
@@ -517,6 +596,13 @@ mod tests {
         // Another agent in the same pod knows nothing of what the one before did.
         let next = place(1, "web-1", Some("agent-2"));
         check(&[next, two.clone()], &[came(1, "web-1")]);
+        // The same one, with other rules.
+        let mut ruled = place(1, "web-1", Some("agent-2"));
+        ruled.grant = Some("a".to_owned());
+        check(&[ruled.clone(), two.clone()], &[]);
+        ruled.grant = Some("b".to_owned());
+        let changed = Difference::RulesChanged(AgentId::in_pod("web-1"));
+        check(&[ruled, two.clone()], &[changed]);
         let mut failed = place(1, "web-1", None);
         failed.error = Some("it was killed".to_owned());
         check(&[failed, two], &[went("web-1", "it was killed")]);

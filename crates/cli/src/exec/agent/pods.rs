@@ -202,6 +202,7 @@ mod tests {
             ready: true,
             created: 0,
             finished_agents: 0,
+            probes: BTreeMap::new(),
         }
     }
 

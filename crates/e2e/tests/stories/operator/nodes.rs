@@ -12,6 +12,10 @@ use link::tls::{Identity, TlsDialer, Trust};
 use link::{Link, Settings};
 
 use super::Operator;
+use crate::stories::operator_sessions::policies::policies_reach_sessions_that_run;
+use crate::stories::operator_sessions::secrets::{TALKATIVE, give_password, secrets_are_nowhere};
+use crate::stories::operator_sessions::serving::without_a_target_it_sees_the_network;
+use crate::stories::operator_sessions::{Shell, session_for};
 use crate::stories::surroundings::{Running, exec_for};
 
 const POLICY: &str = "apiVersion: policies.mirrord.metalbear.co/v1alpha\nkind: MirrordPolicy\nmetadata: {name: careful}\nspec: \
@@ -19,7 +23,8 @@ const POLICY: &str = "apiVersion: policies.mirrord.metalbear.co/v1alpha\nkind: M
                       [^/web/]}}\n";
 
 pub(super) async fn agents_wait_on_nodes(story: &Story<'_>) -> Result<()> {
-    let operator = Operator::install_with(story, 0, "operator.agent.mode=node").await?;
+    let operator =
+        Operator::install_with(story, 0, &format!("operator.agent.mode=node,{TALKATIVE}")).await?;
     operator.stage.kubectl(&[
         "rollout",
         "status",
@@ -33,6 +38,12 @@ pub(super) async fn agents_wait_on_nodes(story: &Story<'_>) -> Result<()> {
     shop.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
     policies_bind_whatever_the_target_is_called(story, &shop).await?;
     an_agent_that_is_replaced_is_another_one(&operator, &shop).await?;
+    shop.client_pod("client").await?;
+    policies_reach_sessions_that_run(story, &shop).await?;
+    a_session_goes_on_with_an_agent_that_is_restarted(story, &operator, &shop).await?;
+    give_password(&shop)?;
+    secrets_are_nowhere(story, &shop, &operator).await?;
+    without_a_target_it_sees_the_network(story, &shop).await?;
     let entries = shop.kubectl(&[
         "get",
         "pods",
@@ -102,6 +113,40 @@ async fn policies_bind_whatever_the_target_is_called(
         "mirrordpolicies.policies.mirrord.metalbear.co",
         "careful",
     ])?;
+    Ok(())
+}
+
+/// What was open through it is lost, and said to be; the session itself is not.
+async fn a_session_goes_on_with_an_agent_that_is_restarted(
+    story: &Story<'_>,
+    operator: &Operator,
+    shop: &Stage,
+) -> Result<()> {
+    let mut session = session_for(story, shop, "deployment/web")?;
+    session.args(["--fs-mode", "read"]);
+    let mut session = Shell::start(session)?;
+    let opened = "exec 3<>/dev/tcp/web/80 && echo opened";
+    ensure!(session.ask(opened).await? == "opened");
+    operator.stage.kubectl(&[
+        "delete",
+        "pods",
+        "--selector=app.kubernetes.io/component=node-agent",
+    ])?;
+    session
+        .says("that were open through the target were reset")
+        .await?;
+    let read = "timeout 60 head -c 1 <&3 >/dev/null 2>&1; echo $?";
+    ensure!(session.ask(read).await? == "1", "it was not reset");
+    until("the session to go on", async || {
+        let answer = session
+            .ask("curl --silent --max-time 60 http://web/ || echo failed")
+            .await?;
+        Ok(answer.starts_with("web-").then_some(()))
+    })
+    .await?;
+    ensure!(session.ask("cat /web/web.py | grep -c http.server").await? != "0");
+    let ended = session.end()?;
+    ensure!(ended.code == Some(0), "{ended}");
     Ok(())
 }
 

@@ -1,11 +1,14 @@
 //! Faults between a client and its agents, and connections through the target that outlive them.
 
 use anyhow::{Context as _, Result, ensure};
-use e2e::{Stage, Story};
+use e2e::{Stage, Story, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{EvictParams, ListParams};
 use lab::HOST;
 
 use super::super::cluster_sessions::start_checkout;
 use super::super::operator::Operator;
+use super::serving::{Server, answers_from, pods};
 use super::{Shell, listed_sessions, nothing_is_left, session_for, with_operator};
 
 /// Opened before the faults, one for each: the server ends a connection after one answer.
@@ -26,6 +29,7 @@ pub(super) async fn sessions_outlive_cuts_and_restarts(story: &Story<'_>) -> Res
         ensure!(killed.ask("echo $GREETING").await? == "from the pod");
         killed.kill()?;
         outlive(story, &shop, operator).await?;
+        no_request_is_lost_while_replicas_are_drained(story, &shop, operator).await?;
         nothing_is_left(&shop).await?;
         ensure!(listed_sessions(story, &shop)?.is_empty());
         Ok(())
@@ -84,4 +88,98 @@ async fn still_open(session: &mut Shell, descriptor: u32) -> Result<()> {
     let answer = session.ask(new).await?;
     ensure!(answer.starts_with("web-"), "{answer:?}");
     Ok(())
+}
+
+/// So many clients ask one after the other for as long as there is no file `stop`, and note what comes of it.
+const LOAD: &str = "rm -f /tmp/stop /tmp/answers.*; for number in 1 2 3 4; do (while [ ! -e /tmp/stop ]; do curl --silent \
+                    --max-time 60 --write-out '%{http_code}\\n' http://ADDRESS:8080/ >>/tmp/answers.$number; done; touch \
+                    /tmp/done.$number) >/dev/null 2>&1 & done";
+
+/// As a drained node evicts them: one after the other, each when the disruption budget allows it.
+async fn no_request_is_lost_while_replicas_are_drained(
+    story: &Story<'_>,
+    shop: &Stage,
+    operator: &Operator,
+) -> Result<()> {
+    shop.client_pod("load").await?;
+    let mut session = session_for(story, shop, "deployment/web")?;
+    session.args(["--steal"]);
+    // Slow enough that some are always on their way.
+    let mut server = Server::start(session, "slowly")?;
+    let all = pods(shop).await?;
+    let pod = all.first().context("no pod")?;
+    answers_from(shop, "load", pod, "slowly", &mut server).await?;
+    let script = LOAD.replace("ADDRESS", &pod.1);
+    shop.run("load", &["sh", "-c", &script]).await?;
+    let count = async || -> Result<usize> {
+        let lines = shop
+            .run("load", &["sh", "-c", "cat /tmp/answers.*"])
+            .await?;
+        Ok(lines.lines().filter(|line| *line == "200").count())
+    };
+    let before = until("answers", async || {
+        Ok(Some(count().await?).filter(|count| *count > 8))
+    })
+    .await?;
+    let operators = operator.stage.pods();
+    let selector = ListParams::default().labels("app.kubernetes.io/component=operator");
+    let old = operators.list(&selector).await?.items;
+    ensure!(old.len() == 2, "there are {} replicas", old.len());
+    for pod in old {
+        let name = pod.metadata.name.context("no name")?;
+        until("a replica to be evicted", async || {
+            operators.evict(&name, &EvictParams::default()).await?;
+            Ok(Some(()))
+        })
+        .await?;
+        until("another replica in its place", async || {
+            let now = operators.list(&selector).await?.items;
+            let is_gone = !now
+                .iter()
+                .any(|pod| pod.metadata.name.as_deref() == Some(&name));
+            let ready = now.iter().filter(|pod| is_ready(pod)).count();
+            Ok((is_gone && ready == 2).then_some(()))
+        })
+        .await?;
+    }
+    let drained = count().await?;
+    let after = until("answers after it", async || {
+        Ok(Some(count().await?).filter(|count| *count > drained + 8))
+    })
+    .await?;
+    ensure!(
+        drained > before && after > drained,
+        "{before}, {drained}, {after}"
+    );
+    shop.run("load", &["touch", "/tmp/stop"]).await?;
+    until("the clients to end", async || {
+        let ended = shop
+            .run("load", &["sh", "-c", "ls /tmp/done.* | wc -l"])
+            .await?;
+        Ok((ended.trim() == "4").then_some(()))
+    })
+    .await?;
+    let lines = shop
+        .run("load", &["sh", "-c", "cat /tmp/answers.*"])
+        .await?;
+    // Each answer is a line of the program and one with the code.
+    let lost: Vec<&str> = lines
+        .lines()
+        .filter(|line| !matches!(*line, "200" | "slowly"))
+        .collect();
+    ensure!(lost.is_empty(), "lost: {lost:?}\n{}", server.said()?);
+    ensure!(
+        lines.matches("slowly").count() == lines.matches("200").count(),
+        "{lines}"
+    );
+    drop(server);
+    Ok(())
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

@@ -1,5 +1,6 @@
 //! What a program sees and serves in a session that the operator carries.
 
+use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -8,19 +9,24 @@ use e2e::machine::Ended;
 use e2e::{Stage, Story, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
+use tempfile::TempDir;
 
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::super::surroundings::{cache, standin_for};
+use super::policies::policies_reach_sessions_that_run;
+use super::secrets::{TALKATIVE, give_password, secrets_are_nowhere};
 use super::{
     Shell, User, ask_operator, listed_sessions, nothing_is_left, session_for, with_operator,
+    with_operator_that,
 };
 
 /// Answers every request with its argument.
 const SERVER: &str = "\
-import http.server, sys
+import http.server, sys, time
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if sys.argv[1] == 'slowly': time.sleep(0.3)
         body = (sys.argv[1] + '\\n').encode()
         self.send_response(200)
         self.send_header('Content-Length', str(len(body)))
@@ -33,10 +39,15 @@ pub(super) async fn a_program_sees_and_serves(story: &Story<'_>) -> Result<()> {
     let shop = story.stage_in(0).await?;
     start_checkout(&shop)?;
     shop.web().await?;
-    with_operator(story, async |operator| {
+    shop.client_pod("client").await?;
+    give_password(&shop)?;
+    with_operator_that(story, TALKATIVE, async |operator| {
         a_program_sees_what_the_target_sees(story, &shop)?;
+        without_a_target_it_sees_the_network(story, &shop).await?;
         sessions_are_listed_and_killed(story, &shop, operator).await?;
         requests_of_every_replica_are_stolen_by_header(story, &shop).await?;
+        policies_reach_sessions_that_run(story, &shop).await?;
+        secrets_are_nowhere(story, &shop, operator).await?;
         nothing_is_left(&shop).await
     })
     .await
@@ -67,6 +78,58 @@ fn a_program_sees_what_the_target_sees(story: &Story<'_>, shop: &Stage) -> Resul
     }
     ensure!(ended.stderr.contains("through the operator"), "{ended}");
     Ok(())
+}
+
+/// The network and the names of the namespace, with a right to that alone, from a pod that has no rights and goes.
+pub(crate) async fn without_a_target_it_sees_the_network(
+    story: &Story<'_>,
+    shop: &Stage,
+) -> Result<()> {
+    let user = User::new(shop, "nora")?;
+    let mut session = user.session(story, shop, "targetless")?;
+    let refused = Ended::of(session.args(["--operator", "--", "true"]))?;
+    ensure!(
+        refused.stderr.contains("resourceNames: [targetless]"),
+        "{refused}"
+    );
+    user.grant(shop, &refused)?;
+    let session = until("a session without a target", async || {
+        let mut session = user.session(story, shop, "targetless")?;
+        session.arg("--operator");
+        let mut session = Shell::start(session)?;
+        let answer = session
+            .ask("curl --silent --max-time 60 http://web/")
+            .await?;
+        ensure!(answer.starts_with("web-"), "{answer}");
+        Ok(Some(session))
+    })
+    .await?;
+    ensure!(session.said()?.contains("through the operator"));
+    let pods = [
+        "get",
+        "pods",
+        "--selector=operator.metalbear.co/session",
+        "--output=json",
+    ];
+    let found: serde_json::Value = serde_json::from_str(&shop.kubectl(&pods)?)?;
+    let spec = &found["items"][0]["spec"];
+    ensure!(spec["automountServiceAccountToken"] == false, "{spec}");
+    let container = &spec["containers"][0];
+    let context = &container["securityContext"];
+    ensure!(context["readOnlyRootFilesystem"] == true, "{context}");
+    ensure!(context["runAsNonRoot"] == true, "{context}");
+    ensure!(
+        context["capabilities"] == serde_json::json!({"drop": ["ALL"]}),
+        "{context}"
+    );
+    ensure!(container["volumeMounts"].is_null(), "{container}");
+    let ended = session.end()?;
+    ensure!(ended.code == Some(0), "{ended}");
+    until("the agent's pod to be gone", async || {
+        let left = shop.kubectl(&["get", "pods,jobs", pods[2], "--output=name"])?;
+        Ok(left.trim().is_empty().then_some(()))
+    })
+    .await
 }
 
 async fn sessions_are_listed_and_killed(
@@ -121,7 +184,6 @@ async fn requests_of_every_replica_are_stolen_by_header(
     story: &Story<'_>,
     shop: &Stage,
 ) -> Result<()> {
-    shop.client_pod("client").await?;
     let mut session = session_for(story, shop, "deployment/web")?;
     session.args(["--steal", "--header-filter", "^x-user: anna$"]);
     let mut session = Server::start(session, "anna's")?;
@@ -193,6 +255,28 @@ async fn share_a_port(story: &Story<'_>, shop: &Stage) -> Result<()> {
     let refused = Ended::of(&mut session)?;
     ensure!(refused.code != Some(0), "{refused}");
     ensure!(refused.stderr.contains("anna@"), "{refused}");
+    // What anna leaves can be had beside her, and what she has can be taken from her: she is told by whom.
+    let mut beside = bert.session(story, shop, "deployment/web")?;
+    beside.args(["--steal", "--on-concurrent-steal", "continue"]);
+    let mut beside = Server::start(beside, "the rest")?;
+    for pod in &pods {
+        answers(shop, pod, None, "the rest", &mut beside).await?;
+        answers(shop, pod, Some("x-user: anna"), "anna", &mut beside).await?;
+    }
+    drop(beside);
+    let mut instead = bert.session(story, shop, "deployment/web")?;
+    instead
+        .args(["--steal", "--header-filter", "^x-user: anna$"])
+        .args(["--on-concurrent-steal", "override"]);
+    let mut instead = Server::start(instead, "bert's now")?;
+    for pod in &pods {
+        answers(shop, pod, Some("x-user: anna"), "bert's now", &mut instead).await?;
+        answers(shop, pod, Some("x-user: bert"), "bert", &mut instead).await?;
+    }
+    let told = format!("{}:bert (bert@", shop.namespace);
+    servers[0].0.says(&told).await?;
+    servers[0].0.says("has taken the traffic").await?;
+    drop(instead);
     // The refused one is listed until its agents have ended.
     until("the refused session to be gone", async || {
         let sessions = listed_sessions(story, shop)?;
@@ -204,15 +288,32 @@ async fn share_a_port(story: &Story<'_>, shop: &Stage) -> Result<()> {
 }
 
 /// A server in a session. It ends with this value.
-struct Server(Child);
+pub(crate) struct Server(Child, TempDir);
 
 impl Server {
-    fn start(mut session: Command, answer: &str) -> Result<Self> {
+    pub(crate) fn start(mut session: Command, answer: &str) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
         let process = session
             .args(["--", "python3", "-c", SERVER, answer])
             .stdin(Stdio::null())
+            .stderr(File::create(folder.path().join("stderr"))?)
             .spawn()?;
-        Ok(Server(process))
+        Ok(Server(process, folder))
+    }
+
+    /// What `standin` has said, and the program.
+    pub(crate) fn said(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.1.path().join("stderr"))?)
+    }
+
+    pub(crate) async fn says(&self, words: &str) -> Result<()> {
+        let what = format!("the session to say {words:?}");
+        let waited = until(&what, async || {
+            Ok(self.said()?.contains(words).then_some(()))
+        });
+        waited
+            .await
+            .with_context(|| self.said().unwrap_or_default())
     }
 }
 
@@ -229,7 +330,7 @@ impl Drop for Server {
 }
 
 /// The pods of `web`, with their addresses.
-async fn pods(shop: &Stage) -> Result<Vec<(String, String)>> {
+pub(crate) async fn pods(shop: &Stage) -> Result<Vec<(String, String)>> {
     let found = shop
         .pods()
         .list(&ListParams::default().labels("app=web"))
@@ -240,6 +341,24 @@ async fn pods(shop: &Stage) -> Result<Vec<(String, String)>> {
         Some((pod.metadata.name.clone()?, address(pod)?)).filter(|_| is_there)
     });
     Ok(pods.collect())
+}
+
+/// The same without a header, asked from another pod.
+pub(crate) async fn answers_from(
+    shop: &Stage,
+    client: &str,
+    pod: &(String, String),
+    expected: &str,
+    server: &mut Server,
+) -> Result<()> {
+    let url = format!("http://{}:8080/", pod.1);
+    let curl = ["curl", "--silent", "--max-time", "10", &url];
+    until(&format!("{expected:?} from {}", pod.0), async || {
+        ensure!(server.0.try_wait()?.is_none(), "{}", server.said()?);
+        let answer = shop.exec(client, &curl, None).await?;
+        Ok((answer.stdout.trim() == expected).then_some(()))
+    })
+    .await
 }
 
 async fn ask(shop: &Stage, pod: &(String, String), header: Option<&str>) -> Result<String> {
@@ -254,7 +373,7 @@ async fn ask(shop: &Stage, pod: &(String, String), header: Option<&str>) -> Resu
 }
 
 /// Waits until a request to a pod gets this answer.
-async fn answers(
+pub(crate) async fn answers(
     shop: &Stage,
     pod: &(String, String),
     header: Option<&str>,
@@ -264,7 +383,11 @@ async fn answers(
     let what = format!("{expected:?} from {} to {header:?}", pod.0);
     until(&what, async || {
         let ended = server.0.try_wait()?;
-        ensure!(ended.is_none(), "the session has ended: {ended:?}");
+        ensure!(
+            ended.is_none(),
+            "the session has ended: {ended:?}: {}",
+            server.said()?
+        );
         Ok((ask(shop, pod, header).await? == expected).then_some(()))
     })
     .await

@@ -61,8 +61,11 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> Obser
             ready: true,
             created: 0,
             finished_agents: 0,
+            probes: std::collections::BTreeMap::new(),
         },
         agents: agents.collect(),
+        policies: "now".to_owned(),
+        told: None,
         refused: None,
     }
 }
@@ -415,4 +418,79 @@ fn a_deleted_session_goes_when_its_agents_have_ended() {
         assert_eq!((plan.end.len(), plan.release), (ends, release), "{what}");
         assert!(plan.start.is_empty() && plan.report.is_none(), "{what}");
     }
+}
+
+#[test]
+fn an_agent_that_knows_of_other_policies_is_told_until_it_does() {
+    let known = |policies: Option<&str>| {
+        let mut status = status(SessionPhase::Ready);
+        status.pods = vec![SessionPod {
+            uid: "uid-of-web".to_owned(),
+            policies: policies.map(str::to_owned),
+            grant: Some("what it may".to_owned()),
+            ..SessionPod::default()
+        }];
+        status
+    };
+    let cases: &[(Option<&str>, OrderedState, usize)] = &[
+        (Some("now"), OrderedState::Running, 0),
+        (Some("before"), OrderedState::Running, 1),
+        // Of an operator that told no agent anything.
+        (None, OrderedState::Running, 1),
+        // It listens a moment later.
+        (Some("before"), OrderedState::Starting, 0),
+        // The next one is told when it is started.
+        (Some("before"), peace(), 0),
+    ];
+    for (policies, state, expected) in cases {
+        let pods = vec![pod("web", "c", &[("c", state.clone())])];
+        let plan = planned(known(*policies), pods, at(1));
+        assert_eq!(plan.regrant.len(), *expected, "{policies:?} {state:?}");
+        // One that cannot be told is told again soon.
+        assert!(*expected == 0 || plan.look_again == SOON);
+    }
+    let mut told = pod("web", "c", &[("c", OrderedState::Running)]);
+    told.told = Some(Told {
+        policies: "now".to_owned(),
+        grant: "what it may now".to_owned(),
+    });
+    let plan = planned(known(Some("before")), vec![told], at(1));
+    assert_eq!(plan.regrant, []);
+    let report = plan.report;
+    let reported = report.unwrap().pods.remove(0);
+    assert_eq!(reported.policies.as_deref(), Some("now"));
+    assert_eq!(reported.grant.as_deref(), Some("what it may now"));
+    // What was told stays known.
+    let quiet = pod("web", "c", &[("c", OrderedState::Running)]);
+    let report = planned(known(Some("now")), vec![quiet], at(1)).report;
+    let reported = report.unwrap().pods.remove(0);
+    assert_eq!(reported.grant.as_deref(), Some("what it may"));
+}
+
+/// A client must not take an agent of a part that has joined again for one that it knew.
+#[test]
+fn a_session_that_follows_another_repeats_no_number() {
+    let mut later = session(status(SessionPhase::Pending));
+    later.spec.generation = 1;
+    let wanted = super::super::validate::validate(&later).unwrap();
+    let ended: Vec<_> = (0..MOST_ENDED)
+        .map(|_| ("c1", OrderedState::Ended("in peace".to_owned())))
+        .collect();
+    let observed = Observed {
+        pods: vec![pod("a", "c1", &ended)],
+        ..Observed::default()
+    };
+    let plan = plan(
+        &later,
+        Some(&wanted),
+        &observed,
+        AgentMode::Ephemeral,
+        at(1),
+    );
+    let [start] = plan.start.as_slice() else {
+        panic!("{plan:?}");
+    };
+    assert!(start.name.ends_with("-257"), "{}", start.name);
+    let report = plan.report.unwrap();
+    assert_eq!(report.pods[0].channel, 257);
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use api::connect::ConnectParameters;
 use api::multicluster::{MultiClusterPhase, PARENT_FINALIZER, parent_name};
-use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec};
+use api::session::SessionOwner;
+use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, TargetKind};
 use http::HeaderMap;
 use kube::ResourceExt as _;
 use tokio::time::timeout;
@@ -63,18 +64,26 @@ fn wanted(
     client: &Caller,
     settings: &SessionSettings,
 ) -> MirrordMultiClusterSession {
+    let owner = SessionOwner {
+        k8s_groups: user.groups.clone(),
+        ..client.owner(user)
+    };
     let spec = MirrordMultiClusterSessionSpec {
-        owner: client.owner(user),
+        owner,
         namespace: asking.namespace.clone(),
         target: asking.target.to_string(),
         target_alias: asking.target.address(),
-        clusters: clusters
-            .workload_clusters()
-            .into_iter()
-            .map(str::to_owned)
-            .collect(),
+        clusters: match asking.target.kind {
+            // What there is without a target must have one answer.
+            TargetKind::Targetless => vec![clusters.default.clone()],
+            _ => {
+                let clusters = clusters.workload_clusters().into_iter();
+                clusters.map(str::to_owned).collect()
+            }
+        },
         primary_cluster: clusters.name.clone(),
         default_cluster: clusters.default.clone(),
+        on_unreachable: clusters.on_unreachable,
         label_target: asking.parameters.label_target.clone(),
         key: asking.parameters.key.clone(),
         client_cli_version: client.version.clone(),
@@ -148,7 +157,7 @@ async fn ready(envoy: &Envoy, parent: &MirrordMultiClusterSession) -> Result<(),
     });
     waited.await.unwrap_or_else(|_| {
         Err(Refusal::unavailable(format!(
-            "not all clusters were ready within {} s; `kubectl get mmcs {name} -o yaml` says more",
+            "the session was not ready within {} s; `kubectl get mmcs {name} -o yaml` says more",
             PATIENCE.as_secs()
         )))
     })

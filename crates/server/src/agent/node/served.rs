@@ -35,6 +35,8 @@ pub(super) struct ServedTargets {
 
 struct Entry {
     served: Served,
+    /// As long as it serves.
+    agent: Option<Agent>,
     /// Cancelled when it is to end.
     end: CancellationToken,
     /// Cancelled when it has ended.
@@ -91,6 +93,7 @@ impl ServedTargets {
         };
         let entry = Entry {
             served: served.clone(),
+            agent: Some(agent.clone()),
             end: CancellationToken::new(),
             ended: CancellationToken::new(),
             ended_at: None,
@@ -118,6 +121,15 @@ impl ServedTargets {
             ended.cancel();
         });
         Ok(served)
+    }
+
+    /// Changes what the session of a target may do. One that ends may do nothing any more.
+    pub(super) async fn regrant(&self, name: &str, grant: serde_json::Value) -> Result<()> {
+        let agent = self.lock().get(name).and_then(|entry| entry.agent.clone());
+        match agent {
+            Some(agent) => super::super::regrant(&agent, grant).await,
+            None => Ok(()),
+        }
     }
 
     /// What is served, and what has ended lately.
@@ -151,6 +163,7 @@ impl ServedTargets {
     fn note_end(&self, name: &str, how: ServedEnd) {
         if let Some(entry) = self.lock().get_mut(name) {
             entry.served.ended = Some(how);
+            entry.agent = None;
             entry.ended_at = Some(Instant::now());
         }
     }
