@@ -67,7 +67,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "kubernetes",
-        description: "sessions on a cluster: start, stolen and other traffic, connections, names, memory",
+        description: "sessions on a cluster: start, stolen and other traffic, connections, names, memory; and with an operator, many at once",
         prepare: kubernetes::prepare,
         needs_root: true,
         measure: kubernetes::measure,
@@ -101,6 +101,10 @@ pub(crate) struct Extent {
     /// Only these groups of measures, where a bench has groups
     #[arg(long, requires = "name", value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
+    /// Measure the programs in this folder instead of building some: `standin`, and `standind` and `workload`, which need
+    /// no other file
+    #[arg(long, requires = "name", value_name = "FOLDER")]
+    programs: Option<PathBuf>,
 }
 
 impl Extent {
@@ -116,7 +120,9 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let bench = find(name)?;
-    (bench.prepare)()?;
+    if arguments.extent.programs.is_none() {
+        (bench.prepare)()?;
+    }
     if bench.needs_root
         && let Some(ended) =
             privilege::continue_as_root("the bench makes namespaces and devices", &[])?

@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
-use crate::connection::{Access, Connection};
+use crate::connection::Connection;
 use crate::dns::Silent;
 use crate::files::{Handles, LocalDevices, Tree};
 use crate::grant::Rules;
@@ -136,7 +136,7 @@ impl Agent {
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let connection = Connection::new(self.clone(), Access::Session, reachable);
+        let connection = Connection::of_session(self.clone(), reachable);
         connection::serve(Arc::new(connection), io).await
     }
 

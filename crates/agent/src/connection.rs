@@ -28,7 +28,7 @@ use tonic::codegen::Service;
 
 use crate::agent::Agent;
 use crate::files::{self, Handles};
-use crate::incoming::{self, Reachable, Subscriptions};
+use crate::incoming::{self, Presence, Reachable, Subscriptions};
 use crate::outgoing;
 use crate::{Error, Result};
 
@@ -54,6 +54,8 @@ pub(crate) struct Connection {
     pub(crate) agent: Agent,
     pub(crate) access: Access,
     pub(crate) reachable: Reachable,
+    /// From what a peer reports of its session to `reachable`.
+    pub(crate) presence: Option<watch::Sender<Presence>>,
     pub(crate) handles: Arc<Handles>,
     pub(crate) subscriptions: Arc<Subscriptions>,
     /// From Hello to everything that waits for it.
@@ -79,13 +81,29 @@ pub(crate) enum Greeting {
 }
 
 impl Connection {
-    pub(crate) fn new(agent: Agent, access: Access, reachable: Reachable) -> Self {
+    pub(crate) fn of_session(agent: Agent, reachable: Reachable) -> Self {
+        Self::new(agent, Access::Session, reachable, None)
+    }
+
+    pub(crate) fn of_peer(agent: Agent) -> Self {
+        let (presence, reachable) = watch::channel(Presence::Here);
+        let reachable = Reachable::new(reachable);
+        Self::new(agent, Access::Peer, reachable, Some(presence))
+    }
+
+    fn new(
+        agent: Agent,
+        access: Access,
+        reachable: Reachable,
+        presence: Option<watch::Sender<Presence>>,
+    ) -> Self {
         let handles = Arc::default();
         agent.watch_over(&handles);
         Self {
             agent,
             access,
             reachable,
+            presence,
             handles,
             subscriptions: Arc::default(),
             greeting: watch::Sender::new(Greeting::Awaited),

@@ -131,7 +131,7 @@ impl Error {
             Self::NoTarget(_) | Self::NoContainer(_) | Self::TargetGone(_) | Self::Ending => {
                 Reason::TargetGone
             }
-            Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict { .. }) => {
+            Self::PortTaken { .. } | Self::Claim(splitter::Error::Conflict(_)) => {
                 return Failure::from_errno(Errno::ADDRINUSE.raw_os_error(), self.to_string());
             }
             Self::Forbidden(_) => {

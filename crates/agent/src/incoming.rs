@@ -39,13 +39,14 @@ use http::{Request, Response};
 use hyper::body::Incoming as RequestBody;
 use protocol::incoming::Accept;
 use protocol::rpc::incoming_server::Incoming;
-use protocol::rpc::{SubscribeEvent, SubscribeRequest};
+use protocol::rpc::{ReportRequest, ReportResponse, SubscribeEvent, SubscribeRequest};
 use tokio::sync::mpsc;
+use tokio::time::{Duration, Instant};
 use tonic::body::Body;
 use tonic::{Request as Call, Response as Answer, Status};
 
 pub(crate) use self::ports::Ports;
-pub use self::reachable::Reachable;
+pub use self::reachable::{Presence, Reachable};
 pub(crate) use self::subscription::Subscriptions;
 use self::wanted::Wanted;
 use crate::connection::{Access, Connection};
@@ -62,8 +63,10 @@ impl Incoming for Connection {
             // A peer enforces what its own session may do, and says whose it is.
             let rules = self.agent.rules();
             rules.allow_subscription(&request)?;
+            request.held_for_milliseconds = 0;
             if let Some(holder) = rules.holder() {
                 request.holder = known_as(holder, &request.holder);
+                request.owner = owned_by(holder, &request.owner);
             }
             let probes = rules.probe_paths(request.port);
             request.probe_paths.extend_from_slice(probes);
@@ -77,6 +80,20 @@ impl Incoming for Connection {
         let events = keeper::subscribe(self, wanted).await?;
         Ok(Answer::new(Events(events)))
     }
+
+    async fn report(&self, request: Call<ReportRequest>) -> Result<Answer<ReportResponse>, Status> {
+        self.admit().await?;
+        let Some(presence) = &self.presence else {
+            // It is known of a session's own link.
+            return Err(Status::unimplemented("only agents report"));
+        };
+        let away_for = request.into_inner().away_for_milliseconds;
+        presence.send_replace(match away_for {
+            None => Presence::Here,
+            Some(time) => Presence::AwayUntil(Instant::now() + Duration::from_millis(time)),
+        });
+        Ok(Answer::new(ReportResponse {}))
+    }
 }
 
 /// Who is there, and what he says of himself: others are told both, and the first is true.
@@ -84,6 +101,15 @@ fn known_as(holder: &str, said: &str) -> String {
     match said {
         "" => holder.to_owned(),
         said => format!("{holder} ({})", said.chars().take(80).collect::<String>()),
+    }
+}
+
+/// Whose it is, where somebody else than the client has said who he is: what he says of himself only tells his machines
+/// apart.
+fn owned_by(holder: &str, said: &str) -> String {
+    match said {
+        "" => String::new(),
+        said => format!("{holder}\n{said}"),
     }
 }
 
@@ -119,5 +145,13 @@ mod tests {
         assert_eq!(known_as("eve", ""), "eve");
         assert_eq!(known_as("eve", "anna@laptop"), "eve (anna@laptop)");
         assert_eq!(known_as("eve", &"a".repeat(500)).len(), 86);
+    }
+
+    #[test]
+    fn whoever_claims_to_be_somebody_else_owns_nothing_of_him() {
+        assert_eq!(owned_by("eve", ""), "");
+        assert_ne!(owned_by("eve", "a"), owned_by("anna", "a"));
+        assert_ne!(owned_by("eve", "a"), owned_by("eve", "b"));
+        assert_eq!(owned_by("eve", "a"), owned_by("eve", "a"));
     }
 }

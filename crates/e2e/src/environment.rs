@@ -11,3 +11,6 @@ pub const STATIC_STANDIND: &str = lab::environment::STATIC_STANDIND;
 
 /// The folder of the compiled programs that stand in, when someone has made them already.
 pub const FIXTURES: &str = "STANDIN_FIXTURES";
+
+/// How many cycles the soak of sessions has, when it is not told with all other stories.
+pub const SOAK_CYCLES: &str = "STANDIN_SOAK_CYCLES";

@@ -44,6 +44,8 @@ mod stories {
     pub(crate) mod operator;
     // Programs that stand in for something in a cluster, through the operator.
     pub(crate) mod operator_sessions;
+    // Sessions that are started and killed many times.
+    pub(crate) mod soak;
     // An operator that coordinates those of other clusters.
     pub(crate) mod members;
     // Faults of the network between clusters.
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         cluster_sessions::stories_alone,
         operator::stories,
         operator_sessions::stories,
+        stories::soak::stories,
         members::stories,
     ]
     .iter()

@@ -136,6 +136,19 @@ impl Cluster {
         self.start_component(node, component)
     }
 
+    /// The same with more arguments than the program has usually. The next restart is without them.
+    pub fn restart_component_with(
+        &self,
+        node: &str,
+        component: &str,
+        arguments: &[&str],
+    ) -> Result<()> {
+        self.stop_component(node, component)?;
+        let arguments = arguments.iter().map(|&argument| argument.to_owned());
+        let request = node::Request::StartWith(component.to_owned(), arguments.collect());
+        self.ask_node(node, &request).map(drop)
+    }
+
     /// Takes a node's power away.
     pub fn stop_node(&self, node: &str) -> Result<()> {
         let node = self.node(node)?.name.clone();

@@ -43,6 +43,8 @@ pub(crate) struct Description {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Start(String),
+    /// With more arguments than it has usually, until it is stopped.
+    StartWith(String, Vec<String>),
     Stop(String),
     Pause(String),
     Continue(String),

@@ -88,6 +88,11 @@ impl Link {
         self.shared.status.subscribe()
     }
 
+    /// How long the link may be without a connection before it is over.
+    pub fn resume_window(&self) -> Duration {
+        self.shared.lock().machine.window()
+    }
+
     /// Can be asked after the link has been given away or dropped.
     pub fn meter(&self) -> Meter {
         Meter(Arc::clone(&self.shared))

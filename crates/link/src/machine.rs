@@ -294,6 +294,10 @@ impl Machine {
             .map_err(|()| LinkError::StateLost)
     }
 
+    pub(crate) fn window(&self) -> Duration {
+        self.window
+    }
+
     /// A client greeted the server: the answer is the first thing that will be written, unless it is a refusal.
     pub(crate) fn greeted(
         &mut self,

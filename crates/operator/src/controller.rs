@@ -13,13 +13,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
+use api::session::SessionPhase;
 use cluster::Cluster;
 use futures_util::StreamExt as _;
+use futures_util::stream::{iter, select};
+use http::StatusCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::controller::{Action, Controller};
-use kube::runtime::reflector::ObjectRef;
-use kube::runtime::watcher;
+use kube::runtime::controller::{
+    Action, Config, ReconcileRequest, applier, trigger_self, trigger_with,
+};
+use kube::runtime::reflector::{ObjectRef, store};
+use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
 use self::plan::{Observed, Plan, closing, ending, plan};
@@ -27,7 +32,9 @@ use self::validate::Invalid;
 pub(crate) use self::validate::Wanted;
 pub(crate) use self::validate::workload;
 use crate::Shared;
+use crate::cache::Notable as _;
 use crate::error::{Error, chain};
+use crate::multicluster::sessions::assertion;
 
 /// After a failure of the cluster. What is asked for wrongly is no failure.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(2);
@@ -52,12 +59,36 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             .map(|session| ObjectRef::new(&session.name_any()))
             .collect::<Vec<_>>()
     };
-    Controller::new(sessions, watcher::Config::default())
-        .watches(pods, watcher::Config::default(), concerned)
-        .reconcile_all_on(shared.policies.changes())
-        .run(look, after_failure, shared)
-        .for_each(async |_| {})
-        .await;
+    let (stored, writer) = store();
+    let followed = reflector(writer, watcher(sessions, watcher::Config::default()))
+        .default_backoff()
+        .applied_objects()
+        // That the client is there is written down every few seconds, and is looked at by the clock.
+        .predicate_filter(
+            |session: &MirrordClusterSession| Some(session.note()),
+            PredicateConfig::default(),
+        );
+    let pods = watcher(pods, watcher::Config::default())
+        .default_backoff()
+        .touched_objects();
+    let by_pods = trigger_with(pods, concerned);
+    let known = stored.clone();
+    let by_policies = shared.policies.changes().flat_map(move |()| {
+        let all = known.state().into_iter();
+        iter(all.map(|session| Ok(ReconcileRequest::from(ObjectRef::from_obj(&*session)))))
+    });
+    let requests = select(select(trigger_self(followed, ()), by_pods), by_policies);
+    let look = |session, shared| Box::pin(look(session, shared));
+    applier(
+        look,
+        after_failure,
+        shared,
+        stored,
+        requests,
+        Config::default(),
+    )
+    .for_each(async |_| {})
+    .await;
 }
 
 async fn look(session: Arc<MirrordClusterSession>, shared: Arc<Shared>) -> Result<Action, Error> {
@@ -93,6 +124,17 @@ async fn going_on(
             return Ok(plan(session, None, &nothing, mode, now));
         }
     };
+    if is_new(session)
+        && let Err(refusal) = assertion::judge(shared, session).await
+    {
+        return match refusal.code {
+            StatusCode::FORBIDDEN => {
+                let nothing = Observed::nothing(refusal.message);
+                Ok(plan(session, None, &nothing, mode, now))
+            }
+            _ => Err(Error::NotJudged(refusal.message)),
+        };
+    }
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
     let mut observed = observe::observe(shared, &cluster, &wanted).await?;
     let first = plan(session, Some(&wanted), &observed, mode, now);
@@ -103,6 +145,12 @@ async fn going_on(
     apply::regrant(shared, &wanted, &first, &mut observed).await;
     // What came of it is part of what is reported.
     Ok(plan(session, Some(&wanted), &observed, mode, now))
+}
+
+/// Before anything of it has been started for sure.
+fn is_new(session: &MirrordClusterSession) -> bool {
+    let phase = session.status.as_ref().and_then(|status| status.phase);
+    matches!(phase, None | Some(SessionPhase::Pending))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]

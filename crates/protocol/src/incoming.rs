@@ -18,6 +18,7 @@ const SUBSCRIPTION: &str = "standin-subscription";
 const CLIENT: &str = "standin-client";
 const SERVER: &str = "standin-server";
 const SERVER_NAME: &str = "standin-server-name";
+const COPY: &str = "standin-copy";
 const APPLICATION_PROTOCOL: &str = "standin-application-protocol";
 
 const AN_ADDRESS: &str = "an address with a port, such as 192.0.2.1:80 or [2001:db8::1]:80";
@@ -50,6 +51,8 @@ pub struct Arrived {
     pub server: SocketAddr,
     /// What the client said when it asked for TLS, if it did and the agent has read it.
     pub tls: Option<ArrivedTls>,
+    /// A copy: nobody hears what is answered, so it need not be sent.
+    pub is_copy: bool,
 }
 
 /// What a client said when it asked for TLS.
@@ -74,6 +77,9 @@ impl Arrived {
                 set_bytes(&mut headers, APPLICATION_PROTOCOL, protocol);
             }
         }
+        if self.is_copy {
+            set(&mut headers, COPY, 1);
+        }
         headers
     }
 
@@ -89,6 +95,7 @@ impl Arrived {
             client: require(headers, CLIENT, AN_ADDRESS)?,
             server: require(headers, SERVER, AN_ADDRESS)?,
             tls,
+            is_copy: headers.contains_key(COPY),
         })
     }
 }
@@ -119,6 +126,7 @@ mod tests {
     fn arrivals_survive_as_headers() {
         let check = |tls: Option<ArrivedTls>| {
             let arrived = Arrived {
+                is_copy: tls.is_some(),
                 client: "[2001:db8::7]:50000".parse().unwrap(),
                 server: "192.0.2.1:443".parse().unwrap(),
                 tls,

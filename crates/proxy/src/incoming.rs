@@ -29,6 +29,7 @@ use crate::agent::Agent;
 
 use self::door::Asking;
 use self::port::Port;
+pub use self::request::Holder;
 use self::request::Wishes;
 use self::tls::TlsDelivery;
 use crate::error::Error;
@@ -59,7 +60,7 @@ impl Incoming {
     pub(crate) fn new(
         agent: Agent,
         settings: &IncomingSettings,
-        holder: String,
+        holder: Holder,
     ) -> Result<Self, Error> {
         let shared = Shared {
             agent,

@@ -15,14 +15,19 @@ mod outgoing;
 mod session;
 mod stream;
 mod sys;
+mod temporary;
 
 pub use crate::monitor::{Batch, Monitor, Subscription};
 pub use agent::{AgentId, Change, FirstAgent, One, Place, Preference, Reach, Reached, Source};
 pub use error::Error;
-pub use event::{Checked, Event, FileProblem, IncomingEvent, MissedReason, News, Subscribed, Tell};
+pub use event::{
+    Checked, Earlier, Event, FileProblem, IncomingEvent, MissedReason, News, Subscribed, Tell,
+};
 pub use files::FilesThrough;
+pub use incoming::Holder;
 /// Why a program could not be started.
 pub use interceptor::Error as LaunchError;
 /// Programs start processes in a session, and learn whether this machine can, through its host.
 pub use interceptor::{Diagnosis, Launch, Notice, Prepared, Signaller, check, diagnose};
 pub use session::Session;
+pub use temporary::TemporaryFolder;

@@ -27,7 +27,7 @@ use crate::dns::Dns;
 use crate::error::Error;
 use crate::event::{Event, Tell};
 use crate::files::{FilesThrough, TargetFiles, is_served};
-use crate::incoming::Incoming;
+use crate::incoming::{Holder, Incoming};
 use crate::monitor::{Monitor, WatchedFiles};
 use crate::outgoing;
 
@@ -83,7 +83,7 @@ impl Session {
     pub async fn start(
         first: FirstAgent,
         monitor: Monitor,
-        holder: String,
+        holder: Holder,
         settings: &Settings,
         env_file: &EnvFile,
         surroundings: &Surroundings,
@@ -113,7 +113,10 @@ impl Session {
         let rules = Rules::new(settings, env_file, surroundings)?;
         let (client, hello) = greet(pipe, token.to_owned()).await?;
         let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
-        let holder = "somebody".to_owned();
+        let holder = Holder {
+            name: "somebody".to_owned(),
+            ..Holder::default()
+        };
         let agents = Agents::only(Member::new(client, &hello));
         Self::with_agents(
             agents,
@@ -132,7 +135,7 @@ impl Session {
         rules: Rules,
         settings: &Settings,
         observers: (Tell, Monitor),
-        holder: String,
+        holder: Holder,
     ) -> Result<Self, Error> {
         let (tell, monitor) = observers;
         let agent = Agent::new(agents, tell.clone()).watched(monitor);
@@ -266,11 +269,14 @@ impl Session {
             Choice::Local(_) if self.dns.is_enabled() && !writes && is_served(path) => {
                 return (PathChoice::Remote(path.to_path_buf()), NAMES);
             }
-            Choice::Local(_) => {
+            Choice::Local(name) => {
                 if intent == Intent::ReadAndWrite {
                     self.tell_of_other_content(path);
                 }
-                PathChoice::Local
+                match name {
+                    Cow::Borrowed(_) => PathChoice::Local,
+                    mapped @ Cow::Owned(_) => PathChoice::LocalAs(to_path(mapped)),
+                }
             }
             Choice::ReadOnlyRemote(_) if writes => PathChoice::Refused(Errno::EROFS),
             Choice::Remote(path) | Choice::ReadOnlyRemote(path) => {

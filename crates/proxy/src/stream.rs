@@ -39,6 +39,8 @@ pub(crate) struct LocalStream {
     breaks: Option<Arc<Breaks>>,
     /// The end of the application's bytes is a reset.
     is_given_up: AtomicBool,
+    /// Nobody hears what the application says.
+    is_unheard: bool,
 }
 
 /// Which side of a pair of sockets broke. Such sockets have ends, and no resets.
@@ -91,8 +93,17 @@ impl LocalStream {
             kept: Box::new(kept),
             breaks: None,
             is_given_up: AtomicBool::new(false),
+            is_unheard: false,
             traffic: None,
         })
+    }
+
+    /// The same for a connection that is a copy: what the application says goes nowhere, only its end is told.
+    pub(crate) fn unheard(self) -> Self {
+        Self {
+            is_unheard: true,
+            ..self
+        }
     }
 
     /// The same, with a note of what flows.
@@ -331,6 +342,7 @@ impl Body for FromApplication {
                             this.state = State::Ended;
                             None
                         }
+                        Ok(_) if stream.is_unheard => continue,
                         Ok(bytes) => Some(Ok(Frame::data(bytes))),
                         // The application is gone without closing: so shall the connection be.
                         Err(error) => {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use std::{env, thread};
 
 use ::agent::{
-    Agent, Reachable, enter_user_namespace_of, process_of_container, raise_descriptor_limit,
+    Agent, Presence, Reachable, enter_user_namespace_of, process_of_container,
+    raise_descriptor_limit,
 };
 use anyhow::{Context, Result};
 use clap::Args;
@@ -22,7 +23,7 @@ use protocol::grant::Grant;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -291,13 +292,21 @@ async fn serve_session(link: Link, agent: &Agent) -> Result<()> {
 
 /// Whether there is a connection under the link at the moment.
 fn watch_link(link: &Link) -> Reachable {
-    let (is_connected, reachable) = watch::channel(true);
+    let (presence, reachable) = watch::channel(Presence::Here);
     let mut status = link.status();
+    let window = link.resume_window();
     tokio::spawn(async move {
         // Until the link is gone, and everything that could ask with it.
         while status.changed().await.is_ok() {
-            let connected = matches!(*status.borrow_and_update(), Status::Connected);
-            is_connected.send_replace(connected);
+            let until = match *status.borrow_and_update() {
+                Status::Connected => {
+                    presence.send_replace(Presence::Here);
+                    continue;
+                }
+                Status::Reconnecting { since, .. } => Instant::from_std(since) + window,
+                Status::Finished | Status::Failed(_) => Instant::now(),
+            };
+            presence.send_replace(Presence::AwayUntil(until));
         }
     });
     Reachable::new(reachable)

@@ -279,6 +279,8 @@ async fn split_to(
     let port = Arc::new(Port::new(Arc::new(Tcp(server)), Settings::default()));
     let claim = Claim {
         holder: "measure".to_owned(),
+        owner: None,
+        held_for: Duration::ZERO,
         mode,
         filter,
         takes_probes: false,

@@ -3,6 +3,9 @@
 //! Several sessions share a port when their filters differ. A request goes to the oldest claim whose filter wants it: so
 //! whoever was there first is not disturbed by a newcomer, and the same request always goes the same way. A claim on the
 //! whole port, or one with the same filter, conflicts with what is there. Copies conflict with nothing.
+//!
+//! What somebody has who is away, because his connection is lost, stays his until he may not come back any more: unless he
+//! asks again himself, with another session.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -14,7 +17,8 @@ use tokio::time::Instant;
 
 use crate::Error;
 use crate::copy::Budget;
-use crate::error::Held;
+use crate::departures::Departures;
+use crate::error::{Conflict, Held};
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
 use crate::settings::{Notice, Notices, Settings};
@@ -25,6 +29,10 @@ use crate::tls::Tls;
 pub struct Claim {
     /// Who asks, in words for the one who is refused because of it.
     pub holder: String,
+    /// Who it is, the same for all sessions of one user on one machine and for no other. `None` if that is not known.
+    pub owner: Option<String>,
+    /// For how long it has been held elsewhere. Who came before him there is still before him here.
+    pub held_for: Duration,
     pub mode: Mode,
     /// Which requests, or everything on the port.
     pub filter: Option<Filter>,
@@ -64,7 +72,9 @@ pub enum OnConflict {
 /// The claims of a port.
 #[derive(Debug, Default)]
 pub struct Claims {
-    current: RwLock<Arc<Vec<Arc<HeldClaim>>>>,
+    current: RwLock<Snapshot>,
+    /// From those who claim and give back to those who want to know who is there.
+    changed: watch::Sender<()>,
     next_identity: AtomicU64,
 }
 
@@ -72,10 +82,14 @@ pub struct Claims {
 pub(crate) struct HeldClaim {
     pub(crate) identity: u64,
     pub(crate) claim: Claim,
+    /// The oldest is first.
+    since: Instant,
     /// Whether whoever answers there takes WebSockets over HTTP/2.
     pub(crate) extended_connect: Knowledge,
     /// What waits in memory to be copied to the session.
     pub(crate) copies: Budget,
+    /// When copies leave.
+    pub(crate) departures: Departures,
     health: Health,
     lost_to: watch::Sender<Option<String>>,
 }
@@ -98,37 +112,65 @@ impl Claims {
         on_conflict: OnConflict,
     ) -> Result<ClaimGuard, Error> {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let mut claims = current.as_ref().clone();
-        match on_conflict {
-            OnConflict::Continue => {}
-            OnConflict::Abort => {
-                if let Some((holder, what)) = claims.iter().find_map(|held| conflict(held, &claim))
-                {
-                    return Err(Error::Conflict { holder, what });
-                }
-            }
-            OnConflict::Override => claims.retain(|held| {
-                let stays = conflict(held, &claim).is_none();
-                if !stays {
-                    held.lost_to.send_replace(Some(claim.holder.clone()));
-                }
-                stays
-            }),
-        }
-        let held = Arc::new(HeldClaim {
-            identity: self.next_identity.fetch_add(1, Ordering::Relaxed),
-            claim,
-            extended_connect: Knowledge::default(),
-            copies: Budget::default(),
-            health: Health::default(),
-            lost_to: watch::Sender::new(None),
-        });
-        claims.push(held.clone());
-        *current = Arc::new(claims);
+        let held = self.add(&mut current, claim, on_conflict)?;
+        drop(current);
+        self.changed.send_replace(());
         Ok(ClaimGuard {
             claims: self.clone(),
             held,
         })
+    }
+
+    fn add(
+        &self,
+        current: &mut Snapshot,
+        claim: Claim,
+        on_conflict: OnConflict,
+    ) -> Result<Arc<HeldClaim>, Error> {
+        let now = Instant::now();
+        let mut claims = current.as_ref().clone();
+        let mut lost = Vec::new();
+        for held in &claims {
+            let Some(what) = conflict(&held.claim, &claim) else {
+                continue;
+            };
+            let away = held.claim.destination.away();
+            let is_own = held.claim.owner.is_some() && held.claim.owner == claim.owner;
+            match on_conflict {
+                _ if is_own && away.is_some() => lost.push(held.identity),
+                OnConflict::Continue => {}
+                OnConflict::Override => lost.push(held.identity),
+                OnConflict::Abort => {
+                    return Err(Error::Conflict(Conflict {
+                        holder: held.claim.holder.clone(),
+                        what,
+                        away,
+                        is_own,
+                    }));
+                }
+            }
+        }
+        claims.retain(|held| {
+            let stays = !lost.contains(&held.identity);
+            if !stays {
+                held.lost_to.send_replace(Some(claim.holder.clone()));
+            }
+            stays
+        });
+        let held = Arc::new(HeldClaim {
+            identity: self.next_identity.fetch_add(1, Ordering::Relaxed),
+            since: now.checked_sub(claim.held_for).unwrap_or(now),
+            claim,
+            extended_connect: Knowledge::default(),
+            copies: Budget::default(),
+            departures: Departures::default(),
+            health: Health::default(),
+            lost_to: watch::Sender::new(None),
+        });
+        let place = claims.partition_point(|other| other.since <= held.since);
+        claims.insert(place, held.clone());
+        *current = Arc::new(claims);
+        Ok(held)
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -146,6 +188,35 @@ impl ClaimGuard {
         let by = lost_to.wait_for(Option::is_some).await;
         by.ok().and_then(|by| by.clone()).unwrap_or_default()
     }
+
+    /// Who was there before and gets some of what is claimed here, or all of it.
+    #[must_use]
+    pub fn earlier(&self) -> Vec<Earlier> {
+        let claims = self.claims.snapshot();
+        let is_own = |held: &Arc<HeldClaim>| held.identity == self.held.identity;
+        // One that was taken away is not there.
+        let place = claims.iter().position(is_own).unwrap_or(0);
+        let before = claims.iter().take(place);
+        let earlier = before.filter_map(|held| {
+            let what = conflict(&held.claim, &self.held.claim)?;
+            let holder = held.claim.holder.clone();
+            Some(Earlier { holder, what })
+        });
+        earlier.collect()
+    }
+
+    /// Waits until that is not `known` any more, and says what it is now.
+    pub async fn earlier_changed(&self, known: &[Earlier]) -> Vec<Earlier> {
+        let mut changed = self.claims.changed.subscribe();
+        loop {
+            let earlier = self.earlier();
+            if earlier != known {
+                return earlier;
+            }
+            // The sender lives as long as the guard.
+            let _ = changed.changed().await;
+        }
+    }
 }
 
 impl Drop for ClaimGuard {
@@ -155,21 +226,29 @@ impl Drop for ClaimGuard {
         let mut left = current.as_ref().clone();
         left.retain(|held| held.identity != self.held.identity);
         *current = Arc::new(left);
+        drop(current);
+        self.claims.changed.send_replace(());
     }
 }
 
-/// Whether two claims cannot be held together, who holds the first, and what it is.
-fn conflict(held: &HeldClaim, new: &Claim) -> Option<(String, Held)> {
-    if held.claim.mode == Mode::Mirror || new.mode == Mode::Mirror {
+/// Somebody who was there before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Earlier {
+    pub holder: String,
+    pub what: Held,
+}
+
+/// What the first of two claims has that cannot be the second's as well.
+fn conflict(held: &Claim, new: &Claim) -> Option<Held> {
+    if held.mode == Mode::Mirror || new.mode == Mode::Mirror {
         return None;
     }
-    let what = match (&held.claim.filter, &new.filter) {
-        (None, _) => Held::WholePort,
-        (Some(_), None) => Held::SomeRequests,
-        (Some(held), Some(new)) if held == new => Held::SameRequests,
-        (Some(_), Some(_)) => return None,
-    };
-    Some((held.claim.holder.clone(), what))
+    match (&held.filter, &new.filter) {
+        (None, _) => Some(Held::WholePort),
+        (Some(_), None) => Some(Held::SomeRequests),
+        (Some(held), Some(new)) if held == new => Some(Held::SameRequests),
+        (Some(_), Some(_)) => None,
+    }
 }
 
 /// Where a request goes.

@@ -1,7 +1,7 @@
 //! Copies of what clients send. A copy never slows what it is a copy of: it has a bounded memory, and ends when that is
 //! full.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::AsyncWrite as _;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::io::InspectReader;
 
 use crate::claims::HeldClaim;
@@ -19,6 +20,9 @@ use crate::stream::{Arrival, BoxStream, Outbox, Read, poll_read};
 
 /// So long a session may go on answering a copy that has ended. Closing at once would look like an error to it.
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
+
+/// What waits longer than a moment for others gets no cheaper by it.
+const LARGE: usize = 16 * 1024;
 
 /// What waits in memory for a session. All of its copies share it, so that one that is stuck does not take all there is.
 #[derive(Debug, Default)]
@@ -116,6 +120,8 @@ impl State {
 /// What there is to do for a copy.
 enum Next {
     Write(BytesMut),
+    /// There is something to write then, together with other copies.
+    Wait(Instant),
     /// The client has sent all.
     End,
     /// It is too far behind.
@@ -127,14 +133,22 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is next, when all before it has been written.
-    fn poll_next(&self, context: &Context<'_>) -> Poll<Next> {
+    /// What is next, when all before it has been written. With `is_due`, it has waited for others already.
+    fn poll_next(&self, is_due: bool, context: &Context<'_>) -> Poll<Next> {
         let mut state = self.lock();
         self.held.copies.give(std::mem::take(&mut state.in_flight));
         if state.was_dropped {
             return Poll::Ready(Next::Dropped);
         }
         if !state.waiting.is_empty() {
+            let is_large = state.waiting.len() >= LARGE;
+            let departures = &self.held.departures;
+            if let Some(at) = departures
+                .next(Instant::now())
+                .filter(|_| !is_due && !is_large)
+            {
+                return Poll::Ready(Next::Wait(at));
+            }
             let bytes = std::mem::take(&mut state.waiting);
             state.in_flight = bytes.len();
             return Poll::Ready(Next::Write(bytes));
@@ -167,10 +181,11 @@ impl Shared {
 async fn deliver(arrival: Arrival, shared: Arc<Shared>) {
     let holder = &shared.held.claim.holder;
     let delivered = async {
-        let stream = shared.held.claim.destination.open(&arrival).await?;
+        let stream = shared.held.claim.destination.open_copy(&arrival).await?;
         let mut delivery = Delivery {
             stream,
             outbox: Outbox::default(),
+            departure: None,
             answers_ended: false,
         };
         if poll_fn(|context| delivery.poll_write(&shared, context)).await? {
@@ -190,6 +205,8 @@ async fn deliver(arrival: Arrival, shared: Arc<Shared>) {
 struct Delivery {
     stream: BoxStream,
     outbox: Outbox,
+    /// Until what is there may leave.
+    departure: Option<Pin<Box<Sleep>>>,
     answers_ended: bool,
 }
 
@@ -209,7 +226,15 @@ impl Delivery {
                     Poll::Pending
                 };
             }
-            match ready!(shared.poll_next(context)) {
+            let departure = self.departure.as_mut();
+            let is_due = departure.is_some();
+            if let Some(departure) = departure {
+                ready!(departure.as_mut().poll(context));
+                shared.held.departures.leave(departure.deadline());
+                self.departure = None;
+            }
+            match ready!(shared.poll_next(is_due, context)) {
+                Next::Wait(at) => self.departure = Some(Box::pin(sleep_until(at))),
                 Next::Write(bytes) => self.outbox.write(&mut self.stream, context, &bytes)?,
                 Next::End => return Poll::Ready(Ok(true)),
                 Next::Dropped => return Poll::Ready(Ok(false)),

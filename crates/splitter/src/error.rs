@@ -1,5 +1,9 @@
 //! What can go wrong when a session asks for something. What goes wrong on a connection ends that connection.
 
+use std::fmt;
+
+use crate::stream::Away;
+
 /// Why a filter or a claim cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -24,10 +28,39 @@ pub enum Error {
     #[error("the list `{key}` of filters is empty: name at least one filter")]
     EmptyFilterList { key: &'static str },
     /// Somebody else has the port, or the same requests of it.
-    #[error(
-        "{holder} already takes {what} of this port: use another filter, or set `on_concurrent_steal` to \"override\" or \"continue\""
-    )]
-    Conflict { holder: String, what: Held },
+    #[error(transparent)]
+    Conflict(Conflict),
+}
+
+/// Somebody else has what is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    pub holder: String,
+    pub what: Held,
+    /// He cannot be reached.
+    pub away: Option<Away>,
+    /// It is another session of the one who asks.
+    pub is_own: bool,
+}
+
+impl std::error::Error for Conflict {}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { holder, what, .. } = self;
+        write!(formatter, "{holder} already takes {what} of this port")?;
+        if let Some(Away { keeps_for }) = self.away {
+            // A second that has begun counts.
+            let seconds = keeps_for.as_millis().div_ceil(1000);
+            write!(
+                formatter,
+                ", has lost the connection, and keeps it for up to {seconds} s more"
+            )?;
+        }
+        formatter.write_str(
+            ": use another filter, or set `on_concurrent_steal` to \"override\" or \"continue\"",
+        )
+    }
 }
 
 /// What somebody holds.

@@ -21,6 +21,7 @@
 
 mod claims;
 mod copy;
+mod departures;
 mod detect;
 mod error;
 mod filter;
@@ -35,12 +36,12 @@ mod settings;
 mod stream;
 mod tls;
 
-pub use claims::{Claim, ClaimGuard, Claims, Mode, OnConflict};
+pub use claims::{Claim, ClaimGuard, Claims, Earlier, Mode, OnConflict};
 pub use detect::{Protocol, detect};
-pub use error::{Error, Held};
+pub use error::{Conflict, Error, Held};
 pub use filter::{Filter, JsonBody, Pattern};
 pub use port::Port;
 pub use probes::Probes;
 pub use settings::{Notice, Notices, Reason, Settings};
-pub use stream::{Arrival, BoxFuture, BoxStream, Destination, Stream, TlsFacts};
+pub use stream::{Arrival, Away, BoxFuture, BoxStream, Destination, Stream, TlsFacts};
 pub use tls::Tls;

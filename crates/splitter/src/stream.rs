@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -48,6 +49,24 @@ pub struct TlsFacts {
 pub trait Destination: Send + Sync {
     /// Opens a stream for the client that arrived.
     fn open<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>>;
+
+    /// The same for a copy: nobody hears what is answered, so the destination may keep it to itself. It still tells when
+    /// the answers end.
+    fn open_copy<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+        self.open(arrival)
+    }
+
+    /// Whether nobody is there at the moment, who may come back.
+    fn away(&self) -> Option<Away> {
+        None
+    }
+}
+
+/// Somebody who cannot be reached, and may be again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Away {
+    /// The longest time that he may still stay away before he is gone for good.
+    pub keeps_for: Duration,
 }
 
 /// What became of a read.

@@ -86,7 +86,7 @@ pub(crate) fn run_proxy(arguments: ProxyArguments) -> Result<()> {
 }
 
 /// Until whoever started us closes our standard input.
-fn until_input_ends(work: impl Future<Output = Result<()>>) -> Result<()> {
+pub(crate) fn until_input_ends(work: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let result = runtime.block_on(async {
         let ended = tokio::task::spawn_blocking(|| io::copy(&mut io::stdin(), &mut io::sink()));

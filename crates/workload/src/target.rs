@@ -3,7 +3,7 @@
 //! | port | what it does with a connection |
 //! |---|---|
 //! | `ECHO` | sends everything back |
-//! | `SINK` | reads to the end and answers how many bytes there were |
+//! | `SINK` | reads to the last byte, which is `LAST`, or to the end, and answers how many there were |
 //! | `SOURCE` | reads how many milliseconds, sends for that long, ends |
 //! | `TALLY` | answers each number with that number and how often it was seen |
 //! | `FULL` | nothing: its queue is full, so whoever connects waits |
@@ -32,6 +32,9 @@ pub(crate) const SOURCE: u16 = 7003;
 pub(crate) const TALLY: u16 = 7004;
 pub(crate) const FULL: u16 = 7005;
 pub(crate) const HTTP2: u16 = 7006;
+
+/// By which whoever sends to `SINK` says that it is done: half a connection cannot be closed through everything.
+pub(crate) const LAST: u8 = 0;
 
 const BLOCK: usize = 256 * 1024;
 /// What a file is filled with, so that no hole in it is read faster than bytes.
@@ -127,10 +130,10 @@ async fn sink(mut stream: TcpStream) -> io::Result<()> {
     let mut total = 0_u64;
     loop {
         let count = stream.read(&mut buffer).await?;
-        if count == 0 {
+        total += count as u64;
+        if matches!(buffer[..count].last(), None | Some(&LAST)) {
             return stream.write_all(&total.to_be_bytes()).await;
         }
-        total += count as u64;
     }
 }
 

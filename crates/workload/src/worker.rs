@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// What can be asked for. Times are in milliseconds here and in seconds in answers.
@@ -121,7 +122,7 @@ enum Order {
 }
 
 /// Numbers by name.
-type Numbers = BTreeMap<&'static str, Vec<f64>>;
+pub(crate) type Numbers = BTreeMap<&'static str, Vec<f64>>;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -131,13 +132,20 @@ enum Answer {
 }
 
 pub(crate) fn run() -> Result<()> {
+    let mut held = Vec::new();
+    obey_input(|order| obey(order, &mut held))
+}
+
+/// Does what each line of the input says, to its end.
+pub(crate) fn obey_input<Order: DeserializeOwned>(
+    mut obey: impl FnMut(Order) -> Result<Numbers>,
+) -> Result<()> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-    let mut held = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?)
             .map_err(anyhow::Error::from)
-            .and_then(|order| obey(order, &mut held))
+            .and_then(&mut obey)
         {
             Ok(numbers) => Answer::Done(numbers),
             Err(error) => Answer::Failed(format!("{error:#}")),

@@ -42,5 +42,5 @@ const GROUPS: &[Group<Programs>] = &[
 pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
     // What was said in the run before is of no use any more.
     File::create(log_path()?)?;
-    groups::measure(GROUPS, extent, Programs::find, |_| Ok(()))
+    groups::measure(GROUPS, extent, || Programs::find(extent), |_| Ok(()))
 }

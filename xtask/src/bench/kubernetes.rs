@@ -1,12 +1,16 @@
-//! What a session on a cluster costs, without anything installed there: its start, those who are stood in for, everybody
-//! else, what the program asks of the cluster, and memory.
+//! What a session on a cluster costs: its start, those who are stood in for, everybody else, what the program asks of the
+//! cluster, and memory. First without anything installed there, then with an operator whose agents wait on nodes: its
+//! start, those who are stood in for, and many sessions at once.
 //!
 //! Everything is in a lab of one cluster with the images present. Whoever makes requests is in the network of the node; the
 //! developer is on the machine and reaches nothing but the API server. Baselines are taken in the same run, in turn.
 
 mod memory;
+mod operator;
 mod outgoing;
 mod passing;
+mod raw_relay;
+mod sessions;
 mod site;
 mod start;
 mod stolen;
@@ -27,6 +31,9 @@ const GROUPS: &[Group<Site>] = &[
     ("passing", passing::rows),
     ("outgoing", outgoing::rows),
     ("memory", memory::rows),
+    ("operator-start", start::rows_with_operator),
+    ("operator-stolen", stolen::rows_with_operator),
+    ("operator-sessions", sessions::rows),
 ];
 
 /// Builds the programs: as users have them, and once more for images.
@@ -42,7 +49,7 @@ pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
     groups::measure(
         GROUPS,
         extent,
-        || Site::build(Programs::find()?),
+        || Site::build(Programs::find(extent)?, extent),
         |_| Ok(()),
     )
 }

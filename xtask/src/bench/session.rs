@@ -42,7 +42,7 @@ pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
     groups::measure(
         GROUPS,
         extent,
-        || Site::build(Programs::find()?),
+        || Site::build(Programs::find(extent)?),
         |site| site.set_round_trip(0),
     )
 }
@@ -50,6 +50,14 @@ pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
 pub(super) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What all but one in twenty stay below.
+pub(super) fn ninety_fifth(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    let last = numbers.len().saturating_sub(1);
+    let place = (last as f64 * 0.95).round() as usize;
+    numbers.get(place).copied().unwrap_or(f64::NAN)
 }
 
 fn most(numbers: &[f64]) -> f64 {

@@ -54,6 +54,30 @@ enum Promise {
     Bytes(Reading),
 }
 
+impl Promise {
+    /// That of a file system, by its number.
+    fn of(kind: i64) -> Option<Self> {
+        if ON_DISK.contains(&kind) {
+            Some(Self::Bytes(Reading::OnlyCached))
+        } else if IN_MEMORY.contains(&kind) {
+            Some(Self::Bytes(Reading::All))
+        } else if kind == OVERLAY {
+            Some(Self::Metadata)
+        } else {
+            None
+        }
+    }
+
+    /// How a file can be opened and read without waiting. `None` if not even the first.
+    fn opening(self, kind: FileType) -> Option<Reading> {
+        match (kind, self) {
+            (FileType::RegularFile | FileType::Directory, Self::Bytes(reading)) => Some(reading),
+            // Opening any other may do anything.
+            _ => None,
+        }
+    }
+}
+
 type Device = (u32, u32);
 
 impl LocalDevices {
@@ -70,14 +94,7 @@ impl LocalDevices {
             return;
         }
         let Ok(about) = fstatfs(file) else { return };
-        let kind = about.f_type;
-        let promise = if ON_DISK.contains(&kind) {
-            Promise::Bytes(Reading::OnlyCached)
-        } else if IN_MEMORY.contains(&kind) {
-            Promise::Bytes(Reading::All)
-        } else if kind == OVERLAY {
-            Promise::Metadata
-        } else {
+        let Some(promise) = Promise::of(about.f_type) else {
             return;
         };
         let mut known = self.lock();
@@ -130,13 +147,8 @@ pub(super) fn open(agent: &Agent, request: &OpenRequest) -> Option<Result<Opened
     };
     in_cached_tree(agent, |tree| {
         let (_, metadata, promise) = find(agent, tree, &place)?;
-        match (FileType::from_raw_mode(metadata.mode), promise) {
-            (FileType::RegularFile | FileType::Directory, Promise::Bytes(reading)) => {
-                open::open(tree, request, reading)
-            }
-            // Opening any other may do anything.
-            _ => Err(Errno::AGAIN),
-        }
+        let reading = promise.opening(FileType::from_raw_mode(metadata.mode));
+        open::open(tree, request, reading.ok_or(Errno::AGAIN)?)
     })
     .map(|result| result.map_err(Error::operation("open this path")))
 }
@@ -170,5 +182,33 @@ fn in_cached_tree<T>(
         // The second is what a kernel says that cannot look into its cache only.
         Err(Errno::AGAIN | Errno::INVAL) => None,
         result => Some(result),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_never_waits_is_opened_at_once() {
+        const NFS: i64 = 0x6969;
+        const FUSE: i64 = 0x6573_5546;
+        const EXT4: i64 = 0xef53;
+        const TMPFS: i64 = 0x0102_1994;
+        // Whether metadata is told at once, and how a file is opened and read at once.
+        for (file_system, metadata, opening) in [
+            (EXT4, true, Some(Reading::OnlyCached)),
+            (TMPFS, true, Some(Reading::All)),
+            (OVERLAY, true, None),
+            (NFS, false, None),
+            (FUSE, false, None),
+        ] {
+            let promise = Promise::of(file_system);
+            assert_eq!(promise.is_some(), metadata, "{file_system:x}");
+            let opens = |kind| promise.and_then(|promise| promise.opening(kind));
+            assert_eq!(opens(FileType::RegularFile), opening, "{file_system:x}");
+            assert_eq!(opens(FileType::Directory), opening, "{file_system:x}");
+            assert_eq!(opens(FileType::Fifo), None, "{file_system:x}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
 use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Arrival, Claim, ClaimGuard, Claims, Mode, Notices, OnConflict};
+use splitter::{Arrival, Claim, ClaimGuard, Claims, Destination as _, Mode, Notices, OnConflict};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
@@ -58,6 +58,9 @@ type Ends = (SocketAddr, SocketAddr);
 struct Session {
     queue: Arc<Queue>,
     mode: Mode,
+    owner: Option<String>,
+    /// The oldest is first.
+    since: Instant,
     taken_within: Duration,
     events: Events,
     /// It has failed: so long it is left alone.
@@ -128,6 +131,8 @@ impl UdpPort {
     ) -> Result<UdpClaim> {
         let claim = Claim {
             holder: wanted.holder.clone(),
+            owner: wanted.owner.clone(),
+            held_for: wanted.held_for,
             mode: wanted.mode,
             filter: None,
             takes_probes: true,
@@ -140,16 +145,27 @@ impl UdpPort {
         let guard = self.claims.claim(claim, wanted.on_conflict);
         let guard = guard.map_err(Error::Claim)?;
         let mut sessions = self.sessions();
-        if wanted.mode == Mode::Steal && wanted.on_conflict == OnConflict::Override {
-            sessions.retain(|session| session.mode == Mode::Mirror);
+        let overrides = wanted.on_conflict == OnConflict::Override;
+        let is_lost = |session: &Session| {
+            let is_own = session.owner.is_some() && session.owner == wanted.owner;
+            overrides || is_own && session.queue.away().is_some()
+        };
+        if wanted.mode == Mode::Steal {
+            sessions.retain(|session| session.mode == Mode::Mirror || !is_lost(session));
         }
-        sessions.push(Session {
+        let now = Instant::now();
+        let since = now.checked_sub(wanted.held_for).unwrap_or(now);
+        let place = sessions.partition_point(|other| other.since <= since);
+        let session = Session {
+            since,
             queue: Arc::clone(&queue),
             mode: wanted.mode,
+            owner: wanted.owner.clone(),
             taken_within: wanted.answer_within.unwrap_or(TAKEN_WITHIN),
             events,
             unwell_until: Arc::default(),
-        });
+        };
+        sessions.insert(place, session);
         drop(sessions);
         self.change();
         Ok(UdpClaim {

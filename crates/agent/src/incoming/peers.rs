@@ -25,7 +25,7 @@ use protocol::incoming::Accept;
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::incoming_client::IncomingClient;
 use protocol::rpc::subscribe_event::Event;
-use protocol::rpc::{HelloRequest, SubscribeEvent, SubscribeRequest, Subscribed};
+use protocol::rpc::{HelloRequest, ReportRequest, SubscribeEvent, SubscribeRequest, Subscribed};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -40,7 +40,7 @@ use super::reachable::Reachable;
 use super::redirect::{Meeting, MeetingPoint, PROOF_BYTES, Role};
 use crate::agent::Agent;
 use crate::connection::{
-    self, Access, CONNECTION_WINDOW, Connection, FRAME, RESETS, SEND_BUFFER, STREAM_WINDOW, STREAMS,
+    self, CONNECTION_WINDOW, Connection, FRAME, RESETS, SEND_BUFFER, STREAM_WINDOW, STREAMS,
 };
 use crate::{Error, Result};
 
@@ -81,7 +81,7 @@ pub(super) async fn serve_all(agent: Agent, listener: UnixListener, point: Meeti
             if !matches!(welcomed, Ok(Ok(()))) {
                 return tracing::warn!("somebody who is no agent came to the meeting point");
             }
-            let connection = Arc::new(Connection::new(agent, Access::Peer, Reachable::always()));
+            let connection = Arc::new(Connection::of_peer(agent));
             if let Err(error) = connection::serve(connection, stream).await {
                 tracing::debug!(%error, "another agent has gone");
             }
@@ -232,6 +232,26 @@ fn refused(status: &Status) -> Error {
 }
 
 impl Peer {
+    /// Says whether the session can be reached, as long as this is polled.
+    pub(super) async fn report(&self, mut reachable: Reachable) {
+        let mut incoming = IncomingClient::with_origin(self.sender.clone(), origin());
+        let mut told = None;
+        loop {
+            let away = reachable.away();
+            if away != told {
+                let away_for = away.map(|away| away.keeps_for.as_millis());
+                let request = ReportRequest {
+                    away_for_milliseconds: away_for
+                        .map(|time| u64::try_from(time).unwrap_or(u64::MAX)),
+                };
+                // One of an older release does without.
+                let _ = incoming.report(request).await;
+                told = away;
+            }
+            reachable.changed().await;
+        }
+    }
+
     /// Waits until there is a connection, and answers with it.
     pub(super) async fn accept(&self, from_session: Lent) -> Result<Response<Body>> {
         let mut request = Request::new(Body::new(from_session));

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Claim, ClaimGuard, Notice, Notices, Reason, Settings};
+use splitter::{Claim, ClaimGuard, Earlier, Notice, Notices, Reason, Settings};
 use tokio::sync::watch;
 
 use super::certificates;
@@ -77,6 +77,8 @@ impl OpenPort {
         };
         let claim = Claim {
             holder: wanted.holder.clone(),
+            owner: wanted.owner.clone(),
+            held_for: wanted.held_for,
             mode: wanted.mode,
             filter: wanted.filter.clone(),
             takes_probes: wanted.takes_probes,
@@ -112,12 +114,26 @@ impl OpenPort {
 }
 
 impl AnyClaim {
+    fn guard(&self) -> &ClaimGuard {
+        match self {
+            Self::Tcp(guard) => guard,
+            Self::Udp(claim) => &claim.guard,
+        }
+    }
+
     /// Waits until somebody takes it away, and says who.
     pub(super) async fn overridden(&self) -> String {
-        match self {
-            Self::Tcp(guard) => guard.overridden().await,
-            Self::Udp(claim) => claim.guard.overridden().await,
-        }
+        self.guard().overridden().await
+    }
+
+    /// Who was there before and gets some of it first.
+    pub(super) fn earlier(&self) -> Vec<Earlier> {
+        self.guard().earlier()
+    }
+
+    /// Waits until that is not `known` any more, and says what it is now.
+    pub(super) async fn earlier_changed(&self, known: &[Earlier]) -> Vec<Earlier> {
+        self.guard().earlier_changed(known).await
     }
 }
 

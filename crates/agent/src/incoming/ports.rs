@@ -120,18 +120,13 @@ impl OpenPorts {
 pub(super) struct Held {
     port: Port,
     open: Arc<OpenPort>,
-    claim: AnyClaim,
+    pub(super) claim: AnyClaim,
     pub(super) evidence: Evidence,
     pub(super) mesh: Option<Mesh>,
     pub(super) flushed: u32,
 }
 
 impl Held {
-    /// Waits until somebody takes it away, and says who.
-    pub(super) async fn overridden(&self) -> String {
-        self.claim.overridden().await
-    }
-
     /// Whether traffic has arrived.
     pub(super) fn traffic(&self) -> watch::Receiver<bool> {
         self.open.traffic.subscribe()

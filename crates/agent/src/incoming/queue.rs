@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Response;
 use hyper::body::Incoming;
 use protocol::incoming::{Arrived, ArrivedTls};
-use splitter::{Arrival, BoxFuture, BoxStream, Destination};
+use splitter::{Arrival, Away, BoxFuture, BoxStream, Destination};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::sleep;
 use tonic::body::Body;
@@ -100,7 +100,7 @@ impl Queue {
         let _ = has_ended.wait_for(|ended| *ended).await;
     }
 
-    async fn offer(&self, arrival: &Arrival) -> io::Result<SessionStream> {
+    async fn offer(&self, arrived: &Arrived) -> io::Result<SessionStream> {
         loop {
             let permit = self.available.acquire().await;
             permit.map_err(io::Error::other)?.forget();
@@ -108,7 +108,7 @@ impl Queue {
                 continue;
             };
             let (stream, body) = SessionStream::new(waiting.from_session, &self.reachable);
-            let response = succeeded(arrived(arrival).to_headers(), Body::new(body));
+            let response = succeeded(arrived.to_headers(), Body::new(body));
             // Otherwise the session has given it up.
             if waiting.answer.send(response).is_ok() {
                 return Ok(stream);
@@ -118,12 +118,16 @@ impl Queue {
 
     /// Gives the session a connection.
     pub(super) async fn open(&self, arrival: &Arrival) -> io::Result<SessionStream> {
+        self.give(&arrived(arrival)).await
+    }
+
+    async fn give(&self, arrived: &Arrived) -> io::Result<SessionStream> {
         if !self.reachable.is_so() {
             return Err(io::ErrorKind::NotConnected.into());
         }
         tokio::select! {
             biased;
-            offered = self.offer(arrival) => offered,
+            offered = self.offer(arrived) => offered,
             () = self.reachable.clone().lost() => Err(io::ErrorKind::NotConnected.into()),
             () = sleep(ASKS_WITHIN) => Err(io::ErrorKind::TimedOut.into()),
         }
@@ -137,6 +141,20 @@ impl Destination for Queue {
             Ok(Box::new(stream) as BoxStream)
         })
     }
+
+    fn open_copy<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+        Box::pin(async move {
+            let copy = Arrived {
+                is_copy: true,
+                ..arrived(arrival)
+            };
+            Ok(Box::new(self.give(&copy).await?) as BoxStream)
+        })
+    }
+
+    fn away(&self) -> Option<Away> {
+        self.reachable.away()
+    }
 }
 
 fn arrived(arrival: &Arrival) -> Arrived {
@@ -147,5 +165,6 @@ fn arrived(arrival: &Arrival) -> Arrived {
             server_name: facts.server_name.clone(),
             application_protocol: facts.application_protocol.clone(),
         }),
+        is_copy: false,
     }
 }

@@ -4,7 +4,7 @@ use agent::Agent;
 use protocol::failure::Errno;
 use protocol::grant::{Grant, IncomingGrant};
 use protocol::rpc::subscribe_event::Event;
-use protocol::rpc::{OnConflict, SubscribeRequest};
+use protocol::rpc::{EarlierSession, EarlierSessions, OnConflict, SubscribeRequest};
 
 use crate::session::{Session, copy_of, whole_port, with_header};
 use crate::web::{Site, ask, serve};
@@ -25,6 +25,11 @@ async fn conflicts_at_one_agent() {
 async fn conflicts_at_two_agents() {
     let Some(world) = world() else { return };
     check(&world, &world.agent(), &world.agent()).await;
+}
+
+fn earlier(holder: &str, takes_all: bool) -> EarlierSession {
+    let holder = holder.to_owned();
+    EarlierSession { holder, takes_all }
 }
 
 async fn check(world: &World, first: &Agent, second: &Agent) {
@@ -62,7 +67,20 @@ async fn check(world: &World, first: &Agent, second: &Agent) {
     let _graces = graces.serve(|_, stream| serve(stream, "grace"));
     assert_eq!(answers("x-user: ada\r\n").await, "ada / 0");
     assert_eq!(answers("").await, "grace / 0");
+    assert_eq!(graces.subscribed.earlier, [earlier("Ada", false)]);
+    // Who comes third has both before him, and knows when one of them is gone.
+    let same = on(with_header(80, "Edsger", ADA), OnConflict::Continue);
+    let mut edsgers = ada.subscribe(same).await.unwrap();
+    let both = [earlier("Ada", true), earlier("Grace", true)];
+    assert_eq!(edsgers.subscribed.earlier, both);
     drop(graces);
+    let sessions = vec![earlier("Ada", true)];
+    let mut change = edsgers.event().await;
+    if change == Some(Event::TrafficSeen(true)) {
+        change = edsgers.event().await;
+    }
+    assert_eq!(change, Some(Event::Earlier(EarlierSessions { sessions })));
+    drop(edsgers);
 
     // And what Grace takes is no longer Ada's.
     let taken = on(whole_port(80, "Grace"), OnConflict::Override);

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use agent::{Agent, Reachable};
+use agent::{Agent, Presence, Reachable};
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use link::{
@@ -12,6 +12,7 @@ use protocol::incoming::TAKEN;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::programs::{Client, soon};
 use crate::session::{Session, whole_port, with_header};
@@ -19,14 +20,14 @@ use crate::web::{Site, ask, serve};
 use crate::world::{TARGET_IPV4, socket_address, world};
 
 /// A line to an agent, which a test can cut.
-struct Line {
+pub(crate) struct Line {
     is_up: watch::Sender<bool>,
     /// Whether the agent sees a connection.
-    connected: watch::Receiver<bool>,
+    presence: watch::Receiver<Presence>,
 }
 
 /// A session over a link over a line.
-async fn connect(agent: &Agent) -> (Session, Line) {
+pub(crate) async fn connect(agent: &Agent) -> (Session, Line) {
     let (link_to_agent, far) = serve_links(agent).await;
     let (is_up, up) = watch::channel(true);
     let near = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -42,7 +43,7 @@ async fn connect(agent: &Agent) -> (Session, Line) {
     let session = Session::over(link).await;
     let line = Line {
         is_up,
-        connected: link_to_agent,
+        presence: link_to_agent,
     };
     (session, line)
 }
@@ -51,25 +52,26 @@ fn token() -> Token {
     Token::new(*b"open sesame").unwrap()
 }
 
-async fn serve_links(agent: &Agent) -> (watch::Receiver<bool>, SocketAddr) {
+async fn serve_links(agent: &Agent) -> (watch::Receiver<Presence>, SocketAddr) {
     let server = LinkServer::new(ServerSettings::default(), SharedToken(token()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (is_connected, connected) = watch::channel(true);
-    let (agent, reachable) = (agent.clone(), connected.clone());
+    let (presence, seen) = watch::channel(Presence::Here);
+    let (agent, reachable) = (agent.clone(), seen.clone());
     tokio::spawn(async move {
-        let is_connected = std::sync::Arc::new(is_connected);
         while let Ok((pipe, _)) = listener.accept().await {
             let Ok(Accepted::New(link)) = server.accept(pipe).await else {
                 continue;
             };
             let mut status = link.status();
             let (agent, reachable) = (agent.clone(), reachable.clone());
-            let is_connected = is_connected.clone();
+            let (presence, window) = (presence.clone(), link.resume_window());
             tokio::spawn(async move {
                 while status.changed().await.is_ok() {
-                    let connected = matches!(*status.borrow_and_update(), Status::Connected);
-                    is_connected.send_replace(connected);
+                    presence.send_replace(match *status.borrow_and_update() {
+                        Status::Connected => Presence::Here,
+                        _ => Presence::AwayUntil(Instant::now() + window),
+                    });
                 }
             });
             tokio::spawn(async move {
@@ -78,7 +80,7 @@ async fn serve_links(agent: &Agent) -> (watch::Receiver<bool>, SocketAddr) {
             });
         }
     });
-    (connected, address)
+    (seen, address)
 }
 
 /// Carries connections while the line is up, and cuts them when it is not.
@@ -102,18 +104,24 @@ async fn carry(near: TcpListener, far: SocketAddr, up: watch::Receiver<bool>) {
 
 impl Line {
     /// Cuts it, and waits until the agent knows.
-    async fn cut(&mut self) {
+    pub(crate) async fn cut(&mut self) {
         self.is_up.send_replace(false);
-        soon(self.connected.wait_for(|connected| !connected))
-            .await
-            .unwrap();
+        soon(
+            self.presence
+                .wait_for(|presence| *presence != Presence::Here),
+        )
+        .await
+        .unwrap();
     }
 
-    async fn mend(&mut self) {
+    pub(crate) async fn mend(&mut self) {
         self.is_up.send_replace(true);
-        soon(self.connected.wait_for(|connected| *connected))
-            .await
-            .unwrap();
+        soon(
+            self.presence
+                .wait_for(|presence| *presence == Presence::Here),
+        )
+        .await
+        .unwrap();
     }
 }
 

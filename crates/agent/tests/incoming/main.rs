@@ -20,6 +20,7 @@ mod load;
 mod mesh;
 mod mirror;
 mod programs;
+mod returning;
 mod safety;
 mod session;
 mod sharing;

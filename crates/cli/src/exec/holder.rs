@@ -2,13 +2,35 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::path::Path;
+
+use proxy::Holder;
+use rustix::process::getuid;
+use sha2::{Digest as _, Sha256};
 
 use crate::environment::{SUDO_USER, USER};
 
-/// As in `alice@laptop (server.py)`.
-pub(super) fn name(command: &[OsString]) -> String {
-    format!("{}@{} ({})", user(), machine(), program(command))
+/// Where an installation of Linux has its number.
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// Its name is as in `alice@laptop (server.py)`.
+pub(super) fn holder(command: &[OsString]) -> Holder {
+    let (user, machine) = (user(), machine());
+    let number = fs::read_to_string(MACHINE_ID).unwrap_or_default();
+    Holder {
+        owner: owner(&user, getuid().as_raw(), &machine, &number),
+        name: format!("{user}@{machine} ({})", program(command)),
+    }
+}
+
+/// Tells users and their machines apart, of which several may have the same name. A machine's number is nobody else's
+/// business, so it cannot be read from this.
+fn owner(user: &str, uid: u32, machine: &str, number: &str) -> String {
+    let words = format!("standin\n{user}\n{uid}\n{machine}\n{}", number.trim());
+    let digest = Sha256::digest(words.as_bytes());
+    let digits = digest.iter().take(16).map(|byte| format!("{byte:02x}"));
+    digits.collect()
 }
 
 /// Who runs it, as far as this machine knows.
@@ -52,6 +74,22 @@ fn is_file_name(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn owners_are_told_apart() {
+        let known = owner("ada", 1000, "laptop", "abc\n");
+        assert_eq!(known, owner("ada", 1000, "laptop", "abc"));
+        assert_eq!(known.len(), 32);
+        assert!(!known.contains("abc"));
+        for other in [
+            owner("bob", 1000, "laptop", "abc"),
+            owner("ada", 0, "laptop", "abc"),
+            owner("ada", 1000, "desktop", "abc"),
+            owner("ada", 1000, "laptop", "def"),
+        ] {
+            assert_ne!(known, other);
+        }
+    }
 
     #[test]
     fn programs_are_known_by_what_they_run() {

@@ -1,6 +1,7 @@
 //! The target's traffic comes to the program that stands in.
 
 mod options;
+mod returning;
 mod tls;
 
 use std::process::Command;
@@ -18,6 +19,9 @@ use self::options::{
     health_probes_are_the_applications_unless_they_are_wanted,
     open_connections_stay_unless_they_are_to_be_reset,
     programs_that_start_at_once_on_one_port_do_both, who_continues_gets_what_is_left,
+};
+use self::returning::{
+    who_is_killed_and_starts_again_gets_the_port, who_starts_again_gets_what_an_agent_keeps_for_him,
 };
 use self::tls::{a_program_without_tls_gets_what_was_inside, requests_inside_tls_are_split};
 use super::surroundings::{Running, programs};
@@ -53,6 +57,8 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
         open_connections_stay_unless_they_are_to_be_reset,
         health_probes_are_the_applications_unless_they_are_wanted,
         who_continues_gets_what_is_left,
+        who_is_killed_and_starts_again_gets_the_port,
+        who_starts_again_gets_what_an_agent_keeps_for_him,
         copies_of_datagrams_come_to_the_program,
         programs_that_start_at_once_on_one_port_do_both,
         requests_inside_tls_are_split,

@@ -11,6 +11,8 @@ use e2e::machine::{Ended, Programs};
 use e2e::{Stage, Story, environment, until};
 use lab::standind::{self, Profile};
 use lab::{Paths, Progress};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// `standin` and `standind`.
@@ -81,6 +83,16 @@ impl Running {
         Ok(())
     }
 
+    /// As a user ends it, and waits for its end. One that has ended already has.
+    pub(crate) fn interrupt(mut self) -> Result<()> {
+        let pid = Pid::from_raw(i32::try_from(self.process.id())?);
+        if self.process.try_wait()?.is_none() {
+            signal::kill(pid, Signal::SIGTERM)?;
+            self.process.wait()?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn report(&self) -> String {
         let text = |said: Result<String>| said.unwrap_or_else(|error| format!("{error:#}"));
         format!(
@@ -101,6 +113,11 @@ impl Drop for Running {
 /// `standin`, for the cluster of a stage. Its agents have the image of this repository, which is loaded once.
 pub(crate) fn standin_for(story: &Story<'_>, stage: &Stage) -> Result<Command> {
     load_agent_image(story)?;
+    standin_in(stage)
+}
+
+/// The same, where the clusters are the story's own and have the image.
+pub(crate) fn standin_in(stage: &Stage) -> Result<Command> {
     let mut standin = programs()?.standin();
     let client = &stage.cluster.client;
     if let Some(kubeconfig) = client.kubeconfig() {

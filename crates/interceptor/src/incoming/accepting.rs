@@ -316,3 +316,48 @@ impl Drop for Turn<'_> {
         self.0.free.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Its socket may wait, because whoever shares it has changed that a moment ago. Those who take calls must not.
+    #[test]
+    fn a_call_that_does_not_wait_never_does() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let incoming = Arc::new(Incoming::default());
+        let deliveries = Arc::clone(&incoming.deliveries);
+        let (taken, taking) = mpsc::channel();
+        let (next, wanted) = mpsc::channel();
+        thread::spawn(move || {
+            let theirs = OwnedFd::from(listener);
+            let socket = Socket::new(&theirs, Transport::Tcp, address).unwrap();
+            let manner = Manner {
+                close_on_exec: true,
+                nonblocking: false,
+                waits: false,
+            };
+            while wanted.recv().is_ok() {
+                let _ = taken.send(take(&incoming, &socket, &theirs, manner));
+            }
+        });
+        let take = || {
+            next.send(()).unwrap();
+            let taken = taking.recv_timeout(PATIENCE);
+            taken.expect("it does not wait").map(|_| ())
+        };
+        assert_eq!(take(), Err(Errno::EAGAIN));
+        let _client = TcpStream::connect(address).unwrap();
+        assert_eq!(take(), Ok(()));
+        // After what only wakes those who watch, there may be nothing more.
+        let _empty = deliveries.open(Transport::Tcp, address, None).unwrap();
+        assert_eq!(take(), Err(Errno::EAGAIN));
+    }
+}

@@ -35,6 +35,8 @@ struct Process {
     /// Stays true while a crashed program waits for its restart.
     wanted: bool,
     paused: bool,
+    /// What it is told beside what it is told usually.
+    more_arguments: Vec<String>,
     restarts: u32,
     last_exit: Option<String>,
 }
@@ -52,6 +54,7 @@ impl Supervisor {
     pub(super) fn answer(&self, request: Request) -> Result<Vec<ComponentStatus>> {
         match request {
             Request::Start(name) => self.start(&name)?,
+            Request::StartWith(name, arguments) => self.start_with(&name, arguments)?,
             Request::Stop(name) => self.stop(&name)?,
             Request::Pause(name) => self.signal(&name, Signal::SIGSTOP, true)?,
             Request::Continue(name) => self.signal(&name, Signal::SIGCONT, false)?,
@@ -79,13 +82,25 @@ impl Supervisor {
         }
     }
 
+    fn start_with(&self, name: &str, arguments: Vec<String>) -> Result<()> {
+        self.component(name)?;
+        let mut processes = self.lock();
+        let process = processes.entry(name.to_owned()).or_default();
+        if process.pid.is_some() {
+            return Err(Error::Refused(format!("{name} is running; stop it first")));
+        }
+        process.more_arguments = arguments;
+        drop(processes);
+        self.start(name)
+    }
+
     fn start(&self, name: &str) -> Result<()> {
         let component = self.component(name)?;
         let mut processes = self.lock();
         let process = processes.entry(name.to_owned()).or_default();
         if process.pid.is_none() {
             process.wanted = false;
-            process.pid = Some(self.spawn(component)?);
+            process.pid = Some(self.spawn(component, &process.more_arguments)?);
             process.paused = false;
         }
         process.wanted = true;
@@ -99,6 +114,7 @@ impl Supervisor {
             return Ok(());
         };
         process.wanted = false;
+        process.more_arguments.clear();
         let Some(pid) = process.pid else {
             return Ok(());
         };
@@ -186,7 +202,7 @@ impl Supervisor {
     }
 
     /// Called under the lock, see [`Supervisor::reap_for_ever`].
-    fn spawn(&self, component: &Component) -> Result<Pid> {
+    fn spawn(&self, component: &Component, more_arguments: &[String]) -> Result<Pid> {
         let log = log_file(&self.directory, &component.name);
         let output = fs::OpenOptions::new()
             .create(true)
@@ -198,6 +214,7 @@ impl Supervisor {
             .doing(|| format!("open {}", log.display()))?;
         let child = Command::new(&component.program)
             .args(&component.arguments)
+            .args(more_arguments)
             .env_clear()
             .env(
                 "PATH",

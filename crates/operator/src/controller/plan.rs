@@ -289,7 +289,7 @@ fn going_on(
     age: Duration,
     now: Timestamp,
 ) -> Plan {
-    let mut next_channel = status.next_channel;
+    let mut next_channel = status.next_channel.max(wanted.numbered_after);
     let mut start = Vec::new();
     let mut regrant = Vec::new();
     let mut pods = Vec::new();
@@ -300,7 +300,7 @@ fn going_on(
             .find(|known| known.uid == pod.replica.uid);
         let channel = known.map_or(next_channel + 1, |known| known.channel);
         next_channel = next_channel.max(channel);
-        let obstacle = obstacle(pod, mode);
+        let obstacle = obstacle(pod, mode, wanted.numbered_after);
         if obstacle.is_none() && current(pod).is_none() {
             start.push(next_agent(pod, known, wanted));
         }
@@ -370,7 +370,7 @@ fn beside_the_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgen
 }
 
 /// What keeps a pod from having an agent.
-fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
+fn obstacle(pod: &ObservedPod, mode: AgentMode, numbered_after: u32) -> Option<Refused> {
     let finally = |why: String| {
         Some(Refused {
             why,
@@ -383,7 +383,10 @@ fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
             _ => None,
         };
     }
-    let ended = || beside_the_container(pod).filter(|agent| agent.is_over());
+    // Those of a session that had the same name are not this one's.
+    let before = usize::try_from(numbered_after).unwrap_or_default();
+    let is_own = |agent: &&ObservedAgent| agent.ordered.number() > before;
+    let ended = || beside_the_container(pod).filter(|agent| agent.is_over() && is_own(agent));
     let failures = ended().filter(|agent| agent.ordered.has_failed);
     if failures.count() >= ATTEMPTS || ended().count() >= MOST_ENDED {
         let last = ended().last().map(|agent| &agent.ordered.state);
@@ -408,6 +411,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         .and_then(|known| known.agent.as_deref()?.rsplit('-').next()?.parse().ok())
         .unwrap_or(0);
     let observed = pod.agents.last().map_or(0, |agent| agent.ordered.number());
+    let before = usize::try_from(wanted.numbered_after).unwrap_or_default();
     let digest = Sha256::digest(&pod.replica.uid);
     let name = format!(
         "{}{:02x}{:02x}{:02x}{:02x}-{}",
@@ -416,7 +420,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         digest[1],
         digest[2],
         digest[3],
-        observed.max(reported) + 1
+        observed.max(reported).max(before) + 1
     );
     Start {
         replica: pod.replica.clone(),

@@ -60,6 +60,16 @@ pub struct Subscribed {
     pub again: bool,
     /// How many agents have it for us.
     pub agents: usize,
+    /// Other sessions that are served first.
+    pub earlier: Vec<Earlier>,
+}
+
+/// A session that was there before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Earlier {
+    pub holder: String,
+    /// It leaves nothing of what is wanted.
+    pub takes_all: bool,
 }
 
 /// How far it is known that traffic comes.
@@ -160,10 +170,31 @@ impl fmt::Display for News {
     }
 }
 
+impl Subscribed {
+    /// Who is served first, in words.
+    fn names(&self, takes_all: bool) -> String {
+        let earlier = self.earlier.iter();
+        let earlier = earlier.filter(|earlier| earlier.takes_all == takes_all);
+        let names: Vec<&str> = earlier.map(|earlier| earlier.holder.as_str()).collect();
+        names.join(" or ")
+    }
+}
+
 impl fmt::Display for Subscribed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let again = if self.again { "again, " } else { "" };
         let local = self.local;
+        let (all, some) = (self.names(true), self.names(false));
+        if !all.is_empty() {
+            write!(
+                formatter,
+                "nothing comes to the program as long as {all} has all of it, and after that "
+            )?;
+        }
+        let everything = match some.is_empty() {
+            true => "everything".to_owned(),
+            false => format!("everything that {some} does not take"),
+        };
         match (&self.filter, self.steals) {
             (Some(filter), true) => write!(
                 formatter,
@@ -175,7 +206,7 @@ impl fmt::Display for Subscribed {
             )?,
             (None, true) => write!(
                 formatter,
-                "{again}everything goes to the program (port {local}) instead of the application there"
+                "{again}{everything} goes to the program (port {local}) instead of the application there"
             )?,
             (None, false) => write!(
                 formatter,
@@ -279,6 +310,7 @@ mod tests {
             flushed: 0,
             again: false,
             agents: 1,
+            earlier: Vec::new(),
         }
     }
 
@@ -298,6 +330,27 @@ mod tests {
             }),
             "port 8080 of the target: again, the program (port 8081) gets a copy of everything; checked on loopback only; \
              Istio is there, so that the peers that the program sees are its proxy; 2 open connections reset",
+        );
+        let earlier = |holder: &str, takes_all| Earlier {
+            holder: holder.to_owned(),
+            takes_all,
+        };
+        check(
+            News::Subscribed(Subscribed {
+                earlier: vec![earlier("ada", false), earlier("grace", false)],
+                ..subscribed(true, None)
+            }),
+            "port 8080 of the target: everything that ada or grace does not take goes to the program (port 8081) instead of \
+             the application there; checked on loopback only",
+        );
+        check(
+            News::Subscribed(Subscribed {
+                earlier: vec![earlier("ada", true)],
+                ..subscribed(true, Some("are GET"))
+            }),
+            "port 8080 of the target: nothing comes to the program as long as ada has all of it, and after that requests \
+             that are GET are answered by the program (port 8081), all others by the application there; checked on loopback \
+             only",
         );
         check(
             News::Missed {

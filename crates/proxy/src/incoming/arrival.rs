@@ -172,9 +172,13 @@ impl Arrival {
                 let Arrived { client, server, .. } = arrived;
                 datagrams::carry(&doors, client, server, sender, from_client, arriving).await;
             }
-            ToClient::Stream(to_client) => match connect(arrived, &doors, tls).await {
+            ToClient::Stream(to_client) => match connect(&arrived, &doors, tls).await {
                 Some(stream) => {
-                    let stream = Arc::new(stream.watched(arriving.accepted()));
+                    let stream = stream.watched(arriving.accepted());
+                    let stream = Arc::new(match arrived.is_copy {
+                        true => stream.unheard(),
+                        false => stream,
+                    });
                     if to_client.send(Arc::clone(&stream)).is_ok() {
                         carry(stream, from_client, accept_within).await;
                     }
@@ -206,15 +210,15 @@ async fn carry(stream: Arc<LocalStream>, from_client: Body, accept_within: Durat
 
 /// A connection to the application, as it wants it.
 async fn connect(
-    arrived: Arrived,
+    arrived: &Arrived,
     doors: &Doors,
     tls: Option<Arc<TlsDelivery>>,
 ) -> Option<LocalStream> {
     let stream = doors.connect(arrived.client, arrived.server).await?;
-    let Some((asked, tls)) = arrived.tls.zip(tls) else {
+    let Some((asked, tls)) = arrived.tls.as_ref().zip(tls) else {
         return Some(stream);
     };
-    tls.wrap(stream, &asked)
+    tls.wrap(stream, asked)
         .await
         .inspect_err(
             |error| tracing::warn!(%error, "the application did not take a connection with TLS"),

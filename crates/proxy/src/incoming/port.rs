@@ -18,7 +18,7 @@ use super::subscription::{Ours, Said, Saying, Subscription};
 use super::watch::Watch;
 use super::{Key, Shared, is_final, reason_of};
 use crate::agent::{AgentId, Member};
-use crate::event::{Checked, Event, IncomingEvent, News, Subscribed, describe};
+use crate::event::{Checked, Earlier, Event, IncomingEvent, News, Subscribed, describe};
 
 /// How often it is looked whether the application still listens.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -219,6 +219,7 @@ impl Port {
                     self.tell_subscribed(Some(id), &[&ours]);
                 }
                 at_agent.state = State::Ours(ours);
+                round.look_who_is_first();
             }
             Said::Refused(status, tries_again) => {
                 // An agent that is gone is told of elsewhere.
@@ -232,6 +233,16 @@ impl Port {
                 if let Some(news) = news {
                     self.tell(None, news);
                 }
+            }
+            Said::Earlier(earlier) => {
+                if let State::Ours(ours) = &mut at_agent.state {
+                    ours.earlier = earlier;
+                    // Otherwise it is told when the application's call is answered.
+                    if round.is_answered {
+                        self.tell_subscribed(Some(id), &[ours]);
+                    }
+                }
+                round.look_who_is_first();
             }
             Said::LostTo(holder) => {
                 at_agent.state = State::Lost;
@@ -337,6 +348,7 @@ impl Port {
             flushed: ours.iter().map(|ours| ours.flushed).sum(),
             again: ours.iter().any(|ours| ours.again),
             agents: ours.len(),
+            earlier: who_is_first(ours),
         };
         self.tell(id, News::Subscribed(subscribed));
     }
@@ -382,6 +394,37 @@ impl Round {
     fn watch(&self) -> std::sync::MutexGuard<'_, Watch> {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Where others take everything, silence is no wonder.
+    fn look_who_is_first(&self) {
+        let mut ours = self.agents.values().filter_map(AtAgent::ours).peekable();
+        let leaves_nothing = |ours: &Ours| ours.earlier.iter().any(|earlier| earlier.takes_all);
+        let nothing_comes = ours.peek().is_some() && ours.all(leaves_nothing);
+        self.watch().expect_nothing(nothing_comes, Instant::now());
+    }
+}
+
+/// Who is served first, of all agents.
+fn who_is_first(ours: &[&Ours]) -> Vec<Earlier> {
+    let mut first: Vec<Earlier> = Vec::new();
+    for earlier in ours.iter().flat_map(|ours| &ours.earlier) {
+        match first
+            .iter_mut()
+            .find(|known| known.holder == earlier.holder)
+        {
+            Some(known) => known.takes_all &= earlier.takes_all,
+            None => first.push(earlier.clone()),
+        }
+    }
+    // Who has all of it at some agents leaves something at the others.
+    let is_everywhere = |holder: &str| {
+        let has = |ours: &&Ours| ours.earlier.iter().any(|earlier| earlier.holder == holder);
+        ours.iter().all(has)
+    };
+    for earlier in &mut first {
+        earlier.takes_all &= is_everywhere(&earlier.holder);
+    }
+    first
 }
 
 impl AtAgent {

@@ -8,6 +8,15 @@ use protocol::rpc::http_filter::Filter;
 
 use super::Key;
 
+/// Whose session it is.
+#[derive(Debug, Clone, Default)]
+pub struct Holder {
+    /// In words, for others who want the same.
+    pub name: String,
+    /// The same for all sessions of one user on one machine, and for no other. Empty: not known.
+    pub owner: String,
+}
+
 /// What all ports of a session have in common.
 #[derive(Debug, Clone)]
 pub(super) struct Wishes {
@@ -18,7 +27,7 @@ pub(super) struct Wishes {
     answer_within_milliseconds: u32,
     /// How long the application may take to accept a connection.
     pub(super) accept_within: Duration,
-    holder: String,
+    holder: Holder,
     tls: Option<rpc::TargetTls>,
 }
 
@@ -28,7 +37,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const LATER: Duration = Duration::from_secs(1);
 
 impl Wishes {
-    pub(super) fn new(settings: &IncomingSettings, holder: String) -> Self {
+    pub(super) fn new(settings: &IncomingSettings, holder: Holder) -> Self {
         let tls = settings
             .tls
             .certificate
@@ -81,9 +90,11 @@ impl Wishes {
             takes_probes: self.takes_probes,
             flush_connections: self.flush_connections && !again,
             answer_within_milliseconds: self.answer_within_milliseconds,
-            holder: self.holder.clone(),
+            holder: self.holder.name.clone(),
             tls: self.tls.clone(),
             probe_paths: Vec::new(),
+            owner: self.holder.owner.clone(),
+            held_for_milliseconds: 0,
         }
     }
 }
@@ -128,7 +139,11 @@ mod tests {
         let layers = Layers::new().file("test", text, Format::Json);
         let settings = layers.resolve().unwrap().settings.feature.network.incoming;
         let rules = IncomingRules::new(&settings);
-        let wishes = Wishes::new(&settings, "alice".to_owned());
+        let holder = Holder {
+            name: "alice".to_owned(),
+            owner: "her machine".to_owned(),
+        };
+        let wishes = Wishes::new(&settings, holder);
         let key = |is_udp| Key { is_udp, port: 80 };
         let request = wishes.request(key(false), rules.filter(80, 80), false);
         let header = rpc::HttpFilter {
@@ -159,6 +174,8 @@ mod tests {
                 ..rpc::TargetTls::default()
             }),
             probe_paths: Vec::new(),
+            owner: "her machine".to_owned(),
+            held_for_milliseconds: 0,
         };
         assert_eq!(request, expected);
         let again = wishes.request(key(false), rules.filter(80, 80), true);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use protocol::rpc::incoming_client::IncomingClient;
 use protocol::rpc::subscribe_event::Event as Happening;
-use protocol::rpc::{Proof, SubscribeEvent, Subscribed as Answer};
+use protocol::rpc::{EarlierSession, Proof, SubscribeEvent, Subscribed as Answer};
 use tokio::sync::mpsc;
 use tokio::time::{interval, sleep};
 use tonic::{Status, Streaming};
@@ -15,7 +15,7 @@ use super::doors::Doors;
 use super::watch::Watch;
 use super::{Key, Shared};
 use crate::agent::{AgentId, Member};
-use crate::event::Checked;
+use crate::event::{Checked, Earlier};
 
 /// How often it is looked whether fewer streams have to wait.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -51,6 +51,8 @@ pub(super) enum Said {
     /// The agent does not do it, and whether it is asked again.
     Refused(Status, bool),
     TrafficSeen,
+    /// Who is served first has changed.
+    Earlier(Vec<Earlier>),
     /// Somebody else has it now.
     LostTo(String),
 }
@@ -62,6 +64,8 @@ pub(super) struct Ours {
     pub(super) mesh: Option<String>,
     pub(super) flushed: u32,
     pub(super) again: bool,
+    /// Who is served first.
+    pub(super) earlier: Vec<Earlier>,
 }
 
 enum Incident {
@@ -124,6 +128,7 @@ impl Subscription {
             mesh: Some(answer.mesh.clone()).filter(|mesh| !mesh.is_empty()),
             flushed: answer.flushed,
             again: self.again,
+            earlier: earlier(&answer.earlier),
         }));
         let tell = Arc::clone(&self.shared.agent.tell);
         Waiting::new(
@@ -170,6 +175,9 @@ impl Subscription {
                     Some(Happening::TrafficSeen(_)) => self.say(Said::TrafficSeen),
                     Some(Happening::Missed(missed)) => self.watch().missed(&missed),
                     Some(Happening::CopyDropped(_)) => self.watch().copy_dropped(),
+                    Some(Happening::Earlier(now)) => {
+                        self.say(Said::Earlier(earlier(&now.sessions)));
+                    }
                     Some(Happening::LostTo(holder)) => return Some(holder),
                 },
                 Incident::Agent(Ok(None) | Err(_)) => return None,
@@ -185,4 +193,12 @@ impl Subscription {
         // Without the port we are about to be aborted.
         let _ = self.said.send((self.id.clone(), self.member.clone(), said));
     }
+}
+
+fn earlier(sessions: &[EarlierSession]) -> Vec<Earlier> {
+    let earlier = |session: &EarlierSession| Earlier {
+        holder: session.holder.clone(),
+        takes_all: session.takes_all,
+    };
+    sessions.iter().map(earlier).collect()
 }

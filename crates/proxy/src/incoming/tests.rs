@@ -15,7 +15,7 @@ use interceptor::Errno;
 use protocol::incoming::Arrived;
 use protocol::outgoing::{Datagram, DatagramDecoder};
 use protocol::rpc::subscribe_event::Event as Happening;
-use protocol::rpc::{Failure, IncomingMode as Mode};
+use protocol::rpc::{EarlierSession, EarlierSessions, Failure, IncomingMode as Mode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::oneshot;
@@ -24,7 +24,7 @@ use self::agent::FakeAgent;
 use super::door::{Delivered, Door};
 use super::*;
 use crate::agent::{AgentId, Agents, Preference};
-use crate::event::News;
+use crate::event::{IncomingEvent, News};
 
 const CLIENT: &str = "192.0.2.7:40000";
 const SERVER: &str = "10.77.0.2:80";
@@ -72,7 +72,7 @@ impl World {
         let fake = FakeAgent::default();
         let agent = fake.connect().await;
         let agents = agent.all.clone();
-        let incoming = Incoming::new(agent, &settings, "alice".to_owned()).unwrap();
+        let incoming = Incoming::new(agent, &settings, alice()).unwrap();
         Self {
             agent: fake,
             incoming,
@@ -99,11 +99,19 @@ impl World {
     }
 }
 
+fn alice() -> Holder {
+    Holder {
+        name: "alice".to_owned(),
+        owner: "her machine".to_owned(),
+    }
+}
+
 fn arrived() -> Arrived {
     Arrived {
         client: CLIENT.parse().unwrap(),
         server: SERVER.parse().unwrap(),
         tls: None,
+        is_copy: false,
     }
 }
 
@@ -151,6 +159,24 @@ async fn a_connection_is_carried_both_ways_to_each_end() {
     drop(application);
     let rest = client.from_application.collect().await.unwrap();
     assert!(rest.to_bytes().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_answered_to_a_copy_stays_here() {
+    let world = World::new("mirror").await;
+    let (listener, address) = listener().await;
+    world.listen(address, false).await.unwrap();
+    let copy = Arrived {
+        is_copy: true,
+        ..arrived()
+    };
+    let client = world.agent.arrive(&copy).await;
+    let mut application = accept(&listener).await;
+    application.write_all(b"answer").await.unwrap();
+    drop(application);
+    // That it was taken is told, and that it has ended.
+    let heard = client.from_application.collect().await.unwrap();
+    assert_eq!(&heard.to_bytes()[..], [1]);
 }
 
 #[tokio::test]
@@ -323,6 +349,31 @@ async fn who_loses_a_port_is_told_and_stays_local() {
     assert_eq!(holder.await, "bob");
     world.agent.unsubscribed().await;
     world.agent.subscribed(1).await;
+}
+
+#[tokio::test]
+async fn who_is_served_first_is_told_until_he_is_gone() {
+    let world = World::new("{mode: steal, on_concurrent_steal: continue}").await;
+    let (_listener, address) = listener().await;
+    let bob = |takes_all| EarlierSession {
+        holder: "bob".to_owned(),
+        takes_all,
+    };
+    world.agent.precede(vec![bob(true)]);
+    world.listen(address, false).await.unwrap();
+    let words = async |wanted: &str| {
+        let says = |event: &IncomingEvent| event.to_string().contains(wanted).then_some(());
+        world.agent.event(says).await;
+    };
+    words("target: nothing comes to the program as long as bob has all of it, and after that everything").await;
+    let sessions = vec![bob(false)];
+    world
+        .agent
+        .happen(Happening::Earlier(EarlierSessions { sessions }));
+    words("target: everything that bob does not take goes to the program").await;
+    let nobody = EarlierSessions::default();
+    world.agent.happen(Happening::Earlier(nobody));
+    words("target: everything goes to the program").await;
 }
 
 #[tokio::test]

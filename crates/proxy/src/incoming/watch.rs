@@ -22,6 +22,8 @@ pub(super) struct Watch {
     traffic_seen: bool,
     has_arrived: bool,
     silence_told: bool,
+    /// Others are served first, and leave nothing.
+    expects_nothing: bool,
     missed: BTreeMap<u8, (MissedReason, u64, u64)>,
     copies_dropped: u64,
     last_word: Option<Instant>,
@@ -36,6 +38,7 @@ impl Watch {
             traffic_seen: false,
             has_arrived: false,
             silence_told: false,
+            expects_nothing: false,
             missed: BTreeMap::new(),
             copies_dropped: 0,
             last_word: None,
@@ -45,6 +48,14 @@ impl Watch {
     /// How far it is known that traffic comes, of the agent that knows least.
     pub(super) fn checked(&mut self, checked: Checked) {
         self.checked = checked;
+    }
+
+    /// Whether nothing can come, because others take it.
+    pub(super) fn expect_nothing(&mut self, expects_nothing: bool, now: Instant) {
+        if self.expects_nothing && !expects_nothing {
+            self.since = now;
+        }
+        self.expects_nothing = expects_nothing;
     }
 
     /// A connection has come to the program.
@@ -98,7 +109,8 @@ impl Watch {
     }
 
     fn silence(&mut self, now: Instant) -> Option<News> {
-        if self.silence_told || self.has_arrived || now.duration_since(self.since) < SILENCE {
+        let is_no_wonder = self.has_arrived || self.expects_nothing;
+        if self.silence_told || is_no_wonder || now.duration_since(self.since) < SILENCE {
             return None;
         }
         self.silence_told = true;
@@ -184,5 +196,17 @@ mod tests {
         check(Some("are POST"), false, false, &[silent]);
         check(Some("are POST"), true, false, &[unmatched]);
         check(None, true, true, &[]);
+    }
+
+    #[test]
+    fn silence_is_no_news_while_others_take_everything() {
+        let start = Instant::now();
+        let mut watch = Watch::new(start, Checked::Outside, None);
+        watch.expect_nothing(true, start);
+        let turn = start + SILENCE * 3;
+        assert_eq!(watch.news(turn), []);
+        watch.expect_nothing(false, turn);
+        assert_eq!(watch.news(turn + SILENCE / 2), []);
+        assert_eq!(watch.news(turn + SILENCE).len(), 1);
     }
 }

@@ -156,6 +156,7 @@ fn requests_are_told_with_their_port() {
         flushed: 0,
         again: false,
         agents: 1,
+        earlier: Vec::new(),
     }));
     told(News::Silent {
         seconds: 60,

@@ -110,6 +110,12 @@ impl Http2Place {
         match path.as_str() {
             "/reset" => return respond.send_reset(Reason::ENHANCE_YOUR_CALM),
             "/silent" => return std::future::pending().await,
+            // Whoever waits for it gives up some day.
+            "/ignored" if self.name == "alice" => {
+                let reset = poll_fn(|context| respond.poll_reset(context)).await;
+                let end = reset.unwrap_or(Reason::INTERNAL_ERROR);
+                return self.note(index, |got| got.end = Some(Err(end)));
+            }
             "/hints" => {
                 let hints = interim(StatusCode::EARLY_HINTS, "link", self.name);
                 respond.send_informational(hints).unwrap();

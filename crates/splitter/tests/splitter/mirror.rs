@@ -1,13 +1,15 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderMap, HeaderValue};
-use splitter::{Filter, Mode, Notice};
+use splitter::{Filter, Mode, Notice, OnConflict};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{sleep, timeout};
 
 use super::http2_stage::{Got, Http2Place, Http2Stage, name, read, request, send_all};
-use super::stage::{Manner, Place, Stage, To, bodies};
+use super::stage::{Manner, Place, Stage, To, ToTest, bodies, claim};
 
 const GET: &str = "GET /1 HTTP/1.1\r\nHost: a\r\n\r\n";
 const BLUE: &str = "POST /2 HTTP/1.1\r\nTeam: blue\r\nContent-Length: 2\r\n\r\nok";
@@ -212,4 +214,46 @@ async fn copies_of_streams_that_are_not_taken_end_and_hold_nobody_up() {
         [(holder, Notice::CopyDropped)],
         "said once for a client"
     );
+}
+
+/// Longer than anybody waits, where time passes by itself when nothing else happens.
+const FOR_EVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_is_never_answered_ends_some_time_after_its_original() {
+    let stage = Stage::new(Manner::Answers);
+    let (to_test, mut copies) = ToTest::new();
+    let all = claim("alice", Mode::Mirror, None, to_test);
+    let _alices = stage.port.claims().claim(all, OnConflict::Abort).unwrap();
+    assert_eq!(bodies(&stage.ask(GET).await), ["application GET /1"]);
+    let mut copy = copies.recv().await.unwrap();
+    let mut got = String::new();
+    copy.read_to_string(&mut got).await.unwrap();
+    assert_eq!(got, GET);
+    // It may still answer, and at some time nobody is there any more.
+    copy.write_all(b"HTTP/1.1 ").await.unwrap();
+    let gone = async {
+        while copy.write_all(b"...").await.is_ok() {
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    timeout(FOR_EVER, gone).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_of_a_stream_that_is_never_answered_ends_some_time_after_its_original() {
+    let application = Http2Place::new("application");
+    let filter = Filter::header("^x-for: alice$").unwrap();
+    let alice = Http2Place::new("alice");
+    let stage = Http2Stage::of(application, alice, Mode::Mirror, filter, |_| {});
+    let mut client = stage.connect().await;
+    let asked = client.send_request(request("/ignored", "alice"), true);
+    let response = asked.unwrap().0.await.unwrap();
+    assert_eq!(name(&response), "application");
+    let is_reset = |streams: &Vec<Got>| {
+        let got = streams.first();
+        got.is_some_and(|got| got.end == Some(Err(Reason::CANCEL)))
+    };
+    let ended = stage.alice.wait_until(is_reset);
+    timeout(FOR_EVER, ended).await.unwrap();
 }

@@ -1,8 +1,13 @@
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use splitter::{Filter, Mode, Notice, OnConflict, Reason};
+use splitter::{
+    Arrival, Away, BoxFuture, BoxStream, Claim, ClaimGuard, Claims, Destination, Earlier, Filter,
+    Held, Mode, Notice, OnConflict, Reason,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 use super::stage::{Manner, Place, Stage, To, Told, arrival, bodies, claim, read_until};
 
@@ -263,6 +268,7 @@ async fn a_conflict_is_overridden_or_waited_out_when_asked() {
     let carols = claim("carol", Mode::Steal, same(), Arc::new(To(carol)));
     let carols = claims.claim(carols, OnConflict::Override).unwrap();
     assert_eq!(alices.overridden().await, "carol");
+    assert_eq!(alices.earlier(), [], "carol came later");
     assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
     drop(alices);
     assert_eq!(bodies(&stage.ask(NEXT).await), ["carol GET /2"]);
@@ -272,6 +278,140 @@ async fn a_conflict_is_overridden_or_waited_out_when_asked() {
         ["application GET /2"],
         "bob was overridden too"
     );
+}
+
+/// What comes without waiting.
+async fn at_once<T>(coming: impl Future<Output = T>) -> Option<T> {
+    timeout(Duration::ZERO, coming).await.ok()
+}
+
+/// A destination of somebody whose connection may be lost.
+struct Leaving(bool);
+
+impl Destination for Leaving {
+    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+        Box::pin(async { Err(io::ErrorKind::NotConnected.into()) })
+    }
+
+    fn away(&self) -> Option<Away> {
+        let keeps_for = Duration::from_millis(89_100);
+        self.0.then_some(Away { keeps_for })
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_has_who_is_away_is_his_own_alone() {
+    let to = |is_away| Arc::new(Leaving(is_away));
+    let ask = |holder: &str, owner: Option<&str>, to: Arc<Leaving>| Claim {
+        owner: owner.map(str::to_owned),
+        ..claim(holder, Mode::Steal, None, to)
+    };
+    let alice = Some("alice's machine");
+    // Whose it is, whether he is away, who asks, and how: whether he gets it at the other's cost.
+    let cases = [
+        (alice, true, alice, OnConflict::Abort, true),
+        (alice, true, alice, OnConflict::Continue, true),
+        (alice, false, alice, OnConflict::Abort, false),
+        (alice, true, Some("bob's"), OnConflict::Abort, false),
+        (alice, true, Some("bob's"), OnConflict::Continue, false),
+        (alice, true, None, OnConflict::Abort, false),
+        (None, true, None, OnConflict::Abort, false),
+    ];
+    for (holders, is_away, askers, on_conflict, expected) in cases {
+        let text = format!("{holders:?} {is_away}, then {askers:?} {on_conflict:?}");
+        let claims = Arc::<Claims>::default();
+        let first = claims.claim(ask("first", holders, to(is_away)), OnConflict::Abort);
+        let first = first.unwrap();
+        let second = claims.claim(ask("second", askers, to(false)), on_conflict);
+        let lost = at_once(first.overridden()).await;
+        assert_eq!(lost.is_some(), expected, "{text}");
+        if expected {
+            assert_eq!(second.unwrap().earlier(), [], "{text}");
+            continue;
+        }
+        let words = match second {
+            Ok(second) => {
+                let earlier = Earlier {
+                    holder: "first".to_owned(),
+                    what: Held::WholePort,
+                };
+                assert_eq!(second.earlier(), [earlier], "{text}");
+                continue;
+            }
+            Err(refusal) => refusal.to_string(),
+        };
+        let away = ", has lost the connection, and keeps it for up to 90 s more";
+        assert!(
+            words.starts_with("first already takes all traffic"),
+            "{words}"
+        );
+        assert_eq!(words.contains(away), is_away, "{text}: {words}");
+    }
+}
+
+#[tokio::test]
+async fn who_continues_knows_who_is_served_first() {
+    let stage = Stage::new(Manner::Answers);
+    let (_alice, alices) = stage.session("alice", Manner::Answers);
+    let (_bob, bobs) = stage.session("bob", Manner::Answers);
+    let (_copy, _copies) = stage.claim("copy", Manner::Answers, Mode::Mirror, None);
+    let carol = Place::new("carol", Manner::Answers);
+    let whole = claim("carol", Mode::Steal, None, Arc::new(To(carol)));
+    let carols = stage.port.claims().claim(whole, OnConflict::Continue);
+    let carols = carols.unwrap();
+    let dave = Place::new("dave", Manner::Answers);
+    let whole = claim("dave", Mode::Steal, None, Arc::new(To(dave)));
+    let daves = stage.port.claims().claim(whole, OnConflict::Continue);
+    let daves = daves.unwrap();
+    let earlier = |holder: &str, what| Earlier {
+        holder: holder.to_owned(),
+        what,
+    };
+    let some = |holder| earlier(holder, Held::SomeRequests);
+    assert_eq!(alices.earlier(), []);
+    assert_eq!(carols.earlier(), [some("alice"), some("bob")]);
+    let all = earlier("carol", Held::WholePort);
+    assert_eq!(daves.earlier(), [some("alice"), some("bob"), all.clone()]);
+
+    let known = daves.earlier();
+    let change = daves.earlier_changed(&known);
+    tokio::pin!(change);
+    assert_eq!(at_once(change.as_mut()).await, None);
+    drop(alices);
+    assert_eq!(change.await, [some("bob"), all]);
+    drop((bobs, carols));
+    assert_eq!(daves.earlier_changed(&known).await, []);
+    assert_eq!(bodies(&stage.ask(NEXT).await), ["dave GET /2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_there_before_is_so_wherever_he_comes_from() {
+    let stage = Stage::new(Manner::Answers);
+    let guards = [("new", 0), ("young", 60), ("old", 3600)].map(|(name, held_for)| {
+        let place = Place::new(name, Manner::Answers);
+        let whole = Claim {
+            held_for: Duration::from_secs(held_for),
+            ..claim(name, Mode::Steal, None, Arc::new(To(place)))
+        };
+        let guard = stage.port.claims().claim(whole, OnConflict::Continue);
+        guard.unwrap()
+    });
+    let names = |guard: &ClaimGuard| -> Vec<String> {
+        let earlier = guard.earlier().into_iter();
+        earlier.map(|earlier| earlier.holder).collect()
+    };
+    let [new, young, old] = guards;
+    assert_eq!(names(&new), ["old", "young"]);
+    assert_eq!(names(&young), ["old"]);
+    assert_eq!(names(&old), [""; 0]);
+    for (guard, name) in [(old, "old"), (young, "young"), (new, "new")] {
+        assert_eq!(
+            bodies(&stage.ask(NEXT).await),
+            [format!("{name} GET /2")],
+            "whoever is the oldest"
+        );
+        drop(guard);
+    }
 }
 
 #[tokio::test]

@@ -1,13 +1,14 @@
 //! Connections, as a program uses them.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 
 use super::{Numbers, time_each};
+use crate::target::LAST;
 
 const BLOCK: usize = 256 * 1024;
 
@@ -57,7 +58,8 @@ pub(super) fn send(address: SocketAddr, time: Duration, streams: usize) -> Resul
                 stream.write_all(&block)?;
                 sent += BLOCK as u64;
             }
-            stream.shutdown(Shutdown::Write)?;
+            stream.write_all(&[LAST])?;
+            sent += 1;
             let mut answer = [0; 8];
             stream.read_exact(&mut answer)?;
             let arrived = u64::from_be_bytes(answer);

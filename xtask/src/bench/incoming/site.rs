@@ -17,7 +17,7 @@ use lab::wire::{Conditions, Wire};
 
 use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
 use crate::bench::server::{Manner, Mode, Session};
-use crate::bench::session::programs::{Program, Programs, Worker};
+use crate::bench::session::programs::{Program, Programs, Worker, processor_seconds};
 use crate::bench::session::site::{Folder, TARGET, join, network, within};
 
 /// The application's port that sessions take, and where it listens once more.
@@ -31,9 +31,6 @@ pub(super) const SINK_RELAY: u16 = 8093;
 
 const AGENT: u16 = 7100;
 const TOKEN: &str = "the token of the bench";
-
-/// In which the kernel counts, for each second.
-const TICKS: f64 = 100.0;
 
 /// The place. What was started in it ends with it, in this order.
 #[derive(Debug)]
@@ -154,12 +151,7 @@ impl Ground for Site {
             Hop::Relay => &self.relay,
             Hop::Agent => &self.agent,
         };
-        let text = fs::read_to_string(format!("/proc/{}/stat", program.pid()))?;
-        // After the name, which is in brackets: the 14th and the 15th field are those of the program and of the kernel.
-        let fields = text.rsplit(')').next().unwrap_or_default();
-        let ticks = fields.split_whitespace().skip(11).take(2);
-        let ticks: f64 = ticks.map(str::parse::<f64>).sum::<Result<f64, _>>()?;
-        Ok(ticks / TICKS)
+        processor_seconds(program.pid())
     }
 }
 

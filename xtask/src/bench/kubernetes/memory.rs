@@ -24,14 +24,10 @@ pub(super) fn rows(site: &mut Site, _: &Extent) -> Result<Vec<Row>> {
     ])
 }
 
-/// The first process of the agent among those of the lab's nodes: it is nobody's child that runs the same program.
+/// The first process of the agent: it is nobody's child that is one, too.
 fn agent(site: &Site) -> Result<u32> {
-    let processes = site.lab().processes()?;
-    let is_agent = |pid: &i32| {
-        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "standind")
-    };
-    let agents: Vec<i32> = processes.into_iter().filter(is_agent).collect();
-    let parent = |pid: i32| -> Option<i32> {
+    let agents = site.processes("agent")?;
+    let parent = |pid: u32| -> Option<u32> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
         line.trim().parse().ok()
@@ -39,6 +35,5 @@ fn agent(site: &Site) -> Result<u32> {
     let first = agents
         .iter()
         .find(|pid| parent(**pid).is_none_or(|parent| !agents.contains(&parent)));
-    let first = first.context("there is no agent in the lab")?;
-    Ok(u32::try_from(*first)?)
+    first.copied().context("there is no agent in the lab")
 }

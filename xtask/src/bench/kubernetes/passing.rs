@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::site::Site;
+use super::site::{Site, Through};
 use crate::bench::load::{Load, requests};
 use crate::bench::server::Mode;
 use crate::bench::{Extent, Row};
@@ -12,10 +12,10 @@ const CONNECTIONS: usize = 64;
 const NO_DECAY: f64 = 0.9;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
-    let seconds: u64 = if extent.quick { 5 } else { 60 };
+    let seconds: u64 = if extent.quick { 4 } else { 60 };
     let mut rows = Vec::new();
     for (mode, name) in [(Mode::Steal, "not matched"), (Mode::Mirror, "mirrored")] {
-        let _session = site.session(mode)?;
+        let _session = site.session(mode, Through::OwnRights)?;
         let load = Load::lasting(CONNECTIONS, seconds * 1000);
         let before = load.run(site, &site.direct())?;
         let mut minutes = Vec::new();

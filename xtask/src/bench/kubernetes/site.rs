@@ -1,6 +1,7 @@
 //! A cluster with an application, servers beside it, and a worker in the network of its node.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::path::PathBuf;
 use std::process::{self, Command, Stdio};
 
 use anyhow::{Context as _, Result};
@@ -8,6 +9,8 @@ use lab::image::{Image, recipes};
 use lab::standind::{self, Profile};
 use lab::{Client, Cluster, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
+use super::operator::Operator;
+use crate::bench::Extent;
 use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
 use crate::bench::server::{Manner, Mode, Session};
 use crate::bench::session::programs::{Programs, Worker, log, log_path};
@@ -37,11 +40,21 @@ pub(super) struct Site {
     application: String,
     /// The address of the Service of the servers.
     servers: String,
+    /// Set when it is there.
+    operator: Option<Operator>,
     lab: Lab,
 }
 
+/// Who begins sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Through {
+    /// The user, with what the user may do.
+    OwnRights,
+    Operator,
+}
+
 impl Site {
-    pub(super) fn build(programs: Programs) -> Result<Self> {
+    pub(super) fn build(programs: Programs, extent: &Extent) -> Result<Self> {
         let folder = Folder::new()?;
         // What was said in the run before is of no use any more.
         File::create(log_path()?)?;
@@ -49,7 +62,8 @@ impl Site {
         let name = format!("bench-{}", process::id());
         let request = LabRequest::new(&name, 1, 1, Shape::Full)?;
         let lab = Lab::up(&paths, &request, Lifetime::Owned, &progress)?;
-        load_images(&lab, &paths, &folder, &progress)?;
+        let images = ImagePrograms::find(&programs, extent)?;
+        load_images(&lab, &paths, &folder, &progress, &images)?;
         let cluster = first(&lab)?;
         let client = cluster.client();
         client.create_namespace(NAMESPACE)?;
@@ -79,8 +93,8 @@ impl Site {
                 "--output=jsonpath={.spec.clusterIP}",
             ],
         )?;
-        let mut worker = cluster.in_network_of(&cluster.plan().first_node().name)?;
-        worker.arg(&programs.workload).arg("worker");
+        let mut worker = in_node_network(&lab, &programs)?;
+        worker.arg("worker");
         let worker = Worker::start(worker)?;
         Ok(Self {
             programs,
@@ -88,6 +102,7 @@ impl Site {
             worker,
             application,
             servers,
+            operator: None,
             lab,
         })
     }
@@ -96,8 +111,36 @@ impl Site {
         &self.programs
     }
 
-    pub(super) fn lab(&self) -> &Lab {
-        &self.lab
+    pub(super) fn cluster(&self) -> Result<&Cluster> {
+        first(&self.lab)
+    }
+
+    /// The operator, which is installed when it is first asked for.
+    pub(super) fn operator(&mut self) -> Result<&Operator> {
+        if self.operator.is_none() {
+            self.operator = Some(Operator::install(&self.client()?)?);
+        }
+        self.operator.as_ref().context("there is no operator")
+    }
+
+    /// The processes of the lab that run our program for services in a role.
+    pub(super) fn processes(&self, role: &str) -> Result<Vec<u32>> {
+        let has_role = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0);
+            words
+                .next()
+                .is_some_and(|program| program.ends_with(b"standind"))
+                && words.next() == Some(role.as_bytes())
+        };
+        let all = self.lab.processes()?.into_iter();
+        let all = all.filter_map(|pid| u32::try_from(pid).ok());
+        Ok(all.filter(has_role).collect())
+    }
+
+    /// The program of the bench, in the network of the node.
+    pub(super) fn in_node_network(&self) -> Result<Command> {
+        in_node_network(&self.lab, &self.programs)
     }
 
     pub(super) fn client(&self) -> Result<Client> {
@@ -120,7 +163,7 @@ impl Site {
     }
 
     /// `standin exec` for the application.
-    pub(super) fn exec(&self) -> Result<Command> {
+    pub(super) fn exec(&self, through: Through) -> Result<Command> {
         let client = self.client()?;
         let mut command = Command::new(&self.programs.standin);
         if let Some(kubeconfig) = client.kubeconfig() {
@@ -130,8 +173,13 @@ impl Site {
         for variable in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"] {
             command.env_remove(variable);
         }
+        match through {
+            Through::OwnRights => command
+                .env("STANDIN_OPERATOR", "false")
+                .env("STANDIN_AGENT_IMAGE", standind::REFERENCE),
+            Through::Operator => command.env("STANDIN_OPERATOR", "true"),
+        };
         command
-            .env("STANDIN_AGENT_IMAGE", standind::REFERENCE)
             .env("STANDIN_KUBE_CONTEXT", client.name())
             .args(["exec", "-t", TARGET, "-n", NAMESPACE])
             .stdin(Stdio::null())
@@ -140,9 +188,9 @@ impl Site {
     }
 
     /// A session with a server that gets traffic of the application's port.
-    pub(super) fn session(&mut self, mode: Mode) -> Result<Session> {
+    pub(super) fn session(&mut self, mode: Mode, through: Through) -> Result<Session> {
         let session = Session::start(
-            self.exec()?,
+            self.exec(through)?,
             &self.programs,
             &self.folder.0,
             mode,
@@ -159,7 +207,7 @@ impl Site {
 
     /// A worker in a session.
     pub(super) fn session_worker(&self) -> Result<Worker> {
-        let mut command = self.exec()?;
+        let mut command = self.exec(Through::OwnRights)?;
         command.arg("--").arg(&self.programs.workload).arg("worker");
         Worker::start(command)
     }
@@ -214,13 +262,47 @@ fn manifests() -> String {
     std::iter::once(MANIFESTS.to_owned()).chain(names).collect()
 }
 
-fn load_images(lab: &Lab, paths: &Paths, folder: &Folder, progress: &Progress) -> Result<()> {
-    let target = workspace::image_target()?;
-    let built = |program| standind::built(&target, Profile::Release, program);
+/// The programs that run in pods: they need no other file.
+struct ImagePrograms {
+    standind: PathBuf,
+    workload: PathBuf,
+}
+
+impl ImagePrograms {
+    fn find(programs: &Programs, extent: &Extent) -> Result<Self> {
+        if extent.programs.is_some() {
+            return Ok(Self {
+                standind: programs.standind.clone(),
+                workload: programs.workload.clone(),
+            });
+        }
+        let target = workspace::image_target()?;
+        let built = |program| standind::built(&target, Profile::Release, program);
+        Ok(Self {
+            standind: built("standind"),
+            workload: built("workload"),
+        })
+    }
+}
+
+fn in_node_network(lab: &Lab, programs: &Programs) -> Result<Command> {
+    let cluster = first(lab)?;
+    let mut command = cluster.in_network_of(&cluster.plan().first_node().name)?;
+    command.arg(&programs.workload);
+    Ok(command)
+}
+
+fn load_images(
+    lab: &Lab,
+    paths: &Paths,
+    folder: &Folder,
+    progress: &Progress,
+    programs: &ImagePrograms,
+) -> Result<()> {
     let images = [
-        standind::image(standind::REFERENCE, &built("standind")),
+        standind::image(standind::REFERENCE, &programs.standind),
         Image::new(WORKLOAD)
-            .file("/workload", built("workload"), 0o755)
+            .file("/workload", &programs.workload, 0o755)
             .entrypoint(["/workload"]),
     ];
     for (number, image) in images.iter().enumerate() {

@@ -5,22 +5,17 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::site::Site;
-use crate::bench::session::median;
+use super::site::{Site, Through};
+use crate::bench::session::{median, ninety_fifth};
 use crate::bench::{Extent, Row};
 
 /// Each session leaves the entry of its ended container in the pod.
 const ROUNDS: usize = 9;
+/// Enough that one in twenty means something.
+const ROUNDS_WITH_OPERATOR: usize = 40;
 
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
-    let (mut sessions, mut pods) = (Vec::new(), Vec::new());
-    // Whatever is done first pays for all that is set up then.
-    pause_pod(site, "pause-first")?;
-    session(site)?;
-    for round in 0..extent.rounds(ROUNDS).max(3) {
-        pods.push(pause_pod(site, &format!("pause-{round}"))?);
-        sessions.push(session(site)?);
-    }
+    let (sessions, pods) = measure(site, extent.rounds(ROUNDS).max(3), Through::OwnRights)?;
     let name = "`exec -- true`, no operator (baseline: a pause pod until it is ready)";
     Ok(vec![
         Row::new(name, median(sessions), "s")
@@ -29,9 +24,51 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     ])
 }
 
+/// With an operator whose agents wait on nodes.
+pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
+    site.operator()?;
+    let rounds = if extent.quick {
+        5
+    } else {
+        ROUNDS_WITH_OPERATOR
+    };
+    let (sessions, pods) = measure(site, rounds, Through::Operator)?;
+    let name = "`exec -- true`, operator, agent on the node";
+    let pod = median(pods);
+    Ok(vec![
+        Row::new(
+            format!("{name} (baseline: a pause pod until it is ready)"),
+            median(sessions.clone()),
+            "s",
+        )
+        .baseline(pod)
+        .ratio_at_most(0.5),
+        Row::new(
+            format!("{name}, p95 (baseline: the same)"),
+            ninety_fifth(sessions),
+            "s",
+        )
+        .baseline(pod)
+        .ratio_at_most(0.9),
+    ])
+}
+
+/// Seconds of sessions and of pods, in turn.
+fn measure(site: &Site, rounds: usize, through: Through) -> Result<(Vec<f64>, Vec<f64>)> {
+    // Whatever is done first pays for all that is set up then.
+    pause_pod(site, "pause-first")?;
+    session(site, through)?;
+    let (mut sessions, mut pods) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        pods.push(pause_pod(site, &format!("pause-{round}"))?);
+        sessions.push(session(site, through)?);
+    }
+    Ok((sessions, pods))
+}
+
 /// How long a session takes that does nothing.
-fn session(site: &Site) -> Result<f64> {
-    let mut command = site.exec()?;
+fn session(site: &Site, through: Through) -> Result<f64> {
+    let mut command = site.exec(through)?;
     command.args(["--", "true"]).stdout(Stdio::null());
     let start = Instant::now();
     let status = command.status()?;

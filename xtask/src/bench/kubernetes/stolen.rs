@@ -2,15 +2,19 @@
 
 use anyhow::Result;
 
-use super::site::Site;
+use super::raw_relay::{self, RawRelay};
+use super::site::{Site, Through};
 use crate::bench::load::{Load, requests, times};
 use crate::bench::server::Mode;
 use crate::bench::{Extent, Row};
 
+/// What a session does with the traffic, in words.
+const MODES: [(Mode, &str); 2] = [(Mode::Steal, "by header"), (Mode::StealAll, "all of it")];
+
 pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for (mode, how) in [(Mode::Steal, "by header"), (Mode::StealAll, "all of it")] {
-        let _session = site.session(mode)?;
+    for (mode, how) in MODES {
+        let _session = site.session(mode, Through::OwnRights)?;
         let ways = [site.direct(), site.stolen()];
         for connections in [16, 64] {
             let load = Load::full(connections, extent);
@@ -24,5 +28,30 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         rows.push(p50.ratio_at_most(6.0));
         rows.push(p99.ratio_at_most(3.0));
     }
+    Ok(rows)
+}
+
+/// Through an operator, beside a relay that does nothing but carry bytes the same way.
+pub(super) fn rows_with_operator(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
+    site.operator()?;
+    let relay = RawRelay::start(site)?;
+    eprintln!("{}", raw_relay::DESCRIPTION);
+    let mut rows = Vec::new();
+    for (mode, how) in MODES {
+        let _session = site.session(mode, Through::Operator)?;
+        let ways = [relay.way(), site.stolen()];
+        for connections in [16, 64] {
+            let load = Load::full(connections, extent);
+            let [raw, stolen] = load.compare(site, extent, &ways)?;
+            let name = format!(
+                "stolen {how}, operator, {connections} connections (baseline: plain relays, one WebSocket)"
+            );
+            rows.push(requests(name, &stolen, &raw).ratio_at_least(0.6));
+        }
+        let [raw, stolen] = Load::full(1, extent).compare(site, extent, &ways)?;
+        let name = format!("stolen {how}, operator, one connection (baseline: the same)");
+        rows.extend(times(&name, &stolen, &raw));
+    }
+    relay.end(site)?;
     Ok(rows)
 }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::bench::Extent;
 use crate::{process, workspace};
 
 /// The size that a page of memory is counted in.
@@ -54,9 +55,12 @@ impl Programs {
         )
     }
 
-    /// What [`Programs::build`] has built.
-    pub(in crate::bench) fn find() -> Result<Self> {
-        let folder = Self::folder()?;
+    /// Those that are given, or else what [`Programs::build`] has built.
+    pub(in crate::bench) fn find(extent: &Extent) -> Result<Self> {
+        let folder = match &extent.programs {
+            Some(folder) => std::path::absolute(folder)?,
+            None => Self::folder()?,
+        };
         Ok(Self {
             standin: folder.join("standin"),
             standind: folder.join("standind"),
@@ -231,4 +235,17 @@ fn own_memory(pid: u32) -> Result<f64> {
         .context("the kernel does not tell the memory")?
         .parse()?;
     Ok(kibibytes / KIBIBYTE)
+}
+
+/// Ticks in a second, in which the kernel counts.
+const TICKS: f64 = 100.0;
+
+/// What a process has used of the processors, in seconds.
+pub(in crate::bench) fn processor_seconds(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // After the name, which is in brackets: the 14th and the 15th field are those of the program and of the kernel.
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks: f64 = ticks.map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+    Ok(ticks / TICKS)
 }

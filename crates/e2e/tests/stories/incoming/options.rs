@@ -124,14 +124,24 @@ pub(super) async fn who_continues_gets_what_is_left(_: &Story<'_>) -> Result<()>
         ("INCOMING_ON_CONCURRENT_STEAL", "continue"),
     ];
     let second = Running::start(programs()?.exec(&target, &command), &settings)?;
-    second.says("everything goes to the program").await?;
+    second
+        .says("port 8080 of the target: nothing comes to the program as long as ")
+        .await?;
+    second
+        .says(
+            "(python3 http_server.py) has all of it, and after that everything goes to the program",
+        )
+        .await?;
     ensure!(ask(&target, &[])? == LOCAL, "{}", second.report());
     first.kill()?;
     until("the second", async || {
         Ok((ask(&target, &[])? == "second\n").then_some(()))
     })
     .await
-    .with_context(|| second.report())
+    .with_context(|| second.report())?;
+    second
+        .says("port 8080 of the target: everything goes to the program")
+        .await
 }
 
 /// Their sockets have `SO_REUSEADDR`, with which the kernel lets both bind to the port, and only one of them listen.

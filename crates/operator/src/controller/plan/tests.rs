@@ -466,3 +466,31 @@ fn an_agent_that_knows_of_other_policies_is_told_until_it_does() {
     let reported = report.unwrap().pods.remove(0);
     assert_eq!(reported.grant.as_deref(), Some("what it may"));
 }
+
+/// A client must not take an agent of a part that has joined again for one that it knew.
+#[test]
+fn a_session_that_follows_another_repeats_no_number() {
+    let mut later = session(status(SessionPhase::Pending));
+    later.spec.generation = 1;
+    let wanted = super::super::validate::validate(&later).unwrap();
+    let ended: Vec<_> = (0..MOST_ENDED)
+        .map(|_| ("c1", OrderedState::Ended("in peace".to_owned())))
+        .collect();
+    let observed = Observed {
+        pods: vec![pod("a", "c1", &ended)],
+        ..Observed::default()
+    };
+    let plan = plan(
+        &later,
+        Some(&wanted),
+        &observed,
+        AgentMode::Ephemeral,
+        at(1),
+    );
+    let [start] = plan.start.as_slice() else {
+        panic!("{plan:?}");
+    };
+    assert!(start.name.ends_with("-257"), "{}", start.name);
+    let report = plan.report.unwrap();
+    assert_eq!(report.pods[0].channel, 257);
+}

@@ -12,7 +12,10 @@ use link::http2::{self, Client, Windows};
 use protocol::incoming::{ACCEPT, Accept, Arrived};
 use protocol::rpc::incoming_server::{Incoming, IncomingServer};
 use protocol::rpc::subscribe_event::Event as Happening;
-use protocol::rpc::{Failure, HelloResponse, SubscribeEvent, SubscribeRequest, Subscribed};
+use protocol::rpc::{
+    EarlierSession, Failure, HelloResponse, ReportRequest, ReportResponse, SubscribeEvent,
+    SubscribeRequest, Subscribed,
+};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Request as Call, Response as Answer, Status};
 use tower_service::Service;
@@ -32,6 +35,7 @@ pub(super) struct FakeAgent {
 struct State {
     asked: Vec<SubscribeRequest>,
     refuse: Option<Failure>,
+    earlier: Vec<EarlierSession>,
     events: Option<mpsc::UnboundedSender<Result<SubscribeEvent, Status>>>,
     waiting: Vec<(Accept, Body, oneshot::Sender<Response<http2::Sent>>)>,
     told: Vec<IncomingEvent>,
@@ -70,6 +74,11 @@ impl FakeAgent {
 
     pub(super) fn refuse(&self, failure: Option<Failure>) {
         self.change(|state| state.refuse = failure);
+    }
+
+    /// Others are served first.
+    pub(super) fn precede(&self, earlier: Vec<EarlierSession>) {
+        self.change(|state| state.earlier = earlier);
     }
 
     pub(super) fn happen(&self, event: Happening) {
@@ -165,6 +174,7 @@ impl Incoming for FakeAgent {
             let (events, receiver) = mpsc::unbounded_channel();
             let first = Happening::Subscribed(Subscribed {
                 subscription: state.asked.len() as u64,
+                earlier: state.earlier.clone(),
                 ..Subscribed::default()
             });
             let first = SubscribeEvent { event: Some(first) };
@@ -174,6 +184,10 @@ impl Incoming for FakeAgent {
                 tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream::new(receiver);
             Ok(Answer::new(Box::pin(stream) as Events))
         })
+    }
+
+    async fn report(&self, _: Call<ReportRequest>) -> Result<Answer<ReportResponse>, Status> {
+        Err(Status::unimplemented("agents report, and sessions do not"))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Applications that speak TLS.
 
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fs, io};
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use super::{World, arrived, bytes, listener};
@@ -161,4 +163,20 @@ async fn an_application_without_tls_gets_what_was_inside() {
     let mut heard = [0; 8];
     application.read_exact(&mut heard).await.unwrap();
     assert_eq!(&heard, b"question");
+}
+
+/// It may be stopped, or wait for somebody who speaks first.
+#[tokio::test]
+async fn an_application_that_does_not_agree_on_tls_does_not_get_it() {
+    let (listener, address) = listener().await;
+    let world = World::new("{mode: steal, tls_delivery: {}}").await;
+    world.listen(address, false).await.unwrap();
+    let client = world.agent.arrive(&arrived_with_tls()).await;
+    let _silent = super::accept(&listener).await;
+    // From now on time passes by itself when nothing else happens.
+    tokio::time::pause();
+    let rest = client.from_application.collect();
+    let rest = timeout(Duration::from_secs(24 * 60 * 60), rest).await;
+    let rest = rest.expect("it is given back").unwrap();
+    assert!(rest.to_bytes().is_empty());
 }

@@ -1,0 +1,189 @@
+//! A plain relay through the API server: bytes of connections in the cluster, in one WebSocket, to the developer's machine.
+//!
+//! The carrier is what the API server takes for the server of an API, as it does with an operator. It passes each
+//! connection on in a channel that the far end has opened before. Nothing is understood, encrypted twice or resumed.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use clap::Args;
+use http::header::{
+    CONNECTION, CONTENT_TYPE, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
+    UPGRADE,
+};
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use link::channels::{Channel, Channels, Event, limits};
+use link::tls::Identity;
+use link::websocket::{Role, Upgrade, WebSocketStream, accept_key};
+use tokio::io::copy_bidirectional_with_sizes;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, mpsc};
+
+use crate::http1::until_input_ends;
+
+const PROTOCOL: &str = "relay";
+/// The API that the carrier claims to serve.
+const GROUP: &str = "/apis/relay.bench/v1";
+/// What is read at once: as an operator does.
+const BUFFER: usize = 128 * 1024;
+
+#[derive(Debug, Args)]
+pub(crate) struct CarrierArguments {
+    /// Where the API server connects to
+    #[arg(long)]
+    listen_for_api: SocketAddr,
+    /// Where the connections come that are carried
+    #[arg(long)]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FarEndArguments {
+    #[arg(long)]
+    kubeconfig: PathBuf,
+    #[arg(long)]
+    context: String,
+    /// Where connections go
+    #[arg(long)]
+    to: SocketAddr,
+    /// How many there can be at once
+    #[arg(long)]
+    connections: usize,
+}
+
+/// From the far end to connections: channels that wait for one.
+type Waiting = Arc<Mutex<mpsc::UnboundedReceiver<Channel>>>;
+
+pub(crate) fn run(arguments: CarrierArguments) -> Result<()> {
+    until_input_ends(async move {
+        let (free, waiting) = mpsc::unbounded_channel();
+        let connections = TcpListener::bind(arguments.listen).await?;
+        tokio::spawn(accept(connections, Arc::new(Mutex::new(waiting))));
+        let api = TcpListener::bind(arguments.listen_for_api).await?;
+        let acceptor = link::tls::acceptor(&Identity::generate()?)?;
+        println!("ready");
+        loop {
+            let (stream, _) = api.accept().await?;
+            let (acceptor, free) = (acceptor.clone(), free.clone());
+            tokio::spawn(async move {
+                link::set_tcp_options(&stream)?;
+                let stream = acceptor.accept(stream).await?;
+                let service = service_fn(|request| {
+                    let free = free.clone();
+                    async move { Ok::<_, Infallible>(answer(request, free)) }
+                });
+                hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .with_upgrades()
+                    .await?;
+                anyhow::Ok(())
+            });
+        }
+    })
+}
+
+async fn accept(listener: TcpListener, waiting: Waiting) -> Result<()> {
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let waiting = Arc::clone(&waiting);
+        tokio::spawn(async move {
+            let channel = waiting.lock().await.recv().await;
+            let mut channel = channel.context("nobody makes channels any more")?;
+            copy_bidirectional_with_sizes(&mut stream, &mut channel, BUFFER, BUFFER).await?;
+            anyhow::Ok(())
+        });
+    }
+}
+
+/// What the API server asks to see whether somebody is there, and WebSockets.
+fn answer(
+    mut request: Request<Incoming>,
+    free: mpsc::UnboundedSender<Channel>,
+) -> Response<Full<Bytes>> {
+    let key = request.headers().get(SEC_WEBSOCKET_KEY);
+    let Some(key) = key.and_then(|key| key.to_str().ok()).map(str::to_owned) else {
+        let text = r#"{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"relay.bench/v1","resources":[]}"#;
+        let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+        let json = HeaderValue::from_static("application/json");
+        answer.headers_mut().insert(CONTENT_TYPE, json);
+        return answer;
+    };
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let socket = TokioIo::new(upgrade.await?);
+        let socket = WebSocketStream::from_raw_socket(socket, Role::Server, Some(limits())).await;
+        let (_channels, mut events, driver) = Channels::over(socket);
+        let pass_on = async {
+            while let Some(event) = events.recv().await {
+                if let Event::Opened { channel, .. } = event {
+                    let _ = free.send(channel);
+                }
+            }
+        };
+        tokio::join!(driver, pass_on).0?;
+        anyhow::Ok(())
+    });
+    let mut answer = Response::new(Full::default());
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = answer.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
+    if let Ok(accept) = HeaderValue::from_str(&accept_key(&key)) {
+        headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    }
+    answer
+}
+
+pub(crate) fn run_far_end(arguments: FarEndArguments) -> Result<()> {
+    until_input_ends(async move {
+        let (channels, driver) = connect(&arguments).await?;
+        for _ in 0..arguments.connections {
+            tokio::spawn(carry(channels.clone(), arguments.to));
+        }
+        println!("ready");
+        driver.await?.context("the WebSocket has ended")
+    })
+}
+
+type Driver = tokio::task::JoinHandle<std::io::Result<()>>;
+
+async fn connect(arguments: &FarEndArguments) -> Result<(Channels, Driver)> {
+    let client = crate::clients::client(&arguments.kubeconfig, &arguments.context).await?;
+    let upgrade = Upgrade::to(PROTOCOL);
+    // The API server lets a `proxy` last as long as it likes.
+    let request = upgrade.ask(Request::get(format!("{GROUP}/proxy/relay")));
+    let answer = client
+        .send(request.body(kube::client::Body::empty())?)
+        .await?;
+    ensure!(
+        answer.status() == StatusCode::SWITCHING_PROTOCOLS,
+        "the API server answers {}",
+        answer.status()
+    );
+    let socket = TokioIo::new(hyper::upgrade::on(answer).await?);
+    let socket = WebSocketStream::from_raw_socket(socket, Role::Client, Some(limits())).await;
+    let (channels, mut events, driver) = Channels::over(socket);
+    tokio::spawn(async move { while events.recv().await.is_some() {} });
+    Ok((channels, tokio::spawn(driver)))
+}
+
+/// One connection after the other, each with one of its own to where they go.
+async fn carry(channels: Channels, to: SocketAddr) -> Result<()> {
+    loop {
+        let mut channel = channels.open(0);
+        let mut stream = TcpStream::connect(to).await?;
+        stream.set_nodelay(true)?;
+        // That a client leaves is how each ends.
+        let _ = copy_bidirectional_with_sizes(&mut channel, &mut stream, BUFFER, BUFFER).await;
+    }
+}

@@ -1,0 +1,212 @@
+//! Simulated developers: sessions with an operator as `standin exec` has them, without a program in them.
+//!
+//! Each is a connection through the API server and a link with the agent of every pod that is ready first, which then asks
+//! every few seconds whether the other end is there, as real ones do.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use api::TargetPath;
+use api::connect::{ConnectParameters, Place};
+use api::session::SessionId;
+use clap::Args;
+use cluster::{Cluster, OperatorConnection, OperatorSession};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use link::tls::rustls::pki_types::ServerName;
+use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
+use link::{Link, Settings};
+use serde::Deserialize;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::worker::{Numbers, obey_input};
+
+/// How long one session may take to begin or to end.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// What a session waits for its client.
+const RESUME_WINDOW: u64 = 120;
+
+#[derive(Debug, Args)]
+pub(crate) struct ClientsArguments {
+    #[arg(long)]
+    kubeconfig: PathBuf,
+    #[arg(long)]
+    context: String,
+    #[arg(long)]
+    namespace: String,
+    #[arg(long)]
+    target: TargetPath,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+enum Order {
+    /// Begins as many sessions, so many at the same time. Answers how long each took, in seconds.
+    Open { count: usize, at_once: usize },
+    /// Answers how many sessions there are, and how many connections have ended since they began.
+    Look,
+    /// Ends all of them as a program that is done does.
+    Close,
+}
+
+pub(crate) fn run(arguments: ClientsArguments) -> Result<()> {
+    let runtime = Runtime::new()?;
+    let client = runtime.block_on(client(&arguments.kubeconfig, &arguments.context))?;
+    let mut clients = Clients {
+        ground: Arc::new(Ground {
+            cluster: Cluster::new(client, &*arguments.namespace),
+            namespace: arguments.namespace,
+            target: arguments.target,
+        }),
+        sessions: Vec::new(),
+        ended: Arc::default(),
+    };
+    obey_input(|order| runtime.block_on(clients.obey(order)))
+}
+
+/// Whoever a context of a kubeconfig says. Nothing is between us and the lab's API servers.
+pub(crate) async fn client(kubeconfig: &Path, context: &str) -> Result<kube::Client> {
+    let options = KubeConfigOptions {
+        context: Some(context.to_owned()),
+        ..KubeConfigOptions::default()
+    };
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    config.proxy_url = None;
+    config.read_timeout = None;
+    config.write_timeout = None;
+    Ok(kube::Client::try_from(config)?)
+}
+
+struct Ground {
+    cluster: Cluster,
+    namespace: String,
+    target: TargetPath,
+}
+
+struct Clients {
+    ground: Arc<Ground>,
+    sessions: Vec<Session>,
+    /// Connections that have ended by themselves.
+    ended: Arc<AtomicUsize>,
+}
+
+/// One simulated developer.
+struct Session {
+    connection: Arc<OperatorConnection>,
+    _link: Link,
+    watcher: JoinHandle<()>,
+}
+
+impl Clients {
+    async fn obey(&mut self, order: Order) -> Result<Numbers> {
+        match order {
+            Order::Open { count, at_once } => self.open(count, at_once).await,
+            Order::Look => Ok(Numbers::from([
+                ("open", vec![self.sessions.len() as f64]),
+                ("cut", vec![self.ended.load(Ordering::Relaxed) as f64]),
+            ])),
+            Order::Close => self.close().await,
+        }
+    }
+
+    async fn open(&mut self, count: usize, at_once: usize) -> Result<Numbers> {
+        let places = Arc::new(Semaphore::new(at_once));
+        let mut beginning = JoinSet::new();
+        for _ in 0..count {
+            let (ground, places) = (Arc::clone(&self.ground), Arc::clone(&places));
+            beginning.spawn(async move {
+                let _place = places.acquire().await?;
+                let start = Instant::now();
+                let begun = timeout(PATIENCE, begin(&ground)).await?;
+                begun.map(|begun| (begun, start.elapsed().as_secs_f64()))
+            });
+        }
+        let mut seconds = Vec::with_capacity(count);
+        while let Some(begun) = beginning.join_next().await {
+            let ((connection, link), time) = begun??;
+            seconds.push(time);
+            let (connection, ended) = (Arc::new(connection), Arc::clone(&self.ended));
+            let watched = Arc::clone(&connection);
+            self.sessions.push(Session {
+                connection,
+                _link: link,
+                watcher: tokio::spawn(async move {
+                    watched.ended().await;
+                    ended.fetch_add(1, Ordering::Relaxed);
+                }),
+            });
+        }
+        Ok(Numbers::from([("seconds", seconds)]))
+    }
+
+    async fn close(&mut self) -> Result<Numbers> {
+        let sessions = std::mem::take(&mut self.sessions);
+        for session in &sessions {
+            session.watcher.abort();
+            session.connection.say_farewell();
+        }
+        for session in sessions {
+            timeout(PATIENCE, session.connection.ended())
+                .await
+                .context("a session does not end")?;
+        }
+        self.ended.store(0, Ordering::Relaxed);
+        Ok(Numbers::new())
+    }
+}
+
+async fn begin(ground: &Ground) -> Result<(OperatorConnection, Link)> {
+    let identity = Identity::generate()?;
+    let parameters = ConnectParameters {
+        connect: true,
+        resume_window: Some(RESUME_WINDOW),
+        ..ConnectParameters::default()
+    };
+    let id = SessionId(number(&identity));
+    let session = OperatorSession::new(
+        &ground.cluster,
+        &ground.namespace,
+        &ground.target,
+        &parameters,
+        id,
+        &identity,
+    )
+    .introduce("simulated", "bench");
+    let connection = session.connect().await?;
+    let place = ready_place(&connection).await?;
+    let trust = match &place.certificate {
+        Some(certificate) => Trust::Pinned(certificate.parse()?),
+        None => Trust::FirstSeen(FirstSeen::default()),
+    };
+    let name = ServerName::try_from("agent")?;
+    let dialer = TlsDialer::with_identity(connection.dialer(place.number), name, trust, &identity)?;
+    let link = Link::connect(dialer, Settings::default()).await?;
+    Ok((connection, link))
+}
+
+/// Every client has a certificate of its own, so it has a number of its own as well.
+fn number(identity: &Identity) -> u64 {
+    let digits = identity.fingerprint().to_string();
+    let digits = digits
+        .bytes()
+        .filter_map(|digit| char::from(digit).to_digit(16));
+    digits
+        .take(16)
+        .fold(0, |number, digit| number << 4 | u64::from(digit))
+}
+
+async fn ready_place(connection: &OperatorConnection) -> Result<Place> {
+    let mut places = connection.places.clone();
+    let known = places
+        .wait_for(|known| known.places.iter().any(|place| place.ready))
+        .await
+        .context("the connection has ended before an agent was ready")?;
+    let place = known.places.iter().find(|place| place.ready);
+    place.cloned().context("no agent is ready")
+}
