@@ -9,6 +9,9 @@ pub(crate) const PROGRAMS: &str = "STANDIN_PROGRAMS";
 /// The folder of the compiled programs that stand in, for the stories.
 pub(crate) const FIXTURES: &str = "STANDIN_FIXTURES";
 
+/// The folder of the AWS CLI and of moto, for the tests of sessions.
+pub(crate) const AWS_TOOLS: &str = "STANDIN_AWS_TOOLS";
+
 /// The cargo that runs this program. Set by cargo.
 pub(crate) const CARGO: &str = "CARGO";
 
@@ -36,6 +39,7 @@ pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     CONTEXTS,
     PROGRAMS,
     FIXTURES,
+    AWS_TOOLS,
     lab::environment::SHOP_PROGRAMS,
     lab::environment::STATIC_STANDIND,
     lab::environment::SHOP_NODE,

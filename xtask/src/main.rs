@@ -5,6 +5,7 @@
     reason = "a program: stdout carries results, stderr carries talk"
 )]
 
+mod aws;
 mod bench;
 mod demo;
 mod duration;

@@ -68,25 +68,25 @@ pub(crate) const SESSION: [Requirement; 9] = [
     },
 ];
 
-/// What the page of `standin ui` is built and tested with.
-pub(crate) const WEB: [Requirement; 2] = [
-    Requirement {
-        program: "npm",
-        package: "npm",
-        purpose: "fetches the packages of the page of `standin ui`",
-    },
-    Requirement {
-        program: "chromium",
-        package: "chromium",
-        purpose: "is the browser in which the page is tested",
-    },
-];
+/// What the page of `standin ui` is built with.
+pub(crate) const PAGE: [Requirement; 1] = [Requirement {
+    program: "npm",
+    package: "npm",
+    purpose: "fetches the packages of the page of `standin ui`",
+}];
 
-/// Installs Node from the Python package index where the distribution's Node is too old.
+/// What it is tested with.
+pub(crate) const BROWSER: [Requirement; 1] = [Requirement {
+    program: "chromium",
+    package: "chromium",
+    purpose: "is the browser in which the page is tested",
+}];
+
+/// Installs what distributions do not have, or not in a version that is new enough, from the Python package index.
 pub(crate) const PYTHON_PACKAGE_INSTALLER: [Requirement; 1] = [Requirement {
     program: "pip3",
     package: "python3-pip",
-    purpose: "fetches a newer Node than this release has",
+    purpose: "fetches the AWS CLI, and Node where this release has an old one",
 }];
 
 /// Installs the packages of the programs that are missing, and says so before it does. Returns their names.

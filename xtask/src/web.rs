@@ -11,14 +11,19 @@ use anyhow::{Context, Result};
 use crate::{environment, node, packages, privilege, process, workspace};
 
 /// The folder of the page.
-const FOLDER: &str = "web/monitor";
+pub(crate) const FOLDER: &str = "web/monitor";
 
 /// `cargo xtask web`.
 pub(crate) fn run() -> Result<ExitCode> {
-    packages::install_missing(&packages::WEB)?;
-    node::install_if_missing()?;
-    build(&workspace::root()?)?;
+    install_and_build(&workspace::root()?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the page, with what it takes to do so.
+pub(crate) fn install_and_build(root: &Path) -> Result<()> {
+    packages::install_missing(&packages::PAGE)?;
+    node::install_if_missing()?;
+    build(root)
 }
 
 /// Checks the page and builds it to where the program takes it from.

@@ -5,7 +5,7 @@
 {{- $entry := pick $cluster "server" "caData" "authType" "region" "isDefault" "namespace" -}}
 {{- $clusters = append $clusters (set $entry "name" $name) -}}
 {{- end -}}
-{{- $multi := pick .Values.operator.multiCluster "clusterName" "defaultCluster" "managementOnly" -}}
+{{- $multi := pick .Values.operator.multiCluster "clusterName" "defaultCluster" "managementOnly" "onUnreachable" -}}
 {{- set $multi "clusters" $clusters | toYaml -}}
 {{- end }}
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::{fs, io};
 
+use bytes::Bytes;
 use protocol::control::{FEATURES, VERSION};
 use protocol::files::FIRST_BYTES;
 use protocol::rpc::control_server::Control;
@@ -16,6 +17,9 @@ use crate::agent::Agent;
 use crate::connection::{Access, Connection, Greeting, STREAMS};
 use crate::files::{HANDLES, READ_BYTES};
 use crate::{Error, Result};
+
+/// More are not worth a message: a machine with so many is no container.
+const MOST_MOUNTS: usize = 512;
 
 #[tonic::async_trait]
 impl Control for Connection {
@@ -91,7 +95,41 @@ async fn describe(agent: &Agent) -> Result<TargetMessage> {
         working_directory: working_directory(target.pid).unwrap_or_default().into(),
         kernel: system.release().to_string_lossy().into_owned(),
         machine: system.machine().to_string_lossy().into_owned(),
+        mounts: mounts(target.pid).unwrap_or_default(),
     })
+}
+
+/// Where something is mounted in the target's root.
+fn mounts(pid: u32) -> io::Result<Vec<Bytes>> {
+    let text = fs::read(format!("/proc/{pid}/mountinfo"))?;
+    Ok(mounts_in(&text))
+}
+
+/// The places of mounts in the text of `mountinfo`, in which the kernel writes odd characters as numbers.
+fn mounts_in(text: &[u8]) -> Vec<Bytes> {
+    let lines = text.split(|byte| *byte == b'\n');
+    let places = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    places.take(MOST_MOUNTS).map(unescaped).collect()
+}
+
+fn unescaped(mut text: &[u8]) -> Bytes {
+    let mut plain = Vec::with_capacity(text.len());
+    while let Some((first, rest)) = text.split_first() {
+        let number = match text {
+            [b'\\', digits @ ..] => digits.get(..3).and_then(octal),
+            _ => None,
+        };
+        plain.push(number.unwrap_or(*first));
+        text = match number {
+            Some(_) => &rest[3..],
+            None => rest,
+        };
+    }
+    plain.into()
+}
+
+fn octal(digits: &[u8]) -> Option<u8> {
+    u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
 }
 
 /// Where the target works, inside its own root. The kernel tells both as seen from outside.
@@ -103,4 +141,16 @@ fn working_directory(pid: u32) -> io::Result<Vec<u8>> {
         .join(inside)
         .into_os_string()
         .into_encoded_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_mounts_are_read() {
+        let text = b"1 0 0:1 / / rw - overlay o rw\n3 1 0:3 /a /tmp/my\\040config ro - ext4 d ro\n4 1 0:4 / /a\\134b\\9 rw - tmpfs t rw\n";
+        assert_eq!(mounts_in(text), ["/", "/tmp/my config", "/a\\b\\9"]);
+        assert!(!mounts(std::process::id()).unwrap().is_empty());
+    }
 }

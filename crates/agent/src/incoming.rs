@@ -63,6 +63,7 @@ impl Incoming for Connection {
             // A peer enforces what its own session may do, and says whose it is.
             let rules = self.agent.rules();
             rules.allow_subscription(&request)?;
+            request.held_for_milliseconds = 0;
             if let Some(holder) = rules.holder() {
                 request.holder = known_as(holder, &request.holder);
                 request.owner = owned_by(holder, &request.owner);

@@ -6,7 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::session::{SessionClosed, SessionId, SessionOwner};
+use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod};
 
 /// Keeps a parent's object until its children are gone.
 pub const PARENT_FINALIZER: &str = "operator.metalbear.co/multi-cluster-session-cleanup";
@@ -14,6 +14,8 @@ pub const PARENT_FINALIZER: &str = "operator.metalbear.co/multi-cluster-session-
 pub const CHILD_HEADER: &str = "x-multi-cluster-child";
 /// Children have this label, with the parent's name. Ours.
 pub const PARENT_LABEL: &str = "operator.metalbear.co/multi-cluster-parent";
+/// And this one, with the parent's uid: two Primaries may have sessions of one number. Ours.
+pub const PARENT_UID_LABEL: &str = "operator.metalbear.co/multi-cluster-parent-uid";
 
 const PREFIX: &str = "mc-";
 
@@ -48,6 +50,9 @@ pub struct MirrordMultiClusterSessionSpec {
     pub primary_cluster: String,
     /// The cluster of what must have one answer.
     pub default_cluster: String,
+    /// What becomes of the session without one of its clusters. Ours.
+    #[serde(default)]
+    pub on_unreachable: OnUnreachable,
     /// The labels of the pods, for the target `label`. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_target: Option<String>,
@@ -80,15 +85,26 @@ pub struct MirrordMultiClusterSessionStatus {
     pub closed: Option<SessionClosed>,
 }
 
+/// What becomes of a session without one of its clusters. It never goes on without its Default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum OnUnreachable {
+    /// It starts with all of them, and ends with the first child that ends.
+    #[default]
+    Fail,
+    /// It starts with the Default. Others join when they can, leave, and join again.
+    Continue,
+}
+
 /// Where a session is in its life. It is left as its documentation says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MultiClusterPhase {
     /// It is written down which children there will be. Left when they are being made.
     Initializing,
-    /// Children are being made. Left when all are ready, or when one cannot be.
+    /// Children are being made. Left when all are ready that must be, or when one of these cannot be.
     Pending,
     /// A client can connect. Left when the client stays away for longer than the resume window, when it says that it is
-    /// done, when somebody ends the session or one of its children.
+    /// done, when somebody ends the session or a child without which it does not go on.
     Ready,
     /// Nothing will come of it. The message says why. Left only by deletion.
     Failed,
@@ -108,6 +124,31 @@ pub struct ClusterSession {
     /// When the child last had its client, by the clock of its cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_heartbeat: Option<String>,
+    /// Whether the child has been seen in its cluster. One that has been and is not any more was ended. Ours.
+    #[serde(default)]
+    pub made: bool,
+    /// How many children there were before it, for a cluster that has joined again. Ours.
+    #[serde(default)]
+    pub generation: u32,
+    /// The pods that take part there, as the cluster said last. A client that comes back after a restart of the Primary is
+    /// told of them at once, and does not take them for gone. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<SessionPod>,
+    /// When the one before it was found to be gone. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_timestamp: Option<String>,
+}
+
+impl MultiClusterPhase {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Initializing => "Initializing",
+            Self::Pending => "Pending",
+            Self::Ready => "Ready",
+            Self::Failed => "Failed",
+            Self::Terminating => "Terminating",
+        }
+    }
 }
 
 /// The name of a parent's object.

@@ -49,6 +49,9 @@ pub struct MirrordOperatorSpec {
     /// Absent where no licence was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license: Option<License>,
+    /// The part of this cluster among those that the operator coordinates. Absent in an operator for one cluster. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multi_cluster: Option<MultiClusterRoles>,
     /// The namespace in which the operator runs.
     pub operator_namespace: String,
     pub operator_version: String,
@@ -56,6 +59,17 @@ pub struct MirrordOperatorSpec {
     pub protocol_version: String,
     /// All features that work.
     pub supported_features: Vec<String>,
+}
+
+/// Which cluster has which part in a session over several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MultiClusterRoles {
+    /// What this cluster, the Primary, is called.
+    pub cluster_name: String,
+    /// The cluster of which environment, files, names and outgoing connections are.
+    pub default_cluster: String,
+    /// Whether this cluster has no targets.
+    pub management_only: bool,
 }
 
 /// Whose operator it is, from a Secret of the administrator.

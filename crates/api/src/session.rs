@@ -43,6 +43,10 @@ pub struct MirrordClusterSessionSpec {
     /// The session of which this one is a part, where several clusters take part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multi_cluster_parent_name: Option<String>,
+    /// How many sessions of the same name there were before it in this cluster, where it is a part of another one. Its
+    /// agents have other names and numbers than theirs. Ours.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub generation: u32,
     /// How long the session waits for its client, in seconds. Ours.
     pub resume_window_secs: u64,
     /// The SHA-256 of the client's certificate, in hexadecimal digits: agents let nobody else in. Ours.
@@ -65,6 +69,14 @@ pub struct SessionOwner {
     pub hostname: String,
     /// The authenticated user. Only this one has rights.
     pub k8s_username: String,
+    /// The user's groups, where other clusters take part: the Primary vouches for both to its members. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub k8s_groups: Vec<String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature of serde")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -181,6 +193,22 @@ pub struct SessionSpec {
     pub phase: String,
     pub duration_secs: u64,
     pub pods: Vec<String>,
+    /// The clusters of a session over several: those that are not ready now have a reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<SessionCluster>,
+}
+
+/// A cluster's part of a session over several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SessionCluster {
+    pub name: String,
+    /// Whether environment, files, names and outgoing connections are this cluster's.
+    #[serde(default)]
+    pub is_default: bool,
+    pub ready: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 impl Session {

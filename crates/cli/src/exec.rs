@@ -6,6 +6,7 @@ mod ending;
 mod environment;
 mod holder;
 mod log;
+mod magic;
 mod notices;
 pub(crate) mod podman;
 mod progress;
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use config::{FileMode, MagicSurroundings, Resolved, Settings};
+use config::{FileMode, Resolved, Settings};
 use proxy::{Launch, Monitor, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
@@ -28,6 +29,7 @@ pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster, Way};
 use log::Verbosity;
+use magic::Magic;
 use notices::Kind;
 use signals::Caught;
 use target::LocalTarget;
@@ -43,7 +45,8 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
 
 fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCode> {
     if arguments.print_config {
-        let resolved = settings::load(arguments, progress)?;
+        let mut resolved = settings::load(arguments, progress)?;
+        magic::add_what_is_known(&mut resolved, &arguments.command);
         print!("{}", settings::describe(&resolved));
         return Ok(ExitCode::SUCCESS);
     }
@@ -67,11 +70,12 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     let chosen = choose_agent(arguments, &mut resolved.settings, verbosity, progress);
     let (agent, target) = runtime.block_on(chosen)?;
     let started = start(&agent, &mut resolved, arguments, &monitor, progress);
-    let session = runtime.block_on(started);
-    let session = session.inspect_err(|_| runtime.block_on(agent.end()))?;
+    let started = runtime.block_on(started);
+    // What magic has made lives as long as the session.
+    let (session, _magic) = started.inspect_err(|_| runtime.block_on(agent.end()))?;
     let watch = Watch::start(
         runtime.handle(),
-        about(arguments, &resolved.settings, &agent, &target),
+        about(arguments, &agent, &target),
         &resolved.effective(),
         monitor,
         has_api,
@@ -82,7 +86,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     let variables = session.environment(environment::own());
     let variables = environment::that_fit(variables, |text| progress.say(text));
     // From here on the terminal is the program's.
-    progress.finish(&target);
+    progress.finish(&agent.describe(&target));
     let signals = Caught::start()?;
     let session = Arc::new(session);
     let mut supervised = prepared.start(variables, Arc::<Session>::clone(&session))?;
@@ -130,7 +134,7 @@ async fn choose_agent(
     let cluster = agent::cluster_of(settings).await?;
     match agent::choose_way(settings, &cluster, progress).await? {
         Way::Operator(operator) => {
-            let name = format!("{}, through the operator", operator.target());
+            let name = operator.target().to_owned();
             Ok((Agent::Operator(operator), name))
         }
         Way::Own => {
@@ -142,19 +146,18 @@ async fn choose_agent(
 }
 
 /// What the session's own words about itself are.
-fn about(arguments: &ExecArguments, settings: &Settings, agent: &Agent, target: &str) -> About {
+fn about(arguments: &ExecArguments, agent: &Agent, target: &str) -> About {
     let config_path = arguments.config_file.clone();
     let config_path = config_path.or_else(|| {
         let found = settings::discover(Path::new(""), |_| {});
         found.ok().flatten()
     });
     About {
-        id: watch::session_id(),
+        id: agent.session_id().unwrap_or_else(watch::new_id),
         target: target.to_owned(),
         command: arguments.command.clone(),
         config_path: config_path.map(|path| path.canonicalize().unwrap_or(path)),
-        clusters: settings.kube_context.iter().cloned().collect(),
-        is_operator: matches!(agent, Agent::Operator(_)),
+        agent: agent.clone(),
     }
 }
 
@@ -164,17 +167,16 @@ async fn start(
     arguments: &ExecArguments,
     monitor: &Monitor,
     progress: &Progress,
-) -> Result<Session> {
+) -> Result<(Session, Magic)> {
     let env_file = settings::env_file(&resolved.settings)?;
     let surroundings = settings::surroundings(&arguments.command);
     let first = agent.first(tell(progress, monitor)).await?;
-    let mounts = agent.mounts();
-    resolved.add_magic(&surroundings, &MagicSurroundings { mounts });
+    let magic = Magic::add(resolved, &surroundings, first.mounts().collect());
     progress.step("reading the environment");
     let holder = holder::holder(&arguments.command);
     let (settings, monitor) = (&resolved.settings, monitor.clone());
     let session = Session::start(first, monitor, holder, settings, &env_file, &surroundings);
-    Ok(session.await?)
+    Ok((session.await?, magic))
 }
 
 /// Shows the user what happens to the session.

@@ -32,12 +32,14 @@ pub struct Cluster {
     pub(crate) client: Client,
     namespace: String,
     server: String,
+    /// What the user's kubeconfig calls it.
+    context: Option<String>,
 }
 
 impl Cluster {
     /// Reads the kubeconfig. Nothing is asked of the API server yet.
     pub async fn connect(access: &Access) -> Result<Self> {
-        let mut config = config(access).await?;
+        let (mut config, context) = config(access).await?;
         config.connect_timeout = Some(CONNECT);
         // A connection of a session may well be silent for long.
         config.read_timeout = None;
@@ -59,6 +61,7 @@ impl Cluster {
             client,
             namespace,
             server,
+            context,
         })
     }
 
@@ -68,7 +71,13 @@ impl Cluster {
             client,
             namespace: namespace.into(),
             server: "of the cluster".to_owned(),
+            context: None,
         }
+    }
+
+    /// What the user's kubeconfig calls it, if there is one.
+    pub fn context(&self) -> Option<&str> {
+        self.context.as_deref()
     }
 
     /// The namespace that is meant when none is named.
@@ -88,7 +97,8 @@ impl Cluster {
     }
 }
 
-async fn config(access: &Access) -> Result<Config> {
+/// How to get there, and what it is called.
+async fn config(access: &Access) -> Result<(Config, Option<String>)> {
     let options = KubeConfigOptions {
         context: access.context.clone(),
         ..KubeConfigOptions::default()
@@ -99,12 +109,16 @@ async fn config(access: &Access) -> Result<Config> {
             Ok(kubeconfig) => kubeconfig,
             // Inside of a pod there is none, and none is needed.
             Err(error) if access.context.is_none() => {
-                return Config::incluster().map_err(|_| Error::from(error));
+                let config = Config::incluster().map_err(|_| Error::from(error))?;
+                return Ok((config, None));
             }
             Err(error) => return Err(error.into()),
         },
     };
-    Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
+    let context = access.context.clone();
+    let context = context.or_else(|| kubeconfig.current_context.clone());
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    Ok((config, context))
 }
 
 impl fmt::Debug for Cluster {

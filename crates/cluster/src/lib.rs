@@ -37,7 +37,8 @@ pub use list::{Listed, Listing, list};
 pub use look::pods_of;
 pub use operator::{
     CarriedDialer, Carrier, OperatorConnection, OperatorReplicas, OperatorSession, PlaceDialer,
-    end_session, has_operator, list_through_operator, operator, operator_replicas, sessions,
+    end_session, has_operator, list_through_operator, operator, operator_replicas, session,
+    sessions,
 };
 pub use pod::{Replica, Unfit};
 pub use refusal::Refusal;

@@ -15,7 +15,8 @@ mod find;
 mod refusal;
 
 pub use ask::{
-    OperatorReplicas, end_session, list_through_operator, operator, operator_replicas, sessions,
+    OperatorReplicas, end_session, list_through_operator, operator, operator_replicas, session,
+    sessions,
 };
 pub use carrier::{CarriedDialer, Carrier};
 pub use connection::{OperatorConnection, OperatorSession, PlaceDialer};

@@ -42,6 +42,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("STANDIN_INCOMING_TAKE_PROBES",         "feature.network.incoming.take_probes"),
     variable("STANDIN_KUBECONFIG",                   "kubeconfig"),
     variable("STANDIN_KUBE_CONTEXT",                 "kube_context"),
+    variable("STANDIN_MULTI_CLUSTER",                "multi_cluster"),
     variable("STANDIN_OPERATOR",                     "operator"),
     variable("STANDIN_OUTGOING_LOCAL",               "feature.network.outgoing.filter.local"),
     variable("STANDIN_OUTGOING_REMOTE",              "feature.network.outgoing.filter.remote"),

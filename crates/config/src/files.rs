@@ -104,14 +104,17 @@ impl FileRules {
     /// Decides about an absolute path without `.`, `..` and doubled slashes. Anything else is local: resolving it is the
     /// caller's work. `write` says whether it would be changed, by opening it for writing or in any other way.
     pub fn choose<'p>(&self, path: &'p [u8], write: bool) -> Choice<'p> {
-        if self.mode == FileMode::Local || path.first() != Some(&b'/') {
+        if path.first() != Some(&b'/') {
             return Choice::Local(Cow::Borrowed(path));
         }
         let path = match &self.mapping {
             Some(mapping) => mapping.apply(path),
             None => Cow::Borrowed(path),
         };
-        self.choose_mapped(path, write)
+        match self.mode {
+            FileMode::Local => Choice::Local(path),
+            _ => self.choose_mapped(path, write),
+        }
     }
 
     /// The setting or list that decides about a path, by the name under which a user finds it.

@@ -46,7 +46,7 @@ pub use files::{Choice, FileRules, Surroundings};
 pub use format::Format;
 pub use incoming::{HttpFilter, IncomingRules};
 pub use layers::{Layers, Origin, Origins, Resolved};
-pub use magic::{MagicSurroundings, mounts_in};
+pub use magic::MagicSurroundings;
 pub use outgoing::{OutgoingRules, Side};
 pub use problem::{Problem, ProblemKind, Severity};
 pub use reference::reference_text;

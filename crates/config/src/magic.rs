@@ -1,8 +1,10 @@
 //! What `magic` adds to settings. Nothing that somebody has set is taken away or replaced: lists and maps get longer.
 
+use regex::RegexBuilder;
+
 use crate::files::Surroundings;
 use crate::layers::Resolved;
-use crate::settings::{FileMode, NamePattern, RegexText};
+use crate::settings::{FileMode, FileSettings, MagicSettings, NamePattern, RegexText};
 
 /// Variables that choose a profile, or are credentials. That of a region says nothing about who one is.
 const AWS: &[&str] = &[
@@ -42,6 +44,7 @@ const NO_VOLUMES: &[&str] = &[
     "/run/.containerenv",
     "/run/secrets",
     "/run/credentials",
+    "/run/netns",
     "/run/lock",
     "/run/user",
     "/boot",
@@ -54,51 +57,56 @@ const HELD: &[&str] = &["/usr", "/lib", "/bin", "/nix", "/run", "/tmp", "/var/tm
 /// What bundles need to know.
 #[derive(Debug, Clone, Default)]
 pub struct MagicSurroundings {
-    /// Where volumes are mounted at the target.
+    /// Where something is mounted at the target.
     pub mounts: Vec<String>,
+    /// A folder of this session in which nothing is, for what shall be found empty.
+    pub empty_folder: Option<String>,
 }
 
 impl Resolved {
     /// Adds what bundles add, and remembers which did.
     pub fn add_magic(&mut self, surroundings: &Surroundings, magic: &MagicSurroundings) {
-        let is_on = |of: fn(&crate::settings::MagicSettings) -> bool| {
-            of(&self.settings.magic) && of(&self.settings.feature.magic)
-        };
-        let (aws, auto_mount, proxy) = (
-            is_on(|magic| magic.aws),
-            is_on(|magic| magic.auto_mount),
-            is_on(|magic| magic.proxy),
-        );
-        if aws {
-            self.add_aws(surroundings);
+        let feature = &self.settings.feature;
+        let proxy = self.is_on(|magic| magic.proxy) && feature.network.outgoing.tcp;
+        let auto_mount = self.is_on(|magic| magic.auto_mount) && feature.fs.mode != FileMode::Local;
+        if self.needs_empty_folder() {
+            self.add_aws(surroundings, magic.empty_folder.as_deref());
         }
-        if proxy && self.settings.feature.network.outgoing.tcp {
+        if proxy {
             self.unset_local("magic.proxy", PROXY);
         }
-        if auto_mount && self.settings.feature.fs.mode != FileMode::Local {
+        if auto_mount {
             self.add_mounts(&magic.mounts, surroundings);
         }
     }
 
-    fn add_aws(&mut self, surroundings: &Surroundings) {
+    /// Whether a bundle has a use for [`MagicSurroundings::empty_folder`].
+    pub fn needs_empty_folder(&self) -> bool {
+        self.is_on(|magic| magic.aws) && self.settings.feature.env.enabled
+    }
+
+    fn is_on(&self, of: fn(&MagicSettings) -> bool) -> bool {
+        of(&self.settings.magic) && of(&self.settings.feature.magic)
+    }
+
+    fn add_aws(&mut self, surroundings: &Surroundings, empty_folder: Option<&str>) {
         const BUNDLE: &str = "magic.aws";
-        if !self.settings.feature.env.enabled {
-            return;
-        }
         self.unset_local(BUNDLE, AWS);
         let home = surroundings.home.as_deref();
         let home = home.and_then(|home| std::str::from_utf8(home).ok());
-        let Some(home) = home else { return };
-        let home = regex::escape(home.trim_end_matches('/'));
-        // Tools keep other things beside these, which they have to be able to write.
-        let pattern = format!("^{home}/\\.aws/(config|credentials|sso)(/|$)");
-        self.settings
-            .feature
-            .fs
-            .not_found
-            .0
-            .push(RegexText(pattern));
-        self.origins.add("feature.fs.not_found", BUNDLE);
+        let (Some(home), Some(folder)) = (home, empty_folder) else {
+            return;
+        };
+        let home = home.trim_end_matches('/');
+        let files = &mut self.settings.feature.fs;
+        if names_in_particular(files, home) {
+            return;
+        }
+        // Tools cope with an empty folder, into which they can write, better than with one that is not there.
+        let pattern = format!("^{}/\\.aws(/|$)", regex::escape(home));
+        let replacement = folder.replace('$', "$$") + "${1}";
+        files.mapping.0.push((pattern, replacement));
+        self.origins.add("feature.fs.mapping", BUNDLE);
     }
 
     fn unset_local(&mut self, bundle: &'static str, names: &[&str]) {
@@ -129,6 +137,27 @@ impl Resolved {
     }
 }
 
+/// Whether a list of the user says something about files of AWS tools, and not only about everything in a home.
+fn names_in_particular(files: &FileSettings, home: &str) -> bool {
+    let lists = [
+        &files.not_found,
+        &files.local,
+        &files.read_write,
+        &files.read_only,
+    ];
+    let mut patterns = lists.into_iter().flat_map(|list| list.iter());
+    patterns.any(|pattern| {
+        let pattern = RegexBuilder::new(pattern.as_str())
+            .case_insensitive(true)
+            .build();
+        pattern.is_ok_and(|pattern| {
+            let is_named = |path: &str| pattern.is_match(&format!("{home}/{path}"));
+            let other = ".x/config .x/credentials".split(' ').any(is_named);
+            !other && ".aws/config .aws/credentials".split(' ').any(is_named)
+        })
+    })
+}
+
 /// Whether something mounted there was put there by somebody, and nothing that the process has here is in it.
 fn is_volume(mount: &str, surroundings: &Surroundings) -> bool {
     let is_below = |path: &[u8], folder: &[u8]| {
@@ -148,19 +177,6 @@ fn is_volume(mount: &str, surroundings: &Surroundings) -> bool {
         && mount != b"/"
         && !NO_VOLUMES.iter().any(|of| is_below(mount, of.as_bytes()))
         && !held.any(|path| is_below(path, mount))
-}
-
-/// The places of mounts in `/proc/<pid>/mountinfo`.
-pub fn mounts_in(mountinfo: &str) -> Vec<String> {
-    let places = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
-    places
-        .map(|place| {
-            place
-                .replace("\\040", " ")
-                .replace("\\011", "\t")
-                .replace("\\134", "\\")
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -183,10 +199,10 @@ mod tests {
         let layers = Layers::new().file("test", text, Format::Yaml);
         let mut resolved = layers.resolve().unwrap();
         let magic = MagicSurroundings {
-            mounts: mounts_in(
-                "1 0 0:1 / / rw - overlay o rw\n2 1 0:2 / /proc rw - proc p rw\n3 1 0:3 /a /tmp/my\\040config ro - ext4 d ro\n\
-                 4 1 0:4 / /dev/shm rw - tmpfs t rw\n5 1 0:5 / /etc/hosts rw - ext4 d rw",
-            ),
+            mounts: ["/", "/proc", "/tmp/my config", "/dev/shm", "/etc/hosts"]
+                .map(str::to_owned)
+                .to_vec(),
+            empty_folder: Some("/tmp/standin-$x".to_owned()),
         };
         resolved.add_magic(&surroundings(), &magic);
         resolved
@@ -239,13 +255,33 @@ mod tests {
         let resolved = resolve("feature: {env: {override: {AWS_PROFILE: chosen}, unset_local: X}}");
         assert!(environment(&resolved).contains("AWS_PROFILE=chosen"));
         assert!(!environment(&resolved).contains("X=1"));
-        let rules = FileRules::new(&resolved.settings.feature.fs, &surroundings()).unwrap();
-        let is_hidden = |path: &str| rules.choose(path.as_bytes(), false) == Choice::NotFound;
-        assert!(is_hidden("/users/me/.aws/credentials"));
-        assert!(is_hidden("/users/me/.aws/config"));
-        assert!(is_hidden("/users/me/.aws/sso/cache/x"));
-        assert!(!is_hidden("/users/me/.aws/cli/cache/x"));
-        assert!(!is_hidden("/users/you/.aws/config"));
+    }
+
+    #[test]
+    fn files_of_aws_tools_are_an_empty_folders_unless_somebody_says_otherwise() {
+        let check = |text: &str, path: &str, expected: &str| {
+            let resolved = resolve(text);
+            let rules = FileRules::new(&resolved.settings.feature.fs, &surroundings()).unwrap();
+            let choice = rules.choose(path.as_bytes(), false);
+            let Choice::Local(name) = choice else {
+                panic!("{text} {path}: {choice:?}");
+            };
+            assert_eq!(String::from_utf8_lossy(&name), expected, "{text} {path}");
+        };
+        let (file, mapped) = ("/users/me/.aws/credentials", "/tmp/standin-$x/credentials");
+        check("{}", file, mapped);
+        check("{}", "/users/me/.aws", "/tmp/standin-$x");
+        check("{}", "/users/me/.awsome/x", "/users/me/.awsome/x");
+        check("feature: {fs: local}", file, mapped);
+        check("magic: {aws: false}", file, file);
+        check("feature: {env: false}", file, file);
+        check("feature: {fs: {local: '/\\.aws/'}}", file, file);
+        check("feature: {fs: {local: '^/users/me'}}", file, mapped);
+        check(
+            "feature: {fs: {mapping: {'^/users/me/.aws/': '/tmp/mine/'}}}",
+            file,
+            "/tmp/mine/credentials",
+        );
     }
 
     #[test]

@@ -71,6 +71,15 @@ pub struct Settings {
     #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
     pub operator: Option<bool>,
 
+    /// Whether the session covers all clusters that the operator coordinates (`true`), or only the one that you are
+    /// connected to (`false`).
+    ///
+    /// Without a value it covers all where the operator coordinates some. With `true` an operator that does not is an
+    /// error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "bool", extend("default" = null, "examples" = [false]))]
+    pub multi_cluster: Option<bool>,
+
     /// The kubeconfig, in place of those that `KUBECONFIG` names, or `~/.kube/config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["~/.kube/config"]))]
@@ -139,6 +148,7 @@ impl Default for Settings {
             api: true,
             magic: MagicSettings::default(),
             operator: None,
+            multi_cluster: None,
             kubeconfig: None,
             kube_context: None,
             accept_invalid_certificates: false,

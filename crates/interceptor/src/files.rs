@@ -9,7 +9,7 @@
 //!
 //! A path that leads from a remote directory back to this machine (`../…`) is one that the kernel cannot follow for
 //! the caller, who is not where it believes to be. Those calls we do ourselves, with the same code and this machine's
-//! root as the "remote" files.
+//! root as the "remote" files; and so those about files of this machine that have another name for the application.
 //!
 //! Symbolic links of this machine that lead into the target's files are followed. Those of the target are followed
 //! at the target, as the service itself would.

@@ -38,6 +38,8 @@ impl From<Errno> for Instead {
 pub enum PathChoice {
     /// To this machine.
     Local,
+    /// To this machine, where it has this other name.
+    LocalAs(PathBuf),
     /// To the target, where it has this name.
     Remote(PathBuf),
     /// Nowhere: the call fails, with `ENOENT` for a path that shall not be found.

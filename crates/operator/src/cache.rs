@@ -53,13 +53,13 @@ impl Notable for MirrordMultiClusterSession {
     }
 }
 
-impl Notable for MirrordPolicy {
+impl Notable for MirrordClusterPolicy {
     fn note(&self) -> u64 {
         note(self.clone())
     }
 }
 
-impl Notable for MirrordClusterPolicy {
+impl Notable for MirrordPolicy {
     fn note(&self) -> u64 {
         note(self.clone())
     }
@@ -82,14 +82,13 @@ fn is_news<Object: Resource<DynamicType = ()> + Notable>(
     known: &mut HashMap<ObjectRef<Object>, u64>,
     event: &Event<Object>,
 ) -> bool {
-    let key = ObjectRef::from_obj;
     match event {
         Event::Apply(object) => {
             let note = object.note();
-            known.insert(key(object), note) != Some(note)
+            known.insert(ObjectRef::from_obj(object), note) != Some(note)
         }
         Event::Delete(object) => {
-            known.remove(&key(object));
+            known.remove(&ObjectRef::from_obj(object));
             true
         }
         Event::Init => {
@@ -98,7 +97,7 @@ fn is_news<Object: Resource<DynamicType = ()> + Notable>(
         }
         // None is there for others before all are.
         Event::InitApply(object) => {
-            known.insert(key(object), object.note());
+            known.insert(ObjectRef::from_obj(object), object.note());
             false
         }
         Event::InitDone => true,
@@ -114,6 +113,8 @@ where
     store: Store<Object>,
     /// From the follower to everybody: how many changes there were.
     changes: watch::Receiver<u64>,
+    /// From the follower to everybody: whether the copy has ever been complete.
+    filled: watch::Receiver<bool>,
 }
 
 impl<Object> ObjectCache<Object>
@@ -131,6 +132,7 @@ where
     pub(crate) fn follow(client: Client) -> Self {
         let (reader, writer) = store();
         let (bell, changes) = watch::channel(0);
+        let (fill, filled) = watch::channel(false);
         let sessions: Api<Object> = Api::all(client);
         tokio::spawn(async move {
             let events = watcher(sessions, watcher::Config::default()).default_backoff();
@@ -138,10 +140,14 @@ where
             let mut known = HashMap::new();
             while let Some(event) = events.next().await {
                 match event {
-                    Ok(event) if is_news(&mut known, &event) => {
-                        bell.send_modify(|count| *count += 1);
+                    Ok(event) => {
+                        if matches!(event, Event::InitDone) {
+                            fill.send_replace(true);
+                        }
+                        if is_news(&mut known, &event) {
+                            bell.send_modify(|count| *count += 1);
+                        }
                     }
-                    Ok(_) => {}
                     Err(error) => {
                         tracing::warn!(error = chain(&error), "sessions cannot be followed now");
                     }
@@ -151,7 +157,13 @@ where
         Self {
             store: reader,
             changes,
+            filled,
         }
+    }
+
+    /// Whether what is not in the copy is not there.
+    pub(crate) fn is_filled(&self) -> bool {
+        *self.filled.borrow()
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Object>> {

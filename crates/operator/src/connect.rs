@@ -34,6 +34,7 @@ use crate::authorize::authorize;
 use crate::controller::workload;
 use crate::front_proxy::User;
 use crate::multicluster::envoy;
+use crate::multicluster::sessions::assertion;
 use crate::multicluster::sessions::attach::{self, Attaching};
 use crate::settings::SessionSettings;
 
@@ -121,6 +122,7 @@ async fn admitted(
             parameters: &asking.parameters,
         };
         let child = attach::attach(&shared.client, user, child, &asked).await?;
+        assertion::judge(shared, &child).await?;
         return ready(shared, &child).await;
     }
     let client = Caller::read(headers)?;
@@ -220,6 +222,7 @@ impl Caller {
             username: self.name.clone(),
             hostname: self.hostname.clone(),
             k8s_username: user.name.clone(),
+            k8s_groups: Vec::new(),
         }
     }
 }
@@ -251,6 +254,7 @@ fn wanted(
         key: asking.parameters.key.clone(),
         client_cli_version: client.version.clone(),
         multi_cluster_parent_name: None,
+        generation: 0,
         resume_window_secs: asking.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
     };

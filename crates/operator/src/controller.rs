@@ -13,9 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
+use api::session::SessionPhase;
 use cluster::Cluster;
 use futures_util::StreamExt as _;
 use futures_util::stream::{iter, select};
+use http::StatusCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::controller::{
@@ -32,6 +34,7 @@ pub(crate) use self::validate::workload;
 use crate::Shared;
 use crate::cache::Notable as _;
 use crate::error::{Error, chain};
+use crate::multicluster::sessions::assertion;
 
 /// After a failure of the cluster. What is asked for wrongly is no failure.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(2);
@@ -121,6 +124,17 @@ async fn going_on(
             return Ok(plan(session, None, &nothing, mode, now));
         }
     };
+    if is_new(session)
+        && let Err(refusal) = assertion::judge(shared, session).await
+    {
+        return match refusal.code {
+            StatusCode::FORBIDDEN => {
+                let nothing = Observed::nothing(refusal.message);
+                Ok(plan(session, None, &nothing, mode, now))
+            }
+            _ => Err(Error::NotJudged(refusal.message)),
+        };
+    }
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
     let mut observed = observe::observe(shared, &cluster, &wanted).await?;
     let first = plan(session, Some(&wanted), &observed, mode, now);
@@ -131,6 +145,12 @@ async fn going_on(
     apply::regrant(shared, &wanted, &first, &mut observed).await;
     // What came of it is part of what is reported.
     Ok(plan(session, Some(&wanted), &observed, mode, now))
+}
+
+/// Before anything of it has been started for sure.
+fn is_new(session: &MirrordClusterSession) -> bool {
+    let phase = session.status.as_ref().and_then(|status| status.phase);
+    matches!(phase, None | Some(SessionPhase::Pending))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]

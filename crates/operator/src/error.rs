@@ -48,6 +48,8 @@ pub enum Error {
          see that the cluster's webhook for roles of accounts runs"
     )]
     NoRole { cluster: String },
+    #[error("the rules of this cluster cannot be asked about a user: {0}")]
+    NotJudged(String),
     #[error("a member was asked to {doing}, and gave none")]
     NoToken { doing: String },
     #[error("cannot listen on {address}")]

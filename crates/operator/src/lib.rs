@@ -43,7 +43,9 @@ use tokio_util::task::TaskTracker;
 
 pub use crate::error::{Error, Result};
 pub use crate::multicluster::{InvalidClusters, MultiCluster};
-pub use crate::settings::{AgentMode, AgentSettings, PodSettings, SessionSettings, Settings};
+pub use crate::settings::{
+    AgentMode, AgentSettings, MemberAuthorization, PodSettings, SessionSettings, Settings,
+};
 pub use crate::uninstall::uninstall;
 
 use crate::cache::SessionCache;

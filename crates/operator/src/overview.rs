@@ -1,10 +1,8 @@
 //! `mirrordoperators/operator`: what this operator is and what it is doing.
 
-use api::operator::{ConnectedCluster, License, RunningSession, Statistics};
-use api::{
-    Feature, MirrordClusterSession, MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus,
-};
-use jiff::Timestamp;
+use api::operator::{ConnectedCluster, License, MultiClusterRoles, RunningSession, Statistics};
+use api::session::Session;
+use api::{Feature, MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
@@ -12,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Column, Listed};
 use crate::error::{Doing as _, Result};
-use crate::sessions;
+use crate::multicluster::clusters::MultiCluster;
 use crate::settings::Settings;
 
 /// The version of what agents and clients speak. It changes when they would not understand one another.
@@ -21,9 +19,8 @@ const PROTOCOL_VERSION: &str = "1.0.0";
 pub(crate) fn operator(
     settings: &Settings,
     license: Option<License>,
-    sessions: &[MirrordClusterSession],
+    sessions: &[Session],
     connected_clusters: Option<Vec<ConnectedCluster>>,
-    now: Timestamp,
 ) -> MirrordOperator {
     let primary = connected_clusters
         .is_some()
@@ -33,6 +30,7 @@ pub(crate) fn operator(
         default_namespace: settings.default_namespace.clone(),
         features: vec![Feature::ProxyApi.as_str().to_owned()],
         license,
+        multi_cluster: settings.multi_cluster.as_ref().map(roles),
         operator_namespace: settings.namespace.clone(),
         operator_version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol_version: PROTOCOL_VERSION.to_owned(),
@@ -45,23 +43,29 @@ pub(crate) fn operator(
     let status = MirrordOperatorStatus {
         connected_clusters: connected_clusters.unwrap_or_default(),
         copy_targets: Vec::new(),
-        sessions: sessions
-            .iter()
-            .map(|session| running(session, now))
-            .collect(),
+        sessions: sessions.iter().map(running).collect(),
         // Users are counted by the usage records, which there are none of yet.
         statistics: Statistics::default(),
     };
     MirrordOperator::new(spec, status)
 }
 
-fn running(session: &MirrordClusterSession, now: Timestamp) -> RunningSession {
+fn roles(clusters: &MultiCluster) -> MultiClusterRoles {
+    MultiClusterRoles {
+        cluster_name: clusters.name.clone(),
+        default_cluster: clusters.default.clone(),
+        management_only: clusters.is_management_only,
+    }
+}
+
+fn running(session: &Session) -> RunningSession {
+    let spec = session.spec.clone();
     RunningSession {
-        id: sessions::id_of(session),
-        user: session.spec.owner.k8s_username.clone(),
-        target: session.spec.target.clone(),
-        namespace: Some(session.spec.namespace.clone()),
-        duration_secs: sessions::age_in_seconds(session, now),
+        id: spec.id,
+        user: spec.user,
+        target: spec.target,
+        namespace: Some(spec.namespace),
+        duration_secs: spec.duration_secs,
     }
 }
 

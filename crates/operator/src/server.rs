@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::session::Session;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -162,11 +163,11 @@ async fn answer_asked(
         Asked::OpenApi3 => Ok(openapi::version_3()),
         Asked::OpenApi3OfGroup => Ok(openapi::version_3_of_group()),
         Asked::Operators | Asked::Operator => {
-            let sessions = sessions::list(client).await?;
+            let sessions = served_sessions(shared, now).await?;
             let license = overview::license(client, &shared.settings).await?;
             let clusters = shared.envoy.as_ref();
             let clusters = clusters.map(|envoy| envoy.connected_clusters(now));
-            let operator = overview::operator(&shared.settings, license, &sessions, clusters, now);
+            let operator = overview::operator(&shared.settings, license, &sessions, clusters);
             Ok(match asked {
                 Asked::Operators => list(&[operator], form),
                 _ => one(&operator, form),
@@ -198,21 +199,22 @@ async fn answer_asked(
             connect::connect(shared, user, asking, request).await
         }
         Asked::Sessions => {
-            let sessions = sessions::list(client).await?;
-            let served: Vec<_> = sessions
-                .iter()
-                .map(|session| sessions::served(session, now))
-                .collect();
+            let served = served_sessions(shared, now).await?;
             Ok(list(&served, form))
         }
-        Asked::Session(id) => match sessions::find(client, id).await? {
-            Some(session) => Ok(one(&sessions::served(&session, now), form)),
-            None => Err(Refusal::not_found(format!("there is no session {id}"))),
-        },
+        Asked::Session(id) => {
+            let served = served_sessions(shared, now).await?;
+            let id = id.to_string();
+            match served.iter().find(|session| session.spec.id == id) {
+                Some(session) => Ok(one(session, form)),
+                None => Err(Refusal::not_found(format!("there is no session {id}"))),
+            }
+        }
         Asked::EndSession(id) => {
-            let mut ended = sessions::end(client, id).await?;
-            if !ended && shared.envoy.is_some() {
-                ended = sessions::end_parent(client, id).await?;
+            // The whole before its part here, which has the same number.
+            let mut ended = shared.envoy.is_some() && sessions::end_parent(client, id).await?;
+            if !ended {
+                ended = sessions::end(client, id).await?;
             }
             tracing::info!(target: "audit", user = user.name, session = %id, ended, "a session is ended by a user");
             if !ended {
@@ -223,6 +225,16 @@ async fn answer_asked(
             })))
         }
     }
+}
+
+/// Sessions of this cluster, and those over several where it is their Primary.
+async fn served_sessions(shared: &Shared, now: Timestamp) -> Result<Vec<Session>, Refusal> {
+    let sessions = sessions::list(&shared.client).await?;
+    let parents = match &shared.envoy {
+        Some(_) => sessions::list_parents(&shared.client).await?,
+        None => Vec::new(),
+    };
+    Ok(sessions::all_served(&sessions, &parents, now))
 }
 
 fn label_selector(query: &str) -> Result<Option<String>, Refusal> {

@@ -1,7 +1,7 @@
 //! Sessions, as people list and end them.
 
-use api::multicluster::parent_name;
-use api::session::{Session, SessionId, SessionSpec};
+use api::multicluster::{parent_id, parent_name};
+use api::session::{Session, SessionCluster, SessionId, SessionSpec};
 use api::{MirrordClusterSession, MirrordMultiClusterSession};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -23,18 +23,52 @@ pub(crate) async fn list(client: &Client) -> Result<Vec<MirrordClusterSession>> 
     Ok(list.items)
 }
 
-pub(crate) async fn find(client: &Client, id: SessionId) -> Result<Option<MirrordClusterSession>> {
-    let sessions: Api<MirrordClusterSession> = Api::all(client.clone());
-    sessions
-        .get_opt(&id.object_name())
+/// The objects of sessions over several clusters.
+pub(crate) async fn list_parents(client: &Client) -> Result<Vec<MirrordMultiClusterSession>> {
+    let parents: Api<MirrordMultiClusterSession> = Api::all(client.clone());
+    let list = parents
+        .list(&ListParams::default().match_any())
         .await
-        .doing(format!("read the session {id}"))
+        .doing("list sessions over several clusters")?;
+    Ok(list.items)
 }
 
-/// Ends a session: its object is kept until its agents are gone. Says whether there was one.
+/// All sessions as they are served. In their Primary, those over several clusters are one each: its part in this cluster is
+/// not another one.
+pub(crate) fn all_served(
+    sessions: &[MirrordClusterSession],
+    parents: &[MirrordMultiClusterSession],
+    now: Timestamp,
+) -> Vec<Session> {
+    let is_part = |session: &&MirrordClusterSession| {
+        let parent = session.spec.multi_cluster_parent_name.as_deref();
+        parent.is_some_and(|parent| {
+            let mut names = parents
+                .iter()
+                .filter_map(|one| one.metadata.name.as_deref());
+            names.any(|name| name == parent)
+        })
+    };
+    let alone = sessions.iter().filter(|session| !is_part(session));
+    let alone = alone.map(|session| served(session, now));
+    let over_several = parents.iter().map(|parent| served_parent(parent, now));
+    alone.chain(over_several).collect()
+}
+
+/// Ends a session: its object is kept until its agents are gone. Says whether there was one. The part of a session that
+/// another cluster coordinates has the same number, and can be ended by it.
 pub(crate) async fn end(client: &Client, id: SessionId) -> Result<bool> {
     let sessions: Api<MirrordClusterSession> = Api::all(client.clone());
-    delete(&sessions, &id.object_name()).await
+    if delete(&sessions, &id.object_name()).await? {
+        return Ok(true);
+    }
+    let id = id.to_string();
+    let parts = list(client).await?;
+    let mut parts = parts.iter().filter(|session| id_of(session) == id);
+    match parts.next().and_then(|part| part.metadata.name.as_deref()) {
+        Some(name) => delete(&sessions, name).await,
+        None => Ok(false),
+    }
 }
 
 /// The same for one over several clusters, whose parts end with it.
@@ -60,8 +94,8 @@ pub(crate) fn id_of(session: &MirrordClusterSession) -> String {
     SessionId::from_object_name(name).map_or_else(|| name.to_owned(), |id| id.to_string())
 }
 
-pub(crate) fn age_in_seconds(session: &MirrordClusterSession, now: Timestamp) -> u64 {
-    let created = session.metadata.creation_timestamp.as_ref();
+fn age_in_seconds(metadata: &ObjectMeta, now: Timestamp) -> u64 {
+    let created = metadata.creation_timestamp.as_ref();
     let age = created.map(|created| created.0.duration_until(now).as_secs());
     age.and_then(|seconds| u64::try_from(seconds).ok())
         .unwrap_or_default()
@@ -84,10 +118,55 @@ pub(crate) fn served(session: &MirrordClusterSession, now: Timestamp) -> Session
         target: session.spec.target.clone(),
         namespace: session.spec.namespace.clone(),
         phase: phase.to_owned(),
-        duration_secs: age_in_seconds(session, now),
+        duration_secs: age_in_seconds(&session.metadata, now),
         pods: status.pods.into_iter().map(|pod| pod.name).collect(),
+        clusters: Vec::new(),
     };
     Session::new(metadata, spec)
+}
+
+/// The same for one over several clusters. Which pods take part is known to these.
+fn served_parent(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session {
+    let name = parent.metadata.name.clone().unwrap_or_default();
+    let id = parent_id(&name).map_or(name, |id| id.to_string());
+    let status = parent.status.clone().unwrap_or_default();
+    let metadata = ObjectMeta {
+        name: Some(id.clone()),
+        creation_timestamp: parent.metadata.creation_timestamp.clone(),
+        deletion_timestamp: parent.metadata.deletion_timestamp.clone(),
+        ..ObjectMeta::default()
+    };
+    let cluster = |name: &String| {
+        let child = status.cluster_sessions.get(name).cloned();
+        let child = child.unwrap_or_default();
+        SessionCluster {
+            name: name.clone(),
+            is_default: *name == parent.spec.default_cluster,
+            ready: child.ready,
+            error: child.error,
+        }
+    };
+    let phase = status.phase.map_or("Initializing", |phase| phase.as_str());
+    let spec = SessionSpec {
+        id,
+        user: parent.spec.owner.k8s_username.clone(),
+        target: parent.spec.target.clone(),
+        namespace: parent.spec.namespace.clone(),
+        phase: phase.to_owned(),
+        duration_secs: age_in_seconds(&parent.metadata, now),
+        pods: Vec::new(),
+        clusters: parent.spec.clusters.iter().map(cluster).collect(),
+    };
+    Session::new(metadata, spec)
+}
+
+/// The clusters of a session, with a sign at those that do not take part now.
+fn clusters_cell(clusters: &[SessionCluster]) -> String {
+    let names = clusters.iter().map(|cluster| match cluster.ready {
+        true => cluster.name.clone(),
+        false => format!("{}!", cluster.name),
+    });
+    names.collect::<Vec<_>>().join(",")
 }
 
 const fn column(name: &'static str, description: &'static str) -> Column {
@@ -107,7 +186,11 @@ impl Listed for Session {
         column("Namespace", "Where its target is"),
         column("Target", "What it is for"),
         column("Phase", "Where it is in its life"),
-        column("Pods", "How many pods take part"),
+        column("Pods", "How many pods take part, where one cluster does"),
+        column(
+            "Clusters",
+            "Which clusters take part, where several do; those with a ! do not now",
+        ),
         column("Age", "How long it runs"),
     ];
 
@@ -123,7 +206,11 @@ impl Listed for Session {
             json!(spec.namespace),
             json!(spec.target),
             json!(spec.phase),
-            json!(spec.pods.len().to_string()),
+            json!(match spec.clusters.is_empty() {
+                true => spec.pods.len().to_string(),
+                false => String::new(),
+            }),
+            json!(clusters_cell(&spec.clusters)),
             json!(age(spec.duration_secs)),
         ]
     }
@@ -142,6 +229,62 @@ fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_over_several_clusters_is_listed_once() {
+        let parent: MirrordMultiClusterSession = serde_json::from_value(json!({
+            "apiVersion": "operator.metalbear.co/v1alpha", "kind": "MirrordMultiClusterSession",
+            "metadata": {"name": "mc-00000000000000ab"},
+            "spec": {
+                "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
+                "namespace": "shop", "target": "deployment/web", "targetAlias": "deployment.web",
+                "clusters": ["hub", "west"], "primaryCluster": "hub", "defaultCluster": "hub",
+                "resumeWindowSecs": 100, "clientCertificate": "",
+            },
+            "status": {"phase": "Ready", "clusterSessions": {
+                "hub": {"sessionName": "mc-00000000000000ab-hub", "ready": true},
+                "west": {"sessionName": "mc-00000000000000ab-west", "ready": false, "error": "no route"},
+            }},
+        }))
+        .unwrap();
+        let child = |name: &str, parent: Option<&str>| -> MirrordClusterSession {
+            serde_json::from_value(json!({
+                "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSession",
+                "metadata": {"name": name},
+                "spec": {
+                    "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
+                    "namespace": "shop", "target": "deployment/web", "resumeWindowSecs": 100,
+                    "clientCertificate": "", "multiClusterParentName": parent,
+                },
+            }))
+            .unwrap()
+        };
+        let sessions = [
+            child("mc-00000000000000ab-hub", Some("mc-00000000000000ab")),
+            // The part of a session that another cluster coordinates.
+            child("mc-00000000000000cd-hub", Some("mc-00000000000000cd")),
+            child("session-00000000000000ef", None),
+        ];
+        let now = Timestamp::UNIX_EPOCH;
+        let served = all_served(&sessions, &[parent], now);
+        let shown: Vec<_> = served
+            .iter()
+            .map(|session| {
+                (
+                    session.spec.id.as_str(),
+                    clusters_cell(&session.spec.clusters),
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("00000000000000cd", String::new()),
+                ("00000000000000ef", String::new()),
+                ("00000000000000ab", "hub,west!".to_owned()),
+            ]
+        );
+    }
 
     #[test]
     fn ages_are_short() {

@@ -36,6 +36,15 @@ pub struct Settings {
     pub agent: AgentSettings,
     /// Other clusters, where this operator is the Primary of some.
     pub multi_cluster: Option<MultiCluster>,
+    /// Whether sessions that a Primary makes here are also judged by the rules of this cluster.
+    pub member_authorization: Option<MemberAuthorization>,
+}
+
+/// What a Primary's users and groups are called in this cluster. Without prefixes they have the same names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberAuthorization {
+    pub user_prefix: String,
+    pub group_prefix: String,
 }
 
 /// Where the agents of sessions are.
@@ -56,6 +65,13 @@ pub struct SessionSettings {
     pub time_to_live: Duration,
     /// What a client gets at most.
     pub most_resume: Duration,
+}
+
+impl SessionSettings {
+    /// How often a session says that its client is there. Several fit into the time that it waits for one.
+    pub(crate) fn heartbeat(&self, usual: Duration) -> Duration {
+        usual.min(self.time_to_live / 4)
+    }
 }
 
 impl Settings {

@@ -2,6 +2,7 @@
 
 mod incoming;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 use std::fs;
@@ -42,8 +43,19 @@ pub enum Event {
         agent: AgentId,
         reason: String,
     },
-    /// So many agents are there at the beginning.
-    Covers(usize),
+    /// So many agents are there at the beginning, and with several clusters so many in each of them.
+    Covers {
+        pods: usize,
+        clusters: BTreeMap<String, usize>,
+    },
+    /// Of several clusters, one cannot be reached.
+    ClusterAway {
+        cluster: String,
+        /// Files, names and connections are this cluster's.
+        is_default: bool,
+        reason: String,
+    },
+    ClusterBack(String),
     /// The target has nothing that an agent could be beside. Calls wait for so many seconds.
     NobodyThere(u64),
     /// What the administrators of the cluster allow there has changed.
@@ -79,11 +91,25 @@ pub enum FileProblem {
 }
 
 impl Event {
+    /// For a session that begins with these agents.
+    pub(crate) fn covers<'agents>(agents: impl IntoIterator<Item = &'agents AgentId>) -> Self {
+        let (mut pods, mut clusters) = (0, BTreeMap::new());
+        for agent in agents {
+            pods += 1;
+            if let Some(cluster) = &agent.cluster {
+                *clusters.entry(cluster.clone()).or_default() += 1;
+            }
+        }
+        Self::Covers { pods, clusters }
+    }
+
     /// Whether it is only good to know.
     #[must_use]
     pub fn is_reassuring(&self) -> bool {
         match self {
-            Self::Joined(_) | Self::Left { .. } | Self::Covers(_) => true,
+            Self::Joined(_) | Self::Left { .. } | Self::Covers { .. } | Self::ClusterBack(_) => {
+                true
+            }
             Self::Incoming(event) => !event.is_warning(),
             _ => false,
         }
@@ -126,7 +152,22 @@ impl fmt::Display for Event {
                 "{} cannot join the session, so that its traffic does not come: {reason}",
                 agent.place()
             ),
-            Self::Covers(count) => write!(formatter, "the session is with {count} pods"),
+            Self::Covers { pods, clusters } => write_covers(formatter, *pods, clusters),
+            Self::ClusterAway {
+                cluster,
+                is_default: true,
+                reason,
+            } => write!(
+                formatter,
+                "cluster {cluster} cannot be reached ({reason}): what needs the target waits"
+            ),
+            Self::ClusterAway {
+                cluster, reason, ..
+            } => write!(
+                formatter,
+                "cluster {cluster} cannot be reached ({reason}): its traffic does not come, and the session goes on without it"
+            ),
+            Self::ClusterBack(cluster) => write!(formatter, "cluster {cluster} is there again"),
             Self::NobodyThere(seconds) => write!(
                 formatter,
                 "the target has no pod now: what needs it waits, for up to {seconds} s"
@@ -158,6 +199,19 @@ impl fmt::Display for Event {
             Self::File(path, problem) => write!(formatter, "{} {problem}", path.display()),
         }
     }
+}
+
+fn write_covers(
+    formatter: &mut fmt::Formatter<'_>,
+    pods: usize,
+    clusters: &BTreeMap<String, usize>,
+) -> fmt::Result {
+    write!(formatter, "the session is with {pods} pods")?;
+    for (index, (cluster, pods)) in clusters.iter().enumerate() {
+        let before = if index == 0 { ": " } else { ", " };
+        write!(formatter, "{before}{pods} in cluster {cluster}")?;
+    }
+    Ok(())
 }
 
 impl fmt::Display for FileProblem {
@@ -242,4 +296,24 @@ pub(crate) fn chain(error: &dyn Error) -> String {
         source = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_says_how_many_pods_are_where() {
+        let pod = |name: &str, cluster: &str| AgentId::in_pod(name).of_cluster(cluster);
+        let agents = [pod("a", "west"), pod("a", "east"), pod("b", "east")];
+        assert_eq!(
+            Event::covers(&agents).to_string(),
+            "the session is with 3 pods: 2 in cluster east, 1 in cluster west"
+        );
+        let agents = [AgentId::in_pod("a"), AgentId::in_pod("b")];
+        assert_eq!(
+            Event::covers(&agents).to_string(),
+            "the session is with 2 pods"
+        );
+    }
 }

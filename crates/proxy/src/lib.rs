@@ -15,6 +15,7 @@ mod outgoing;
 mod session;
 mod stream;
 mod sys;
+mod temporary;
 
 pub use crate::monitor::{Batch, Monitor, Subscription};
 pub use agent::{AgentId, Change, FirstAgent, One, Place, Preference, Reach, Reached, Source};
@@ -29,3 +30,4 @@ pub use interceptor::Error as LaunchError;
 /// Programs start processes in a session, and learn whether this machine can, through its host.
 pub use interceptor::{Diagnosis, Launch, Notice, Prepared, Signaller, check, diagnose};
 pub use session::Session;
+pub use temporary::TemporaryFolder;

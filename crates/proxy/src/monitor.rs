@@ -6,7 +6,10 @@
 
 mod files;
 mod http1;
+mod http2;
 mod recorder;
+mod rehearsal;
+mod requests;
 mod subscription;
 mod told;
 mod traffic;
@@ -159,7 +162,7 @@ impl Monitor {
         let Some(hub) = &self.0 else { return };
         let (side, errno) = match choice {
             PathChoice::Remote(_) => return,
-            PathChoice::Local => (Side::Local, None),
+            PathChoice::Local | PathChoice::LocalAs(_) => (Side::Local, None),
             PathChoice::Refused(errno) => (Side::Refused, Some(*errno)),
         };
         let operation = match intent {

@@ -269,11 +269,14 @@ impl Session {
             Choice::Local(_) if self.dns.is_enabled() && !writes && is_served(path) => {
                 return (PathChoice::Remote(path.to_path_buf()), NAMES);
             }
-            Choice::Local(_) => {
+            Choice::Local(name) => {
                 if intent == Intent::ReadAndWrite {
                     self.tell_of_other_content(path);
                 }
-                PathChoice::Local
+                match name {
+                    Cow::Borrowed(_) => PathChoice::Local,
+                    mapped @ Cow::Owned(_) => PathChoice::LocalAs(to_path(mapped)),
+                }
             }
             Choice::ReadOnlyRemote(_) if writes => PathChoice::Refused(Errno::EROFS),
             Choice::Remote(path) | Choice::ReadOnlyRemote(path) => {

@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::operator::{AgentMode, AgentSettings, MultiCluster, PodSettings, SessionSettings, Settings};
+use ::operator::{
+    AgentMode, AgentSettings, MemberAuthorization, MultiCluster, PodSettings, SessionSettings,
+    Settings,
+};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
@@ -14,8 +17,8 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// The shortest time that a session waits for its client: several heartbeats of the one that is there.
-const SHORTEST: u64 = 60;
+/// The shortest time that a session waits for its client. A link takes so long to notice that a connection is dead.
+const SHORTEST: u64 = 15;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Mode {
@@ -63,8 +66,7 @@ pub(crate) struct OperatorArguments {
     /// The namespace of targets that are named without one
     #[arg(long, value_name = "NAME", default_value = "default")]
     default_namespace: String,
-    /// How long a session waits for a client that asks for nothing else; less than a minute would end sessions whose
-    /// client is there
+    /// How long a session waits for a client that asks for nothing else
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u64).range(SHORTEST..))]
     session_ttl: u64,
     /// The longest time that a session waits for its client
@@ -87,6 +89,16 @@ pub(crate) struct OperatorArguments {
     /// The file that says which clusters there are, for an operator that has members
     #[arg(long, value_name = "FILE")]
     clusters_config: Option<PathBuf>,
+    /// Whether sessions that a Primary makes here need the user to have the right to the target by the rules of this
+    /// cluster, too
+    #[arg(long)]
+    member_user_authorization: bool,
+    /// What the names of a Primary's users begin with in the rules of this cluster
+    #[arg(long, value_name = "PREFIX", default_value = "")]
+    member_user_prefix: String,
+    /// What the names of their groups begin with
+    #[arg(long, value_name = "PREFIX", default_value = "")]
+    member_group_prefix: String,
     /// How much is said on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
@@ -125,6 +137,12 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
             .as_deref()
             .map(clusters)
             .transpose()?,
+        member_authorization: arguments
+            .member_user_authorization
+            .then_some(MemberAuthorization {
+                user_prefix: arguments.member_user_prefix,
+                group_prefix: arguments.member_group_prefix,
+            }),
         namespace: arguments.namespace,
         service: arguments.service,
         secret: arguments.secret,
@@ -204,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn a_session_outlives_the_time_between_two_heartbeats() {
+    fn a_session_outlives_the_time_in_which_a_dead_connection_is_noticed() {
         let with = |seconds: &str| {
             let needed = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
             let more = format!("--session-ttl={seconds}");
             Program::try_parse_from(needed.into_iter().chain([more.as_str()]))
         };
-        assert!(with("59").is_err());
-        assert_eq!(with("60").unwrap().arguments.session_ttl, 60);
+        assert!(with("14").is_err());
+        assert_eq!(with("15").unwrap().arguments.session_ttl, 15);
     }
 }

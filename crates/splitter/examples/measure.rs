@@ -280,6 +280,7 @@ async fn split_to(
     let claim = Claim {
         holder: "measure".to_owned(),
         owner: None,
+        held_for: Duration::ZERO,
         mode,
         filter,
         takes_probes: false,

@@ -21,7 +21,7 @@ use crate::departures::Departures;
 use crate::error::{Conflict, Held};
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
-use crate::settings::{Notice, Notices, Settings};
+use crate::settings::{Notice, Notices, RequestLine, Settings};
 use crate::stream::Destination;
 use crate::tls::Tls;
 
@@ -31,6 +31,8 @@ pub struct Claim {
     pub holder: String,
     /// Who it is, the same for all sessions of one user on one machine and for no other. `None` if that is not known.
     pub owner: Option<String>,
+    /// For how long it has been held elsewhere. Who came before him there is still before him here.
+    pub held_for: Duration,
     pub mode: Mode,
     /// Which requests, or everything on the port.
     pub filter: Option<Filter>,
@@ -80,6 +82,8 @@ pub struct Claims {
 pub(crate) struct HeldClaim {
     pub(crate) identity: u64,
     pub(crate) claim: Claim,
+    /// The oldest is first.
+    since: Instant,
     /// Whether whoever answers there takes WebSockets over HTTP/2.
     pub(crate) extended_connect: Knowledge,
     /// What waits in memory to be copied to the session.
@@ -123,6 +127,7 @@ impl Claims {
         claim: Claim,
         on_conflict: OnConflict,
     ) -> Result<Arc<HeldClaim>, Error> {
+        let now = Instant::now();
         let mut claims = current.as_ref().clone();
         let mut lost = Vec::new();
         for held in &claims {
@@ -154,6 +159,7 @@ impl Claims {
         });
         let held = Arc::new(HeldClaim {
             identity: self.next_identity.fetch_add(1, Ordering::Relaxed),
+            since: now.checked_sub(claim.held_for).unwrap_or(now),
             claim,
             extended_connect: Knowledge::default(),
             copies: Budget::default(),
@@ -161,7 +167,8 @@ impl Claims {
             health: Health::default(),
             lost_to: watch::Sender::new(None),
         });
-        claims.push(held.clone());
+        let place = claims.partition_point(|other| other.since <= held.since);
+        claims.insert(place, held.clone());
         *current = Arc::new(claims);
         Ok(held)
     }
@@ -186,9 +193,10 @@ impl ClaimGuard {
     #[must_use]
     pub fn earlier(&self) -> Vec<Earlier> {
         let claims = self.claims.snapshot();
-        let before = claims
-            .iter()
-            .filter(|held| held.identity < self.held.identity);
+        let is_own = |held: &Arc<HeldClaim>| held.identity == self.held.identity;
+        // One that was taken away is not there.
+        let place = claims.iter().position(is_own).unwrap_or(0);
+        let before = claims.iter().take(place);
         let earlier = before.filter_map(|held| {
             let what = conflict(&held.claim, &self.held.claim)?;
             let holder = held.claim.holder.clone();
@@ -382,8 +390,13 @@ impl HeldClaim {
     }
 
     pub(crate) fn tell(&self, notice: Notice) {
+        self.tell_of(notice, None);
+    }
+
+    /// With the request that it is about.
+    pub(crate) fn tell_of(&self, notice: Notice, request: Option<RequestLine>) {
         tracing::info!(holder = self.claim.holder, ?notice, "incoming traffic");
-        self.claim.notices.tell(notice);
+        self.claim.notices.tell(notice, request);
     }
 
     /// How long the session may take to begin an answer. `None` is as long as the client waits.

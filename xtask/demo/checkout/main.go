@@ -6,6 +6,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"os"
 )
 
 func main() {
@@ -15,8 +16,16 @@ func main() {
 	}
 	http.HandleFunc("/", func(answer http.ResponseWriter, request *http.Request) {
 		host, _, _ := net.SplitHostPort(request.RemoteAddr)
-		fmt.Fprintf(answer, "order taken by the new version, for %s\n", host)
+		fmt.Fprintf(answer, "order taken by the new version, for %s%s\n", host, environment())
 	})
 	fmt.Println("listening")
 	log.Fatal(http.Serve(listener, nil))
+}
+
+// environment says of which cluster the variables are, if they are of one.
+func environment() string {
+	if cluster, isSet := os.LookupEnv("CLUSTER_NAME"); isSet {
+		return ", with the environment of cluster " + cluster
+	}
+	return ""
 }

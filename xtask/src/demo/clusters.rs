@@ -1,5 +1,5 @@
 //! The demo on clusters. Each has the sample shop, and answers for itself; then programs of this machine stand in for a
-//! service in the first of them, without an operator and with one.
+//! service in the first of them, without an operator and with one, and at last one program for a service in all of them.
 
 mod sessions;
 
@@ -82,10 +82,8 @@ fn on_lab(
     for client in &clients {
         client.create_namespace(NAMESPACE)?;
     }
-    let shown = show(&clients, progress).and_then(|()| match clients.first() {
-        Some(first) => sessions.show(first, WithOperator::Yes, arguments.keep),
-        None => Ok(()),
-    });
+    let shown = show(&clients, progress)
+        .and_then(|()| sessions.show(&clients, WithOperator::Yes, arguments.keep));
     if arguments.keep {
         eprintln!(
             "
@@ -124,10 +122,8 @@ fn on_contexts(
         client.create_new_namespace(NAMESPACE)?;
     }
     // Somebody else's cluster gets no operator from us.
-    let shown = show(&clients, progress).and_then(|()| match clients.first() {
-        Some(first) => sessions.show(first, WithOperator::No, arguments.keep),
-        None => Ok(()),
-    });
+    let shown = show(&clients, progress)
+        .and_then(|()| sessions.show(&clients, WithOperator::No, arguments.keep));
     if !arguments.keep {
         for client in &clients {
             client.delete_namespace(NAMESPACE)?;

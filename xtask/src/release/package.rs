@@ -15,8 +15,8 @@ use lab::{Paths, Progress};
 use semver::Version;
 
 use super::{image_name, versions};
-use crate::process;
 use crate::workspace::{self, Source};
+use crate::{process, web};
 
 const CHECKSUMS: &str = "SHA256SUMS";
 
@@ -110,6 +110,8 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
     let progress = Progress::to_stderr();
     let target = workspace::image_target()?;
     let machine = env::consts::ARCH;
+    progress.step("building the page of `standin ui`, which is in the program");
+    web::install_and_build(root)?;
     progress.step("building the programs, linked statically");
     let profile = Profile::Distribution;
     standind::build_static(root, &target, profile, &["cli", "server"])?;

@@ -13,7 +13,7 @@ use lab::{Paths, Progress};
 
 use super::counts::{Outcome, Runner};
 use crate::process::Finished;
-use crate::{demo, environment, node, packages, privilege, process, tidy, web, workspace};
+use crate::{aws, demo, environment, node, packages, privilege, process, tidy, web, workspace};
 
 /// Crates with tests that only root can run. Otherwise these are ignored.
 const NEED_ROOT: &[&str] = &["agent", "cli", "interceptor", "lab", "proxy", "server"];
@@ -97,7 +97,8 @@ impl Phase {
 fn install_packages(settings: &Settings) -> Result<Outcome> {
     let mut wanted = packages::SHOP.to_vec();
     wanted.extend(packages::SESSION);
-    wanted.extend(packages::WEB);
+    wanted.extend(packages::PAGE);
+    wanted.extend(packages::BROWSER);
     if settings.uses_lab() {
         // Two clusters and three nodes, as the stories ask for.
         let demand = Demand {
@@ -109,6 +110,7 @@ fn install_packages(settings: &Settings) -> Result<Outcome> {
     }
     let installed = packages::install_missing(&wanted)?;
     node::install_if_missing()?;
+    aws::install_if_missing()?;
     Ok(Outcome::note(if installed.is_empty() {
         "nothing to install".to_owned()
     } else {
@@ -158,6 +160,7 @@ fn run_browser_tests(root: &Path) -> Result<Outcome> {
 
 fn run_unit_tests(root: &Path) -> Result<Outcome> {
     let standin = build_standin(root)?;
+    let aws_tools = aws::folder()?;
     let mut command = workspace::cargo(root);
     command.env(environment::PROGRAMS, &standin).args([
         "test",
@@ -174,7 +177,8 @@ fn run_unit_tests(root: &Path) -> Result<Outcome> {
         let as_root = run_as_root(&executables, &folder, |command| {
             command
                 .arg("--ignored")
-                .env(environment::PROGRAMS, &standin);
+                .env(environment::PROGRAMS, &standin)
+                .env(environment::AWS_TOOLS, &aws_tools);
         })?;
         let name = format!("tests of {package} that need root");
         outcome.add(Runner::Cargo.judge(&name, &as_root));

@@ -59,6 +59,8 @@ struct Session {
     queue: Arc<Queue>,
     mode: Mode,
     owner: Option<String>,
+    /// The oldest is first.
+    since: Instant,
     taken_within: Duration,
     events: Events,
     /// It has failed: so long it is left alone.
@@ -81,7 +83,7 @@ impl Session {
         *self.unwell() = Some(Instant::now() + LEFT_ALONE);
         let missed = Missed {
             reason: MissedReason::NoAnswer.into(),
-            lost: false,
+            ..Missed::default()
         };
         tell(&self.events, subscribe_event::Event::Missed(missed));
     }
@@ -130,6 +132,7 @@ impl UdpPort {
         let claim = Claim {
             holder: wanted.holder.clone(),
             owner: wanted.owner.clone(),
+            held_for: wanted.held_for,
             mode: wanted.mode,
             filter: None,
             takes_probes: true,
@@ -150,14 +153,19 @@ impl UdpPort {
         if wanted.mode == Mode::Steal {
             sessions.retain(|session| session.mode == Mode::Mirror || !is_lost(session));
         }
-        sessions.push(Session {
+        let now = Instant::now();
+        let since = now.checked_sub(wanted.held_for).unwrap_or(now);
+        let place = sessions.partition_point(|other| other.since <= since);
+        let session = Session {
+            since,
             queue: Arc::clone(&queue),
             mode: wanted.mode,
             owner: wanted.owner.clone(),
             taken_within: wanted.answer_within.unwrap_or(TAKEN_WITHIN),
             events,
             unwell_until: Arc::default(),
-        });
+        };
+        sessions.insert(place, session);
         drop(sessions);
         self.change();
         Ok(UdpClaim {

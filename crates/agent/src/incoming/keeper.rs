@@ -56,6 +56,7 @@ pub(super) async fn subscribe(
         wanted,
         events,
         earlier: Vec::new(),
+        held_since: None,
         outcome: Some(outcome),
     };
     // A task of its own: it takes back what it has done also when the caller has gone in the middle of it.
@@ -76,6 +77,8 @@ struct Keeper {
     events: Events,
     /// Who gets some of it first, as the session was told.
     earlier: Vec<EarlierSession>,
+    /// There from the first success on.
+    held_since: Option<Instant>,
     outcome: Option<oneshot::Sender<Result<()>>>,
 }
 
@@ -176,7 +179,8 @@ impl Keeper {
     fn prepare_to_take_over(&mut self, holder: &str) {
         tracing::info!(holder, port = %self.wanted.port, "the agent that redirected the port has gone");
         self.set_place(Place::Nowhere);
-        self.wanted.take_over();
+        let held_for = self.held_since.map(|since| since.elapsed());
+        self.wanted.take_over(held_for.unwrap_or_default());
     }
 
     fn set_place(&self, place: Place) {
@@ -192,6 +196,7 @@ impl Keeper {
             self.tell_earlier(subscribed.earlier);
             return !self.events.is_closed();
         };
+        self.held_since = Instant::now().checked_sub(self.wanted.held_for);
         self.earlier.clone_from(&subscribed.earlier);
         let subscription = self.subscriptions.add(place, self.reachable.clone());
         subscribed.subscription = subscription.number;
@@ -355,7 +360,10 @@ fn sessions(earlier: &[Earlier]) -> Vec<EarlierSession> {
 
 impl Wanted {
     /// Asks for what was had before, whoever else may have some of it now.
-    fn take_over(&mut self) {
+    fn take_over(&mut self, held_for: Duration) {
+        self.held_for = held_for;
+        self.request.held_for_milliseconds =
+            u64::try_from(held_for.as_millis()).unwrap_or(u64::MAX);
         self.on_conflict = OnConflict::Continue;
         self.flush_connections = false;
         self.request

@@ -25,6 +25,7 @@ pub(super) struct Wanted {
     pub(super) answer_within: Option<Duration>,
     pub(super) holder: String,
     pub(super) owner: Option<String>,
+    pub(super) held_for: Duration,
     pub(super) probe_paths: Vec<String>,
     /// As it came, for whoever else can do it.
     pub(super) request: SubscribeRequest,
@@ -62,6 +63,7 @@ impl Wanted {
                 holder => holder.to_owned(),
             },
             owner: Some(request.owner.clone()).filter(|owner| !owner.is_empty()),
+            held_for: Duration::from_millis(request.held_for_milliseconds),
             probe_paths: request.probe_paths.clone(),
             request,
         })

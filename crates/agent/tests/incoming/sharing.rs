@@ -10,12 +10,13 @@ use std::{env, fs};
 
 use agent::Agent;
 use protocol::rpc::subscribe_event::Event;
+use protocol::rpc::{OnConflict, SubscribeRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
 use crate::programs::{Client, soon};
-use crate::session::{Session, whole_port, with_header};
+use crate::session::{Session, copy_of, whole_port, with_header};
 use crate::web::{Site, ask, serve, try_ask};
 use crate::world::{TARGET_IPV4, World, rootless_world, socket_address, world};
 
@@ -164,6 +165,46 @@ async fn an_agent_that_is_stuck_is_named_and_joined_when_it_goes_on() {
     assert!(failure.detail.starts_with(expected), "{failure:?}");
     stuck.signal(Signal::CONT);
     grace.subscribe(wanted()).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn who_was_there_before_still_is_when_another_agent_takes_over() {
+    let Some(world) = world() else { return };
+    let _site = Site::start(&world.target, 80, "original");
+    let to = socket_address(TARGET_IPV4, 80);
+    let mut first = OwnProcess::start(&world);
+    let others = first.session().await;
+    let _copies = others.subscribe(copy_of(80, "Edsger")).await.unwrap();
+    let (ada, grace) = (
+        Session::of(&world.agent()).await,
+        Session::of(&world.agent()).await,
+    );
+    let adas = ada.subscribe(whole_port(80, "Ada")).await.unwrap();
+    let _serving_ada = adas.serve(|_, stream| serve(stream, "ada"));
+    let after = SubscribeRequest {
+        on_conflict: OnConflict::Continue.into(),
+        ..whole_port(80, "Grace")
+    };
+    let mut graces = grace.subscribe(after).await.unwrap();
+    let _serving_grace = graces.serve(|_, stream| serve(stream, "grace"));
+    assert_eq!(graces.subscribed.earlier.len(), 1);
+    first.kill();
+    // Whichever of the two agents is the next.
+    soon(async { while ask(&world.client, to, "/", "").await != "ada / 0" {} }).await;
+    drop(adas);
+    let last = loop {
+        match graces.event().await {
+            Some(Event::Earlier(earlier)) if earlier.sessions.is_empty() => {
+                if ask(&world.client, to, "/", "").await == "grace / 0" {
+                    break "grace";
+                }
+            }
+            Some(_) => {}
+            None => break "nobody",
+        }
+    };
+    assert_eq!(last, "grace");
 }
 
 #[tokio::test]

@@ -7,7 +7,6 @@ mod pods;
 
 use std::env;
 use std::error::Error;
-use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,7 +22,7 @@ pub(crate) use in_cluster::{InCluster, access, cluster_of, ensure_meant};
 use local::LocalAgent;
 pub(crate) use local::program;
 use operator::ThroughOperator;
-pub(crate) use operator::{Way, choose as choose_way, is_targetless};
+pub(crate) use operator::{Clusters, Way, choose as choose_way, is_targetless};
 
 use super::log::Verbosity;
 use super::progress::Progress;
@@ -117,20 +116,48 @@ impl Agent {
             Agent::Given(place) => FirstAgent::wait(One::new(Arc::clone(place)), tell).await?,
             Agent::Local(local) => FirstAgent::wait(One::new(Arc::clone(local)), tell).await?,
             Agent::Cluster(in_cluster) => FirstAgent::wait(in_cluster.pods().await?, tell).await?,
-            Agent::Operator(operator) => FirstAgent::wait(operator.agents(), tell).await?,
+            Agent::Operator(operator) => {
+                let agents = operator.agents(Arc::clone(&tell));
+                FirstAgent::wait(agents, tell).await?
+            }
         })
     }
 
-    /// Where volumes are mounted at the target, as far as that is known.
-    pub(super) fn mounts(&self) -> Vec<String> {
+    /// The clusters of a session over several, as people read them.
+    pub(super) fn clusters(&self) -> Clusters {
         match self {
-            Agent::Local(local) => {
-                let read = |process| fs::read_to_string(format!("/proc/{process}/mountinfo")).ok();
-                let mounts = local.process().and_then(read);
-                mounts.map_or_else(Vec::new, |text| config::mounts_in(&text))
-            }
-            Agent::Given(_) | Agent::Cluster(_) | Agent::Operator(_) => Vec::new(),
+            Agent::Operator(operator) => Clusters::of(operator.clusters()),
+            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => Clusters::default(),
         }
+    }
+
+    /// The target and how it is reached, when the session has begun.
+    pub(super) fn describe(&self, target: &str) -> String {
+        match self {
+            Agent::Operator(_) => format!("{target}{}, through the operator", self.clusters()),
+            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => target.to_owned(),
+        }
+    }
+
+    /// The session's name, where somebody else knows it by one.
+    pub(super) fn session_id(&self) -> Option<String> {
+        match self {
+            Agent::Operator(operator) => Some(operator.id().to_string()),
+            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => None,
+        }
+    }
+
+    /// The clusters in which the session is, as it is now.
+    pub(super) fn cluster_names(&self) -> Vec<String> {
+        match self {
+            Agent::Given(_) | Agent::Local(_) => Vec::new(),
+            Agent::Cluster(in_cluster) => in_cluster.cluster_name().into_iter().collect(),
+            Agent::Operator(operator) => operator.cluster_names(),
+        }
+    }
+
+    pub(super) fn is_operator(&self) -> bool {
+        matches!(self, Agent::Operator(_))
     }
 
     /// Ends the agents that were started for the session, and waits for their end.

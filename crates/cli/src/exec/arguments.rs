@@ -173,6 +173,12 @@ pub(crate) struct SettingFlags {
     /// The agent is a pod on the target's node
     #[arg(long)]
     no_ephemeral_container: bool,
+    /// Cover all clusters that the operator coordinates, or fail. Without this, they are covered where there are some
+    #[arg(long, conflicts_with_all = ["no_multi_cluster", "no_operator"])]
+    multi_cluster: bool,
+    /// Stay in the cluster that you are connected to, also where its operator coordinates others
+    #[arg(long)]
+    no_multi_cluster: bool,
 }
 
 fn with_value(text: &str) -> Result<String, &'static str> {
@@ -232,7 +238,7 @@ impl SettingFlags {
             }
         }
         #[rustfmt::skip]
-        let values: [(&str, &str, Option<&str>); 17] = [
+        let values: [(&str, &str, Option<&str>); 19] = [
             ("--env-file",        "feature.env.env_file",          self.env_file.as_deref()),
             ("--no-env",          "feature.env.enabled",           self.no_env.then_some("false")),
             ("--fs-mode",         "feature.fs.mode",               self.fs_mode.as_deref()),
@@ -250,6 +256,8 @@ impl SettingFlags {
             ("--agent-image",     "agent.image",                   self.agent_image.as_deref()),
             ("--ephemeral-container",    "agent.ephemeral",        self.ephemeral_container.then_some("true")),
             ("--no-ephemeral-container", "agent.ephemeral",        self.no_ephemeral_container.then_some("false")),
+            ("--multi-cluster",   "multi_cluster",                 self.multi_cluster.then_some("true")),
+            ("--no-multi-cluster", "multi_cluster",                self.no_multi_cluster.then_some("false")),
         ];
         for (flag, key, value) in values {
             if let Some(value) = value {

@@ -1,6 +1,7 @@
 //! What the user sees of a session that starts: one line that names each step with its time, and disappears into one
 //! final line. Whatever else is said goes around it.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::env;
 use std::fmt::Write as _;
@@ -29,8 +30,8 @@ struct State {
     /// Whether there is a line that can be drawn over.
     line: bool,
     color: bool,
-    steps: Vec<(&'static str, Duration)>,
-    current: Option<(&'static str, Instant)>,
+    steps: Vec<(Cow<'static, str>, Duration)>,
+    current: Option<(Cow<'static, str>, Instant)>,
     /// What was said of the settings, which is not said twice.
     said: HashSet<String>,
     notices: Notices,
@@ -57,19 +58,29 @@ impl Progress {
     }
 
     /// The step that begins now ends the one before.
-    pub(crate) fn step(&self, name: &'static str) {
+    pub(crate) fn step(&self, name: impl Into<Cow<'static, str>>) {
+        let name = name.into();
         let mut state = self.state();
         state.end_step();
-        tracing::info!(step = name, "starting");
+        tracing::info!(step = &*name, "starting");
         state.current = Some((name, Instant::now()));
         state.draw();
     }
 
     /// The same, when it is part of the start and not something that happens to the session later.
-    pub(crate) fn begin(&self, name: &'static str) {
+    pub(crate) fn begin(&self, name: impl Into<Cow<'static, str>>) {
         let starting = self.state().current.is_some();
         if starting {
             self.step(name);
+        }
+    }
+
+    /// The step that goes on is known better.
+    pub(crate) fn rename(&self, name: impl Into<Cow<'static, str>>) {
+        let mut state = self.state();
+        if let Some((current, _)) = &mut state.current {
+            *current = name.into();
+            state.draw();
         }
     }
 
@@ -170,7 +181,7 @@ impl State {
         if !self.line {
             return;
         }
-        if let Some((name, since)) = self.current {
+        if let Some((name, since)) = &self.current {
             let width = terminal_width();
             let text = line(&self.steps, name, since.elapsed(), width, self.color);
             write_all(&format!("{CLEAR_LINE}{text}"));
@@ -179,8 +190,8 @@ impl State {
 }
 
 /// The line as it is now, cut at the front where the terminal is too narrow: what happens now is at the end.
-fn line(
-    steps: &[(&str, Duration)],
+fn line<Name: AsRef<str>>(
+    steps: &[(Name, Duration)],
     current: &str,
     elapsed: Duration,
     width: usize,
@@ -188,7 +199,7 @@ fn line(
 ) -> String {
     let mut done = String::new();
     for (name, time) in steps.iter().filter(|(_, time)| *time >= WORTH_A_TIME) {
-        let _ = write!(done, "{name} {}, ", milliseconds(*time));
+        let _ = write!(done, "{} {}, ", name.as_ref(), milliseconds(*time));
     }
     let mut now = current.to_owned();
     if elapsed >= REFRESH {

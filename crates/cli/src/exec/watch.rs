@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use self::kill::Program;
 use self::server::Socket;
+use super::agent::Agent;
 use super::progress::Progress;
 use crate::api::folder::Folder;
 
@@ -35,8 +36,8 @@ pub(super) struct About {
     pub(super) target: String,
     pub(super) command: Vec<OsString>,
     pub(super) config_path: Option<PathBuf>,
-    pub(super) clusters: Vec<String>,
-    pub(super) is_operator: bool,
+    /// Knows what may change: in which clusters the session is.
+    pub(super) agent: Agent,
 }
 
 /// Everything that is asked of a session from outside.
@@ -69,8 +70,8 @@ pub(super) fn monitor(has_api: bool, records: bool) -> Monitor {
     }
 }
 
-/// A new session's name.
-pub(super) fn session_id() -> String {
+/// A name for a session that nobody else has given one.
+pub(super) fn new_id() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
@@ -166,8 +167,8 @@ impl Watched {
             target: about.target.clone(),
             started_at: self.started_at.clone(),
             standin_version: env!("CARGO_PKG_VERSION").to_owned(),
-            is_operator: about.is_operator,
-            clusters: about.clusters.clone(),
+            is_operator: about.agent.is_operator(),
+            clusters: about.agent.cluster_names(),
             processes: process.map_or_else(Vec::new, processes::of_session),
             command: about.command.iter().map(text).collect(),
             supervisor: std::process::id(),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use api::session::{Session, SessionId};
+use api::session::{Session, SessionCluster, SessionId};
 use clap::{Args, Subcommand};
 
 use super::{Where, age};
@@ -81,13 +81,35 @@ pub(super) fn lines(sessions: &[Session]) -> String {
                 spec.namespace.clone(),
                 spec.target.clone(),
                 spec.phase.clone(),
-                spec.pods.len().to_string(),
+                match spec.clusters.is_empty() {
+                    true => spec.pods.len().to_string(),
+                    false => String::new(),
+                },
+                clusters(&spec.clusters),
                 age(spec.duration_secs),
             ]
         })
         .collect();
-    let header = ["ID", "USER", "NAMESPACE", "TARGET", "PHASE", "PODS", "AGE"];
+    let header = [
+        "ID",
+        "USER",
+        "NAMESPACE",
+        "TARGET",
+        "PHASE",
+        "PODS",
+        "CLUSTERS",
+        "AGE",
+    ];
     table::render(header, &rows)
+}
+
+/// The clusters of a session over several, and which of them do not take part now.
+fn clusters(clusters: &[SessionCluster]) -> String {
+    let named = clusters.iter().map(|cluster| match cluster.ready {
+        true => cluster.name.clone(),
+        false => format!("{} (away)", cluster.name),
+    });
+    named.collect::<Vec<_>>().join(", ")
 }
 
 fn kill(arguments: &KillArguments) -> Result<ExitCode> {
@@ -124,5 +146,46 @@ fn kill(arguments: &KillArguments) -> Result<ExitCode> {
             "{}; `standin operator session list` shows those that there are",
             missed.join("; ")
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::session::SessionSpec;
+
+    use super::*;
+
+    #[test]
+    fn sessions_are_listed_with_their_pods_or_their_clusters() {
+        let session = |id: &str, pods: &[&str], clusters: &[(&str, bool)]| {
+            let clusters = clusters.iter().map(|(name, ready)| SessionCluster {
+                name: (*name).to_owned(),
+                ready: *ready,
+                ..SessionCluster::default()
+            });
+            let spec = SessionSpec {
+                id: id.to_owned(),
+                user: "anna".to_owned(),
+                namespace: "shop".to_owned(),
+                target: "deployment/web".to_owned(),
+                phase: "Ready".to_owned(),
+                duration_secs: 5,
+                pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
+                clusters: clusters.collect(),
+            };
+            Session::new(Default::default(), spec)
+        };
+        let sessions = [
+            session("1f", &["web-1", "web-2"], &[]),
+            session("2f", &[], &[("hub", true), ("west", false)]),
+        ];
+        assert_eq!(
+            lines(&sessions),
+            "\
+ID  USER  NAMESPACE  TARGET          PHASE  PODS  CLUSTERS          AGE
+1f  anna  shop       deployment/web  Ready  2                       5s
+2f  anna  shop       deployment/web  Ready        hub, west (away)  5s
+"
+        );
     }
 }

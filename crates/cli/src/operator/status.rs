@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use api::MirrordOperator;
+use api::operator::{ConnectedCluster, MultiClusterRoles, RunningSession};
 use clap::Args;
 use cluster::OperatorReplicas;
 use serde::Serialize;
@@ -34,7 +35,13 @@ struct Told<'told> {
     features: &'told [String],
     /// Nothing, where the user may not see them.
     replicas: Option<OperatorReplicas>,
-    sessions: &'told [api::operator::RunningSession],
+    sessions: &'told [RunningSession],
+    /// Which cluster has which part, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multi_cluster: Option<&'told MultiClusterRoles>,
+    /// The members, as this operator sees them.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    connected_clusters: &'told [ConnectedCluster],
 }
 
 pub(super) fn run(arguments: &StatusArguments) -> Result<ExitCode> {
@@ -51,6 +58,8 @@ pub(super) fn run(arguments: &StatusArguments) -> Result<ExitCode> {
             features: &operator.spec.supported_features,
             replicas,
             sessions: &operator.status.sessions,
+            multi_cluster: operator.spec.multi_cluster.as_ref(),
+            connected_clusters: &operator.status.connected_clusters,
         };
         println!("{}", serde_json::to_string_pretty(&told)?);
     } else {
@@ -84,6 +93,10 @@ fn describe(operator: &MirrordOperator, replicas: Option<OperatorReplicas>) -> S
     ] {
         text += &format!("{name:9}  {value}\n");
     }
+    if !status.connected_clusters.is_empty() {
+        let header = ["CLUSTER", "ROLE", "OPERATOR", "STATE"];
+        text += &format!("\n{}", table::render(header, &clusters(operator)));
+    }
     if !status.sessions.is_empty() {
         let rows: Vec<_> = status
             .sessions
@@ -104,9 +117,49 @@ fn describe(operator: &MirrordOperator, replicas: Option<OperatorReplicas>) -> S
     text
 }
 
+/// A row for each cluster that a session can cover, and for the Primary.
+fn clusters(operator: &MirrordOperator) -> Vec<[String; 4]> {
+    let roles = operator.spec.multi_cluster.as_ref();
+    let role = |name: &str, role: &str| match roles {
+        Some(roles) if roles.default_cluster == name => format!("{role}, Default"),
+        _ => role.to_owned(),
+    };
+    let primary = roles.map(|roles| {
+        let name = &roles.cluster_name;
+        let part = match roles.management_only {
+            true => "Primary, without targets",
+            false => "Primary",
+        };
+        let version = operator.spec.operator_version.clone();
+        [
+            name.clone(),
+            role(name, part),
+            version,
+            "answers".to_owned(),
+        ]
+    });
+    let members = operator.status.connected_clusters.iter().map(|cluster| {
+        let connected = cluster.connected.as_ref();
+        let version = connected.map(|operator| operator.operator_version.clone());
+        let state = match (&cluster.error, &cluster.warning) {
+            (Some(error), _) => error.clone(),
+            (None, Some(warning)) => format!("connected; {warning}"),
+            (None, None) => "connected".to_owned(),
+        };
+        let name = &cluster.name;
+        [
+            name.clone(),
+            role(name, "member"),
+            version.unwrap_or_default(),
+            state,
+        ]
+    });
+    primary.into_iter().chain(members).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use api::operator::{MirrordOperatorSpec, MirrordOperatorStatus, RunningSession};
+    use api::operator::{ConnectedOperator, MirrordOperatorSpec, MirrordOperatorStatus};
 
     use super::*;
 
@@ -153,5 +206,47 @@ ID  USER  NAMESPACE  TARGET               AGE
         let text = describe(&other, None);
         assert!(text.contains("0.0.1; this standin is"), "{text}");
         assert!(text.contains("not known: you may not see"), "{text}");
+    }
+
+    #[test]
+    fn clusters_are_told_with_their_roles_and_how_they_are() {
+        let roles = MultiClusterRoles {
+            cluster_name: "hub".to_owned(),
+            default_cluster: "east".to_owned(),
+            management_only: true,
+        };
+        let spec = MirrordOperatorSpec {
+            operator_version: "0.2.0".to_owned(),
+            multi_cluster: Some(roles),
+            ..MirrordOperatorSpec::default()
+        };
+        let member = |name: &str, version: Option<&str>| ConnectedCluster {
+            name: name.to_owned(),
+            connected: version.map(|version| ConnectedOperator {
+                operator_version: version.to_owned(),
+                ..ConnectedOperator::default()
+            }),
+            ..ConnectedCluster::default()
+        };
+        let mut north = member("north", Some("0.2.0"));
+        north.warning = Some("its certificate ends in 3 days".to_owned());
+        let mut west = member("west", None);
+        west.error = Some("the Secret mirrord-cluster-west is not there".to_owned());
+        let status = MirrordOperatorStatus {
+            connected_clusters: vec![member("east", Some("0.1.9")), north, west],
+            ..MirrordOperatorStatus::default()
+        };
+        let text = describe(&MirrordOperator::new(spec, status), None);
+        let table = text.split("\n\n").nth(1).unwrap();
+        assert_eq!(
+            table,
+            "\
+CLUSTER  ROLE                      OPERATOR  STATE
+hub      Primary, without targets  0.2.0     answers
+east     member, Default           0.1.9     connected
+north    member                    0.2.0     connected; its certificate ends in 3 days
+west     member                              the Secret mirrord-cluster-west is not there
+"
+        );
     }
 }

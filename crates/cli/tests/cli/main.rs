@@ -8,6 +8,8 @@
 //! - `faults`: sessions that cannot be
 //! - `life`: sessions that lose their agent or their target
 //! - `containers`: containers of podman as targets
+//! - `monitor`: sessions that are watched, recorded and ended by others
+//! - `magic`: what settings add by themselves, with the tools that they are for
 //! - `unprivileged`: a user without any rights
 #![allow(
     clippy::unwrap_used,
@@ -21,6 +23,7 @@ mod environment;
 mod faults;
 mod help;
 mod life;
+mod magic;
 mod monitor;
 mod settings;
 mod talk;

@@ -63,6 +63,12 @@ pub async fn sessions(cluster: &Cluster) -> Result<Vec<Session>> {
     Ok(sessions)
 }
 
+/// One session.
+pub async fn session(cluster: &Cluster, id: SessionId) -> Result<Session> {
+    let asked = Asked::everywhere("see sessions", "sessions", "get");
+    get(cluster, &format!("sessions/{id}"), &asked).await
+}
+
 /// Ends a session; its agents end with it.
 pub async fn end_session(cluster: &Cluster, id: SessionId) -> Result<()> {
     let asked = Asked::everywhere("end sessions", "sessions", "delete");

@@ -37,7 +37,8 @@ pub struct FileSettings {
     pub not_found: List<RegexText>,
 
     /// Other paths for what the process asks for, before anything else is decided. `$1` or `${name}` in a replacement
-    /// stands for a group of the expression. The first expression that matches counts.
+    /// stands for a group of the expression. The first expression that matches counts. A path of this machine has
+    /// another name on this machine.
     #[schemars(extend("examples" = [{"^/srv/dev/(?<app>[^/]+)": "/mnt/configs/$app"}], "x-key-check" = "regex"))]
     pub mapping: OrderedMap<String>,
 }
@@ -46,8 +47,8 @@ pub struct FileSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FileMode {
-    /// All files are local, and the lists have no effect. Only the files that say how names are resolved are where the
-    /// names are.
+    /// All files are local, and the lists have no effect; a mapping has. Only the files that say how names are resolved
+    /// are where the names are.
     Local,
     /// Files are local, except those that a list or the built-in list of configuration and secrets puts at the target.
     LocalWithOverrides,

@@ -15,8 +15,8 @@ pub struct MagicSettings {
     /// AWS tools and libraries act as the target does, and not as whoever is logged in on this machine.
     ///
     /// Variables of this machine that choose a profile or are credentials do not come to the process
-    /// (`feature.env.unset_local`), and it does not find `~/.aws/config`, `credentials` and `sso` (`feature.fs.not_found`). Has
-    /// no effect without variables of the target.
+    /// (`feature.env.unset_local`), and its `~/.aws` is an empty folder of the session (`feature.fs.mapping`), unless one of
+    /// your own lists names files of it. Has no effect without variables of the target.
     #[schemars(schema_with = "switch")]
     pub aws: bool,
 

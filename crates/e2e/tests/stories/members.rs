@@ -2,6 +2,8 @@
 
 mod chart;
 mod credential;
+mod demos;
+mod faults;
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -45,6 +47,18 @@ pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
             "one_session_covers_the_members_of_a_hub",
             Needs::Machine,
             one_session_covers_the_members,
+        ),
+        tell(
+            world,
+            "one_process_stands_in_for_a_service_in_three_clusters",
+            Needs::Machine,
+            demos::one_process_for_three_clusters,
+        ),
+        tell(
+            world,
+            "members_come_and_go_and_nothing_is_left",
+            Needs::Machine,
+            faults::members_come_and_go,
         ),
     ]
 }
@@ -134,7 +148,11 @@ fn make_certificate(hub: &Operator, west: &Operator, clusters: &OwnClusters) -> 
         "system:serviceaccount:{}:mirrord-operator-envoy",
         west.stage.namespace
     );
-    let (chain, key) = credential::certificate(clusters, "west", &account)?;
+    certificate_secret(hub, &credential::certificate(clusters, "west", &account)?)
+}
+
+/// The Secret of a member that knows the hub by a certificate.
+fn certificate_secret(hub: &Operator, (chain, key): &(String, String)) -> Result<()> {
     let indented = |pem: &str| {
         pem.lines()
             .map(|line| format!("    {line}\n"))
@@ -143,8 +161,8 @@ fn make_certificate(hub: &Operator, west: &Operator, clusters: &OwnClusters) -> 
     hub.stage.apply(&format!(
         "apiVersion: v1\nkind: Secret\nmetadata:\n  name: mirrord-cluster-west\n  labels: \
          {{operator.metalbear.co/remote-cluster-credentials: \"true\"}}\nstringData:\n  tls.crt: |\n{}  tls.key: |\n{}",
-        indented(&chain),
-        indented(&key)
+        indented(chain),
+        indented(key)
     ))
 }
 

@@ -113,6 +113,11 @@ impl Drop for Running {
 /// `standin`, for the cluster of a stage. Its agents have the image of this repository, which is loaded once.
 pub(crate) fn standin_for(story: &Story<'_>, stage: &Stage) -> Result<Command> {
     load_agent_image(story)?;
+    standin_in(stage)
+}
+
+/// The same, where the clusters are the story's own and have the image.
+pub(crate) fn standin_in(stage: &Stage) -> Result<Command> {
     let mut standin = programs()?.standin();
     let client = &stage.cluster.client;
     if let Some(kubeconfig) = client.kubeconfig() {

@@ -39,15 +39,35 @@ pub(super) fn perform(
     }
     let answer = match places {
         [Place::Link(content)] => answer_link(&notification, request, content),
-        [Place::Machine(_), ..] if request.operation == Operation::Watch => Err(Instead::Local),
-        [Place::Machine(path)] => {
-            on_machine(supervisor, &notification, request, path, Path::new(""))
-        }
-        [Place::Machine(path), Place::Machine(second)] => {
-            on_machine(supervisor, &notification, request, path, second)
+        [Place::Machine { .. }, ..] if request.operation == Operation::Watch => Err(Instead::Local),
+        [Place::Machine { seen, path }] => on_machine(
+            supervisor,
+            &notification,
+            request,
+            (seen, path),
+            Path::new(""),
+        ),
+        [
+            Place::Machine { seen, path },
+            Place::Machine {
+                seen: second_seen,
+                path: second,
+            },
+        ] => {
+            let both = (seen.as_path(), path.as_path());
+            let answer = on_machine(supervisor, &notification, request, both, second);
+            rename_known(supervisor, request, &answer, seen, second_seen);
+            answer
         }
         [Place::Open(process, number), Place::Remote { seen, target }] => {
-            name_open_file(supervisor, (*process, *number), seen, target)
+            let files = supervisor.host.files();
+            name_open_file(supervisor, files, (*process, *number), (seen, target))
+        }
+        [Place::Open(process, number), Place::Machine { seen, path }] => {
+            let files = supervisor.files.machine().map_err(Instead::from);
+            files.and_then(|files| {
+                name_open_file(supervisor, files, (*process, *number), (seen, path))
+            })
         }
         [Place::Remote { seen, target }] => remotely(
             supervisor,
@@ -65,16 +85,7 @@ pub(super) fn perform(
         ] => {
             let both = (seen.as_path(), target.as_path());
             let answer = remotely(supervisor, &notification, request, both, second);
-            if let (
-                Ok(_),
-                Operation::Rename {
-                    flags: 0 | libc::RENAME_NOREPLACE,
-                },
-            ) = (&answer, request.operation)
-            {
-                supervisor.files.rename(seen, second_seen);
-                supervisor.processes.rename(seen, second_seen);
-            }
+            rename_known(supervisor, request, &answer, seen, second_seen);
             answer
         }
         _ => Err(Instead::Local),
@@ -90,15 +101,42 @@ pub(super) fn perform(
     }
 }
 
+/// What only we know by its name has another one now.
+fn rename_known(
+    supervisor: &Supervisor,
+    request: &Request,
+    answer: &Answer<Outcome>,
+    seen: &Path,
+    second_seen: &Path,
+) {
+    if let (
+        Ok(_),
+        Operation::Rename {
+            flags: 0 | libc::RENAME_NOREPLACE,
+        },
+    ) = (answer, request.operation)
+    {
+        supervisor.files.rename(seen, second_seen);
+        supervisor.processes.rename(seen, second_seen);
+    }
+}
+
 fn on_machine(
     supervisor: &Supervisor,
     notification: &Notification,
     request: &Request,
-    path: &Path,
+    (seen, path): (&Path, &Path),
     second: &Path,
 ) -> Answer<Outcome> {
     let files = supervisor.files.machine()?;
-    do_it(files, notification, request, path, second)
+    let outcome = do_it(files, notification, request, path, second);
+    // The kernel knows it by its own name, and the application by another.
+    if let Ok(Outcome::Descriptor(descriptor)) = &outcome
+        && seen != path
+    {
+        remember(supervisor, request, descriptor, seen);
+    }
+    outcome
 }
 
 fn remotely(
@@ -119,14 +157,18 @@ fn remotely(
     check_end(files, request, target)?;
     let outcome = do_it(files, notification, request, target, second);
     if let Ok(Outcome::Descriptor(descriptor)) = &outcome {
-        match request.operation {
-            Operation::Open { flags, .. } if flags & libc::O_TMPFILE == libc::O_TMPFILE => {
-                supervisor.files.remember(descriptor, &unnamed(seen));
-            }
-            _ => supervisor.files.remember(descriptor, seen),
-        }
+        remember(supervisor, request, descriptor, seen);
     }
     outcome
+}
+
+fn remember(supervisor: &Supervisor, request: &Request, descriptor: &OwnedFd, seen: &Path) {
+    match request.operation {
+        Operation::Open { flags, .. } if flags & libc::O_TMPFILE == libc::O_TMPFILE => {
+            supervisor.files.remember(descriptor, &unnamed(seen));
+        }
+        _ => supervisor.files.remember(descriptor, seen),
+    }
 }
 
 /// What the kernel calls a file of a directory that has no name.
@@ -136,13 +178,12 @@ fn unnamed(directory: &Path) -> PathBuf {
 
 fn name_open_file(
     supervisor: &Supervisor,
+    files: &dyn RemoteFiles,
     (process, number): (libc::pid_t, RawFd),
-    seen: &Path,
-    target: &Path,
+    (seen, name): (&Path, &Path),
 ) -> Answer<Outcome> {
     let file = copy_descriptor_of(process, number)?;
-    let files = supervisor.host.files();
-    files.name_open_file(file.as_fd(), target)?;
+    files.name_open_file(file.as_fd(), name)?;
     supervisor.files.remember(&file, seen);
     Ok(().into())
 }
@@ -168,10 +209,10 @@ fn change_directory(supervisor: &Supervisor, notification: Notification, places:
     let thread = notification.thread();
     let canonical;
     let (checked, directory) = match places {
-        [Place::Machine(path)] => {
+        [Place::Machine { seen, path }] => {
             let machine = supervisor.files.machine();
             let checked = machine.map_err(Instead::from);
-            (checked.and_then(|machine| check(machine, path)), path)
+            (checked.and_then(|machine| check(machine, path)), seen)
         }
         [Place::Remote { seen, target }] => {
             let files = supervisor.host.files();

@@ -25,8 +25,14 @@ use crate::sys::files;
 pub(super) enum Place {
     /// Where the kernel finds it by itself.
     Local,
-    /// On this machine at this path, which the kernel would not find from where it believes the caller to be.
-    Machine(PathBuf),
+    /// On this machine, where the kernel would not find it: from where it believes the caller to be, or under the name
+    /// that the caller knows.
+    Machine {
+        /// The absolute path as the application sees it.
+        seen: PathBuf,
+        /// Its name on this machine.
+        path: PathBuf,
+    },
     Remote {
         /// The absolute path as the application sees it.
         seen: PathBuf,
@@ -84,7 +90,9 @@ pub(super) fn places(
         && opened_path(supervisor, process, number).is_some()
     {
         return Some(match resolver.place(second)?.0 {
-            second @ Place::Remote { .. } => vec![Place::Open(process, number), second],
+            second @ (Place::Remote { .. } | Place::Machine { .. }) => {
+                vec![Place::Open(process, number), second]
+            }
             _ => vec![Place::Refused(Errno::EXDEV)],
         });
     }
@@ -102,14 +110,28 @@ pub(super) fn places(
 /// Two paths of one call are on one side, or the call cannot be done.
 fn both(first: (Place, PathBuf), second: (Place, PathBuf)) -> Vec<Place> {
     let is_remote = |place: &Place| matches!(place, Place::Remote { .. });
-    let is_detached = |place: &Place| matches!(place, Place::Machine(_));
-    if is_remote(&first.0) != is_remote(&second.0) {
+    let is_detached = |place: &Place| matches!(place, Place::Machine { .. });
+    // What is in `/proc` is on a file system of its own.
+    let is_link = |place: &Place| matches!(place, Place::Link(_));
+    let apart = is_remote(&first.0) != is_remote(&second.0);
+    if apart || is_link(&first.0) && is_detached(&second.0) {
         return vec![Place::Refused(Errno::EXDEV)];
     }
     if is_detached(&first.0) || is_detached(&second.0) {
-        return vec![Place::Machine(first.1), Place::Machine(second.1)];
+        return vec![on_machine(first), on_machine(second)];
     }
     vec![first.0, second.0]
+}
+
+/// The same place, for us to find.
+fn on_machine((place, seen): (Place, PathBuf)) -> Place {
+    match place {
+        Place::Local => Place::Machine {
+            path: seen.clone(),
+            seen,
+        },
+        place => place,
+    }
 }
 
 struct Resolver<'a> {
@@ -176,7 +198,14 @@ impl Resolver<'_> {
 
     fn choose(&self, seen: &Path, detached: bool) -> Place {
         match self.supervisor.host.choose_path(seen, self.intent) {
-            PathChoice::Local if detached => Place::Machine(seen.to_path_buf()),
+            PathChoice::Local if detached => Place::Machine {
+                seen: seen.to_path_buf(),
+                path: seen.to_path_buf(),
+            },
+            PathChoice::LocalAs(path) => Place::Machine {
+                seen: seen.to_path_buf(),
+                path,
+            },
             PathChoice::Local => Place::Local,
             PathChoice::Refused(errno) => Place::Refused(errno),
             PathChoice::Remote(target) => Place::Remote {
@@ -350,14 +379,8 @@ impl Resolver<'_> {
         let target = match host.choose_path(seen, Intent::Look) {
             PathChoice::Remote(target) => target,
             PathChoice::Refused(errno) => return Above::Refused(errno),
-            PathChoice::Local => {
-                let found = std::fs::symlink_metadata(seen);
-                return match found {
-                    Ok(found) if found.is_dir() => Above::Parent,
-                    Ok(_) => Above::Refused(Errno::ENOTDIR),
-                    Err(error) => Above::Refused(errno_of(&error)),
-                };
-            }
+            PathChoice::Local => return above_on_machine(seen),
+            PathChoice::LocalAs(path) => return above_on_machine(&path),
         };
         if self.effort == Effort::Quick {
             return Above::Unknown;
@@ -430,6 +453,14 @@ enum Above {
     /// Finding out takes more effort.
     Unknown,
     Refused(Errno),
+}
+
+fn above_on_machine(path: &Path) -> Above {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Above::Parent,
+        Ok(_) => Above::Refused(Errno::ENOTDIR),
+        Err(error) => Above::Refused(errno_of(&error)),
+    }
 }
 
 /// Replaces a link, the last name of `seen`, by its content.

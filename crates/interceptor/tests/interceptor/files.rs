@@ -3,10 +3,10 @@
 use interceptor::Notice;
 
 use crate::programs;
-use crate::target::{Target, run, run_bare};
+use crate::target::{REMOTE, RENAMED, Target, run, run_bare};
 
-/// Every call gives the same result on a remote directory as on a local one.
-fn check_like_bare(program: Option<std::path::PathBuf>) {
+/// Every call gives the same result on this directory as on one that nobody has a hand in.
+fn check_like_bare(program: Option<std::path::PathBuf>, directory: &str) {
     let Some(program) = program else {
         return;
     };
@@ -15,7 +15,7 @@ fn check_like_bare(program: Option<std::path::PathBuf>) {
     let local = folder.path().canonicalize().unwrap();
     let bare = run_bare(&format!("{program} {}", local.display())).output();
     let target = Target::new();
-    let supervised = run(&target, &format!("{program} /remote-files")).output();
+    let supervised = run(&target, &format!("{program} {directory}")).output();
     assert!(bare.lines().count() > 50, "{bare}");
     for (bare, supervised) in bare.lines().zip(supervised.lines()) {
         assert_eq!(supervised, bare);
@@ -25,17 +25,44 @@ fn check_like_bare(program: Option<std::path::PathBuf>) {
 
 #[test]
 fn every_call_behaves_as_on_a_local_directory() {
-    check_like_bare(programs::c("files"));
+    check_like_bare(programs::c("files"), REMOTE);
 }
 
 #[test]
 fn odd_paths_behave_as_on_a_local_directory() {
-    check_like_bare(programs::c("paths"));
+    check_like_bare(programs::c("paths"), REMOTE);
 }
 
 #[test]
 fn every_call_of_a_static_program_behaves_so() {
-    check_like_bare(programs::c_with("files", "gcc", &["-static"]));
+    check_like_bare(programs::c_with("files", "gcc", &["-static"]), REMOTE);
+}
+
+#[test]
+fn every_call_on_files_with_another_name_behaves_so() {
+    check_like_bare(programs::c("files"), RENAMED);
+}
+
+#[test]
+fn files_with_another_name_are_used_under_the_one_that_a_program_knows() {
+    let target = Target::new();
+    let here = target.root.path().join("renamed-files");
+    std::fs::write(here.join("file"), "here\n").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink("/renamed-files/file", &link).unwrap();
+    let script = format!(
+        "set -e
+        cat /renamed-files/file {link}; ls /renamed-files
+        cd /renamed-files; pwd; cat file; echo new >new; mv new newer; cat ../renamed-files/newer
+        mkdir -p a/b; (cd a/b; pwd; cat ../../file); mv newer {folder}/out; cat {folder}/out; ls",
+        link = link.display(),
+        folder = folder.path().display()
+    );
+    let expected =
+        "here\nhere\nfile\n/renamed-files\nhere\nnew\n/renamed-files/a/b\nhere\nnew\na\nfile\n";
+    assert_eq!(run(&target, &script).output(), expected);
+    assert!(here.join("a/b").is_dir());
 }
 
 #[test]

@@ -29,6 +29,9 @@ macro_rules! forward {
 /// Everything below is the target's. It is not on this machine.
 pub(crate) const REMOTE: &str = "/remote-files";
 
+/// Everything below is on this machine, under another name.
+pub(crate) const RENAMED: &str = "/renamed-files";
+
 /// A target with a folder of its own as its file system.
 pub(crate) struct Target {
     pub(crate) root: tempfile::TempDir,
@@ -49,6 +52,7 @@ impl Target {
     pub(crate) fn new() -> Arc<Self> {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("remote-files")).unwrap();
+        std::fs::create_dir(root.path().join("renamed-files")).unwrap();
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             established: AtomicUsize::new(0),
@@ -218,6 +222,10 @@ impl Host for Target {
         }
         if let Ok(rest) = path.strip_prefix("/mapped") {
             return PathChoice::Remote(Path::new(REMOTE).join(rest));
+        }
+        if path.starts_with(RENAMED) {
+            let rest = path.strip_prefix("/").unwrap_or(path);
+            return PathChoice::LocalAs(self.root.path().join(rest));
         }
         PathChoice::Local
     }

@@ -289,7 +289,7 @@ fn going_on(
     age: Duration,
     now: Timestamp,
 ) -> Plan {
-    let mut next_channel = status.next_channel;
+    let mut next_channel = status.next_channel.max(wanted.numbered_after);
     let mut start = Vec::new();
     let mut regrant = Vec::new();
     let mut pods = Vec::new();
@@ -300,7 +300,7 @@ fn going_on(
             .find(|known| known.uid == pod.replica.uid);
         let channel = known.map_or(next_channel + 1, |known| known.channel);
         next_channel = next_channel.max(channel);
-        let obstacle = obstacle(pod, mode);
+        let obstacle = obstacle(pod, mode, wanted.numbered_after);
         if obstacle.is_none() && current(pod).is_none() {
             start.push(next_agent(pod, known, wanted));
         }
@@ -321,7 +321,7 @@ fn going_on(
         failed_timestamp: has_failed.then(|| now.to_string()),
     };
     let look_again = match phase {
-        SessionPhase::Ready => LATER,
+        SessionPhase::Ready if regrant.is_empty() => LATER,
         _ => SOON,
     };
     Plan {
@@ -338,6 +338,9 @@ fn going_on(
 
 /// An agent that runs, and was told before policies changed. What it was told is in the session's object.
 fn to_regrant(pod: &ObservedPod, known: Option<&SessionPod>) -> Option<Regrant> {
+    if pod.told.is_some() {
+        return None;
+    }
     let agent = current(pod).filter(|agent| agent.ordered.state == OrderedState::Running)?;
     let knows = known.and_then(|known| known.policies.clone());
     (knows.as_deref() != Some(&pod.policies)).then(|| Regrant {
@@ -367,7 +370,7 @@ fn beside_the_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgen
 }
 
 /// What keeps a pod from having an agent.
-fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
+fn obstacle(pod: &ObservedPod, mode: AgentMode, numbered_after: u32) -> Option<Refused> {
     let finally = |why: String| {
         Some(Refused {
             why,
@@ -380,7 +383,10 @@ fn obstacle(pod: &ObservedPod, mode: AgentMode) -> Option<Refused> {
             _ => None,
         };
     }
-    let ended = || beside_the_container(pod).filter(|agent| agent.is_over());
+    // Those of a session that had the same name are not this one's.
+    let before = usize::try_from(numbered_after).unwrap_or_default();
+    let is_own = |agent: &&ObservedAgent| agent.ordered.number() > before;
+    let ended = || beside_the_container(pod).filter(|agent| agent.is_over() && is_own(agent));
     let failures = ended().filter(|agent| agent.ordered.has_failed);
     if failures.count() >= ATTEMPTS || ended().count() >= MOST_ENDED {
         let last = ended().last().map(|agent| &agent.ordered.state);
@@ -405,6 +411,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         .and_then(|known| known.agent.as_deref()?.rsplit('-').next()?.parse().ok())
         .unwrap_or(0);
     let observed = pod.agents.last().map_or(0, |agent| agent.ordered.number());
+    let before = usize::try_from(wanted.numbered_after).unwrap_or_default();
     let digest = Sha256::digest(&pod.replica.uid);
     let name = format!(
         "{}{:02x}{:02x}{:02x}{:02x}-{}",
@@ -413,7 +420,7 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
         digest[1],
         digest[2],
         digest[3],
-        observed.max(reported) + 1
+        observed.max(reported).max(before) + 1
     );
     Start {
         replica: pod.replica.clone(),

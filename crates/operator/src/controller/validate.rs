@@ -23,7 +23,14 @@ pub(crate) struct Wanted {
     pub(crate) holder: String,
     pub(crate) client: Fingerprint,
     pub(crate) resume_window: Duration,
+    /// The last numbers that sessions of the same name may have given to agents and channels.
+    pub(crate) numbered_after: u32,
 }
+
+/// So many pods come and go in a session before one that follows it may repeat a number.
+const NUMBERS: u32 = 256;
+/// So many sessions follow one another before a number comes again. Places have 20 bits for all of them.
+const GENERATIONS: u32 = 4096;
 
 impl Wanted {
     /// What the names of the session's agents begin with.
@@ -67,6 +74,7 @@ pub(crate) fn validate(session: &MirrordClusterSession) -> Result<Wanted, Invali
             .parse()
             .map_err(|_| Invalid::Certificate)?,
         resume_window: Duration::from_secs(spec.resume_window_secs),
+        numbered_after: spec.generation % GENERATIONS * NUMBERS,
     })
 }
 

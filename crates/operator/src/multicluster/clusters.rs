@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use api::multicluster::OnUnreachable;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Uri;
@@ -19,6 +20,8 @@ pub struct MultiCluster {
     pub default: String,
     /// Whether this cluster only coordinates, and has no targets.
     pub is_management_only: bool,
+    /// What becomes of sessions without one of their clusters.
+    pub on_unreachable: OnUnreachable,
     pub members: Vec<Member>,
 }
 
@@ -102,6 +105,7 @@ impl MultiCluster {
             name,
             default,
             is_management_only: file.management_only,
+            on_unreachable: on_unreachable(file.on_unreachable.as_deref())?,
             members,
         })
     }
@@ -145,6 +149,7 @@ struct File {
     cluster_name: Option<String>,
     default_cluster: Option<String>,
     management_only: bool,
+    on_unreachable: Option<String>,
     clusters: Vec<Entry>,
 }
 
@@ -204,6 +209,17 @@ impl Entry {
             namespace: self.namespace.filter(|namespace| !namespace.is_empty()),
             name: self.name,
         })
+    }
+}
+
+fn on_unreachable(said: Option<&str>) -> Result<OnUnreachable, InvalidClusters> {
+    match said {
+        None | Some("" | "fail") => Ok(OnUnreachable::Fail),
+        Some("continue") => Ok(OnUnreachable::Continue),
+        Some(other) => {
+            let why = format!("is `{other}`; it can be fail or continue");
+            Err(invalid("onUnreachable", why))
+        }
     }
 }
 

@@ -186,6 +186,10 @@ impl Envoy {
         }
     }
 
+    pub(crate) fn keepers(&self) -> &[Arc<MemberKeeper>] {
+        &self.keepers
+    }
+
     /// A client for a cluster, which may be this one. Without one, why.
     pub(crate) fn client_of(&self, cluster: &str) -> Result<Client, String> {
         if cluster == self.clusters.name {
@@ -203,22 +207,34 @@ impl Envoy {
         access.client.clone().ok_or_else(trouble)
     }
 
-    /// Ends when a member was asked how it is, and did not answer.
+    /// Ends when a member was asked how it is and did not answer, or when nobody may ask it any more.
     async fn unreachable(&self, cluster: &str) -> String {
         let mut keepers = self.keepers.iter();
         let Some(keeper) = keepers.find(|keeper| keeper.member.name == cluster) else {
             return "the cluster is not configured any more".to_owned();
         };
-        let mut health = keeper.health.subscribe();
+        let (mut health, mut access) = (keeper.health.subscribe(), keeper.access.subscribe());
         // What was before says nothing about the connection.
         health.mark_unchanged();
         loop {
-            if health.changed().await.is_err() {
-                return "the operator ends".to_owned();
-            }
-            let check = health.borrow_and_update().check.clone();
-            if let Some(Err(why)) = check.map(|check| check.outcome) {
-                return why;
+            tokio::select! {
+                changed = health.changed() => {
+                    if changed.is_err() {
+                        return "the operator ends".to_owned();
+                    }
+                    let check = health.borrow_and_update().check.clone();
+                    if let Some(Err(why)) = check.map(|check| check.outcome) {
+                        return why;
+                    }
+                }
+                changed = access.changed() => {
+                    if changed.is_err() {
+                        return "the operator ends".to_owned();
+                    }
+                    if let Some(trouble) = &access.borrow_and_update().trouble {
+                        return trouble.to_string();
+                    }
+                }
             }
         }
     }
@@ -259,6 +275,8 @@ fn shown(name: &str, access: &Access, health: &Health, now: Timestamp) -> Connec
         (None, Some(check)) => match &check.outcome {
             Ok(operator) => {
                 let license = operator.spec.license.as_ref();
+                let version = &operator.spec.operator_version;
+                cluster.warning = cluster.warning.or_else(|| other_version(version));
                 cluster.connected = Some(ConnectedOperator {
                     license_fingerprint: license.and_then(|license| license.fingerprint.clone()),
                     operator_version: operator.spec.operator_version.clone(),
@@ -268,6 +286,21 @@ fn shown(name: &str, access: &Access, health: &Health, now: Timestamp) -> Connec
         },
     }
     cluster
+}
+
+/// Clusters are upgraded one after the other, so a member may be older or newer for a while.
+fn other_version(theirs: &str) -> Option<String> {
+    let ours = env!("CARGO_PKG_VERSION");
+    let series = |version: &str| {
+        let mut parts = version.split('.').map(str::to_owned);
+        (parts.next(), parts.next())
+    };
+    (series(theirs) != series(ours)).then(|| {
+        format!(
+            "its operator has the version {theirs}, and this one {ours}: what only one of them knows does not work there; \
+             install the same"
+        )
+    })
 }
 
 #[cfg(test)]

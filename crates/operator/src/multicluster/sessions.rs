@@ -3,94 +3,89 @@
 //!
 //! Each look goes through the same steps as those of the controller for one cluster: *observe* the children, *plan* what to
 //! do, *apply* it, *report* it in the parent's status. Which children there are is read from that status, never from
-//! memory: it is written there before they are made.
+//! memory: it is written there before they are made. How they are is told by their clusters ([`children`]), and each change
+//! is a reason to look.
 
 mod apply;
+pub(crate) mod assertion;
 pub(crate) mod attach;
+mod children;
 mod plan;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::MirrordMultiClusterSession;
 use api::multicluster::child_name;
-use api::{MirrordClusterSession, MirrordMultiClusterSession};
 use futures_util::StreamExt as _;
-use futures_util::future::join_all;
 use jiff::Timestamp;
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::watcher;
 use kube::{Api, ResourceExt as _};
-use tokio::time::timeout;
 
+use self::children::Children;
 use self::plan::{Observed, plan};
-use super::envoy::Envoy;
 use crate::Shared;
 use crate::error::{Error, chain};
 
 const AFTER_A_FAILURE: Duration = Duration::from_secs(2);
-/// How long one look waits for one cluster.
-const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a look needs.
+struct Leading {
+    shared: Arc<Shared>,
+    children: Arc<Children>,
+}
 
 /// Runs until it is dropped.
 pub(crate) async fn run(shared: &Arc<Shared>) {
-    if shared.envoy.is_none() {
+    let Some(envoy) = &shared.envoy else {
         return std::future::pending().await;
-    }
+    };
+    let (children, following) = Children::follow(shared, envoy);
+    let changes = children.changes();
+    let leading = Arc::new(Leading {
+        shared: Arc::clone(shared),
+        children,
+    });
     let parents: Api<MirrordMultiClusterSession> = Api::all(shared.client.clone());
-    Controller::new(parents, watcher::Config::default())
-        .run(look, after_failure, Arc::clone(shared))
-        .for_each(async |_| {})
-        .await;
+    let looking = Controller::new(parents, watcher::Config::default())
+        .reconcile_all_on(changes)
+        .run(look, after_failure, leading)
+        .for_each(async |_| {});
+    tokio::join!(looking, following);
 }
 
 async fn look(
     parent: Arc<MirrordMultiClusterSession>,
-    shared: Arc<Shared>,
+    leading: Arc<Leading>,
 ) -> Result<Action, Error> {
+    let shared = &leading.shared;
     let Some(envoy) = &shared.envoy else {
         return Ok(Action::await_change());
     };
-    let observed = observe(envoy, &parent).await;
-    let plan = plan(
-        &parent,
-        &observed,
-        &shared.settings.session,
-        Timestamp::now(),
-    );
-    apply::apply(&shared, envoy, &parent, &plan).await?;
+    let observed = observe(&leading, &parent);
+    let settings = &shared.settings.session;
+    let plan = plan(&parent, &observed, settings, Timestamp::now());
+    apply::apply(shared, envoy, &parent, &plan).await?;
     Ok(Action::requeue(plan.look_again))
 }
 
-/// All clusters are asked at once.
-async fn observe(envoy: &Envoy, parent: &MirrordMultiClusterSession) -> BTreeMap<String, Observed> {
+fn observe(leading: &Leading, parent: &MirrordMultiClusterSession) -> BTreeMap<String, Observed> {
     let clusters = parent.spec.clusters.iter();
-    let asked = clusters.map(async |cluster| {
+    let observed = clusters.map(|cluster| {
         let child = child_name(&parent.name_any(), cluster);
-        (cluster.clone(), observe_child(envoy, cluster, &child).await)
+        let observed = leading.children.observe(&leading.shared, cluster, &child);
+        (cluster.clone(), observed)
     });
-    join_all(asked).await.into_iter().collect()
-}
-
-async fn observe_child(envoy: &Envoy, cluster: &str, name: &str) -> Observed {
-    let client = match envoy.client_of(cluster) {
-        Ok(client) => client,
-        Err(why) => return Observed::Unreachable(why),
-    };
-    let children: Api<MirrordClusterSession> = Api::all(client);
-    match timeout(PATIENCE, children.get_opt(name)).await {
-        Ok(Ok(Some(child))) => Observed::There(Box::new(child)),
-        Ok(Ok(None)) => Observed::Missing,
-        Ok(Err(error)) => Observed::Unreachable(chain(&error)),
-        Err(_) => Observed::Unreachable(format!("no answer within {} s", PATIENCE.as_secs())),
-    }
+    observed.collect()
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]
 fn after_failure(
     parent: Arc<MirrordMultiClusterSession>,
     error: &Error,
-    _shared: Arc<Shared>,
+    _leading: Arc<Leading>,
 ) -> Action {
     tracing::warn!(
         session = parent.name_any(),

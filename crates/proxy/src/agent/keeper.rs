@@ -44,6 +44,13 @@ impl FirstAgent {
             keeper: Keeping(tokio::spawn(keeper.keep()).abort_handle()),
         })
     }
+
+    /// Where something is mounted at the target.
+    pub fn mounts(&self) -> impl Iterator<Item = String> {
+        let target = self.hello.target.iter();
+        let mounts = target.flat_map(|target| &target.mounts);
+        mounts.filter_map(|mount| String::from_utf8(mount.to_vec()).ok())
+    }
 }
 
 impl fmt::Debug for FirstAgent {
@@ -301,6 +308,10 @@ impl<S: Source> Keeper<S> {
                 drop(scissors);
             }
             Report::Failed(error) => self.fail(id, error),
+            // What needs one agent does not need this one; what becomes of its cluster is told by whoever sees it.
+            Report::Away(reason) if watched.preference == Preference::TrafficOnly => {
+                tracing::info!(agent = %id, reason, "an agent with nothing but traffic is away");
+            }
             Report::Away(reason) => {
                 if self.away.is_empty() {
                     (self.tell)(&Event::ConnectionLost(reason));
@@ -308,8 +319,8 @@ impl<S: Source> Keeper<S> {
                 self.away.insert(id.clone());
             }
             Report::Back => {
-                self.away.remove(id);
-                if self.away.is_empty() {
+                let was_away = self.away.remove(id);
+                if was_away && self.away.is_empty() {
                     (self.tell)(&Event::ConnectionBack);
                 }
             }
@@ -469,9 +480,9 @@ impl<S: Source> Keeper<S> {
         if !is_complete || self.agents.is_settled() {
             return;
         }
-        let count = self.agents.router.all().len();
-        if count > 1 {
-            (self.tell)(&Event::Covers(count));
+        let all = self.agents.router.all();
+        if all.len() > 1 {
+            (self.tell)(&Event::covers(all.iter().map(|(id, _)| id)));
         }
         self.agents.settle();
     }

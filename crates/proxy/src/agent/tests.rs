@@ -1,5 +1,6 @@
 //! Agents that come and go, as a test says, behind real links.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Mutex;
 
@@ -207,6 +208,13 @@ fn lost(name: &str, reason: &str) -> Event {
     }
 }
 
+fn covers(pods: usize) -> Event {
+    Event::Covers {
+        pods,
+        clusters: BTreeMap::new(),
+    }
+}
+
 const READY: Preference = Preference::Preferred;
 
 #[tokio::test]
@@ -230,7 +238,7 @@ async fn an_agent_that_ends_is_reached_again() {
     let (a, b) = (Stub::new("a"), Stub::new("b"));
     let world = World::begin(vec![a.came(READY), b.came(Preference::Possible)]);
     let world = world.await.unwrap();
-    world.expect(Event::Covers(2)).await;
+    world.expect(covers(2)).await;
     b.end.send_modify(|times| *times += 1);
     let left = Event::Left {
         agent: id("b"),
@@ -340,7 +348,7 @@ async fn others_are_reached_when_they_are_wanted() {
     loop {
         // It may have been tried in vain before.
         match world.next().await {
-            Event::NotJoined { .. } | Event::Joined(_) | Event::Covers(_) => {}
+            Event::NotJoined { .. } | Event::Joined(_) | Event::Covers { .. } => {}
             event => panic!("{event}"),
         }
         if world.first.agents.router.all().len() == 2 {
@@ -358,7 +366,7 @@ async fn a_session_that_somebody_ends_is_over() {
     let (a, b) = (Stub::new("a"), Stub::new("b"));
     let world = World::begin(vec![a.came(READY), b.came(READY)]);
     let world = world.await.unwrap();
-    world.expect(Event::Covers(2)).await;
+    world.expect(covers(2)).await;
     let reason = "killed by anna".to_owned();
     world.change(vec![Change::Over(reason.clone())]);
     world.expect(Event::SessionOver(reason)).await;

@@ -94,6 +94,7 @@ impl Wishes {
             tls: self.tls.clone(),
             probe_paths: Vec::new(),
             owner: self.holder.owner.clone(),
+            held_for_milliseconds: 0,
         }
     }
 }
@@ -174,6 +175,7 @@ mod tests {
             }),
             probe_paths: Vec::new(),
             owner: "her machine".to_owned(),
+            held_for_milliseconds: 0,
         };
         assert_eq!(request, expected);
         let again = wishes.request(key(false), rules.filter(80, 80), true);

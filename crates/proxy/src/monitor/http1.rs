@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use httparse::{EMPTY_HEADER, Request, Response, Status};
 
 /// A longer head is not looked at.
-const LONGEST_HEAD: usize = 32 * 1024;
+pub(super) const LONGEST_HEAD: usize = 32 * 1024;
 const MOST_HEADERS: usize = 100;
 /// Requests without an answer of which it is known. More are pipelined by nobody.
 const MOST_PENDING: usize = 256;
 /// What is shown of a path.
-const LONGEST_PATH: usize = 1024;
+pub(super) const LONGEST_PATH: usize = 1024;
 
 /// A request and its answer.
 #[derive(Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use std::time::Instant;
 use interceptor::Errno;
 use monitor::{Event, Handling, Transport};
 
-use super::http1::{Exchange, Observer};
+use super::http1::Exchange;
+use super::requests::Observer;
 use super::{Hub, Peer, add, microseconds};
 
 /// A connection through the target that is asked for. To drop it is to forget it.
@@ -228,10 +229,14 @@ impl Traffic {
         match &self.direction {
             Direction::Outgoing(_) => add(&self.hub.bytes.outgoing_received, bytes.len()),
             Direction::Datagrams(_) => add(&self.hub.bytes.incoming_received, bytes.len()),
-            Direction::Incoming(_, observer) => {
+            Direction::Incoming(incoming, observer) => {
                 add(&self.hub.bytes.incoming_received, bytes.len());
                 let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-                observer.request(bytes, Instant::now());
+                let finished = observer.request(bytes, Instant::now());
+                drop(observer);
+                for exchange in finished {
+                    self.tell(incoming, exchange);
+                }
             }
         }
     }
@@ -248,6 +253,7 @@ impl Traffic {
             host: exchange.host,
             status,
             handling: incoming.handling,
+            reason: None,
             client: incoming.client.to_string(),
             latency_us: microseconds(latency),
             received: exchange.received,

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use splitter::{
     Arrival, BoxFuture, BoxStream, Claim, Destination, Filter, Mode, Notices, OnConflict, Port,
@@ -51,6 +52,7 @@ async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
             Claim {
                 holder: "nobody".to_owned(),
                 owner: None,
+                held_for: Duration::ZERO,
                 mode: Mode::Steal,
                 filter: Some(NOBODYS.clone()),
                 takes_probes: true,

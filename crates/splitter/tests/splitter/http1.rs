@@ -3,6 +3,7 @@ use std::sync::atomic::Ordering;
 
 use splitter::{Filter, Mode, OnConflict, Port, Probes, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
 
 use super::stage::{Manner, Place, Stage, To, bodies, claim, read_until};
 
@@ -288,12 +289,15 @@ async fn large_bodies_flow_as_fast_as_they_are_read() {
     }
 }
 
-#[tokio::test]
+/// Time passes only when everybody waits for it.
+#[tokio::test(start_paused = true)]
 async fn a_server_that_speaks_first_is_heard_at_once() {
     let stage = Stage::new(Manner::SpeaksFirst);
     let (_alice, _guard) = stage.session("alice", Manner::Answers);
     let mut client = stage.connect();
+    let before = Instant::now();
     read_until(&mut client, "220 application\r\n").await;
+    assert_eq!(Instant::now(), before);
     client.write_all(b"EHLO example\r\n").await.unwrap();
     read_until(&mut client, "EHLO example\r\n").await;
     // Nothing on such a connection is taken for a request.
@@ -304,7 +308,7 @@ async fn a_server_that_speaks_first_is_heard_at_once() {
     read_until(&mut client, "X-For: alice\r\n\r\n").await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn whole_ports_are_taken_whatever_they_carry() {
     for (manner, sent, answered) in [
         (Manner::SpeaksFirst, "", "220 alice\r\n"),
@@ -314,8 +318,10 @@ async fn whole_ports_are_taken_whatever_they_carry() {
         let stage = Stage::new(Manner::Silent);
         let (_alice, _guard) = stage.claim("alice", manner, Mode::Steal, None);
         let mut client = stage.connect();
+        let before = Instant::now();
         client.write_all(sent.as_bytes()).await.unwrap();
         read_until(&mut client, answered).await;
+        assert_eq!(Instant::now(), before);
         assert_eq!(stage.application.opened(), 0);
     }
 }

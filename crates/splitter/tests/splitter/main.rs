@@ -12,6 +12,8 @@ mod exact;
 mod exact_check;
 /// Sessions that are slow or flooded, and everybody else.
 mod fairness;
+/// Bodies that are long, or have no end.
+mod flow;
 /// HTTP/1: who gets which request, and what becomes of answers.
 mod http1;
 /// HTTP/2: streams, trailers, resets, windows.

@@ -1,17 +1,15 @@
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
 use http::{HeaderMap, HeaderValue};
-use splitter::{Arrival, BoxFuture, BoxStream, Destination, Filter, Mode, Notice, OnConflict};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::sync::mpsc;
+use splitter::{Filter, Mode, Notice, OnConflict};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
 use super::http2_stage::{Got, Http2Place, Http2Stage, name, read, request, send_all};
-use super::stage::{Manner, Place, Stage, To, bodies, claim};
+use super::stage::{Manner, Place, Stage, To, ToTest, bodies, claim};
 
 const GET: &str = "GET /1 HTTP/1.1\r\nHost: a\r\n\r\n";
 const BLUE: &str = "POST /2 HTTP/1.1\r\nTeam: blue\r\nContent-Length: 2\r\n\r\nok";
@@ -221,29 +219,11 @@ async fn copies_of_streams_that_are_not_taken_end_and_hold_nobody_up() {
 /// Longer than anybody waits, where time passes by itself when nothing else happens.
 const FOR_EVER: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A session that takes connections, and leaves it to the test what becomes of them.
-struct ToTest(mpsc::UnboundedSender<DuplexStream>);
-
-impl Destination for ToTest {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
-        Box::pin(async {
-            let (ours, theirs) = tokio::io::duplex(64 * 1024);
-            self.0.send(theirs).map_err(io::Error::other)?;
-            Ok(Box::new(ours) as BoxStream)
-        })
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_copy_that_is_never_answered_ends_some_time_after_its_original() {
     let stage = Stage::new(Manner::Answers);
-    let (copies_to_test, mut copies) = mpsc::unbounded_channel();
-    let all = claim(
-        "alice",
-        Mode::Mirror,
-        None,
-        Arc::new(ToTest(copies_to_test)),
-    );
+    let (to_test, mut copies) = ToTest::new();
+    let all = claim("alice", Mode::Mirror, None, to_test);
     let _alices = stage.port.claims().claim(all, OnConflict::Abort).unwrap();
     assert_eq!(bodies(&stage.ask(GET).await), ["application GET /1"]);
     let mut copy = copies.recv().await.unwrap();

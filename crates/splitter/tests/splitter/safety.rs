@@ -3,8 +3,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use splitter::{
-    Arrival, Away, BoxFuture, BoxStream, Claim, Claims, Destination, Earlier, Filter, Held, Mode,
-    Notice, OnConflict, Reason,
+    Arrival, Away, BoxFuture, BoxStream, Claim, ClaimGuard, Claims, Destination, Earlier, Filter,
+    Held, Mode, Notice, OnConflict, Reason,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -382,6 +382,36 @@ async fn who_continues_knows_who_is_served_first() {
     drop((bobs, carols));
     assert_eq!(daves.earlier_changed(&known).await, []);
     assert_eq!(bodies(&stage.ask(NEXT).await), ["dave GET /2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_was_there_before_is_so_wherever_he_comes_from() {
+    let stage = Stage::new(Manner::Answers);
+    let guards = [("new", 0), ("young", 60), ("old", 3600)].map(|(name, held_for)| {
+        let place = Place::new(name, Manner::Answers);
+        let whole = Claim {
+            held_for: Duration::from_secs(held_for),
+            ..claim(name, Mode::Steal, None, Arc::new(To(place)))
+        };
+        let guard = stage.port.claims().claim(whole, OnConflict::Continue);
+        guard.unwrap()
+    });
+    let names = |guard: &ClaimGuard| -> Vec<String> {
+        let earlier = guard.earlier().into_iter();
+        earlier.map(|earlier| earlier.holder).collect()
+    };
+    let [new, young, old] = guards;
+    assert_eq!(names(&new), ["old", "young"]);
+    assert_eq!(names(&young), ["old"]);
+    assert_eq!(names(&old), [""; 0]);
+    for (guard, name) in [(old, "old"), (young, "young"), (new, "new")] {
+        assert_eq!(
+            bodies(&stage.ask(NEXT).await),
+            [format!("{name} GET /2")],
+            "whoever is the oldest"
+        );
+        drop(guard);
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -18,6 +19,7 @@ use splitter::{
     OnConflict, Port, Settings,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
+use tokio::sync::mpsc;
 use tokio_util::io::InspectReader;
 
 /// How a place answers.
@@ -201,6 +203,27 @@ impl Destination for To {
     }
 }
 
+/// A destination that leaves it to the test what becomes of its streams.
+#[derive(Debug)]
+pub(crate) struct ToTest(mpsc::UnboundedSender<DuplexStream>);
+
+impl ToTest {
+    pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<DuplexStream>) {
+        let (streams_to_test, streams) = mpsc::unbounded_channel();
+        (Arc::new(Self(streams_to_test)), streams)
+    }
+}
+
+impl Destination for ToTest {
+    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+        Box::pin(async {
+            let (ours, theirs) = tokio::io::duplex(64 * 1024);
+            self.0.send(theirs).map_err(io::Error::other)?;
+            Ok(Box::new(ours) as BoxStream)
+        })
+    }
+}
+
 /// A stream whose end is an error if its other end broke.
 struct Breakable {
     stream: DuplexStream,
@@ -325,6 +348,7 @@ pub(crate) fn claim(
     Claim {
         holder: holder.to_owned(),
         owner: None,
+        held_for: Duration::ZERO,
         mode,
         filter,
         takes_probes: false,
@@ -347,7 +371,7 @@ impl Told {
     /// Tells a session.
     pub(crate) fn tell(&self, name: &'static str) -> Notices {
         let told = self.clone();
-        Notices::new(move |notice| told.0.lock().unwrap().push((name, notice)))
+        Notices::new(move |notice, _| told.0.lock().unwrap().push((name, notice)))
     }
 }
 

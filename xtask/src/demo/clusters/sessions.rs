@@ -1,5 +1,7 @@
 //! Sessions in a cluster: a program that looks around as a pod of the shop, and one that answers some of its requests.
-//! First with nothing installed, then through the operator.
+//! First with nothing installed, then through the operator, and with several clusters through the operators of all.
+
+mod members;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -16,6 +18,8 @@ use crate::demo::session::Session;
 use crate::{process, workspace};
 
 const OPERATOR_NAMESPACE: &str = "standin";
+const INSTALL: &str =
+    "helm install standin charts/standin-operator --namespace standin --create-namespace …";
 const TARGET: &str = "deployment/checkout";
 /// The header that the shop's services pass on from one to the next.
 const HEADER: &str = "baggage: developer=you";
@@ -88,7 +92,16 @@ impl Sessions {
         standin
     }
 
-    pub(super) fn show(&self, client: &Client, operator: WithOperator, keep: bool) -> Result<()> {
+    /// Sessions in the first of these clusters, and with an operator in all of them.
+    pub(super) fn show(
+        &self,
+        clients: &[Client],
+        operator: WithOperator,
+        keep: bool,
+    ) -> Result<()> {
+        let Some(client) = clients.first() else {
+            return Ok(());
+        };
         println!(
             "
 Now a program of this machine becomes a part of the shop in {}. Nothing is installed there: `standin` uses the rights of
@@ -106,10 +119,12 @@ $ standin ls -n {NAMESPACE}",
             );
             return Ok(());
         }
-        install_operator(client)?;
+        println!("\nTeams install the operator, once:\n\n$ {INSTALL}");
+        install_operator(client, "install", &[])?;
         let shown = self.through_operator(client);
+        let shown = shown.and_then(|()| members::show(self, clients));
         if !keep {
-            uninstall_operator(client)?;
+            clients.iter().try_for_each(uninstall_operator)?;
         }
         shown
     }
@@ -225,22 +240,19 @@ enum Through {
     Operator,
 }
 
-fn install_operator(client: &Client) -> Result<()> {
-    println!(
-        "
-Teams install the operator, once:
-
-$ helm install standin charts/standin-operator --namespace {OPERATOR_NAMESPACE} --create-namespace …"
-    );
+/// Installs the operator, or changes how it is installed.
+fn install_operator(client: &Client, verb: &str, values: &[&str]) -> Result<()> {
     let (repository, tag) = standind::REFERENCE.rsplit_once(':').context("no tag")?;
     let chart = workspace::root()?.join("charts/standin-operator");
     process::output(
         client
             .helm()
-            .args(["install", "standin"])
+            .args([verb, "standin"])
             .arg(chart)
-            .args(["--namespace", OPERATOR_NAMESPACE, "--create-namespace"])
-            .args(["--wait", "--timeout=120s"])
+            .args(["--namespace", OPERATOR_NAMESPACE])
+            .args((verb == "install").then_some("--create-namespace"))
+            .args(["--wait", "--timeout=180s"])
+            .args(values)
             .args(["--set", &format!("operator.image.repository={repository}")])
             .args(["--set-string", &format!("operator.image.tag={tag}")]),
     )?;
@@ -253,12 +265,14 @@ $ helm install standin charts/standin-operator --namespace {OPERATOR_NAMESPACE} 
     .map(drop)
 }
 
+/// Clusters that have none are left alone.
 fn uninstall_operator(client: &Client) -> Result<()> {
     process::output(client.helm().args([
         "uninstall",
         "standin",
         "--namespace",
         OPERATOR_NAMESPACE,
+        "--ignore-not-found",
         "--wait",
         "--timeout=120s",
     ]))

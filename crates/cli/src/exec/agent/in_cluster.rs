@@ -127,6 +127,10 @@ impl InCluster {
         Ok(Pods::new(Arc::clone(self)))
     }
 
+    pub(super) fn cluster_name(&self) -> Option<String> {
+        self.cluster.context().map(str::to_owned)
+    }
+
     pub(super) fn steals(&self) -> bool {
         self.steals
     }

@@ -1,12 +1,14 @@
 //! A session through the operator of a cluster: whether there is one, and the agents that it makes.
 
+mod clusters;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
-use api::connect::{ConnectParameters, Place, Places};
+use api::connect::{ConnectParameters, Place, PlaceCluster, Places};
 use api::session::SessionId;
 use api::{OnConcurrentSteal, TargetKind, TargetPath};
 use cluster::{CarriedDialer, Carrier, Cluster, OperatorSession};
@@ -14,15 +16,20 @@ use config::{AgentSettings, Settings, Target, WorkloadKind};
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
 use link::{Link, Redial, Status};
-use proxy::{AgentId, Change, Preference, Reach, Reached, Source};
+use proxy::{AgentId, Change, Preference, Reach, Reached, Source, Tell};
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+pub(crate) use clusters::Clusters;
 
 use crate::exec::holder;
 use crate::exec::progress::Progress;
 
 /// How long to try before the first connection to an agent is given up. It may listen a moment after it is said to.
 const FIRST_CONNECTION: Duration = Duration::from_secs(10);
+/// How long a session with the Default waits at its beginning for the other clusters. Those that need longer join later.
+const BEGINNING: Duration = Duration::from_secs(2);
 /// How long to wait for an agent to hear of the end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -35,6 +42,8 @@ struct Carried {
     carrier: Carrier,
     /// What the user calls it.
     target: String,
+    /// What the user calls the operator's cluster.
+    cluster: Option<String>,
     identity: Identity,
     resume_window: Duration,
     /// What becomes of the links, so that the end can wait for them.
@@ -67,7 +76,7 @@ pub(crate) async fn choose(
         }
     };
     progress.begin("making the session with the operator");
-    let error = match begin(settings, cluster).await {
+    let error = match begin(settings, cluster, progress).await {
         Ok(session) => {
             if has_wishes(&settings.agent) {
                 progress.say(
@@ -117,7 +126,14 @@ fn has_wishes(agent: &AgentSettings) -> bool {
     without_effect != nothing_said
 }
 
-async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator> {
+async fn begin(
+    settings: &Settings,
+    cluster: &Cluster,
+    progress: &Progress,
+) -> Result<ThroughOperator> {
+    if settings.multi_cluster == Some(true) {
+        clusters::ensure_primary(cluster).await?;
+    }
     let (target, labels) = target_path(settings);
     let resume_window = Duration::from_secs(settings.agent.communication_timeout.0);
     let steal = settings.feature.network.incoming.on_concurrent_steal;
@@ -126,6 +142,7 @@ async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator
         on_concurrent_steal: Some(on_steal(steal)),
         label_target: labels,
         resume_window: Some(resume_window.as_secs()),
+        multi_cluster: settings.multi_cluster,
         ..ConnectParameters::default()
     };
     let name = match &parameters.label_target {
@@ -138,9 +155,15 @@ async fn begin(settings: &Settings, cluster: &Cluster) -> Result<ThroughOperator
     let session = OperatorSession::new(cluster, namespace, &target, &parameters, id, &identity)
         .introduce(&holder::user(), &holder::machine());
     tracing::info!(%id, %target, "a session through the operator");
+    let stays_here = settings.multi_cluster == Some(false);
+    let carrier = tokio::select! {
+        carrier = Carrier::start(session) => carrier?,
+        never = clusters::announce(cluster, id, progress), if !stays_here => match never {},
+    };
     Ok(ThroughOperator(Arc::new(Carried {
-        carrier: Carrier::start(session).await?,
+        carrier,
         target: name,
+        cluster: cluster.context().map(str::to_owned),
         identity,
         resume_window,
         links: Mutex::default(),
@@ -220,13 +243,39 @@ impl ThroughOperator {
         &self.0.target
     }
 
-    /// The agents, as they come and go.
-    pub(crate) fn agents(&self) -> OperatorAgents {
+    /// By which the operator knows the session, too.
+    pub(crate) fn id(&self) -> SessionId {
+        self.0.carrier.id()
+    }
+
+    /// All clusters of the session. Where the operator has no others, the one that it is in.
+    pub(crate) fn cluster_names(&self) -> Vec<String> {
+        let clusters = self.clusters().into_iter();
+        let names = clusters.map(|cluster| cluster.name);
+        let names: Vec<String> = names.collect();
+        if names.is_empty() {
+            self.0.cluster.iter().cloned().collect()
+        } else {
+            names
+        }
+    }
+
+    /// The clusters of a session over several. Empty, where there is one, and before the operator has said.
+    pub(crate) fn clusters(&self) -> Vec<PlaceCluster> {
+        self.0.carrier.places().borrow().clusters.clone()
+    }
+
+    /// The agents, as they come and go. What becomes of their clusters is told.
+    pub(crate) fn agents(&self, tell: Tell) -> OperatorAgents {
+        let places = self.0.carrier.places();
+        let follower = tokio::spawn(clusters::follow(places.clone(), tell));
         OperatorAgents {
-            places: self.0.carrier.places(),
+            places,
             session: self.clone(),
             known: Known::new(),
+            begin_at: None,
             is_over: false,
+            follower: follower.abort_handle(),
         }
     }
 
@@ -254,7 +303,16 @@ pub(crate) struct OperatorAgents {
     session: ThroughOperator,
     places: watch::Receiver<Places>,
     known: Known,
+    /// When the session begins with the clusters that there are.
+    begin_at: Option<Instant>,
     is_over: bool,
+    follower: AbortHandle,
+}
+
+impl Drop for OperatorAgents {
+    fn drop(&mut self) {
+        self.follower.abort();
+    }
 }
 
 impl Source for OperatorAgents {
@@ -266,13 +324,23 @@ impl Source for OperatorAgents {
         }
         loop {
             let now = self.places.borrow_and_update().clone();
-            let found = differences(&mut self.known, &now);
-            if !found.is_empty() {
-                let changes = found.into_iter();
-                return changes.map(|found| self.change(found)).collect();
+            let waits_until = self.waits_until(&now);
+            if waits_until.is_none() {
+                let found = differences(&mut self.known, &now);
+                if !found.is_empty() {
+                    let changes = found.into_iter();
+                    return changes.map(|found| self.change(found)).collect();
+                }
             }
+            let patience_is_over = async {
+                match waits_until {
+                    Some(time) => sleep_until(time).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 Ok(()) = self.places.changed() => {}
+                () = patience_is_over => {}
                 why = self.session.0.carrier.over() => {
                     self.is_over = true;
                     return vec![Change::Over(why)];
@@ -309,6 +377,18 @@ enum Difference {
 }
 
 impl OperatorAgents {
+    /// A session begins with all of its clusters, so that a program that listens has the traffic of all of them. One that
+    /// is slow or away does not hold up the others for long.
+    fn waits_until(&mut self, now: &Places) -> Option<Instant> {
+        if !self.known.is_empty() || !clusters::are_awaited(now) {
+            return None;
+        }
+        let begin_at = *self
+            .begin_at
+            .get_or_insert_with(|| Instant::now() + BEGINNING);
+        (Instant::now() < begin_at).then_some(begin_at)
+    }
+
     fn change(&self, difference: Difference) -> Change<PlacedAgent> {
         match difference {
             Difference::Went { id, why } => Change::Went(id, why),

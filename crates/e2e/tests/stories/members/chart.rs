@@ -161,6 +161,26 @@ const WRONG: &[(&str, Option<&str>, &str)] = &[
     ),
     ("sa/roleArn", None, "`sa.roleArn` is missing"),
     (
+        "operator/multiCluster/onUnreachable",
+        Some("\"wait\""),
+        "/operator/multiCluster/onUnreachable",
+    ),
+    (
+        "operator/multiClusterMemberUserAuthorization",
+        Some("true"),
+        "`operator.multiClusterMemberUserAuthorization` is set, and `operator.multiClusterMember` is not",
+    ),
+    (
+        "operator/multiClusterMemberUserPrefix",
+        Some("\"hub:\""),
+        "`operator.multiClusterMemberUserPrefix` is set, and `operator.multiClusterMemberUserAuthorization` is not",
+    ),
+    (
+        "operator/multiClusterMemberGroupPrefix",
+        Some("\"hub:\""),
+        "`operator.multiClusterMemberGroupPrefix` is set, and `operator.multiClusterMemberUserAuthorization` is not",
+    ),
+    (
         "operator/multiClusterMemberIamGroup",
         Some("\"envoys\""),
         "`operator.multiClusterMemberIamGroup` is set, and `operator.multiClusterMember` is not",
@@ -223,6 +243,28 @@ pub(super) async fn grants_what_it_says(_story: &Story<'_>) -> Result<()> {
         ensure!(
             !config.contains(&format!(" {secret}")),
             "a secret is in the ConfigMap:\n{config}"
+        );
+    }
+    let asking = json!({"operator": {
+        "multiClusterMember": true,
+        "multiClusterMemberUserAuthorization": true,
+        "multiClusterMemberUserPrefix": "hub:",
+        "multiClusterMemberGroupPrefix": "hub-",
+    }});
+    let arguments = String::from_utf8(rendered(&asking, &["operator-deployment"])?.stdout)?;
+    for argument in [
+        "- --member-user-authorization\n",
+        "- --member-user-prefix=hub:\n",
+        "- --member-group-prefix=hub-\n",
+    ] {
+        ensure!(arguments.contains(argument), "{argument}: {arguments}");
+    }
+    // Whoever vouches for a user never becomes the user.
+    for values in [&member, &by_group, &asking, &primary()] {
+        let all = String::from_utf8(rendered(values, &[])?.stdout)?;
+        ensure!(
+            !all.contains("impersonate"),
+            "somebody may impersonate: {all}"
         );
     }
     let policy = rendered(&by_group, &["session-validatingadmissionpolicy"])?;

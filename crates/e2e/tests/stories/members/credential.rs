@@ -7,7 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use e2e::{OwnClusters, Stage};
-use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, SigningKey as _};
+use kube::config::KubeConfigOptions;
+use rcgen::{
+    CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, SigningKey as _,
+    date_time_ymd,
+};
 use serde_json::{Value, json};
 
 const ACCOUNT: &str = "mirrord-operator-envoy";
@@ -75,12 +79,63 @@ pub(super) fn certificate(
     cluster: &str,
     user: &str,
 ) -> Result<(String, String)> {
+    certificate_with(clusters, cluster, user, |_| {})
+}
+
+/// One whose time is over.
+pub(super) fn expired_certificate(
+    clusters: &OwnClusters,
+    cluster: &str,
+    user: &str,
+) -> Result<(String, String)> {
+    certificate_with(clusters, cluster, user, |params| {
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(2021, 1, 1);
+    })
+}
+
+/// Somebody whom a cluster knows, as a client for it.
+pub(super) async fn user(
+    clusters: &OwnClusters,
+    cluster: &str,
+    name: &str,
+) -> Result<kube::Client> {
+    let (chain, key) = certificate(clusters, cluster, name)?;
+    let cluster = clusters.lab().cluster(cluster)?;
+    let (authority, _) = cluster.authority()?;
+    let kubeconfig = json!({
+        "clusters": [{"name": "lab", "cluster": {
+            "server": cluster.api_server(),
+            "certificate-authority-data": base64(authority.as_bytes()),
+        }}],
+        "users": [{"name": name, "user": {
+            "client-certificate-data": base64(chain.as_bytes()),
+            "client-key-data": base64(key.as_bytes()),
+        }}],
+        "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": name}}],
+        "current-context": "lab",
+    });
+    let kubeconfig = serde_json::from_value(kubeconfig)?;
+    let mut config =
+        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    // The lab's addresses are on this machine, where no proxy can reach them.
+    config.proxy_url = None;
+    Ok(kube::Client::try_from(config)?)
+}
+
+fn certificate_with(
+    clusters: &OwnClusters,
+    cluster: &str,
+    user: &str,
+    change: impl FnOnce(&mut CertificateParams),
+) -> Result<(String, String)> {
     let (authority, authority_key) = clusters.lab().cluster(cluster)?.authority()?;
     let issuer = Issuer::from_ca_cert_pem(&authority, KeyPair::from_pem(&authority_key)?)?;
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::new(Vec::new())?;
     params.distinguished_name.push(DnType::CommonName, user);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    change(&mut params);
     let certificate = params.signed_by(&key, &issuer)?;
     Ok((certificate.pem(), key.serialize_pem()))
 }

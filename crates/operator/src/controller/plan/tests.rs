@@ -446,13 +446,17 @@ fn an_agent_that_knows_of_other_policies_is_told_until_it_does() {
         let pods = vec![pod("web", "c", &[("c", state.clone())])];
         let plan = planned(known(*policies), pods, at(1));
         assert_eq!(plan.regrant.len(), *expected, "{policies:?} {state:?}");
+        // One that cannot be told is told again soon.
+        assert!(*expected == 0 || plan.look_again == SOON);
     }
     let mut told = pod("web", "c", &[("c", OrderedState::Running)]);
     told.told = Some(Told {
         policies: "now".to_owned(),
         grant: "what it may now".to_owned(),
     });
-    let report = planned(known(Some("before")), vec![told], at(1)).report;
+    let plan = planned(known(Some("before")), vec![told], at(1));
+    assert_eq!(plan.regrant, []);
+    let report = plan.report;
     let reported = report.unwrap().pods.remove(0);
     assert_eq!(reported.policies.as_deref(), Some("now"));
     assert_eq!(reported.grant.as_deref(), Some("what it may now"));
@@ -461,4 +465,32 @@ fn an_agent_that_knows_of_other_policies_is_told_until_it_does() {
     let report = planned(known(Some("now")), vec![quiet], at(1)).report;
     let reported = report.unwrap().pods.remove(0);
     assert_eq!(reported.grant.as_deref(), Some("what it may"));
+}
+
+/// A client must not take an agent of a part that has joined again for one that it knew.
+#[test]
+fn a_session_that_follows_another_repeats_no_number() {
+    let mut later = session(status(SessionPhase::Pending));
+    later.spec.generation = 1;
+    let wanted = super::super::validate::validate(&later).unwrap();
+    let ended: Vec<_> = (0..MOST_ENDED)
+        .map(|_| ("c1", OrderedState::Ended("in peace".to_owned())))
+        .collect();
+    let observed = Observed {
+        pods: vec![pod("a", "c1", &ended)],
+        ..Observed::default()
+    };
+    let plan = plan(
+        &later,
+        Some(&wanted),
+        &observed,
+        AgentMode::Ephemeral,
+        at(1),
+    );
+    let [start] = plan.start.as_slice() else {
+        panic!("{plan:?}");
+    };
+    assert!(start.name.ends_with("-257"), "{}", start.name);
+    let report = plan.report.unwrap();
+    assert_eq!(report.pods[0].channel, 257);
 }

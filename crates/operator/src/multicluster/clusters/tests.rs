@@ -43,6 +43,13 @@ fn what_the_chart_writes_is_read() {
     assert_eq!(clusters.members[1].method, Method::Eks { region });
     assert_eq!(object_part(&clusters.members[1].name), "blue-1");
 
+    assert_eq!(clusters.on_unreachable, OnUnreachable::Fail);
+    let going_on = read(&[(
+        "managementOnly: true",
+        "managementOnly: true\nonUnreachable: continue",
+    )]);
+    assert_eq!(going_on.unwrap().on_unreachable, OnUnreachable::Continue);
+
     let with_targets = read(&[("managementOnly: true", "managementOnly: false")]).unwrap();
     assert_eq!(with_targets.workload_clusters()[0], "primary");
     let marked = read(&[
@@ -121,6 +128,10 @@ fn every_wrong_combination_is_refused_by_its_key() {
         (
             &[("name: on-prem", "name: primary")],
             "`operator.multiCluster.clusters.primary` has the same name as `primary`",
+        ),
+        (
+            &[("managementOnly: true", "onUnreachable: wait")],
+            "`operator.multiCluster.onUnreachable` is `wait`; it can be fail or continue",
         ),
         (
             &[("managementOnly", "managmentOnly")],

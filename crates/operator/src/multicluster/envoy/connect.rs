@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::connect::ConnectParameters;
 use api::multicluster::{MultiClusterPhase, PARENT_FINALIZER, parent_name};
+use api::session::SessionOwner;
 use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, TargetKind};
 use http::HeaderMap;
 use kube::ResourceExt as _;
@@ -63,8 +64,12 @@ fn wanted(
     client: &Caller,
     settings: &SessionSettings,
 ) -> MirrordMultiClusterSession {
+    let owner = SessionOwner {
+        k8s_groups: user.groups.clone(),
+        ..client.owner(user)
+    };
     let spec = MirrordMultiClusterSessionSpec {
-        owner: client.owner(user),
+        owner,
         namespace: asking.namespace.clone(),
         target: asking.target.to_string(),
         target_alias: asking.target.address(),
@@ -78,6 +83,7 @@ fn wanted(
         },
         primary_cluster: clusters.name.clone(),
         default_cluster: clusters.default.clone(),
+        on_unreachable: clusters.on_unreachable,
         label_target: asking.parameters.label_target.clone(),
         key: asking.parameters.key.clone(),
         client_cli_version: client.version.clone(),
@@ -151,7 +157,7 @@ async fn ready(envoy: &Envoy, parent: &MirrordMultiClusterSession) -> Result<(),
     });
     waited.await.unwrap_or_else(|_| {
         Err(Refusal::unavailable(format!(
-            "not all clusters were ready within {} s; `kubectl get mmcs {name} -o yaml` says more",
+            "the session was not ready within {} s; `kubectl get mmcs {name} -o yaml` says more",
             PATIENCE.as_secs()
         )))
     })

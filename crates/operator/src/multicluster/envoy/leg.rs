@@ -1,10 +1,9 @@
 //! One cluster's part of a client's connection. It is made again and again as long as the client is there.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::connect::{ConnectParameters, Place, Places};
+use api::connect::{ConnectParameters, Place, Places, SESSION_IS_OVER};
 use api::multicluster::{CHILD_HEADER, child_name};
 use api::{GROUP_VERSION, MirrordMultiClusterSession, SUBPROTOCOL};
 use http::{Request, StatusCode};
@@ -46,6 +45,35 @@ pub(super) struct LegState {
     pub(super) channels: Option<Channels>,
 }
 
+impl LegState {
+    /// The connection is lost. Agents are still there as far as anybody knows, and links to them resume when the cluster is
+    /// back, until the member says that they are gone or nobody can resume any more.
+    fn lose(&mut self, why: NotConnected, is_for_good: bool) {
+        self.channels = None;
+        if why.is_over || is_for_good {
+            self.places.clear();
+        }
+        self.error = Some(why.text);
+    }
+}
+
+/// Why a member is not connected.
+#[derive(Debug)]
+struct NotConnected {
+    text: String,
+    /// The member has no such session, so no agent of it either.
+    is_over: bool,
+}
+
+impl NotConnected {
+    fn for_now(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            is_over: false,
+        }
+    }
+}
+
 impl Drop for Leg {
     fn drop(&mut self) {
         self.task.abort();
@@ -60,9 +88,13 @@ impl Leg {
     ) -> Self {
         let child = child_name(&parent.name_any(), cluster);
         let is_here = parent.spec.primary_cluster == cluster;
+        // What is known of agents is what the client knew: nothing is gone because we are new.
+        let status = parent.status.as_ref();
+        let before = status.and_then(|status| status.cluster_sessions.get(cluster));
         let (state, known) = watch::channel(LegState {
+            places: before.map_or_else(Vec::new, |child| relay::places_of(&child.pods)),
             error: Some("it is being connected".to_owned()),
-            ..LegState::default()
+            channels: None,
         });
         let shared = Arc::clone(shared);
         let task = if is_here {
@@ -72,6 +104,8 @@ impl Leg {
                 path: path(parent),
                 cluster: cluster.to_owned(),
                 child: child.clone(),
+                window: Duration::from_secs(parent.spec.resume_window_secs)
+                    .max(shared.settings.session.time_to_live),
             };
             tokio::spawn(async move { question.keep(&shared, &state).await })
         };
@@ -90,6 +124,9 @@ async fn follow_here(shared: Arc<Shared>, child: String, state: watch::Sender<Le
     let mut bell = shared.sessions.bell();
     while bell.changed().await.is_ok() {
         let session = shared.sessions.get(&child);
+        if session.is_none() && !shared.sessions.is_filled() {
+            continue;
+        }
         let next = LegState {
             places: session
                 .as_deref()
@@ -128,6 +165,8 @@ struct Question {
     path: String,
     cluster: String,
     child: String,
+    /// How long an agent waits for the client.
+    window: Duration,
 }
 
 impl Question {
@@ -136,33 +175,35 @@ impl Question {
             return;
         };
         let mut pause = FIRST_PAUSE;
+        let mut lost = Instant::now();
         loop {
             let attempt = async {
-                let client = envoy.client_of(&self.cluster).map_err(io::Error::other)?;
-                self.connect(client).await
+                let client = envoy.client_of(&self.cluster);
+                self.connect(client.map_err(NotConnected::for_now)?).await
             };
-            let connected = timeout(PATIENCE, attempt).await;
-            let error = match connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-                Ok(socket) => {
+            let why = match timeout(PATIENCE, attempt).await {
+                Ok(Ok(socket)) => {
                     let began = Instant::now();
                     let why = self.use_connection(socket, envoy, state).await;
+                    lost = Instant::now();
                     if began.elapsed() > LONGEST_PAUSE {
                         pause = FIRST_PAUSE;
                     }
                     why
                 }
-                Err(error) => error.to_string(),
+                Ok(Err(why)) => why,
+                Err(_) => {
+                    NotConnected::for_now(format!("no answer within {} s", PATIENCE.as_secs()))
+                }
             };
             tracing::debug!(
                 session = self.child,
                 cluster = self.cluster,
-                error,
+                error = why.text,
                 "a member is not connected"
             );
-            state.send_modify(|state| {
-                state.channels = None;
-                state.error = Some(error);
-            });
+            let is_for_good = lost.elapsed() > self.window;
+            state.send_modify(|state| state.lose(why, is_for_good));
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
@@ -174,7 +215,7 @@ impl Question {
         socket: WebSocketStream<S>,
         envoy: &super::Envoy,
         state: &watch::Sender<LegState>,
-    ) -> String
+    ) -> NotConnected
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
@@ -185,54 +226,68 @@ impl Question {
         });
         tokio::select! {
             ended = driver => match ended {
-                Ok(()) => "the connection has ended".to_owned(),
-                Err(error) => format!("the connection is lost: {error}"),
+                Ok(()) => NotConnected::for_now("the connection has ended"),
+                Err(error) => NotConnected::for_now(format!("the connection is lost: {error}")),
             },
-            () = listen(events, state) => "the connection has ended".to_owned(),
+            ended = listen(events, state) => ended,
             // A network that is cut says nothing.
-            why = envoy.unreachable(&self.cluster) => why,
+            why = envoy.unreachable(&self.cluster) => NotConnected::for_now(why),
         }
     }
 
     async fn connect(
         &self,
         client: Client,
-    ) -> io::Result<WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>> {
+    ) -> Result<WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>, NotConnected> {
         let upgrade = Upgrade::to(SUBPROTOCOL);
         let request = upgrade
             .ask(Request::get(&self.path))
             .header(CHILD_HEADER, &self.child)
             .body(kube::client::Body::empty())
-            .map_err(io::Error::other)?;
+            .map_err(|error| NotConnected::for_now(error.to_string()))?;
         let answer = client
             .send(request)
             .await
-            .map_err(|error| io::Error::other(chain(&error)))?;
+            .map_err(|error| NotConnected::for_now(chain(&error)))?;
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(refused(answer).await);
         }
         if !upgrade.is_accepted(answer.headers()) {
             let text = "another operator, which this one does not understand, answers there";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            return Err(NotConnected::for_now(text));
         }
-        let upgraded = hyper::upgrade::on(answer).await.map_err(io::Error::other)?;
+        let upgraded = hyper::upgrade::on(answer)
+            .await
+            .map_err(|error| NotConnected::for_now(chain(&error)))?;
         let socket = TokioIo::new(upgraded);
         Ok(WebSocketStream::from_raw_socket(socket, Role::Client, Some(limits())).await)
     }
 }
 
-async fn listen(mut events: mpsc::UnboundedReceiver<Event>, state: &watch::Sender<LegState>) {
+/// Until the member ends the connection; then why.
+async fn listen(
+    mut events: mpsc::UnboundedReceiver<Event>,
+    state: &watch::Sender<LegState>,
+) -> NotConnected {
     while let Some(event) = events.recv().await {
-        if let Event::News(news) = event
-            && let Ok(places) = serde_json::from_slice::<Places>(&news)
-        {
-            state.send_modify(|state| state.places = places.places);
+        match event {
+            Event::News(news) => {
+                if let Ok(places) = serde_json::from_slice::<Places>(&news) {
+                    state.send_modify(|state| state.places = places.places);
+                }
+            }
+            Event::Closed(text) => {
+                let is_over = text == SESSION_IS_OVER;
+                return NotConnected { text, is_over };
+            }
+            Event::Opened { .. } | Event::Farewell => {}
         }
     }
+    NotConnected::for_now("the connection has ended")
 }
 
 /// A refusal is a `Status`, as everywhere in Kubernetes.
-async fn refused(answer: http::Response<kube::client::Body>) -> io::Error {
+async fn refused(answer: http::Response<kube::client::Body>) -> NotConnected {
     let code = answer.status();
     let body = answer.into_body().collect().await;
     let bytes = body
@@ -241,5 +296,37 @@ async fn refused(answer: http::Response<kube::client::Body>) -> io::Error {
     let message = serde_json::from_slice::<serde_json::Value>(&bytes)
         .ok()
         .and_then(|status| Some(status.get("message")?.as_str()?.to_owned()));
-    io::Error::other(message.unwrap_or_else(|| format!("the API server answers {code}")))
+    NotConnected {
+        text: message.unwrap_or_else(|| format!("the API server answers {code}")),
+        is_over: code == StatusCode::GONE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_are_forgotten_when_none_of_them_can_come_back() {
+        let state = || LegState {
+            places: vec![Place::default()],
+            ..LegState::default()
+        };
+        let over = || NotConnected {
+            text: SESSION_IS_OVER.to_owned(),
+            is_over: true,
+        };
+        let cases = [
+            (NotConnected::for_now("no route"), false, 1),
+            (NotConnected::for_now("no route"), true, 0),
+            (over(), false, 0),
+        ];
+        for (why, is_for_good, left) in cases {
+            let mut state = state();
+            let text = why.text.clone();
+            state.lose(why, is_for_good);
+            assert_eq!(state.places.len(), left, "{text}");
+            assert_eq!(state.error, Some(text));
+        }
+    }
 }

@@ -25,7 +25,7 @@ use crate::Shared;
 use crate::connect::relay;
 use crate::metrics::DirectionLabels;
 
-/// How often the parent's object says that the client is there.
+/// How often the parent's object says that the client is there, where there is no reason to hurry.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// As large as the messages of a WebSocket, so that each is one write.
@@ -80,7 +80,7 @@ impl MultiClusterRouter {
             .collect();
         let mut bell = envoy.sessions.bell();
         let mut changes: Vec<_> = legs.iter().map(|leg| leg.state.clone()).collect();
-        let mut heartbeats = interval(HEARTBEAT);
+        let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT));
         heartbeats.tick().await;
         let mut said = None;
         loop {

@@ -17,7 +17,7 @@ fn found(access: &Access, health: &Health) -> serde_json::Value {
 #[test]
 fn members_are_shown_as_clients_expect_it() {
     let spec = MirrordOperatorSpec {
-        operator_version: "0.1.0".to_owned(),
+        operator_version: env!("CARGO_PKG_VERSION").to_owned(),
         license: Some(License {
             fingerprint: Some("S1hg".to_owned()),
             ..License::default()
@@ -35,7 +35,7 @@ fn members_are_shown_as_clients_expect_it() {
         json!({
             "name": "remote-1",
             "lastCheck": "2026-01-27T09:22:55Z",
-            "connected": {"license_fingerprint": "S1hg", "operator_version": "0.1.0"},
+            "connected": {"license_fingerprint": "S1hg", "operator_version": env!("CARGO_PKG_VERSION")},
         })
     );
     let ill = health(Err("no route to host".to_owned()));
@@ -59,4 +59,17 @@ fn members_are_shown_as_clients_expect_it() {
     };
     let shown = found(&ending, &well);
     assert!(shown["warning"].as_str().unwrap().contains("has ended"));
+}
+
+#[test]
+fn a_member_of_another_version_is_pointed_out() {
+    let ours = env!("CARGO_PKG_VERSION");
+    let (series, _) = ours.rsplit_once('.').unwrap();
+    assert_eq!(other_version(ours), None);
+    assert_eq!(other_version(&format!("{series}.999")), None);
+    let warning = other_version("0.0.1").unwrap();
+    assert!(
+        warning.contains("0.0.1") && warning.contains(ours),
+        "{warning}"
+    );
 }

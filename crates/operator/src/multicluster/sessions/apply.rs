@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::multicluster::{PARENT_FINALIZER, PARENT_LABEL, child_name};
+use api::multicluster::{PARENT_FINALIZER, PARENT_LABEL, PARENT_UID_LABEL, child_name};
 use api::session::FINALIZER;
 use api::{MirrordClusterSession, MirrordClusterSessionSpec, MirrordMultiClusterSession};
 use futures_util::future::join_all;
@@ -66,15 +66,26 @@ fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordCluste
         key: spec.key.clone(),
         client_cli_version: spec.client_cli_version.clone(),
         multi_cluster_parent_name: Some(parent.name_any()),
+        generation: generation(parent, cluster),
         resume_window_secs: spec.resume_window_secs,
         client_certificate: spec.client_certificate.clone(),
     };
     let name = child_name(&parent.name_any(), cluster);
     let mut child = MirrordClusterSession::new(&name, child);
     child.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-    let label = (PARENT_LABEL.to_owned(), parent.name_any());
-    child.metadata.labels = Some(BTreeMap::from([label]));
+    let uid = parent.uid().unwrap_or_default();
+    child.metadata.labels = Some(BTreeMap::from([
+        (PARENT_LABEL.to_owned(), parent.name_any()),
+        (PARENT_UID_LABEL.to_owned(), uid),
+    ]));
     child
+}
+
+/// As it is written down.
+fn generation(parent: &MirrordMultiClusterSession, cluster: &str) -> u32 {
+    let status = parent.status.as_ref();
+    let child = status.and_then(|status| status.cluster_sessions.get(cluster));
+    child.map_or(0, |child| child.generation)
 }
 
 async fn remove_child(envoy: &Envoy, cluster: &str, name: &str) {
@@ -110,6 +121,10 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
                     "ready": child.ready,
                     "error": child.error,
                     "lastHeartbeat": child.last_heartbeat,
+                    "made": child.made,
+                    "generation": child.generation,
+                    "pods": child.pods,
+                    "leftTimestamp": child.left_timestamp,
                 });
                 (cluster.clone(), child)
             }).collect::<BTreeMap<_, _>>(),

@@ -100,6 +100,7 @@ mod tests {
             key: None,
             client_cli_version: None,
             multi_cluster_parent_name: parent.map(str::to_owned),
+            generation: 0,
             resume_window_secs: 60,
             client_certificate: String::new(),
         };

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::multicluster::{ClusterSession, MultiClusterPhase, child_name};
-use api::session::{SessionClosed, SessionPhase};
+use api::multicluster::{
+    ClusterSession, MultiClusterPhase, OnUnreachable, PARENT_UID_LABEL, child_name,
+};
+use api::session::{SessionClosed, SessionPhase, SessionPod};
 use api::{MirrordClusterSession, MirrordMultiClusterSession, MirrordMultiClusterSessionStatus};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -15,9 +17,11 @@ use crate::settings::SessionSettings;
 const STARTUP: Duration = Duration::from_secs(60);
 /// How long a session that failed is kept for people to look at.
 const KEPT: Duration = Duration::from_secs(60);
-/// Each look asks every cluster, so this is about a round trip.
-const SOON: Duration = Duration::from_millis(200);
+/// Changes are told, so this is only for what was tried and did not succeed.
+const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(10);
+/// Before a cluster joins for the third time.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
 /// A child, as its cluster says.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +29,23 @@ pub(super) enum Observed {
     There(Box<MirrordClusterSession>),
     Missing,
     Unreachable(String),
+    /// The cluster has not said yet, as after a restart of this operator.
+    Unknown,
+    /// The cluster is no member any more.
+    Unconfigured,
+}
+
+impl Observed {
+    /// The child, if it is the parent's own. Another Primary may have a session of the same number, and so may one that was
+    /// here before. One without the label is of an older operator.
+    fn own(&self, parent: &MirrordMultiClusterSession) -> Option<&MirrordClusterSession> {
+        let Self::There(child) = self else {
+            return None;
+        };
+        let made_by = child.labels().get(PARENT_UID_LABEL);
+        let is_own = made_by.is_none() || made_by == parent.metadata.uid.as_ref();
+        is_own.then_some(child)
+    }
 }
 
 /// What to do.
@@ -90,7 +111,7 @@ pub(super) fn plan(
     match status.phase {
         None => beginning(parent, &status),
         Some(MultiClusterPhase::Failed) => nothing(LATER),
-        Some(_) => going_on(parent, &status, observed, age),
+        Some(_) => going_on(parent, &status, observed, age, now),
     }
 }
 
@@ -120,69 +141,129 @@ fn going_on(
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
     age: Duration,
+    now: Timestamp,
 ) -> Plan {
     let was_ready = status.phase == Some(MultiClusterPhase::Ready);
     let mut create = Vec::new();
     let mut children = BTreeMap::new();
     for (cluster, known) in &status.cluster_sessions {
-        let (child, is_missing) = judged(known, observed.get(cluster));
-        if is_missing && !was_ready {
+        let (child, is_wanted) = judged(parent, known, observed.get(cluster), now);
+        if is_wanted {
             create.push(cluster.clone());
         }
         children.insert(cluster.clone(), child);
     }
     let (phase, message) = phase(parent, &children, observed, was_ready, age);
+    let is_complete = children.values().all(|child| child.ready);
     let report = Report {
         phase,
         message,
         cluster_sessions: children,
         closed: None,
     };
-    let look_again = if phase == MultiClusterPhase::Pending {
-        SOON
-    } else {
+    if phase == MultiClusterPhase::Failed {
+        create.clear();
+    }
+    let look_again = if create.is_empty() && is_complete {
         LATER
+    } else {
+        SOON
     };
     Plan {
-        create: if phase == MultiClusterPhase::Failed {
-            Vec::new()
-        } else {
-            create
-        },
+        create,
         ..reporting(status, report, look_again)
     }
 }
 
-/// A child as it is now, and whether it is still to be made.
-fn judged(known: &ClusterSession, observed: Option<&Observed>) -> (ClusterSession, bool) {
-    let mut child = ClusterSession {
-        error: None,
+/// A child as it is now, and whether it is to be made. One that has been there and is not any more is made again when that
+/// is written down.
+fn judged(
+    parent: &MirrordMultiClusterSession,
+    known: &ClusterSession,
+    observed: Option<&Observed>,
+    now: Timestamp,
+) -> (ClusterSession, bool) {
+    let not_ready = |error: Option<String>| ClusterSession {
         ready: false,
+        error,
         ..known.clone()
     };
-    match observed {
-        Some(Observed::There(found)) => {
-            let status = found.status.clone().unwrap_or_default();
-            child.ready = status.phase == Some(SessionPhase::Ready)
-                && found.metadata.deletion_timestamp.is_none();
-            child.last_heartbeat = status.last_seen_timestamp;
-            if matches!(
-                status.phase,
-                Some(SessionPhase::Failed | SessionPhase::Terminating)
-            ) {
-                child.error = Some(status.message.unwrap_or_default());
+    match observed.unwrap_or(&Observed::Unconfigured) {
+        found @ Observed::There(_) => match found.own(parent) {
+            Some(child) => (seen(known, child), false),
+            None => {
+                let why = "another session has this one's name there; it has to end first";
+                (not_ready(Some(why.to_owned())), false)
             }
-            (child, false)
+        },
+        Observed::Missing if known.made => {
+            let next = ClusterSession {
+                session_name: known.session_name.clone(),
+                generation: known.generation.wrapping_add(1),
+                error: Some("its part there was ended; it joins again".to_owned()),
+                left_timestamp: Some(now.to_string()),
+                ..ClusterSession::default()
+            };
+            (next, false)
         }
-        Some(Observed::Missing) => (child, true),
-        Some(Observed::Unreachable(why)) => {
-            child.error = Some(why.clone());
-            (child, false)
+        Observed::Missing => (not_ready(known.error.clone()), may_join(known, now)),
+        Observed::Unreachable(why) => (not_ready(Some(why.clone())), false),
+        Observed::Unconfigured => {
+            let why = "the cluster is not configured any more";
+            (not_ready(Some(why.to_owned())), false)
         }
-        None => {
-            child.error = Some("the cluster is not configured any more".to_owned());
-            (child, false)
-        }
+        Observed::Unknown => (known.clone(), false),
+    }
+}
+
+fn seen(known: &ClusterSession, child: &MirrordClusterSession) -> ClusterSession {
+    let status = child.status.clone().unwrap_or_default();
+    let is_going = child.metadata.deletion_timestamp.is_some();
+    let has_failed = matches!(
+        status.phase,
+        Some(SessionPhase::Failed | SessionPhase::Terminating)
+    );
+    ClusterSession {
+        session_name: known.session_name.clone(),
+        ready: status.phase == Some(SessionPhase::Ready) && !is_going,
+        error: (has_failed || is_going).then(|| {
+            status
+                .message
+                .unwrap_or_else(|| "it is being ended there".to_owned())
+        }),
+        last_heartbeat: status.last_seen_timestamp,
+        made: true,
+        generation: known.generation,
+        pods: pods_of(status.pods),
+        left_timestamp: known.left_timestamp.clone(),
+    }
+}
+
+/// Addresses are of use in their cluster alone.
+fn pods_of(mut pods: Vec<SessionPod>) -> Vec<SessionPod> {
+    for pod in &mut pods {
+        pod.address = None;
+    }
+    pods
+}
+
+/// A cluster that leaves again and again has agents started in its pods again and again, so it waits longer each time.
+fn may_join(known: &ClusterSession, now: Timestamp) -> bool {
+    let left = known.left_timestamp.as_deref();
+    let left = left.and_then(|left| left.parse::<Timestamp>().ok());
+    let doublings = known.generation.saturating_sub(2).min(6);
+    let pause = match known.generation {
+        0 | 1 => Duration::ZERO,
+        _ => FIRST_PAUSE * 2_u32.pow(doublings),
+    };
+    left.is_none_or(|left| since(Some(left), now) >= pause)
+}
+
+/// Whether a session cannot be without its part in a cluster.
+fn is_needed(parent: &MirrordMultiClusterSession, cluster: &str) -> bool {
+    match parent.spec.on_unreachable {
+        OnUnreachable::Fail => true,
+        OnUnreachable::Continue => cluster == parent.spec.default_cluster,
     }
 }
 
@@ -193,30 +274,38 @@ fn phase(
     was_ready: bool,
     age: Duration,
 ) -> (MultiClusterPhase, Option<String>) {
-    let waiting: Vec<String> = children
+    let waiting: Vec<(&String, String)> = children
         .iter()
         .filter(|(_, child)| !child.ready)
         .map(|(cluster, child)| match &child.error {
-            Some(error) => format!("{cluster}: {error}"),
-            None => format!("{cluster}: agents are being started"),
+            Some(error) => (cluster, format!("{cluster}: {error}")),
+            None => (cluster, format!("{cluster}: agents are being started")),
         })
         .collect();
-    if waiting.is_empty() {
-        return (MultiClusterPhase::Ready, None);
+    let why: Vec<&str> = waiting.iter().map(|(_, why)| why.as_str()).collect();
+    let why = (!why.is_empty()).then(|| why.join("; "));
+    let needed: Vec<&String> = waiting
+        .iter()
+        .map(|(cluster, _)| *cluster)
+        .filter(|cluster| is_needed(parent, cluster))
+        .collect();
+    // A cluster that cannot be reached now may come back, and the others go on.
+    if was_ready || needed.is_empty() {
+        return (MultiClusterPhase::Ready, why);
     }
-    let why = waiting.join("; ");
-    if was_ready {
-        // A cluster that cannot be reached now may come back, and the others go on.
-        return (MultiClusterPhase::Ready, Some(why));
+    let has_failed = |cluster: &&String| {
+        let child = observed.get(*cluster).and_then(|found| found.own(parent));
+        let status = child.and_then(|child| child.status.as_ref());
+        status.and_then(|status| status.phase) == Some(SessionPhase::Failed)
+    };
+    // What nobody has said yet is no reason, however old the session is.
+    let is_late = |cluster: &&String| {
+        age > STARTUP && !matches!(observed.get(*cluster), Some(Observed::Unknown))
+    };
+    if needed.iter().any(has_failed) || needed.iter().any(is_late) {
+        return (MultiClusterPhase::Failed, why);
     }
-    let has_failed = parent.spec.clusters.iter().any(|cluster| {
-        matches!(observed.get(cluster), Some(Observed::There(child))
-            if child.status.as_ref().and_then(|status| status.phase) == Some(SessionPhase::Failed))
-    });
-    if has_failed || age > STARTUP {
-        return (MultiClusterPhase::Failed, Some(why));
-    }
-    (MultiClusterPhase::Pending, Some(why))
+    (MultiClusterPhase::Pending, why)
 }
 
 /// Why a session is over, if it is.
@@ -254,29 +343,31 @@ fn over(
             closed("NeverConnected", "no client has come".to_owned())
         }
         (Some(MultiClusterPhase::Ready), _) => {
-            ended_child(status, observed).and_then(|message| closed("ChildEnded", message))
+            ended_child(parent, status, observed).and_then(|message| closed("ChildEnded", message))
         }
         _ => None,
     }
 }
 
-/// A child that was there and is not, or that is going, was ended by somebody: the session has lost a part of itself.
+/// A child that was there and is not, or that is going, was ended by somebody. A session that needs it has lost a part of
+/// itself.
 fn ended_child(
+    parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
 ) -> Option<String> {
-    let mut children = status.cluster_sessions.keys();
-    children.find_map(|cluster| match observed.get(cluster)? {
-        Observed::Missing => Some(format!("its part in {cluster} was ended")),
-        Observed::There(child) if child.metadata.deletion_timestamp.is_some() => {
-            let closed = child
-                .status
-                .as_ref()
-                .and_then(|status| status.closed.as_ref());
-            let why = closed.map_or("it was ended there", |closed| closed.message.as_str());
-            Some(format!("its part in {cluster} is over: {why}"))
+    let children = status.cluster_sessions.keys();
+    let mut needed = children.filter(|cluster| is_needed(parent, cluster));
+    needed.find_map(|cluster| {
+        let found = observed.get(cluster)?;
+        if *found == Observed::Missing {
+            return Some(format!("its part in {cluster} was ended"));
         }
-        Observed::There(_) | Observed::Unreachable(_) => None,
+        let child = found.own(parent)?;
+        child.metadata.deletion_timestamp.as_ref()?;
+        let closed = child.status.as_ref()?.closed.as_ref();
+        let why = closed.map_or("it was ended there", |closed| closed.message.as_str());
+        Some(format!("its part in {cluster} is over: {why}"))
     })
 }
 
@@ -291,16 +382,19 @@ fn ending(
     let mut remove = Vec::new();
     let mut is_done = true;
     for (cluster, child) in &status.cluster_sessions {
-        let is_gone = match observed.get(cluster) {
-            Some(Observed::Missing) | None => true,
-            Some(Observed::Unreachable(_)) => ending > window,
-            Some(Observed::There(found)) => {
-                if found.metadata.deletion_timestamp.is_none() {
-                    remove.push((cluster.clone(), child.session_name.clone()));
-                }
-                false
-            }
+        let (is_gone, is_asked) = match observed.get(cluster).unwrap_or(&Observed::Unconfigured) {
+            Observed::Missing | Observed::Unconfigured => (true, false),
+            Observed::Unknown => (ending > window, false),
+            // Its operator may be down while its API server is not.
+            Observed::Unreachable(_) => (ending > window, child.made),
+            found @ Observed::There(_) => match found.own(parent) {
+                Some(child) => (false, child.metadata.deletion_timestamp.is_none()),
+                None => (true, false),
+            },
         };
+        if is_asked {
+            remove.push((cluster.clone(), child.session_name.clone()));
+        }
         is_done &= is_gone;
     }
     Plan {

@@ -2,7 +2,6 @@
 //!
 //! Such a folder is needed as long as its descriptor is open: the descriptor holds a lock, which the kernel takes away
 //! with the last of its copies, and where nobody holds it the folder goes. All of them are in one folder of the session.
-//! If we are killed, there is still somebody to remove it: a shell that waits for the end of its input, which is us.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,17 +9,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use interceptor::Errno;
 use protocol::rpc::Entry;
 use rustix::fs::{FlockOperation, flock};
-use tempfile::TempDir;
 
 use crate::files::errno_of;
+use crate::temporary::TemporaryFolder;
 
 /// Nothing is made before the first directory is opened.
 #[derive(Debug, Default)]
@@ -28,11 +25,9 @@ pub(super) struct Folders(Mutex<Option<Session>>);
 
 #[derive(Debug)]
 struct Session {
-    folder: TempDir,
+    folder: TemporaryFolder,
     open: Vec<PathBuf>,
     count: u64,
-    /// Ends with the session.
-    _remover: Remover,
 }
 
 impl Folders {
@@ -56,10 +51,8 @@ impl Folders {
 
 impl Session {
     fn new() -> io::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("standin-").tempdir()?;
         Ok(Self {
-            _remover: Remover::start(folder.path())?,
-            folder,
+            folder: TemporaryFolder::new()?,
             open: Vec::new(),
             count: 0,
         })
@@ -127,34 +120,6 @@ fn fill(folder: &Path, entries: &[Entry]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Removes a folder when we end, however we end.
-#[derive(Debug)]
-struct Remover(Child);
-
-impl Remover {
-    fn start(folder: &Path) -> io::Result<Self> {
-        let script = r#"trap "" HUP INT QUIT TERM; read -r _; rm -rf -- "$1""#;
-        let shell = Command::new("/bin/sh")
-            .args(["-c", script, "sh"])
-            .arg(folder)
-            .current_dir("/")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            // What the terminal sends to us is not for it.
-            .process_group(0)
-            .spawn()?;
-        Ok(Self(shell))
-    }
-}
-
-impl Drop for Remover {
-    fn drop(&mut self) {
-        drop(self.0.stdin.take());
-        let _ = self.0.wait();
-    }
 }
 
 #[cfg(test)]
@@ -226,16 +191,5 @@ mod tests {
         // The same name twice is no harm.
         let twice = [entry(b"a", libc::S_IFREG), entry(b"a", libc::S_IFREG)];
         assert!(Folders::default().open(&twice).is_ok());
-    }
-
-    #[test]
-    fn a_folder_is_removed_also_when_nobody_drops_it() {
-        let folder = tempfile::tempdir().unwrap().keep();
-        fs::write(folder.join("x"), "").unwrap();
-        let mut remover = Remover::start(&folder).unwrap();
-        // As when the process that holds the other end is killed.
-        drop(remover.0.stdin.take());
-        remover.0.wait().unwrap();
-        assert!(!folder.exists());
     }
 }

@@ -1,4 +1,4 @@
-use api::multicluster::MultiClusterPhase;
+use api::multicluster::{MultiClusterPhase, OnUnreachable};
 use api::session::{SessionClosed, SessionId};
 use api::{MirrordMultiClusterSessionStatus, TargetPath};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,6 +11,7 @@ fn clusters() -> MultiCluster {
         name: "hub".to_owned(),
         default: "east".to_owned(),
         is_management_only: false,
+        on_unreachable: OnUnreachable::Continue,
         members: Vec::new(),
     }
 }
@@ -18,7 +19,7 @@ fn clusters() -> MultiCluster {
 fn wanted_by(name: &str, certificate: &str, asked: Option<u64>) -> MirrordMultiClusterSession {
     let user = User {
         name: name.to_owned(),
-        groups: Vec::new(),
+        groups: vec!["developers".to_owned()],
         extra: Vec::new(),
     };
     let asking = Asking {
@@ -49,6 +50,10 @@ fn a_parent_says_which_clusters_take_part() {
     assert_eq!(parent.name_any(), "mc-00000000000000ab");
     assert_eq!(parent.spec.clusters, ["hub"]);
     assert_eq!(parent.spec.default_cluster, "east");
+    assert_eq!(parent.spec.on_unreachable, OnUnreachable::Continue);
+    // The Primary vouches for these to its members.
+    assert_eq!(parent.spec.owner.k8s_username, "anna");
+    assert_eq!(parent.spec.owner.k8s_groups, ["developers"]);
     assert_eq!(parent.spec.target_alias, "deployment.web");
     assert_eq!(parent.finalizers(), [PARENT_FINALIZER]);
     for (asked, expected) in [(None, 60), (Some(300), 300), (Some(9000), 900)] {

@@ -5,6 +5,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
 
+mod partial;
+mod restarts;
+
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
 }
@@ -18,6 +21,7 @@ fn parent() -> MirrordMultiClusterSession {
         clusters: vec!["east".to_owned(), "west".to_owned()],
         primary_cluster: "hub".to_owned(),
         default_cluster: "east".to_owned(),
+        on_unreachable: OnUnreachable::Fail,
         label_target: None,
         key: None,
         client_cli_version: None,
@@ -27,6 +31,7 @@ fn parent() -> MirrordMultiClusterSession {
     let mut parent = MirrordMultiClusterSession::new(&parent_name(SessionId(0xab)), spec);
     parent.metadata.creation_timestamp = Some(Time(at(0)));
     parent.metadata.finalizers = Some(vec![PARENT_FINALIZER.to_owned()]);
+    parent.metadata.uid = Some("parent".to_owned());
     parent
 }
 
@@ -39,10 +44,12 @@ fn child(phase: Option<SessionPhase>) -> Observed {
         key: None,
         client_cli_version: None,
         multi_cluster_parent_name: None,
+        generation: 0,
         resume_window_secs: 120,
         client_certificate: String::new(),
     };
     let mut child = MirrordClusterSession::new("child", spec);
+    child.metadata.labels = Some([(PARENT_UID_LABEL.to_owned(), "parent".to_owned())].into());
     child.status = Some(MirrordClusterSessionStatus {
         phase,
         message: Some("no pods".to_owned()),
@@ -51,12 +58,25 @@ fn child(phase: Option<SessionPhase>) -> Observed {
     Observed::There(Box::new(child))
 }
 
-fn deleted(observed: Observed) -> Observed {
+fn changed(observed: Observed, change: impl FnOnce(&mut MirrordClusterSession)) -> Observed {
     let Observed::There(mut child) = observed else {
         panic!("there is no child");
     };
-    child.metadata.deletion_timestamp = Some(Time(at(0)));
+    change(&mut child);
     Observed::There(child)
+}
+
+fn deleted(observed: Observed) -> Observed {
+    changed(observed, |child| {
+        child.metadata.deletion_timestamp = Some(Time(at(0)));
+    })
+}
+
+/// Of another Primary, or of a session that had the same number.
+fn foreign(observed: Observed) -> Observed {
+    changed(observed, |child| {
+        child.metadata.labels = Some([(PARENT_UID_LABEL.to_owned(), "other".to_owned())].into());
+    })
 }
 
 fn cut() -> Observed {
@@ -65,6 +85,10 @@ fn cut() -> Observed {
 
 fn ready() -> Observed {
     child(Some(SessionPhase::Ready))
+}
+
+fn failed() -> Observed {
+    child(Some(SessionPhase::Failed))
 }
 
 fn planned(parent: &MirrordMultiClusterSession, east: Observed, west: Observed, now: i64) -> Plan {
@@ -91,26 +115,41 @@ fn after(mut parent: MirrordMultiClusterSession, plan: Plan) -> MirrordMultiClus
     parent
 }
 
-fn begun() -> MirrordMultiClusterSession {
-    let first = planned(&parent(), Observed::Missing, Observed::Missing, 0);
+fn begun_from(parent: MirrordMultiClusterSession) -> MirrordMultiClusterSession {
+    let first = planned(&parent, Observed::Missing, Observed::Missing, 0);
     assert!(
         first.create.is_empty(),
         "nothing is made that is not written down"
     );
-    after(parent(), first)
+    after(parent, first)
+}
+
+fn begun() -> MirrordMultiClusterSession {
+    begun_from(parent())
 }
 
 /// Ready, and its client was seen a moment ago.
-fn running() -> MirrordMultiClusterSession {
-    let mut parent = after(begun(), planned(&begun(), ready(), ready(), 2));
+fn running_from(parent: MirrordMultiClusterSession) -> MirrordMultiClusterSession {
+    let begun = begun_from(parent);
+    let plan = planned(&begun, ready(), ready(), 2);
+    let mut parent = after(begun, plan);
     let status = parent.status.as_mut().unwrap();
     assert_eq!(status.phase, Some(MultiClusterPhase::Ready));
     status.connected_timestamp = Some(at(1000).to_string());
     parent
 }
 
+fn running() -> MirrordMultiClusterSession {
+    running_from(parent())
+}
+
 fn phase_of(plan: &Plan) -> Option<MultiClusterPhase> {
     plan.report.as_ref().map(|report| report.phase)
+}
+
+fn removed(plan: &Plan) -> Vec<&str> {
+    let children = plan.remove.iter();
+    children.map(|(cluster, _)| cluster.as_str()).collect()
 }
 
 #[test]
@@ -148,8 +187,15 @@ fn a_session_is_ready_when_every_child_is() {
         (ready(), cut(), 2, MultiClusterPhase::Pending, vec![]),
         (ready(), cut(), 61, MultiClusterPhase::Failed, vec![]),
         (
+            ready(),
+            Observed::Unconfigured,
+            61,
+            MultiClusterPhase::Failed,
+            vec![],
+        ),
+        (
             Observed::Missing,
-            child(Some(SessionPhase::Failed)),
+            failed(),
             2,
             MultiClusterPhase::Failed,
             vec![],
@@ -160,7 +206,7 @@ fn a_session_is_ready_when_every_child_is() {
         assert_eq!(phase_of(&plan), Some(phase));
         assert_eq!(plan.create, create);
     }
-    let failed = planned(&begun(), ready(), child(Some(SessionPhase::Failed)), 2);
+    let failed = planned(&begun(), ready(), failed(), 2);
     assert_eq!(
         failed.report.unwrap().message.as_deref(),
         Some("west: no pods")
@@ -186,6 +232,7 @@ fn a_session_ends_with_its_client_or_with_a_child() {
         (ready(), 1119, None),
         (ready(), 1121, Some("ClientGone")),
         (cut(), 1119, None),
+        (Observed::Unknown, 1119, None),
         (Observed::Missing, 1010, Some("ChildEnded")),
         (deleted(ready()), 1010, Some("ChildEnded")),
     ];
@@ -213,23 +260,69 @@ fn a_parent_goes_after_its_children() {
     let cases = [
         (ready(), ready(), 2001, vec!["east", "west"], false),
         (deleted(ready()), ready(), 2001, vec!["west"], false),
-        (Observed::Missing, cut(), 2001, vec![], false),
+        // It is asked again and again: its API server may answer while its operator does not.
+        (Observed::Missing, cut(), 2001, vec!["west"], false),
+        (Observed::Missing, Observed::Unknown, 2001, vec![], false),
         // That child's own window is over.
-        (Observed::Missing, cut(), 2181, vec![], true),
+        (Observed::Missing, cut(), 2181, vec!["west"], true),
+        (
+            Observed::Missing,
+            Observed::Unconfigured,
+            2001,
+            vec![],
+            true,
+        ),
         (Observed::Missing, Observed::Missing, 2001, vec![], true),
+        // What somebody else has made is not ours to remove.
+        (Observed::Missing, foreign(ready()), 2001, vec![], true),
     ];
-    for (east, west, now, remove, release) in cases {
+    for (east, west, now, expected, release) in cases {
         let plan = planned(&parent, east, west, now);
-        let removed: Vec<_> = plan
-            .remove
-            .iter()
-            .map(|(cluster, _)| cluster.as_str())
-            .collect();
-        assert_eq!(removed, remove);
+        assert_eq!(removed(&plan), expected);
         assert_eq!(plan.release, release);
     }
     // Nothing was written down, so nothing was made.
     let mut empty = super::tests::parent();
     empty.metadata.deletion_timestamp = Some(Time(at(0)));
-    assert!(planned(&empty, Observed::Missing, cut(), 1).release);
+    assert!(planned(&empty, Observed::Missing, Observed::Missing, 1).release);
+}
+
+/// Two Primaries can have sessions of one number, and children of one name.
+#[test]
+fn the_child_of_another_primary_is_left_alone() {
+    let plan = planned(&begun(), ready(), foreign(ready()), 2);
+    assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Pending));
+    assert!(plan.create.is_empty() && plan.remove.is_empty());
+    let message = plan.report.unwrap().message.unwrap();
+    assert!(
+        message.contains("west: another session has this one's name"),
+        "{message}"
+    );
+    // It is no reason to fail by what it says of itself, and none to be ready.
+    let plan = planned(&begun(), ready(), foreign(failed()), 2);
+    assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Pending));
+    // One that an older operator has made says nothing, and is its parent's.
+    let old = changed(ready(), |child| child.metadata.labels = None);
+    let plan = planned(&begun(), ready(), old, 2);
+    assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Ready));
+}
+
+/// Each cluster's times are by its own clock, and are compared with no other's.
+#[test]
+fn clocks_of_members_may_be_wrong() {
+    let skewed = |seconds: i64| {
+        changed(ready(), |child| {
+            child.metadata.creation_timestamp = Some(Time(at(seconds)));
+            let status = child.status.as_mut().unwrap();
+            status.last_seen_timestamp = Some(at(1000 + seconds).to_string());
+        })
+    };
+    for seconds in [-300, 300] {
+        let plan = planned(&running(), skewed(seconds), skewed(-seconds), 1010);
+        assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Ready));
+        assert!(!plan.delete && plan.create.is_empty() && plan.remove.is_empty());
+    }
+    // Nor is a parent of the future older than its window.
+    let plan = planned(&running(), ready(), ready(), 700);
+    assert!(!plan.delete);
 }

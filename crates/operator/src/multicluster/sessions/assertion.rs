@@ -1,0 +1,66 @@
+//! The member's own judgement: a Primary vouches for a user's name and groups, and the rules of this cluster say whether
+//! that user may have the target. Nobody is impersonated: a question about a user takes no right to be one.
+
+use api::session::SessionOwner;
+use api::{MirrordClusterSession, TargetPath};
+
+use crate::Shared;
+use crate::answer::Refusal;
+use crate::authorize::authorize;
+use crate::front_proxy::User;
+use crate::settings::MemberAuthorization;
+
+/// Asks, where the administrator wants it, about a session that a Primary has made.
+pub(crate) async fn judge(shared: &Shared, session: &MirrordClusterSession) -> Result<(), Refusal> {
+    let is_child = session.spec.multi_cluster_parent_name.is_some();
+    let Some(settings) = shared
+        .settings
+        .member_authorization
+        .as_ref()
+        .filter(|_| is_child)
+    else {
+        return Ok(());
+    };
+    let target: TargetPath = session
+        .spec
+        .target_path()
+        .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
+    let user = asserted(&session.spec.owner, settings);
+    authorize(&shared.client, &user, &session.spec.namespace, &target).await
+}
+
+/// What the Primary's user is called here.
+fn asserted(owner: &SessionOwner, settings: &MemberAuthorization) -> User {
+    let group = |group: &String| format!("{}{group}", settings.group_prefix);
+    User {
+        name: format!("{}{}", settings.user_prefix, owner.k8s_username),
+        groups: owner.k8s_groups.iter().map(group).collect(),
+        extra: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_keeps_a_primarys_groups_from_being_those_of_this_cluster() {
+        let owner = SessionOwner {
+            k8s_username: "anna".to_owned(),
+            k8s_groups: vec!["system:masters".to_owned(), "developers".to_owned()],
+            ..SessionOwner::default()
+        };
+        let settings = MemberAuthorization {
+            user_prefix: "hub:".to_owned(),
+            group_prefix: "hub-".to_owned(),
+        };
+        let user = asserted(&owner, &settings);
+        assert_eq!(user.name, "hub:anna");
+        assert_eq!(user.groups, ["hub-system:masters", "hub-developers"]);
+        let same = asserted(&owner, &MemberAuthorization::default());
+        assert_eq!(
+            (same.name, same.groups),
+            ("anna".to_owned(), owner.k8s_groups)
+        );
+    }
+}

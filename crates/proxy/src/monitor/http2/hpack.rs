@@ -1,0 +1,335 @@
+//! Heads of HTTP/2, as far as they are of interest (RFC 7541).
+//!
+//! Both ends of a connection keep a table of headers that came before. To understand one head, all before it must have
+//! been read; so a table is kept here as well, in which only what will be asked for has a value.
+
+use std::collections::VecDeque;
+
+use super::huffman;
+
+/// A larger table is agreed on by nobody.
+const LARGEST_TABLE: usize = 1 << 20;
+/// As long as nobody says otherwise.
+const USUAL_TABLE: usize = 4096;
+/// What an entry takes beside its text.
+const ENTRY: usize = 32;
+
+/// Headers with a number of their own.
+#[rustfmt::skip]
+const STATIC: [(&str, &str); 61] = [
+    (":authority", ""),
+    (":method", "GET"),
+    (":method", "POST"),
+    (":path", "/"),
+    (":path", "/index.html"),
+    (":scheme", "http"),
+    (":scheme", "https"),
+    (":status", "200"),
+    (":status", "204"),
+    (":status", "206"),
+    (":status", "304"),
+    (":status", "400"),
+    (":status", "404"),
+    (":status", "500"),
+    ("accept-charset", ""),
+    ("accept-encoding", "gzip, deflate"),
+    ("accept-language", ""),
+    ("accept-ranges", ""),
+    ("accept", ""),
+    ("access-control-allow-origin", ""),
+    ("age", ""),
+    ("allow", ""),
+    ("authorization", ""),
+    ("cache-control", ""),
+    ("content-disposition", ""),
+    ("content-encoding", ""),
+    ("content-language", ""),
+    ("content-length", ""),
+    ("content-location", ""),
+    ("content-range", ""),
+    ("content-type", ""),
+    ("cookie", ""),
+    ("date", ""),
+    ("etag", ""),
+    ("expect", ""),
+    ("expires", ""),
+    ("from", ""),
+    ("host", ""),
+    ("if-match", ""),
+    ("if-modified-since", ""),
+    ("if-none-match", ""),
+    ("if-range", ""),
+    ("if-unmodified-since", ""),
+    ("last-modified", ""),
+    ("link", ""),
+    ("location", ""),
+    ("max-forwards", ""),
+    ("proxy-authenticate", ""),
+    ("proxy-authorization", ""),
+    ("range", ""),
+    ("referer", ""),
+    ("refresh", ""),
+    ("retry-after", ""),
+    ("server", ""),
+    ("set-cookie", ""),
+    ("strict-transport-security", ""),
+    ("transfer-encoding", ""),
+    ("user-agent", ""),
+    ("vary", ""),
+    ("via", ""),
+    ("www-authenticate", ""),
+];
+
+/// Headers whose values are of interest.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) method: Option<String>,
+    pub(super) path: Option<String>,
+    pub(super) authority: Option<String>,
+    pub(super) status: Option<u16>,
+}
+
+impl Head {
+    fn take(&mut self, name: &[u8], value: &[u8]) {
+        let text = || Some(String::from_utf8_lossy(value).into_owned());
+        match name {
+            b":method" => self.method = text(),
+            b":path" => self.path = text(),
+            b":authority" => self.authority = text(),
+            b":status" => {
+                let status = std::str::from_utf8(value).ok();
+                self.status = status.and_then(|status| status.parse().ok());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// One direction of a connection.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    /// The newest first.
+    table: VecDeque<Entry>,
+    size: usize,
+    most: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: Vec<u8>,
+    /// Left out where nobody asks for it: it may be a secret, and long.
+    value: Option<Vec<u8>>,
+    size: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self {
+            table: VecDeque::new(),
+            size: 0,
+            most: USUAL_TABLE,
+        }
+    }
+}
+
+impl Decoder {
+    /// Reads a whole head. Nothing if it is not understood, after which nothing is.
+    pub(super) fn read(&mut self, block: &[u8]) -> Option<Head> {
+        let mut head = Head::default();
+        let mut rest = block;
+        while let Some(first) = rest.first() {
+            match first {
+                0x80.. => {
+                    let index = number(&mut rest, 7)?;
+                    self.indexed(index, &mut head)?;
+                }
+                0x40.. => {
+                    let (name, value) = self.literal(&mut rest, 6)?;
+                    head.take(&name, &value);
+                    self.add(name, value);
+                }
+                0x20.. => {
+                    let most = number(&mut rest, 5)?;
+                    self.most = Some(most).filter(|most| *most <= LARGEST_TABLE)?;
+                    self.shrink(self.most);
+                }
+                _ => {
+                    let (name, value) = self.literal(&mut rest, 4)?;
+                    head.take(&name, &value);
+                }
+            }
+        }
+        Some(head)
+    }
+
+    fn indexed(&self, index: usize, head: &mut Head) -> Option<()> {
+        let index = index.checked_sub(1)?;
+        match STATIC.get(index) {
+            Some((name, value)) => head.take(name.as_bytes(), value.as_bytes()),
+            None => {
+                let entry = self.table.get(index - STATIC.len())?;
+                if let Some(value) = &entry.value {
+                    head.take(&entry.name, value);
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn literal(&self, rest: &mut &[u8], bits: u32) -> Option<(Vec<u8>, Vec<u8>)> {
+        let name = match number(rest, bits)? {
+            0 => text(rest)?,
+            index => match STATIC.get(index - 1) {
+                Some((name, _)) => name.as_bytes().to_vec(),
+                None => self.table.get(index - 1 - STATIC.len())?.name.clone(),
+            },
+        };
+        Some((name, text(rest)?))
+    }
+
+    fn add(&mut self, name: Vec<u8>, value: Vec<u8>) {
+        let size = name.len() + value.len() + ENTRY;
+        self.shrink(self.most.saturating_sub(size));
+        if size > self.most {
+            return;
+        }
+        self.size += size;
+        let value = name.starts_with(b":").then_some(value);
+        self.table.push_front(Entry { name, value, size });
+    }
+
+    /// Takes the oldest away until the others are no more than this.
+    fn shrink(&mut self, most: usize) {
+        while self.size > most {
+            let Some(oldest) = self.table.pop_back() else {
+                return;
+            };
+            self.size -= oldest.size;
+        }
+    }
+}
+
+/// A number that begins in the last bits of a byte, and goes on in the next ones if it does not fit.
+fn number(rest: &mut &[u8], bits: u32) -> Option<usize> {
+    let (first, mut after) = rest.split_first()?;
+    let full = (1_usize << bits) - 1;
+    let mut value = usize::from(*first) & full;
+    if value == full {
+        for shift in (0..28).step_by(7) {
+            let (next, more) = after.split_first()?;
+            after = more;
+            value += usize::from(next & 0x7f) << shift;
+            if next & 0x80 == 0 {
+                *rest = after;
+                return Some(value);
+            }
+        }
+        return None;
+    }
+    *rest = after;
+    Some(value)
+}
+
+fn text(rest: &mut &[u8]) -> Option<Vec<u8>> {
+    let is_coded = rest.first()? & 0x80 != 0;
+    let length = number(rest, 7)?;
+    let (bytes, after) = rest.split_at_checked(length)?;
+    *rest = after;
+    match is_coded {
+        true => huffman::decode(bytes),
+        false => Some(bytes.to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b' ').collect();
+        let pairs = digits
+            .chunks(2)
+            .map(|pair| std::str::from_utf8(pair).unwrap());
+        pairs
+            .map(|pair| u8::from_str_radix(pair, 16).unwrap())
+            .collect()
+    }
+
+    #[track_caller]
+    fn check(decoder: &mut Decoder, block: &str, method: &str, path: &str, authority: &str) {
+        let head = decoder.read(&bytes(block)).unwrap();
+        let some = |text: &str| Some(text.to_owned());
+        let expected = Head {
+            method: some(method),
+            path: some(path),
+            authority: some(authority),
+            status: None,
+        };
+        assert_eq!(head, expected);
+    }
+
+    #[test]
+    fn requests_of_the_standard_are_read_one_after_the_other() {
+        let plain = &mut Decoder::default();
+        let authority = "www.example.com";
+        let first = "8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d";
+        check(plain, first, "GET", "/", authority);
+        check(
+            plain,
+            "8286 84be 5808 6e6f 2d63 6163 6865",
+            "GET",
+            "/",
+            authority,
+        );
+        let third = "8287 85bf 400a 6375 7374 6f6d 2d6b 6579 0c63 7573 746f 6d2d 7661 6c75 65";
+        check(plain, third, "GET", "/index.html", authority);
+        assert_eq!((plain.size, plain.table.len()), (164, 3));
+        let coded = &mut Decoder::default();
+        check(
+            coded,
+            "8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff",
+            "GET",
+            "/",
+            authority,
+        );
+        check(
+            coded,
+            "8286 84be 5886 a8eb 1064 9cbf",
+            "GET",
+            "/",
+            authority,
+        );
+    }
+
+    #[test]
+    fn old_entries_make_room_for_new_ones() {
+        let mut decoder = Decoder {
+            most: 256,
+            ..Decoder::default()
+        };
+        let first = "4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133 2032 303a 3133 3a32 \
+                     3120 474d 546e 1768 7474 7073 3a2f 2f77 7777 2e65 7861 6d70 6c65 2e63 6f6d";
+        assert_eq!(decoder.read(&bytes(first)).unwrap().status, Some(302));
+        assert_eq!(decoder.size, 222);
+        // The new status takes the place of the old one.
+        let second = decoder.read(&bytes("4803 3330 37c1 c0bf")).unwrap();
+        assert_eq!((second.status, decoder.size), (Some(307), 222));
+        assert_eq!(decoder.read(&bytes("88c1 c0bf")).unwrap().status, Some(200));
+        // Nothing is left after a table of no size.
+        assert_eq!(decoder.read(&bytes("20")).unwrap(), Head::default());
+        assert_eq!(decoder.read(&bytes("be")), None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_not_understood() {
+        for block in [
+            "80",
+            "ff ff ff ff ff ff",
+            "41 7f",
+            "00 85 ff ff ff ff ff 00",
+            "3f ff ff ff 7f",
+        ] {
+            assert_eq!(Decoder::default().read(&bytes(block)), None, "{block}");
+        }
+    }
+}

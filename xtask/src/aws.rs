@@ -1,0 +1,55 @@
+//! The AWS CLI and a stand-in for AWS itself (moto), with which a session's identity is tested. Both come from the Python
+//! package index: distributions have neither, or one that is years old.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::{packages, process, workspace};
+
+/// The server needs no more than this of what moto would bring along.
+const PACKAGES: [&str; 4] = [
+    "awscli==1.46.2",
+    "moto==5.2.5",
+    "flask==3.1.3",
+    "flask-cors==6.0.5",
+];
+
+/// The folder of the packages, for `PYTHONPATH`.
+pub(crate) fn folder() -> Result<PathBuf> {
+    let versions = PACKAGES.map(|package| package.replace("==", "-"));
+    Ok(workspace::cache()?
+        .join("aws")
+        .join(versions[..2].join("-")))
+}
+
+pub(crate) fn install_if_missing() -> Result<()> {
+    let folder = folder()?;
+    if folder.is_dir() {
+        return Ok(());
+    }
+    eprintln!(
+        "About to install {} into {}",
+        PACKAGES.join(", "),
+        folder.display()
+    );
+    packages::install_missing(&packages::PYTHON_PACKAGE_INSTALLER)?;
+    // Renamed when it is complete, so that an interrupted download is never taken for the whole.
+    let partial = folder.with_file_name(format!("partial-{}", std::process::id()));
+    let result = process::run(
+        Command::new("python3")
+            .args(["-m", "pip", "install", "--quiet", "--no-compile"])
+            .args(["--only-binary=:all:", "--target"])
+            .arg(&partial)
+            .args(PACKAGES),
+    )
+    .and_then(|()| fs::rename(&partial, &folder).context("moving the packages to their place"));
+    if result.is_err() {
+        let _ = fs::remove_dir_all(&partial);
+    }
+    result.context(
+        "the AWS CLI could not be fetched. Check the network, and that python3 is 3.10 or newer",
+    )
+}
