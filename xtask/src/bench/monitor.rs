@@ -25,5 +25,5 @@ pub(super) fn prepare() -> Result<()> {
 }
 
 pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
-    groups::measure(GROUPS, extent, Programs::find, |_| Ok(()))
+    groups::measure(GROUPS, extent, || Programs::find(extent), |_| Ok(()))
 }
