@@ -1,4 +1,5 @@
 // Prints how many milliseconds after the navigation a browser has painted the page, once for each new browser.
+/* global console, performance, process */
 
 import { chromium } from "@playwright/test";
 
