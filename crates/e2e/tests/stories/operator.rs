@@ -61,6 +61,7 @@ async fn an_operator_serves_sessions(story: &Story<'_>) -> Result<()> {
     kubectl_knows_the_operator(&operator, &shop)?;
     another_operator_is_refused(&operator)?;
     forged_sessions_are_refused(&operator)?;
+    the_operator_makes_no_jobs_but_agents(&operator, &shop)?;
     only_the_api_server_is_answered(&operator).await?;
     users_need_rights(&operator, &shop).await?;
     a_session_reaches_every_pod_and_outlives_a_replica(&operator, &shop).await?;
@@ -124,6 +125,25 @@ fn forged_sessions_are_refused(operator: &Operator) -> Result<()> {
         "{text}"
     );
     Ok(())
+}
+
+/// Its right to make Jobs everywhere, for sessions without a target, is no right to run anything else.
+fn the_operator_makes_no_jobs_but_agents(operator: &Operator, shop: &Stage) -> Result<()> {
+    let account = format!(
+        "--as=system:serviceaccount:{}:mirrord-operator",
+        operator.stage.namespace
+    );
+    let image = "--image=registry.lab/tools:1";
+    let refused = shop.kubectl(&["create", "job", "other", image, &account]);
+    let refused = format!("{:#}", refused.err().context("a Job was made")?);
+    let words = "only agents without a target, which have no rights";
+    ensure!(refused.contains(words), "{refused}");
+    // Nor to remove those of others.
+    shop.kubectl(&["create", "job", "ours", image])?;
+    let refused = shop.kubectl(&["delete", "job", "ours", &account]);
+    let refused = format!("{:#}", refused.err().context("a Job was removed")?);
+    ensure!(refused.contains(words), "{refused}");
+    shop.kubectl(&["delete", "job", "ours"]).map(drop)
 }
 
 /// From a pod, without the front proxy's certificate, and with a header that claims to be somebody.

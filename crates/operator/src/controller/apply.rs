@@ -195,7 +195,7 @@ pub(super) async fn regrant(
             Ok(None) => {}
             // It is tried again at the next look, which is soon.
             Err(why) => {
-                tracing::warn!(%session, pod, why, "an agent does not know of new policies")
+                tracing::warn!(%session, pod, why, "an agent does not know of new policies");
             }
         }
     }
