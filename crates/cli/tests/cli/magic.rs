@@ -57,10 +57,10 @@ impl Drop for Aws {
 }
 
 fn tools() -> PathBuf {
-    let tools = env::var_os("STANDIN_AWS_TOOLS");
-    tools
-        .map(PathBuf::from)
-        .expect("`cargo xtask test` installs the AWS CLI and says where it is")
+    match env::var_os("STANDIN_AWS_TOOLS") {
+        Some(tools) => PathBuf::from(tools),
+        None => panic!("`cargo xtask test` installs the AWS CLI and says where it is"),
+    }
 }
 
 /// A developer who is logged in, with a profile for every day.

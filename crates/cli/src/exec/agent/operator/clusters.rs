@@ -198,6 +198,8 @@ fn news(away: &mut BTreeSet<String>, now: &[PlaceCluster]) -> Vec<Event> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use api::connect::Place;
     use api::operator::{
         ConnectedCluster, MirrordOperatorSpec, MirrordOperatorStatus, MultiClusterRoles,
@@ -210,7 +212,6 @@ mod tests {
             name: name.to_owned(),
             is_default,
             error: error.map(str::to_owned),
-            ..PlaceCluster::default()
         }
     }
 
@@ -231,17 +232,17 @@ mod tests {
         let (east, west) = (place("east", true), place("west", true));
         let away = Some("it is being connected");
         check(None, None, &[east.clone(), west.clone()], false);
-        check(None, away, &[east.clone()], true);
+        check(None, away, from_ref(&east), true);
         // There is nothing to begin with.
-        check(away, None, &[west.clone()], false);
+        check(away, None, from_ref(&west), false);
         check(None, None, &[east.clone(), place("west", false)], true);
         check(None, away, &[east.clone(), west.clone()], true);
         // A pod that starts is waited for, one that failed is not.
         let mut other = place("west", false);
-        let (all, without) = ([east.clone(), west.clone()], &mut other);
-        check(None, None, &[&all[..], &[without.clone()]].concat(), true);
-        without.error = Some("it cannot start".to_owned());
-        check(None, None, &[&all[..], &[without.clone()]].concat(), false);
+        let all = [east.clone(), west.clone()];
+        check(None, None, &[&all[..], from_ref(&other)].concat(), true);
+        other.error = Some("it cannot start".to_owned());
+        check(None, None, &[&all[..], from_ref(&other)].concat(), false);
         let one = Places {
             places: vec![east],
             ..Places::default()
