@@ -7,6 +7,7 @@ mod incoming;
 mod kubernetes;
 mod lab;
 mod load;
+mod monitor;
 mod repository;
 mod row;
 mod server;
@@ -71,6 +72,13 @@ const BENCHES: &[Bench] = &[
         prepare: kubernetes::prepare,
         needs_root: true,
         measure: kubernetes::measure,
+    },
+    Bench {
+        name: "monitor",
+        description: "watching sessions: the cost of an event, `standin ui` with many of them, the page",
+        prepare: monitor::prepare,
+        needs_root: true,
+        measure: monitor::measure,
     },
     Bench {
         name: "repository",

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::{environment, node, packages, privilege, process, workspace};
 
 /// The folder of the page.
-const FOLDER: &str = "web/monitor";
+pub(crate) const FOLDER: &str = "web/monitor";
 
 /// `cargo xtask web`.
 pub(crate) fn run() -> Result<ExitCode> {

@@ -44,6 +44,7 @@ const NO_VOLUMES: &[&str] = &[
     "/run/.containerenv",
     "/run/secrets",
     "/run/credentials",
+    "/run/netns",
     "/run/lock",
     "/run/user",
     "/boot",

@@ -108,6 +108,9 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         status: Option<u16>,
         handling: Handling,
+        /// Why the program did not get it, if it did not. Then no more is known than what was asked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
         client: String,
         /// Until the answer began.
         latency_us: u64,
@@ -194,6 +197,8 @@ pub enum Handling {
     Mirrored,
     /// The application at the target answers it.
     PassedOn,
+    /// Nobody answers it: too much of it had been sent to send it again.
+    Lost,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

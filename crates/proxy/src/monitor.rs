@@ -8,6 +8,7 @@ mod files;
 mod http1;
 mod http2;
 mod recorder;
+mod rehearsal;
 mod requests;
 mod subscription;
 mod told;

@@ -21,7 +21,7 @@ use crate::departures::Departures;
 use crate::error::{Conflict, Held};
 use crate::filter::{Filter, Judgement, RequestView};
 use crate::probes::Probes;
-use crate::settings::{Notice, Notices, Settings};
+use crate::settings::{Notice, Notices, RequestLine, Settings};
 use crate::stream::Destination;
 use crate::tls::Tls;
 
@@ -390,8 +390,13 @@ impl HeldClaim {
     }
 
     pub(crate) fn tell(&self, notice: Notice) {
+        self.tell_of(notice, None);
+    }
+
+    /// With the request that it is about.
+    pub(crate) fn tell_of(&self, notice: Notice, request: Option<RequestLine>) {
         tracing::info!(holder = self.claim.holder, ?notice, "incoming traffic");
-        self.claim.notices.tell(notice);
+        self.claim.notices.tell(notice, request);
     }
 
     /// How long the session may take to begin an answer. `None` is as long as the client waits.

@@ -42,6 +42,6 @@ pub use error::{Conflict, Error, Held};
 pub use filter::{Filter, JsonBody, Pattern};
 pub use port::Port;
 pub use probes::Probes;
-pub use settings::{Notice, Notices, Reason, Settings};
+pub use settings::{Notice, Notices, Reason, RequestLine, Settings};
 pub use stream::{Arrival, Away, BoxFuture, BoxStream, Destination, Stream, TlsFacts};
 pub use tls::Tls;

@@ -18,7 +18,7 @@ use crate::http2;
 use crate::pool::Pool;
 use crate::probes::Probes;
 use crate::relay::{Unanswered, relay, relay_or_give_back};
-use crate::settings::{Notice, Reason, Settings};
+use crate::settings::{Notice, Reason, RequestLine, Settings};
 use crate::stream::{Arrival, BoxStream, Destination, Outbox, Rewound};
 use crate::tls::Tls;
 use first::First;
@@ -378,10 +378,12 @@ impl Way {
             held.suspend(Instant::now(), settings.pause_after_failure);
         }
         let reason = Reason::NoAnswer;
-        held.tell(match unanswered.request {
-            Some(_) => Notice::FellBack { reason },
-            None => Notice::Lost { reason },
-        });
+        match &unanswered.request {
+            Some(request) => {
+                held.tell_of(Notice::FellBack { reason }, RequestLine::read(request));
+            }
+            None => held.tell(Notice::Lost { reason }),
+        }
     }
 }
 

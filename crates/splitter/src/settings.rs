@@ -75,28 +75,79 @@ pub enum Reason {
     TooSlow,
 }
 
+/// Which request a notice is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestLine {
+    pub method: String,
+    pub path: String,
+}
+
+impl RequestLine {
+    /// More is not told of a path.
+    const LONGEST_PATH: usize = 1024;
+
+    pub(crate) fn new(method: &str, path: &str) -> Self {
+        Self {
+            method: method.to_owned(),
+            path: path.chars().take(Self::LONGEST_PATH).collect(),
+        }
+    }
+
+    /// From the bytes of a request of HTTP/1.
+    pub(crate) fn read(request: &[u8]) -> Option<Self> {
+        let mut request = request.trim_ascii_start();
+        let end = request.iter().position(|byte| *byte == b'\r')?;
+        request = request.get(..end)?;
+        let mut words = std::str::from_utf8(request).ok()?.split(' ');
+        let (method, path, version) = (words.next()?, words.next()?, words.next()?);
+        version
+            .starts_with("HTTP/1.")
+            .then(|| Self::new(method, path))
+    }
+}
+
 /// Who is told.
 #[derive(Clone)]
-pub struct Notices(Arc<dyn Fn(Notice) + Send + Sync>);
+pub struct Notices(Arc<dyn Fn(Notice, Option<RequestLine>) + Send + Sync>);
 
 impl Notices {
-    pub fn new(tell: impl Fn(Notice) + Send + Sync + 'static) -> Self {
+    /// With the request that it is about, where that is known.
+    pub fn new(tell: impl Fn(Notice, Option<RequestLine>) + Send + Sync + 'static) -> Self {
         Self(Arc::new(tell))
     }
 
-    pub(crate) fn tell(&self, notice: Notice) {
-        (self.0)(notice);
+    pub(crate) fn tell(&self, notice: Notice, request: Option<RequestLine>) {
+        (self.0)(notice, request);
     }
 }
 
 impl Default for Notices {
     fn default() -> Self {
-        Self::new(|notice| tracing::warn!(?notice, "incoming traffic"))
+        Self::new(|notice, _| tracing::warn!(?notice, "incoming traffic"))
     }
 }
 
 impl fmt::Debug for Notices {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Notices")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_a_request_is_read() {
+        let line = |text: &str| {
+            let line = RequestLine::read(text.as_bytes())?;
+            Some(format!("{} {}", line.method, line.path))
+        };
+        let expected = Some("GET /cart?a=b".to_owned());
+        assert_eq!(line("GET /cart?a=b HTTP/1.1\r\nHost: x\r\n\r\n"), expected);
+        assert_eq!(line("\r\nGET /cart?a=b HTTP/1.0\r\n"), expected);
+        for text in ["", "GET /cart HTTP/1.1", "PING\r\n", "a b c\r\n"] {
+            assert_eq!(line(text), None, "{text}");
+        }
     }
 }

@@ -35,7 +35,7 @@ const GROUP: &str = "/apis/relay.bench/v1";
 /// What is read at once: as an operator does.
 const BUFFER: usize = 128 * 1024;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct CarrierArguments {
     /// Where the API server connects to
     #[arg(long)]

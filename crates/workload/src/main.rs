@@ -8,6 +8,7 @@
 //!   developer's machine: what the way of an operator's session costs without us.
 //! - `clients` has as many sessions with an operator as it is told, in one process.
 //! - `http` is an application that answers requests, healthy or not, and `proxy` a plain proxy in front of one.
+//! - `monitor` does to a session's monitor what a session does, and says what that costs.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -18,6 +19,7 @@ mod carrier;
 mod clients;
 mod http1;
 mod http2;
+mod monitor;
 mod relay;
 mod target;
 mod worker;
@@ -45,6 +47,8 @@ enum Role {
     Http(http1::HttpArguments),
     /// Carry HTTP requests to another place
     Proxy(http1::ProxyArguments),
+    /// Measure what it costs a session to be watched
+    Monitor(monitor::MonitorArguments),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Role::Clients(arguments) => clients::run(arguments),
         Role::Http(arguments) => http1::run(arguments),
         Role::Proxy(arguments) => http1::run_proxy(arguments),
+        Role::Monitor(arguments) => monitor::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -32,7 +32,7 @@ export const clock = (time: number): string =>
 
 export const plural = (count: number, noun: string): string => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
 
-const HANDLING: Record<Handling, string> = { stolen: "stolen", mirrored: "mirrored", passed_on: "passed on" };
+const HANDLING: Record<Handling, string> = { stolen: "stolen", mirrored: "mirrored", passed_on: "passed on", lost: "lost" };
 export const handling = (value: Handling): string => HANDLING[value];
 
 /** Which chip an event belongs to. */
@@ -94,7 +94,9 @@ export function describe(entry: Entry): { what: string; outcome: string } {
     case "IncomingRequest":
       return {
         what: `${entry.method} ${entry.path}`,
-        outcome: `${entry.status ?? "no answer"} · ${duration(entry.latency_us)} · ${handling(entry.handling)}`,
+        outcome: entry.reason
+          ? `${handling(entry.handling)}: ${entry.reason}`
+          : `${entry.status ?? "no answer"} · ${duration(entry.latency_us)} · ${handling(entry.handling)}`,
       };
     case "RequestsPassedOn":
       return { what: `port ${entry.port}: ${plural(entry.count, "request")} passed on`, outcome: entry.reason };

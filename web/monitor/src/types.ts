@@ -2,7 +2,7 @@
 
 export type Side = "local" | "remote" | "refused";
 export type Transport = "tcp" | "udp" | "unix";
-export type Handling = "stolen" | "mirrored" | "passed_on";
+export type Handling = "stolen" | "mirrored" | "passed_on" | "lost";
 export type Status = "healthy" | "reconnecting" | "lost" | "ended";
 
 interface Numbered {
@@ -21,6 +21,8 @@ export interface Request extends Numbered {
   host?: string;
   status?: number;
   handling: Handling;
+  /** Why the program did not get it, if it did not. */
+  reason?: string;
   client: string;
   latency_us: number;
   received: number;

@@ -110,6 +110,8 @@ test("files, names, connections, variables and settings are listed, and values s
   await page.getByRole("tab", { name: "Configuration" }).click();
   await expect(page.getByRole("row", { name: /feature\.hostname false .*standin\.json:1:/ })).toBeVisible();
   await expect(page.getByRole("row", { name: /feature\.network\.incoming\.mode "steal" --steal/ })).toBeVisible();
+  await expect(page.getByRole("row", { name: /feature\.fs\.mapping.*added by magic\.aws/ })).toBeVisible();
+  await expect(page.getByRole("region", { name: "Magic" })).toContainText("magic.aws: false");
   await shot(page, "configuration");
   const all = await page.evaluate(async (id) => (await fetch(`/api/sessions/${id}`)).text(), idOf(page));
   expect(all).toContain("SHOP_PASSWORD");

@@ -83,7 +83,7 @@ impl Session {
         *self.unwell() = Some(Instant::now() + LEFT_ALONE);
         let missed = Missed {
             reason: MissedReason::NoAnswer.into(),
-            lost: false,
+            ..Missed::default()
         };
         tell(&self.events, subscribe_event::Event::Missed(missed));
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Claim, ClaimGuard, Earlier, Notice, Notices, Reason, Settings};
+use splitter::{Claim, ClaimGuard, Earlier, Notice, Notices, Reason, RequestLine, Settings};
 use tokio::sync::watch;
 
 use super::certificates;
@@ -84,7 +84,9 @@ impl OpenPort {
             takes_probes: wanted.takes_probes,
             answer_within: wanted.answer_within,
             tls,
-            notices: Notices::new(move |notice| tell(&events_to_session, event(notice))),
+            notices: Notices::new(move |notice, request| {
+                tell(&events_to_session, event(notice, request));
+            }),
             destination: session,
         };
         let guard = splitter.claims().claim(claim, wanted.on_conflict);
@@ -138,7 +140,8 @@ impl AnyClaim {
 }
 
 /// What a session is told when something becomes of its requests.
-fn event(notice: Notice) -> subscribe_event::Event {
+fn event(notice: Notice, request: Option<RequestLine>) -> subscribe_event::Event {
+    let (method, path) = request.map_or_else(Default::default, |line| (line.method, line.path));
     let missed = |reason: Reason, lost| {
         let reason = match reason {
             Reason::Unreachable => MissedReason::Unreachable,
@@ -148,6 +151,8 @@ fn event(notice: Notice) -> subscribe_event::Event {
         subscribe_event::Event::Missed(Missed {
             reason: reason.into(),
             lost,
+            method,
+            path,
         })
     };
     match notice {

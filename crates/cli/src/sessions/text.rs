@@ -166,6 +166,17 @@ fn words(event: &Event) -> String {
             port,
             method,
             path,
+            handling,
+            reason: Some(reason),
+            ..
+        } => {
+            let how = handling_name(*handling);
+            format!("request  port {port} {method} {path} {how}: {reason}")
+        }
+        Event::IncomingRequest {
+            port,
+            method,
+            path,
             status,
             handling,
             latency_us,
@@ -219,5 +230,6 @@ fn handling_name(handling: Handling) -> &'static str {
         Handling::Stolen => "stolen",
         Handling::Mirrored => "mirrored",
         Handling::PassedOn => "passed on",
+        Handling::Lost => "lost",
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use protocol::rpc;
+
 use crate::agent::AgentId;
 
 /// Something about a port of the target.
@@ -229,6 +231,16 @@ impl fmt::Display for Subscribed {
             write!(formatter, "; {flushed} reset")?;
         }
         Ok(())
+    }
+}
+
+impl From<rpc::MissedReason> for MissedReason {
+    fn from(reason: rpc::MissedReason) -> Self {
+        match reason {
+            rpc::MissedReason::Unreachable => Self::Unreachable,
+            rpc::MissedReason::NoAnswer => Self::NoAnswer,
+            rpc::MissedReason::TooSlow => Self::TooSlow,
+        }
     }
 }
 

@@ -173,7 +173,11 @@ impl Subscription {
                     // Only the first event is one.
                     None | Some(Happening::Subscribed(_)) => {}
                     Some(Happening::TrafficSeen(_)) => self.say(Said::TrafficSeen),
-                    Some(Happening::Missed(missed)) => self.watch().missed(&missed),
+                    Some(Happening::Missed(missed)) => {
+                        let monitor = &self.shared.agent.monitor;
+                        monitor.passed_on(self.key.port, &missed, self.id.cluster.as_ref());
+                        self.watch().missed(&missed);
+                    }
                     Some(Happening::CopyDropped(_)) => self.watch().copy_dropped(),
                     Some(Happening::Earlier(now)) => {
                         self.say(Said::Earlier(earlier(&now.sessions)));

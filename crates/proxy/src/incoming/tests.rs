@@ -385,7 +385,7 @@ async fn what_the_agent_tells_is_told() {
     world.agent.happen(Happening::TrafficSeen(true));
     let missed = protocol::rpc::Missed {
         reason: protocol::rpc::MissedReason::NoAnswer.into(),
-        lost: false,
+        ..protocol::rpc::Missed::default()
     };
     world.agent.happen(Happening::Missed(missed));
     let seen = |news: &News| (*news == News::TrafficSeen).then_some(());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use protocol::rpc::{Missed, MissedReason as Reason};
+use protocol::rpc::Missed;
 use tokio::time::Instant;
 
 use crate::event::{Checked, MissedReason, News};
@@ -70,11 +70,7 @@ impl Watch {
     }
 
     pub(super) fn missed(&mut self, missed: &Missed) {
-        let reason = match missed.reason() {
-            Reason::Unreachable => MissedReason::Unreachable,
-            Reason::NoAnswer => MissedReason::NoAnswer,
-            Reason::TooSlow => MissedReason::TooSlow,
-        };
+        let reason = MissedReason::from(missed.reason());
         let entry = self.missed.entry(reason as u8).or_insert((reason, 0, 0));
         entry.1 += 1;
         entry.2 += u64::from(missed.lost);
@@ -131,11 +127,16 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use protocol::rpc::MissedReason as Reason;
+
     use super::*;
 
     fn missed(reason: Reason, lost: bool) -> Missed {
-        let reason = reason.into();
-        Missed { reason, lost }
+        Missed {
+            reason: reason.into(),
+            lost,
+            ..Missed::default()
+        }
     }
 
     #[test]

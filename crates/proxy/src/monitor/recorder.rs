@@ -333,7 +333,8 @@ impl Recorder {
         match handling {
             Handling::Stolen => totals.stolen += 1,
             Handling::Mirrored => totals.mirrored += 1,
-            Handling::PassedOn => totals.passed_on += 1,
+            // These are counted when they are told together.
+            Handling::PassedOn | Handling::Lost => {}
         }
         if status.is_some() {
             totals.latencies.add(microseconds(latency));

@@ -1,7 +1,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use interceptor::PathChoice;
-use monitor::{Entry, Mode};
+use monitor::{Entry, Handling, Mode};
 use protocol::dns::message::{code, kind};
 
 use super::recorder::KEPT;
@@ -172,6 +172,13 @@ fn requests_are_told_with_their_port() {
     traffic.application_sent(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n");
     drop(traffic);
     monitor.arriving(80, false, true, client, None).refused();
+    let missed = protocol::rpc::Missed {
+        reason: protocol::rpc::MissedReason::TooSlow.into(),
+        method: "POST".to_owned(),
+        path: "/slow".to_owned(),
+        lost: false,
+    };
+    monitor.passed_on(80, &missed, Some(&"eu".to_owned()));
     told(News::Missed {
         reason: MissedReason::TooSlow,
         count: 2,
@@ -182,13 +189,28 @@ fn requests_are_told_with_their_port() {
     assert_eq!((port.connections, port.requests, port.passed_on), (2, 1, 2));
     let totals = monitor.counters().incoming;
     assert_eq!((totals.stolen, totals.failed, totals.open), (1, 1, 0));
-    let request = events(&monitor).into_iter().find_map(|event| match event {
-        Event::IncomingRequest {
-            path, status, port, ..
-        } => Some((path, status, port)),
-        _ => None,
-    });
-    assert_eq!(request, Some(("/cart".to_owned(), Some(503), 80)));
+    let requests = events(&monitor)
+        .into_iter()
+        .filter_map(|event| match event {
+            Event::IncomingRequest {
+                path,
+                status,
+                handling,
+                cluster,
+                ..
+            } => Some((path, status, handling, cluster)),
+            _ => None,
+        });
+    let expected = [
+        ("/cart".to_owned(), Some(503), Handling::Stolen, None),
+        (
+            "/slow".to_owned(),
+            None,
+            Handling::PassedOn,
+            Some("eu".to_owned()),
+        ),
+    ];
+    assert_eq!(requests.collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -1,11 +1,40 @@
 //! What the user is told becomes events, rows of ports and the session's health.
 
-use monitor::{Event as Told, Health, Level, Mode, PortRow, Status, Transport};
+use monitor::{Event as Told, Handling, Health, Level, Mode, PortRow, Status, Transport};
+use protocol::rpc::Missed;
 
 use super::Monitor;
-use crate::event::{Checked, Event, IncomingEvent, News, Subscribed};
+use crate::event::{Checked, Event, IncomingEvent, MissedReason, News, Subscribed};
 
 impl Monitor {
+    /// A request that the session wanted went to the application instead. How many there were is told with the reasons, for
+    /// all of a while together.
+    pub(crate) fn passed_on(&self, port: u16, missed: &Missed, cluster: Option<&String>) {
+        if missed.method.is_empty() {
+            return;
+        }
+        self.emit(Told::IncomingRequest {
+            connection: 0,
+            port,
+            method: missed.method.clone(),
+            path: missed.path.clone(),
+            protocol: String::new(),
+            host: None,
+            status: None,
+            handling: if missed.lost {
+                Handling::Lost
+            } else {
+                Handling::PassedOn
+            },
+            reason: Some(MissedReason::from(missed.reason()).to_string()),
+            client: String::new(),
+            latency_us: 0,
+            received: 0,
+            sent: 0,
+            cluster: cluster.cloned(),
+        });
+    }
+
     /// Takes note of what the user is told.
     pub fn told(&self, event: &Event) {
         let Some(hub) = &self.0 else { return };

@@ -253,6 +253,7 @@ impl Traffic {
             host: exchange.host,
             status,
             handling: incoming.handling,
+            reason: None,
             client: incoming.client.to_string(),
             latency_us: microseconds(latency),
             received: exchange.received,

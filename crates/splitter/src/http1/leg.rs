@@ -10,6 +10,7 @@ use tokio::io::AsyncWrite;
 use super::head::{RequestKind, RequestShape};
 use super::response::Responses;
 use crate::claims::HeldClaim;
+use crate::settings::RequestLine;
 use crate::stream::{BoxStream, Outbox};
 
 /// Where requests go.
@@ -161,6 +162,10 @@ pub(crate) struct ResentRequest {
 }
 
 impl ResentRequest {
+    pub(crate) fn line(&self) -> Option<RequestLine> {
+        RequestLine::read(&self.bytes)
+    }
+
     pub(crate) fn send_on(self, leg: &mut Leg) {
         leg.age = Age::Used;
         leg.kind = self.kind;

@@ -22,7 +22,7 @@ use super::upstream::Upstreams;
 use crate::claims::{Choice, HeldClaim, choose, mirrors};
 use crate::filter::RequestView;
 use crate::http1::leg::Route;
-use crate::settings::{Notice, Reason as Failure};
+use crate::settings::{Notice, Reason as Failure, RequestLine};
 
 /// Why a place did not answer.
 enum Unanswered {
@@ -66,11 +66,13 @@ pub(super) async fn exchange(
         match &route {
             Route::Claim(held) => {
                 held.suspend(Instant::now(), settings.pause_after_failure);
-                held.tell(if can_repeat {
+                let notice = if can_repeat {
                     Notice::FellBack { reason: why }
                 } else {
                     Notice::Lost { reason: why }
-                });
+                };
+                let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+                held.tell_of(notice, Some(RequestLine::new(parts.method.as_str(), path)));
                 route = Route::Original;
             }
             Route::Original => {

@@ -371,7 +371,7 @@ impl Told {
     /// Tells a session.
     pub(crate) fn tell(&self, name: &'static str) -> Notices {
         let told = self.clone();
-        Notices::new(move |notice| told.0.lock().unwrap().push((name, notice)))
+        Notices::new(move |notice, _| told.0.lock().unwrap().push((name, notice)))
     }
 }
 

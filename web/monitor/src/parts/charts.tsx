@@ -16,10 +16,12 @@ interface Slice {
 }
 
 export const requestsOf = (events: Entry[]): Request[] => events.filter((entry) => entry.type === "IncomingRequest");
+/** Those that came to the program. */
+const arrivedOf = (events: Entry[]): Request[] => requestsOf(events).filter((request) => request.reason === undefined);
 
 /** Requests and their latency over time: of a session that goes on its last two minutes, of one that has ended all of it. */
 export function Charts({ events, now, isLive }: { events: Entry[]; now: number; isLive: boolean }) {
-  const slices = useMemo(() => slice(requestsOf(events), now, isLive), [events, now, isLive]);
+  const slices = useMemo(() => slice(arrivedOf(events), now, isLive), [events, now, isLive]);
   const highest = Math.max(1, ...slices.map((part) => part.good + part.bad));
   const slowest = Math.max(1_000, ...slices.map((part) => percentile(part.latencies, 95)));
   const total = slices.reduce((sum, part) => sum + part.good + part.bad, 0);

@@ -127,7 +127,9 @@ function Row({ entry, isOpen, onToggle }: { entry: Entry; isOpen: boolean; onTog
 }
 
 function Fields({ entry }: { entry: Entry }) {
-  const fields = Object.entries(entry).filter(([name]) => name !== "vars");
+  // Of a request that the program did not get, no more is known than what was asked.
+  const unknown = "reason" in entry && entry.type === "IncomingRequest" ? UNKNOWN : [];
+  const fields = Object.entries(entry).filter(([name]) => name !== "vars" && !unknown.includes(name));
   return (
     <dl className="fields">
       {fields.map(([name, value]) => (
@@ -139,6 +141,8 @@ function Fields({ entry }: { entry: Entry }) {
     </dl>
   );
 }
+
+const UNKNOWN = ["connection", "protocol", "client", "latency_us", "received", "sent"];
 
 const NAMES: Record<string, string> = {
   seq: "Number",
@@ -152,6 +156,7 @@ const NAMES: Record<string, string> = {
   method: "Method",
   status: "Status",
   handling: "Handling",
+  reason: "Reason",
   client: "Client",
   cluster: "Cluster",
   port: "Port",

@@ -1,4 +1,4 @@
-import { useState } from "react";
+import { Fragment, useState } from "react";
 
 import { DataTable, type Column } from "../parts/table";
 import type { ConfigValue, Detail } from "../types";
@@ -48,15 +48,39 @@ export function Environment({ detail }: { detail: Detail }) {
   );
 }
 
+/** What each bundle does, for those who find it among the reasons. */
+const MAGIC: Record<string, string> = {
+  "magic.aws": "AWS tools act as the target: no profile and no key of this machine, and ~/.aws is an empty folder.",
+  "magic.auto_mount": "Volumes that are mounted at the target are read there, wherever they are mounted.",
+  "magic.proxy": "A web proxy of this machine is not used, because connections leave from the target.",
+};
+
+/** Breaks lines between the parts of a name, and only there as long as they fit. */
+function Parts({ text, after }: { text: string; after: string }) {
+  const parts = text.split(after);
+  return (
+    <code className="parts">
+      {parts.map((part, index) => (
+        <Fragment key={index}>
+          {part}
+          {index < parts.length - 1 && after}
+          <wbr />
+        </Fragment>
+      ))}
+    </code>
+  );
+}
+
 const CONFIG: Column<ConfigValue>[] = [
-  { name: "Key", cell: (row) => <code>{row.key}</code>, by: (row) => row.key },
-  { name: "Value", cell: (row) => <code>{row.value}</code>, by: (row) => row.value },
+  { name: "Key", cell: (row) => <Parts text={row.key} after="." />, by: (row) => row.key },
+  { name: "Value", cell: (row) => <Parts text={row.value} after="," />, by: (row) => row.value },
   { name: "Reason", cell: (row) => <span className={row.is_default ? "dim" : ""}>{row.reason}</span>, by: (row) => row.reason },
 ];
 
 export function Config({ detail }: { detail: Detail }) {
   const [onlySet, setOnlySet] = useState(true);
   const rows = detail.config.filter((row) => !onlySet || !row.is_default);
+  const magic = Object.entries(MAGIC).filter(([bundle]) => detail.config.some((row) => row.reason.includes(bundle)));
   return (
     <>
       <p className="hint">
@@ -79,6 +103,23 @@ export function Config({ detail }: { detail: Detail }) {
         textOf={(row) => `${row.key} ${row.value} ${row.reason}`}
         empty="Everything is as it is by default."
       />
+      {magic.length > 0 && (
+        <section className="magic" aria-label="Magic">
+          <h3>What magic has added</h3>
+          <dl>
+            {magic.map(([bundle, text]) => (
+              <div key={bundle}>
+                <dt>
+                  <code>{bundle}</code>
+                </dt>
+                <dd>
+                  {text} <span className="dim">Off with</span> <code>{bundle}: false</code>
+                </dd>
+              </div>
+            ))}
+          </dl>
+        </section>
+      )}
     </>
   );
 }

@@ -8,7 +8,7 @@ use super::{Connection, RequestState};
 use crate::claims::HeldClaim;
 use crate::copy::Copy;
 use crate::http1::leg::{Age, Leg, Route};
-use crate::settings::{Notice, Reason, Settings};
+use crate::settings::{Notice, Reason, RequestLine, Settings};
 use crate::stream::{Arrival, is_open_and_silent};
 
 impl Connection {
@@ -39,7 +39,10 @@ impl Connection {
                     self.leg = Some(leg);
                     return true;
                 }
-                Err(reason) => held.tell(Notice::FellBack { reason }),
+                Err(reason) => {
+                    let request = RequestLine::read(&self.input);
+                    held.tell_of(Notice::FellBack { reason }, request);
+                }
             }
             self.send_to_original();
             if let Some(leg) = self.take_parked(&Route::Original) {
@@ -65,8 +68,8 @@ impl Connection {
         let request = failed.take_request();
         if let Route::Claim(held) = &failed.route {
             held.suspend(Instant::now(), self.way.port.settings.pause_after_failure);
-            match request {
-                Some(_) => held.tell(Notice::FellBack { reason }),
+            match &request {
+                Some(request) => held.tell_of(Notice::FellBack { reason }, request.line()),
                 None => held.tell(Notice::Lost { reason }),
             }
         }
