@@ -210,7 +210,6 @@ mod tests {
             name: name.to_owned(),
             is_default,
             error: error.map(str::to_owned),
-            ..PlaceCluster::default()
         }
     }
 
@@ -221,27 +220,26 @@ mod tests {
             ready,
             ..Place::default()
         };
-        let check = |east: Option<&str>, west: Option<&str>, places: &[Place], expected| {
+        let check = |east: Option<&str>, west: Option<&str>, places: &[&Place], expected| {
             let now = Places {
-                places: places.to_vec(),
+                places: places.iter().copied().cloned().collect(),
                 clusters: vec![cluster("east", true, east), cluster("west", false, west)],
             };
             assert_eq!(are_awaited(&now), expected, "{now:?}");
         };
         let (east, west) = (place("east", true), place("west", true));
         let away = Some("it is being connected");
-        check(None, None, &[east.clone(), west.clone()], false);
-        check(None, away, &[east.clone()], true);
+        check(None, None, &[&east, &west], false);
+        check(None, away, &[&east], true);
         // There is nothing to begin with.
-        check(away, None, &[west.clone()], false);
-        check(None, None, &[east.clone(), place("west", false)], true);
-        check(None, away, &[east.clone(), west.clone()], true);
+        check(away, None, &[&west], false);
+        check(None, away, &[&east, &west], true);
         // A pod that starts is waited for, one that failed is not.
         let mut other = place("west", false);
-        let (all, without) = ([east.clone(), west.clone()], &mut other);
-        check(None, None, &[&all[..], &[without.clone()]].concat(), true);
-        without.error = Some("it cannot start".to_owned());
-        check(None, None, &[&all[..], &[without.clone()]].concat(), false);
+        check(None, None, &[&east, &other], true);
+        check(None, None, &[&east, &west, &other], true);
+        other.error = Some("it cannot start".to_owned());
+        check(None, None, &[&east, &west, &other], false);
         let one = Places {
             places: vec![east],
             ..Places::default()
