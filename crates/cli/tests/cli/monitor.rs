@@ -1,15 +1,15 @@
 //! Sessions that are watched and ended by others.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::world::{Running, Standin, Target, lives, until};
+use crate::world::{Ended, Running, Standin, Target, lives, until};
 
 /// Says that it is there, and starts a process that does not want to end.
 const STUBBORN: &str = "cat /etc/hostname /nothing-here; bash -c 'trap \"\" TERM; while :; do sleep 0.1; done' & echo child $! >&2; \
@@ -156,4 +156,90 @@ fn coding_agents_ask_and_end_sessions() {
     assert!(text(5).contains("ended"));
     assert_eq!(answers[6]["error"]["code"], -32601);
     session.wait().expect(128 + 15);
+}
+
+/// A service in a network of its own, and somebody there who asks it over HTTP/2.
+struct Service(Child);
+
+impl Service {
+    fn start() -> Self {
+        let script =
+            "ip link set lo up && echo ready && exec python3 -m http.server 8080 >/dev/null 2>&1";
+        let mut command = Command::new("unshare");
+        command.args(["--net", "sh", "-c", script]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let output = child.stdout.take().unwrap();
+        let service = Self(child);
+        BufReader::new(output).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        service
+    }
+
+    fn ask(&self, path: &str) -> String {
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &self.0.id().to_string()]);
+        command.args([
+            "curl",
+            "--silent",
+            "--show-error",
+            "--http2-prior-knowledge",
+        ]);
+        command.arg(format!("http://127.0.0.1:8080{path}"));
+        Ended::from(command.output().unwrap()).stdout
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const HTTP2_SERVER: &str = r#"
+    require("http2").createServer((request, response) => {
+        response.writeHead(request.url === "/broken" ? 503 : 200);
+        response.end("from the program");
+    }).listen(8080)"#;
+
+#[test]
+#[ignore = "needs root"]
+fn requests_of_http2_are_told_one_by_one() {
+    let (standin, service) = (Standin::new(), Service::start());
+    let mut command = standin.command(["exec", "--steal", "-t"]);
+    command.arg(format!("process/{}", service.0.id()));
+    command.args(["--", "node", "-e", HTTP2_SERVER]);
+    let mut session = Running::start(command);
+    session.until_said("everything goes to the program");
+    for path in ["/cart/1", "/broken"] {
+        assert_eq!(service.ask(path), "from the program");
+    }
+    let listed = json_of(&standin, &["sessions", "--json"]);
+    let id = listed[0]["session_id"].as_str().unwrap();
+    let requests = || {
+        let events = standin.run(["session", id, "events", "--json"]).stdout;
+        let events = events
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let requests = events.filter(|event| event["type"] == "IncomingRequest");
+        let shown = requests.map(|event| {
+            let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
+            format!(
+                "{} {} {} {} {}",
+                text("protocol"),
+                text("method"),
+                text("path"),
+                event["status"],
+                text("handling")
+            )
+        });
+        shown.collect::<Vec<_>>()
+    };
+    until("both requests are told", || requests().len() == 2);
+    let expected = [
+        "HTTP/2 GET /cart/1 200 stolen",
+        "HTTP/2 GET /broken 503 stolen",
+    ];
+    assert_eq!(requests(), expected);
 }

@@ -16,7 +16,7 @@ pub(super) enum Observer {
         requests: Vec<u8>,
         responses: Vec<u8>,
     },
-    Http1(http1::Observer),
+    Http1(Box<http1::Observer>),
     Http2(Box<http2::Observer>),
 }
 
@@ -35,7 +35,7 @@ impl Observer {
         match self {
             Self::New { requests, .. } => {
                 if requests.is_empty() && !PREFACE.starts_with(bytes.get(..1).unwrap_or_default()) {
-                    return self.begin(http1::Observer::default().into(), bytes, now);
+                    return self.begin(Self::Http1(Box::default()), bytes, now);
                 }
                 requests.extend_from_slice(bytes);
                 let said = std::mem::take(requests);
@@ -44,7 +44,7 @@ impl Observer {
                     said.get(..common) == PREFACE.get(..common),
                     said.get(PREFACE.len()..),
                 ) {
-                    (false, _) => self.begin(http1::Observer::default().into(), &said, now),
+                    (false, _) => self.begin(Self::Http1(Box::default()), &said, now),
                     (true, Some(rest)) => self.begin(Self::Http2(Box::default()), rest, now),
                     (true, None) => {
                         if let Self::New { requests, .. } = self {
@@ -70,7 +70,7 @@ impl Observer {
                 if responses.len() <= LONGEST_GREETING {
                     return Vec::new();
                 }
-                self.begin(http1::Observer::default().into(), &[], now)
+                self.begin(Self::Http1(Box::default()), &[], now)
             }
             Self::Http1(observer) => observer.response(bytes, now),
             Self::Http2(observer) => observer.response(bytes, now),
@@ -94,11 +94,5 @@ impl Observer {
         let mut finished = self.request(requests, now);
         finished.extend(self.response(&responses, now));
         finished
-    }
-}
-
-impl From<http1::Observer> for Observer {
-    fn from(observer: http1::Observer) -> Self {
-        Self::Http1(observer)
     }
 }

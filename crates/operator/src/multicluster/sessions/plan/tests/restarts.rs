@@ -111,7 +111,7 @@ fn agents_are_written_down() {
         address: None,
         ..pod
     };
-    assert_eq!(known(&parent), [expected.clone()]);
+    assert_eq!(known(&parent), std::slice::from_ref(&expected));
     let cut_off = after(parent.clone(), planned(&parent, ready(), cut(), 1010));
     assert_eq!(known(&cut_off), [expected]);
 }
