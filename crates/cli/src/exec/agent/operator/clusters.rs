@@ -198,8 +198,6 @@ fn news(away: &mut BTreeSet<String>, now: &[PlaceCluster]) -> Vec<Event> {
 
 #[cfg(test)]
 mod tests {
-    use std::slice::from_ref;
-
     use api::connect::Place;
     use api::operator::{
         ConnectedCluster, MirrordOperatorSpec, MirrordOperatorStatus, MultiClusterRoles,
@@ -222,27 +220,26 @@ mod tests {
             ready,
             ..Place::default()
         };
-        let check = |east: Option<&str>, west: Option<&str>, places: &[Place], expected| {
+        let check = |east: Option<&str>, west: Option<&str>, places: &[&Place], expected| {
             let now = Places {
-                places: places.to_vec(),
+                places: places.iter().copied().cloned().collect(),
                 clusters: vec![cluster("east", true, east), cluster("west", false, west)],
             };
             assert_eq!(are_awaited(&now), expected, "{now:?}");
         };
         let (east, west) = (place("east", true), place("west", true));
         let away = Some("it is being connected");
-        check(None, None, &[east.clone(), west.clone()], false);
-        check(None, away, from_ref(&east), true);
+        check(None, None, &[&east, &west], false);
+        check(None, away, &[&east], true);
         // There is nothing to begin with.
-        check(away, None, from_ref(&west), false);
-        check(None, None, &[east.clone(), place("west", false)], true);
-        check(None, away, &[east.clone(), west.clone()], true);
+        check(away, None, &[&west], false);
+        check(None, away, &[&east, &west], true);
         // A pod that starts is waited for, one that failed is not.
         let mut other = place("west", false);
-        let all = [east.clone(), west.clone()];
-        check(None, None, &[&all[..], from_ref(&other)].concat(), true);
+        check(None, None, &[&east, &other], true);
+        check(None, None, &[&east, &west, &other], true);
         other.error = Some("it cannot start".to_owned());
-        check(None, None, &[&all[..], from_ref(&other)].concat(), false);
+        check(None, None, &[&east, &west, &other], false);
         let one = Places {
             places: vec![east],
             ..Places::default()
