@@ -5,7 +5,6 @@
 mod credentials;
 mod network;
 mod people;
-mod requests;
 mod restarts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,11 +69,6 @@ pub(super) async fn members_come_and_go(story: &Story<'_>) -> Result<()> {
     told.fault(
         "the network is cut for too long",
         network::cut_past_the_window(&scene),
-    )
-    .await;
-    told.fault(
-        "requests while all this breaks",
-        requests::none_is_lost_and_none_comes_twice(&scene),
     )
     .await;
     told.fault("a token is revoked", credentials::token_revoked(&scene))
