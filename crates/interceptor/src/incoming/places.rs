@@ -185,6 +185,7 @@ fn has_connections(port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::{AtomicU16, Ordering};
 
     use super::*;
 
@@ -229,9 +230,17 @@ mod tests {
         assert!(TcpStream::connect(another).is_err());
     }
 
+    /// Not one of those that connections get, as other tests make many of these.
     fn free_address() -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap()
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let first = 20_000 + (std::process::id() % 5_000) as u16;
+        loop {
+            let port = first + NEXT.fetch_add(1, Ordering::Relaxed);
+            let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+            if TcpListener::bind(address).is_ok() {
+                return address;
+            }
+        }
     }
 
     #[test]

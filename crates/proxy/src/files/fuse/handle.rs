@@ -75,9 +75,18 @@ impl Handle {
     /// Whether it does what an open with these flags is for.
     pub(super) fn suits(&self, flags: i32) -> bool {
         let mine = self.remote.flags;
-        let access = |flags: i32| flags & libc::O_ACCMODE;
-        let enough = access(mine) == libc::O_RDWR || access(mine) == access(flags);
-        enough && mine & libc::O_APPEND == flags & libc::O_APPEND
+        let can_both = mine & libc::O_ACCMODE == libc::O_RDWR;
+        self.is_for(flags) || can_both && mine & libc::O_APPEND == flags & libc::O_APPEND
+    }
+
+    /// Whether it was opened with these flags, as far as they matter later.
+    pub(super) fn is_for(&self, flags: i32) -> bool {
+        let matter = libc::O_ACCMODE | libc::O_APPEND;
+        self.remote.flags & matter == flags & matter
+    }
+
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.is_for(other.remote.flags)
     }
 
     pub(super) fn is_writable(&self) -> bool {

@@ -120,12 +120,20 @@ impl Nodes {
         (number, node.lookups > 0)
     }
 
-    /// An open has ended, well or not. What the kernel did not take goes.
+    /// An open has ended, well or not. What the kernel did not take goes, unless it took that of somebody else who opens
+    /// the same file: then he gets this one.
     pub(super) fn entered(&self, number: u64, handle: &Arc<Handle>) {
         let mut table = self.table();
         if let Some(node) = table.nodes.get_mut(&number) {
             node.pins -= 1;
-            node.pending.retain(|pending| !Arc::ptr_eq(pending, handle));
+            if node.pending.len() > node.pins {
+                let pending = &node.pending;
+                let own = pending.iter().position(|one| Arc::ptr_eq(one, handle));
+                let like_it = || pending.iter().position(|one| one.is_like(handle));
+                if let Some(index) = own.or_else(like_it) {
+                    node.pending.swap_remove(index);
+                }
+            }
         }
         table.drop_if_unused(number);
     }
@@ -173,8 +181,10 @@ impl Nodes {
         let handle_number = table.new_number();
         let Table { nodes, handles, .. } = &mut *table;
         let node = nodes.get_mut(&number).ok_or(Errno::ESTALE)?;
-        let pending = node.pending.iter().position(|handle| handle.suits(flags));
-        let handle = match pending {
+        let pending = &node.pending;
+        let exactly = pending.iter().position(|handle| handle.is_for(flags));
+        let enough = || pending.iter().position(|handle| handle.suits(flags));
+        let handle = match exactly.or_else(enough) {
             Some(index) => node.pending.swap_remove(index),
             None => {
                 let mut open = node.open.iter().filter_map(|number| handles.get(number));
@@ -418,5 +428,26 @@ mod tests {
         // Opened again through `/proc`, it is as old as it was.
         nodes.open(node, libc::O_RDWR).unwrap();
         assert_eq!((asked(false), asked(true)), (4, 3));
+    }
+
+    #[tokio::test]
+    async fn who_opens_at_the_same_time_gets_what_another_left() {
+        let (nodes, calls) = (Nodes::default(), calls().await);
+        let [first, second, writer] = [(1, libc::O_RDONLY), (2, libc::O_RDONLY), (3, libc::O_RDWR)]
+            .map(|(number, flags)| handle_for(&calls, number, flags));
+        let enter = |handle| nodes.enter(FILE, &metadata(), handle, Instant::now()).0;
+        let node = enter(&first);
+        for handle in [&writer, &second] {
+            assert_eq!(enter(handle), node);
+        }
+        nodes.look_up(node);
+        // The second comes first, takes what is there, and is gone before the others come.
+        let opening = nodes.open(node, libc::O_RDONLY).unwrap();
+        nodes.entered(node, &second);
+        nodes.release(node, opening.number);
+        assert!(nodes.open(node, libc::O_RDONLY).is_ok());
+        nodes.entered(node, &first);
+        assert!(nodes.open(node, libc::O_RDWR).is_ok());
+        nodes.entered(node, &writer);
     }
 }
