@@ -91,7 +91,10 @@ pub(super) async fn without_rights(scene: &Scene<'_>) -> Result<()> {
         bail!("anna has a session without a right");
     };
     let refused = format!("{:#}", anyhow::Error::from(refused));
-    ensure!(refused.contains("anna"), "{refused}");
+    ensure!(
+        refused.contains("may not have a session with deployment/web"),
+        "{refused}"
+    );
     grant(&scene.hub, "anna")?;
     let carrier = until("a right to be known", async || {
         Ok(Some(
