@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Between two departures.
-const EVERY: Duration = Duration::from_millis(5);
+const EVERY: Duration = Duration::from_millis(20);
 
 /// The departures of the copies for one session.
 #[derive(Debug, Default)]
@@ -47,12 +47,12 @@ mod tests {
         let start = Instant::now();
         let after = |milliseconds| start + Duration::from_millis(milliseconds);
         assert_eq!(departures.next(start), None);
-        let second = Some(after(5));
+        let second = Some(after(20));
         assert_eq!(departures.next(after(1)), second);
         assert_eq!(departures.next(after(4)), second);
-        departures.leave(after(5));
-        departures.leave(after(5));
-        assert_eq!(departures.next(after(6)), Some(after(10)));
+        departures.leave(after(20));
+        departures.leave(after(20));
+        assert_eq!(departures.next(after(21)), Some(after(40)));
         assert_eq!(departures.next(after(100)), None);
     }
 }
