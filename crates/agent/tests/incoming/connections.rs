@@ -5,11 +5,14 @@ use std::sync::Arc;
 use agent::Error;
 use agent::incoming::redirect::{Evidence, Port};
 
+use tokio::io::AsyncReadExt as _;
+
 use crate::programs::{
-    AGENT, APPLICATION, Application, Client, answer_all, echo, soon, who_answers,
+    AGENT, APPLICATION, Application, Client, answer_all, echo, socket, soon, who_answers,
 };
 use crate::world::{
-    BEYOND_IPV4, FROM_INSIDE, FROM_OUTSIDE, TARGET_IPV4, TARGET_IPV6, socket_address, world,
+    BEYOND_IPV4, CLIENT_IPV4, CLIENT_IPV6, FROM_INSIDE, FROM_OUTSIDE, TARGET_IPV4, TARGET_IPV6,
+    socket_address, world,
 };
 
 #[tokio::test]
@@ -141,6 +144,40 @@ async fn open_connections_stay_where_they_are() {
         assert_eq!(redirect.ports(), []);
     }
     application.stop().await;
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn a_client_that_uses_its_port_again_is_redirected_again() {
+    let Some(world) = world() else { return };
+    let _application = Application::start(&world.target, 80);
+    let redirect = world.redirect().await;
+    redirect.add_port(Port::tcp(80)).await.unwrap();
+    let clients = [
+        (CLIENT_IPV4, 40_004, TARGET_IPV4),
+        (CLIENT_IPV6, 40_006, TARGET_IPV6),
+    ];
+    for (own, port, address) in clients {
+        let to = socket_address(address, 80);
+        let socket = || {
+            let socket = world.client.inside(|| socket(to));
+            socket.set_reuseaddr(true).unwrap();
+            socket.bind(socket_address(own, port)).unwrap();
+            socket
+        };
+        let mut client = Client::connect_with(socket(), to).await;
+        // Whoever ends first remembers the connection for a minute.
+        drop(soon(redirect.accept()).await.unwrap());
+        assert_eq!(client.stream.read(&mut [0]).await.unwrap(), 0);
+        drop(client);
+        world.target.remembers(port).await;
+
+        let mut again = Client::connect_with(socket(), to).await;
+        let arrived = soon(redirect.accept()).await.unwrap();
+        tokio::spawn(echo(arrived.stream, AGENT));
+        assert_eq!(again.who().await, AGENT);
+        again.echo().await;
+    }
 }
 
 #[tokio::test]

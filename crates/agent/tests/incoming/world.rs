@@ -16,6 +16,7 @@ use crate::programs::soon;
 pub(crate) const TARGET_IPV4: &str = "10.77.0.2";
 pub(crate) const TARGET_IPV6: &str = "fd77::2";
 pub(crate) const CLIENT_IPV4: &str = "10.77.0.1";
+pub(crate) const CLIENT_IPV6: &str = "fd77::1";
 pub(crate) const BEYOND_IPV4: &str = "10.78.0.2";
 
 /// All ways to the target's ports: from the client, and from inside.
@@ -161,6 +162,22 @@ impl Network {
         let mut pairs = names.split(' ').zip(values.split(' '));
         let (_, value) = pairs.find(|pair| pair.0 == name).expect("such a counter");
         value.parse().expect("a number")
+    }
+
+    /// Waits until a connection with a client at this port has ended, and is remembered for late packets (TIME_WAIT).
+    pub(crate) async fn remembers(&self, clients_port: u16) {
+        let remembered = format!(":{clients_port:04X} 06 ");
+        let is_remembered = |name: &&str| {
+            let path = format!("/proc/{}/net/{name}", self.pid());
+            let sockets = fs::read_to_string(path).expect("the resident is there");
+            sockets.contains(&remembered)
+        };
+        let waiting = async {
+            while !["tcp", "tcp6"].iter().any(is_remembered) {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon(waiting).await;
     }
 
     /// Runs a program inside, and answers what it printed.

@@ -134,13 +134,18 @@ pub(super) fn is_local() -> [Attributes; 2] {
     [expression("fib", &attributes), is(&LOCAL.to_ne_bytes())]
 }
 
-/// A transparent socket has the packet already: one of ours, or another proxy's.
-pub(super) fn is_claimed() -> [Attributes; 2] {
+/// A transparent socket has the packet already: one of ours, or another proxy's. What is left of a connection that has
+/// ended is none: it has no mark, so the first expression does not match.
+pub(super) fn is_claimed() -> [Attributes; 3] {
     const TRANSPARENT: u32 = 0;
-    let attributes = Attributes::new()
-        .number(1, TRANSPARENT)
-        .number(2, REGISTER_1);
-    [expression("socket", &attributes), is(&[1])]
+    const MARK: u32 = 1;
+    [socket(MARK), socket(TRANSPARENT), is(&[1])]
+}
+
+/// Asks something about the socket that has the packet.
+fn socket(key: u32) -> Attributes {
+    let attributes = Attributes::new().number(1, key).number(2, REGISTER_1);
+    expression("socket", &attributes)
 }
 
 /// Where the ports are in the headers of TCP and UDP alike.

@@ -17,12 +17,12 @@
 //!         meta l4proto udp udp dport @udp_ipv4 jump udp
 //!     }
 //!     chain tcp {
-//!         socket transparent 1 return
+//!         socket mark >= 0 socket transparent 1 return
 //!         fib daddr type local tproxy ip to 192.0.2.1:40001 accept
 //!         fib daddr type local tproxy ip6 to [2001:db8::1]:40002 accept
 //!     }
 //!     chain udp {
-//!         socket transparent 1 return
+//!         socket mark >= 0 socket transparent 1 return
 //!         fib daddr type local tproxy ip to 192.0.2.1:(udp dport map @udp_ipv4) accept
 //!         fib daddr type local tproxy ip6 to [2001:db8::1]:(udp dport map @udp_ipv6) accept
 //!     }
@@ -40,7 +40,8 @@
 //! - Only packets for an address of this namespace: the namespace of a node also forwards those of others.
 //! - `tproxy` gives a packet to the socket of its connection first. Is this not a transparent socket, the rule does not
 //!   match: connections that were open before stay what they are. Is there no listener any more, it does not match either.
-//! - What another transparent proxy has claimed is left to it.
+//! - What another transparent proxy has claimed is left to it. A connection that has ended (TIME_WAIT) claims nothing, and
+//!   has no mark: a client that uses its port again would otherwise reach the application past us. `tproxy` knows the case.
 //! - Answers to datagrams must come from the port that was asked, and the application's socket has that port. So they are
 //!   sent from another one, and the rule at the output puts the right number in, before connections are tracked (-200).
 //! - The tables named after a port hold nothing. A table can be made only once: they are the claim on the port.
