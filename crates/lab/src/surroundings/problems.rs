@@ -20,9 +20,9 @@ const DISK_TO_BUILD: u64 = 8 << 30;
 const DISK_TO_RUN: u64 = 2 << 30;
 const MEMORY_PER_CLUSTER: u64 = 700 << 20;
 const MEMORY_PER_NODE: u64 = 150 << 20;
-/// Instances of inotify: by these, programs of Kubernetes notice that a file has changed. One that gets none ends. A control
-/// plane has ten, and what runs in pods some more.
-const INOTIFY_PER_CLUSTER: u64 = 12;
+/// Instances of inotify: by these, programs of Kubernetes notice that a file has changed. One that gets none ends. These are
+/// those of the control plane and of a node's own programs. What runs in pods may want more, or none.
+const INOTIFY_PER_CLUSTER: u64 = 10;
 const INOTIFY_PER_NODE: u64 = 8;
 
 /// One thing that is missing, and what to do about it.
