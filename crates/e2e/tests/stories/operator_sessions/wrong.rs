@@ -13,6 +13,7 @@ pub(super) async fn what_is_wrong_is_said(story: &Story<'_>) -> Result<()> {
     let shop = story.stage_in(0).await?;
     start_checkout(&shop)?;
     without_an_operator(story, &shop)?;
+    near_misses_are_named(story, &shop)?;
     with_operator(story, async |operator| {
         rights_are_those_at_the_operator(story, &shop)?;
         an_operator_can_be_left_out(story, &shop)?;
@@ -45,6 +46,39 @@ fn without_an_operator(story: &Story<'_>, shop: &Stage) -> Result<()> {
     let ended = succeed(exec_for(story, shop, "deployment/checkout")?.args(GREETING))?;
     ensure!(ended.stdout.trim() == "from the pod", "{ended}");
     ensure!(!ended.stderr.contains("operator"), "{ended}");
+    Ok(())
+}
+
+/// Whoever names what is not there is told what is like it, or what is missing.
+fn near_misses_are_named(story: &Story<'_>, shop: &Stage) -> Result<()> {
+    let cases: [(&str, &[&str], &str); 3] = [
+        (
+            "deployment/chekout",
+            &[],
+            "Did you mean deployment/checkout?",
+        ),
+        (
+            "statefulset/checkout",
+            &[],
+            "Did you mean deployment/checkout?",
+        ),
+        (
+            "deployment/checkout",
+            &["-n", "nowhere"],
+            "There is no such namespace",
+        ),
+    ];
+    for (target, flags, expected) in cases {
+        let mut session = exec_for(story, shop, target)?;
+        let refused = succeed_not(session.args(flags).args(GREETING))?;
+        ensure!(refused.stderr.contains(expected), "{expected}: {refused}");
+    }
+    let mut listing = standin_for(story, shop)?;
+    let listed = succeed(listing.args(["ls", "-n", "nowhere"]))?;
+    ensure!(
+        listed.stderr.contains("there is no namespace nowhere"),
+        "{listed}"
+    );
     Ok(())
 }
 
