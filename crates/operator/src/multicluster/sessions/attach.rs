@@ -86,8 +86,8 @@ fn review(user: &User) -> SubjectAccessReview {
 
 #[cfg(test)]
 mod tests {
-    use api::MirrordClusterSessionSpec;
     use api::session::SessionOwner;
+    use api::{MirrordClusterSessionSpec, SessionData};
 
     use super::*;
 
@@ -103,6 +103,7 @@ mod tests {
             generation: 0,
             resume_window_secs: 60,
             client_certificate: String::new(),
+            data: SessionData::default(),
         };
         MirrordClusterSession::new("mc-1-east", spec)
     }

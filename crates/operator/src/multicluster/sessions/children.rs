@@ -250,8 +250,8 @@ fn unreachable(access: &Access, health: &Health) -> Option<Observed> {
 
 #[cfg(test)]
 mod tests {
-    use api::MirrordClusterSessionSpec;
     use api::session::{SessionOwner, SessionPhase};
+    use api::{MirrordClusterSessionSpec, SessionData};
     use jiff::Timestamp;
 
     use super::*;
@@ -300,6 +300,7 @@ mod tests {
             generation: 0,
             resume_window_secs: 60,
             client_certificate: String::new(),
+            data: SessionData::default(),
         };
         let mut child = MirrordClusterSession::new("mc-1-east", spec);
         child.status = Some(api::MirrordClusterSessionStatus::default());
