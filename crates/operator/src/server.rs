@@ -204,7 +204,7 @@ async fn answer_asked(
             let asking = Asking {
                 namespace,
                 target,
-                parameters,
+                parameters: *parameters,
             };
             connect::connect(shared, user, asking, request).await
         }
