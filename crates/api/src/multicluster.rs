@@ -6,6 +6,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::data::SessionData;
 use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod};
 
 /// Keeps a parent's object until its children are gone.
@@ -64,6 +65,20 @@ pub struct MirrordMultiClusterSessionSpec {
     pub resume_window_secs: u64,
     /// The SHA-256 of the client's certificate, in hexadecimal digits. Ours.
     pub client_certificate: String,
+    /// As the client said it. Its parts get what is theirs. Ours.
+    #[serde(default, skip_serializing_if = "SessionData::is_empty")]
+    pub data: SessionData,
+}
+
+impl MirrordMultiClusterSessionSpec {
+    /// The data of the session's part in a cluster. A branch is there once, in the Default; each cluster has queues of its
+    /// own.
+    pub fn data_in(&self, cluster: &str) -> SessionData {
+        match cluster == self.default_cluster {
+            true => self.data.clone(),
+            false => self.data.without_branches(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

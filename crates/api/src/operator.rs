@@ -17,6 +17,7 @@ pub struct MirrordOperator {
     #[schemars(with = "crate::target::AnyObject")]
     pub metadata: ObjectMeta,
     pub spec: MirrordOperatorSpec,
+    #[serde(default)]
     pub status: MirrordOperatorStatus,
 }
 
@@ -37,14 +38,17 @@ impl MirrordOperator {
     }
 }
 
-/// What an operator is.
+/// What an operator is. One of another version may say less.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MirrordOperatorSpec {
     /// Whether copies of targets can be made.
+    #[serde(default)]
     pub copy_target_enabled: bool,
     /// The namespace of targets that are named without one.
+    #[serde(default)]
     pub default_namespace: String,
     /// The features that the oldest clients look for.
+    #[serde(default)]
     pub features: Vec<String>,
     /// Absent where no licence was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,11 +57,14 @@ pub struct MirrordOperatorSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multi_cluster: Option<MultiClusterRoles>,
     /// The namespace in which the operator runs.
+    #[serde(default)]
     pub operator_namespace: String,
     pub operator_version: String,
     /// The version of what agents and clients speak with one another.
+    #[serde(default)]
     pub protocol_version: String,
     /// All features that work.
+    #[serde(default)]
     pub supported_features: Vec<String>,
 }
 
@@ -89,9 +96,13 @@ pub struct License {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MirrordOperatorStatus {
     /// Other clusters, where there are some. Empty in an operator for one cluster.
+    #[serde(default)]
     pub connected_clusters: Vec<ConnectedCluster>,
+    #[serde(default)]
     pub copy_targets: Vec<String>,
+    #[serde(default)]
     pub sessions: Vec<RunningSession>,
+    #[serde(default)]
     pub statistics: Statistics,
 }
 

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::GROUP_VERSION;
+use crate::data::SessionData;
 use crate::target::{InvalidTarget, TargetPath};
 
 /// Keeps a session's object until its agents are gone.
@@ -51,6 +52,9 @@ pub struct MirrordClusterSessionSpec {
     pub resume_window_secs: u64,
     /// The SHA-256 of the client's certificate, in hexadecimal digits: agents let nobody else in. Ours.
     pub client_certificate: String,
+    /// Branches are those of this cluster's own databases, and only the Default of several clusters has some. Ours.
+    #[serde(default, skip_serializing_if = "SessionData::is_empty")]
+    pub data: SessionData,
 }
 
 impl MirrordClusterSessionSpec {

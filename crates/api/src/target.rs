@@ -266,6 +266,9 @@ pub struct TargetStatus {
     /// The sessions that are there now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sessions: Vec<TargetSession>,
+    /// The clusters that have it, where the operator coordinates several. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<String>,
 }
 
 /// Whoever is at a target already.

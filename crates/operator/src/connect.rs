@@ -257,6 +257,7 @@ fn wanted(
         generation: 0,
         resume_window_secs: asking.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
+        data: asking.parameters.data.clone(),
     };
     let mut session = MirrordClusterSession::new(&client.id.object_name(), spec);
     session.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);

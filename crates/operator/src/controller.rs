@@ -27,7 +27,8 @@ use kube::runtime::reflector::{ObjectRef, store};
 use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
-use self::plan::{Observed, Plan, closing, ending, plan};
+pub(crate) use self::plan::closing;
+use self::plan::{Observed, Plan, ending, plan};
 use self::validate::Invalid;
 pub(crate) use self::validate::Wanted;
 pub(crate) use self::validate::workload;

@@ -59,10 +59,10 @@ fn workloads_are_listed_and_what_they_made_is_not() {
     assert_eq!(
         shown(&found, &[]),
         [
-            "deployment.web app,sidecar 2 - 80",
-            "pod.web-1-a app,sidecar - - 80",
-            "replicaset.alone app,sidecar 2 - 80",
-            "service.web app,sidecar - - 80",
+            "deployment.web app,sidecar 2 - 80 -",
+            "pod.web-1-a app,sidecar - - 80 -",
+            "replicaset.alone app,sidecar 2 - 80 -",
+            "service.web app,sidecar - - 80 -",
         ]
     );
 }
@@ -105,7 +105,7 @@ fn whoever_is_at_a_target_is_shown() {
     for (namespace, target, user) in cases {
         assert_eq!(
             shown(&found, &[session(namespace, target)]),
-            [format!("deployment.web app,sidecar 1 {user} 80")]
+            [format!("deployment.web app,sidecar 1 {user} 80 -")]
         );
     }
 }

@@ -69,6 +69,7 @@ fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordCluste
         generation: generation(parent, cluster),
         resume_window_secs: spec.resume_window_secs,
         client_certificate: spec.client_certificate.clone(),
+        data: spec.data_in(cluster),
     };
     let name = child_name(&parent.name_any(), cluster);
     let mut child = MirrordClusterSession::new(&name, child);
@@ -160,3 +161,6 @@ fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests;
