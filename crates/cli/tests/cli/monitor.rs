@@ -176,7 +176,8 @@ impl Service {
         service
     }
 
-    fn ask(&self, path: &str) -> String {
+    /// Asks for all, one after the other on one connection.
+    fn ask(&self, options: &[&str], paths: &[&str]) -> String {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.0.id().to_string()]);
         command.args([
@@ -185,7 +186,12 @@ impl Service {
             "--show-error",
             "--http2-prior-knowledge",
         ]);
-        command.arg(format!("http://127.0.0.1:8080{path}"));
+        command.args(options);
+        command.args(
+            paths
+                .iter()
+                .map(|path| format!("http://127.0.0.1:8080{path}")),
+        );
         Ended::from(command.output().unwrap()).stdout
     }
 }
@@ -200,7 +206,7 @@ impl Drop for Service {
 const HTTP2_SERVER: &str = r#"
     require("http2").createServer((request, response) => {
         response.writeHead(request.url === "/broken" ? 503 : 200);
-        response.end("from the program");
+        response.end("from the program\n");
     }).listen(8080)"#;
 
 #[test]
@@ -212,9 +218,11 @@ fn requests_of_http2_are_told_one_by_one() {
     command.args(["--", "node", "-e", HTTP2_SERVER]);
     let mut session = Running::start(command);
     session.until_said("everything goes to the program");
-    for path in ["/cart/1", "/broken"] {
-        assert_eq!(service.ask(path), "from the program");
-    }
+    let answers = service.ask(&[], &["/cart/1", "/cart/2?all", "/broken", "/cart/1"]);
+    assert_eq!(answers, "from the program\n".repeat(4));
+    let long = format!("X-Long: {}", "~".repeat(20_000));
+    let options = ["--data", "one=two", "--header", &long];
+    assert_eq!(service.ask(&options, &["/orders"]), "from the program\n");
     let listed = json_of(&standin, &["sessions", "--json"]);
     let id = listed[0]["session_id"].as_str().unwrap();
     let requests = || {
@@ -226,20 +234,25 @@ fn requests_of_http2_are_told_one_by_one() {
         let shown = requests.map(|event| {
             let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
             format!(
-                "{} {} {} {} {}",
+                "{} {} {} {} {} {} {}",
                 text("protocol"),
                 text("method"),
                 text("path"),
                 event["status"],
-                text("handling")
+                text("handling"),
+                event["received"],
+                event["sent"],
             )
         });
         shown.collect::<Vec<_>>()
     };
-    until("both requests are told", || requests().len() == 2);
+    until("all requests are told", || requests().len() == 5);
     let expected = [
-        "HTTP/2 GET /cart/1 200 stolen",
-        "HTTP/2 GET /broken 503 stolen",
+        "HTTP/2 GET /cart/1 200 stolen 0 17",
+        "HTTP/2 GET /cart/2?all 200 stolen 0 17",
+        "HTTP/2 GET /broken 503 stolen 0 17",
+        "HTTP/2 GET /cart/1 200 stolen 0 17",
+        "HTTP/2 POST /orders 200 stolen 7 17",
     ];
     assert_eq!(requests(), expected);
 }

@@ -71,7 +71,7 @@ export function Overview({ session, advice, now, isLive }: Props) {
                 {port.cluster && <span className="tag">{port.cluster}</span>}
                 <span className="dim">
                   {plural(port.requests, "request")}, {plural(port.connections, "connection")}
-                  {port.last_traffic !== undefined && isLive && `, last ${age(now - port.last_traffic)} ago`} · checked: {port.checked}
+                  {port.last_traffic !== undefined && isLive && `, last ${age(now - port.last_traffic)} ago`} · {CHECKED[port.checked] ?? port.checked}
                 </span>
               </li>
             ))}
@@ -81,6 +81,13 @@ export function Overview({ session, advice, now, isLive }: Props) {
     </div>
   );
 }
+
+/** How far it was checked that traffic comes. */
+const CHECKED: Record<string, string> = {
+  nothing: "not checked",
+  loopback: "checked on loopback only",
+  outside: "checked from outside",
+};
 
 function Number({ name, value, more, bad }: { name: string; value: number; more: string; bad?: number }) {
   return (

@@ -90,13 +90,15 @@ export function Config({ detail }: { detail: Detail }) {
           </>
         ) : (
           "There is no configuration file: everything is a default, a variable or a flag."
-        )}{" "}
-        <label className="chip">
-          <input type="checkbox" checked={onlySet} onChange={(event) => setOnlySet(event.target.checked)} /> Only what differs from defaults
-        </label>
+        )}
       </p>
       <DataTable
         caption="Configuration"
+        filters={
+          <label className="chip">
+            <input type="checkbox" checked={onlySet} onChange={(event) => setOnlySet(event.target.checked)} /> Only what differs from defaults
+          </label>
+        }
         rows={rows}
         columns={CONFIG}
         keyOf={(row) => row.key}
@@ -104,8 +106,8 @@ export function Config({ detail }: { detail: Detail }) {
         empty="Everything is as it is by default."
       />
       {magic.length > 0 && (
-        <section className="magic" aria-label="Magic">
-          <h3>What magic has added</h3>
+        <section className="magic" aria-labelledby="magic">
+          <h2 id="magic">What magic has added</h2>
           <dl>
             {magic.map(([bundle, text]) => (
               <div key={bundle}>
