@@ -4,6 +4,8 @@ export interface Tab {
   id: string;
   label: string;
   badge?: number;
+  /** What the badge counts wants to be looked at. */
+  isWarning?: boolean;
   content: () => ReactNode;
 }
 
@@ -40,7 +42,7 @@ export function Tabs({ tabs, chosen, onChoose }: { tabs: Tab[]; chosen: string; 
             onKeyDown={move}
           >
             {tab.label}
-            {tab.badge !== undefined && tab.badge > 0 && <span className="badge">{tab.badge.toLocaleString()}</span>}
+            {tab.badge !== undefined && tab.badge > 0 && <span className={tab.isWarning ? "badge warning" : "badge"}>{tab.badge.toLocaleString()}</span>}
           </button>
         ))}
       </div>

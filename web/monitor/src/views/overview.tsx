@@ -46,7 +46,7 @@ export function Overview({ session, advice, now, isLive }: Props) {
           <Number name="Requests" value={incoming.requests} more={`${incoming.stolen} stolen, ${incoming.mirrored} mirrored`} bad={incoming.failed} />
           <Number name="Incoming" value={incoming.connections} more={`${incoming.open} open · ${bytes(incoming.received_bytes + incoming.sent_bytes)}`} />
           <Number name="Outgoing" value={outgoing.connections} more={`${outgoing.open} open · ${bytes(outgoing.received_bytes + outgoing.sent_bytes)}`} bad={outgoing.failed} />
-          <Number name="Remote files" value={files.remote} more={`${bytes(files.read_bytes)} read · ${files.local.toLocaleString()} local`} bad={files.failed} />
+          <Number name="Remote files" value={files.remote} more={`${bytes(files.read_bytes)} · ${files.local.toLocaleString()} local`} bad={files.failed} />
           <Number name="Names" value={names.queries} more={`${names.cached} from memory`} bad={names.failed} />
         </dl>
       </section>

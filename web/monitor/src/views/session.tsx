@@ -31,6 +31,7 @@ export function SessionView({ session, tab, now, onTab }: Props) {
       id: "overview",
       label: "Overview",
       badge: advice.length,
+      isWarning: true,
       content: () => <Overview session={session} advice={advice} now={now} isLive={isLive} />,
     },
     { id: "events", label: "Events", badge: events.length, content: () => <Events events={events} missed={session.missed} caption="Events" /> },

@@ -32,13 +32,18 @@ export function Environment({ detail }: { detail: Detail }) {
   return (
     <>
       <p className="hint">
-        {detail.shows_env_values
-          ? "Variables that the program has from the target. Values are shown one at a time."
-          : "Variables that the program has from the target. Values may be secrets and did not come to this page; `standin ui --show-env-values` brings them."}
+        Variables that the program has from the target.{" "}
+        {detail.shows_env_values ? (
+          "Values are shown one at a time."
+        ) : (
+          <>
+            Values may be secrets and did not come to this page; <code className="whole">standin ui --show-env-values</code> brings them.
+          </>
+        )}
       </p>
       <DataTable
         caption="Environment"
-        rows={detail.state.env}
+        rows={detail.state.env.toSorted(([one], [other]) => one.localeCompare(other))}
         columns={columns}
         keyOf={([name]) => name}
         textOf={([name]) => name}
