@@ -176,23 +176,13 @@ impl Service {
         service
     }
 
-    /// Asks for all, one after the other on one connection.
-    fn ask(&self, options: &[&str], paths: &[&str]) -> String {
+    /// What a client prints that runs beside the service.
+    fn ask(&self, client: &[&str]) -> String {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.0.id().to_string()]);
-        command.args([
-            "curl",
-            "--silent",
-            "--show-error",
-            "--http2-prior-knowledge",
-        ]);
-        command.args(options);
-        command.args(
-            paths
-                .iter()
-                .map(|path| format!("http://127.0.0.1:8080{path}")),
-        );
-        Ended::from(command.output().unwrap()).stdout
+        let ended = Ended::from(command.args(client).output().unwrap());
+        ended.expect(0);
+        ended.stdout
     }
 }
 
@@ -209,6 +199,19 @@ const HTTP2_SERVER: &str = r#"
         response.end("from the program\n");
     }).listen(8080)"#;
 
+/// Asks for its arguments, one after the other on one connection.
+const HTTP2_CLIENT: &str = r#"
+    const connection = require("http2").connect("http://127.0.0.1:8080");
+    const ask = (path) => new Promise((answered) => {
+        const stream = connection.request({ ":path": path, "x-user": "alice" });
+        stream.pipe(process.stdout, { end: false });
+        stream.on("end", answered).end();
+    });
+    (async () => {
+        for (const path of process.argv.slice(1)) await ask(path);
+        connection.close();
+    })()"#;
+
 #[test]
 #[ignore = "needs root"]
 fn requests_of_http2_are_told_one_by_one() {
@@ -218,11 +221,16 @@ fn requests_of_http2_are_told_one_by_one() {
     command.args(["--", "node", "-e", HTTP2_SERVER]);
     let mut session = Running::start(command);
     session.until_said("everything goes to the program");
-    let answers = service.ask(&[], &["/cart/1", "/cart/2?all", "/broken", "/cart/1"]);
+    let node = ["node", "-e", HTTP2_CLIENT];
+    let paths = ["/cart/1", "/cart/2?all", "/broken", "/cart/1"];
+    let answers = service.ask(&[&node[..], &paths].concat());
     assert_eq!(answers, "from the program\n".repeat(4));
+    // A head that takes more than one frame.
     let long = format!("X-Long: {}", "~".repeat(20_000));
-    let options = ["--data", "one=two", "--header", &long];
-    assert_eq!(service.ask(&options, &["/orders"]), "from the program\n");
+    let mut curl = vec!["curl", "--silent", "--show-error"];
+    curl.extend(["--http2-prior-knowledge", "--header", &long]);
+    curl.extend(["--data", "one=two", "http://127.0.0.1:8080/orders"]);
+    assert_eq!(service.ask(&curl), "from the program\n");
     let listed = json_of(&standin, &["sessions", "--json"]);
     let id = listed[0]["session_id"].as_str().unwrap();
     let requests = || {
