@@ -14,6 +14,7 @@ use super::super::operator::Operator;
 use super::super::surroundings::{Running, cache, standin_for};
 use super::policies::policies_reach_sessions_that_run;
 use super::secrets::{TALKATIVE, give_password, secrets_are_nowhere};
+use super::watching::it_is_watched_by_the_same_name;
 use super::{
     Shell, User, ask_operator, listed_sessions, nothing_is_left, session_for, with_operator,
     with_operator_that,
@@ -144,6 +145,7 @@ async fn sessions_are_listed_and_killed(
     ensure!(listed["target"] == "deployment/checkout", "{listed}");
     ensure!(listed["namespace"] == shop.namespace.as_str(), "{listed}");
     let id = listed["id"].as_str().context("no id")?;
+    it_is_watched_by_the_same_name(story, shop, id, &mut session).await?;
     let status = ask_operator(story, shop, &["status"])?;
     let namespace = format!("namespace  {}", operator.stage.namespace);
     for expected in [
