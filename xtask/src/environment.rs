@@ -12,9 +12,6 @@ pub(crate) const FIXTURES: &str = "STANDIN_FIXTURES";
 /// The folder of the AWS CLI and of moto, for the tests of sessions.
 pub(crate) const AWS_TOOLS: &str = "STANDIN_AWS_TOOLS";
 
-/// The cargo that runs this program. Set by cargo.
-pub(crate) const CARGO: &str = "CARGO";
-
 /// The folder of the running package's manifest. Set by `cargo run`.
 pub(crate) const CARGO_MANIFEST_DIR: &str = "CARGO_MANIFEST_DIR";
 
@@ -45,7 +42,7 @@ pub(crate) const KEPT_BY_SUDO: &[&str] = &[
     lab::environment::SHOP_NODE,
     lab::environment::LAB_DIRECTORY,
     lab::environment::IMAGE_LOADER,
-    CARGO,
+    "CARGO",
     CARGO_MANIFEST_DIR,
     XDG_CACHE_HOME,
     DEBIAN_FRONTEND,

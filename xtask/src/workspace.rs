@@ -52,22 +52,6 @@ pub(crate) fn image_target() -> Result<PathBuf> {
     Ok(target()?.join("image"))
 }
 
-/// A cargo command that runs at the top of the repository.
-pub(crate) fn cargo(root: &Path) -> Command {
-    let mut command =
-        Command::new(env::var_os(environment::CARGO).unwrap_or_else(|| "cargo".into()));
-    command.current_dir(root);
-    // What `cargo run` says about this package is not about those that are built: a dependency whose build reads it would be
-    // built anew, and all that use it, whenever cargo is called from here and from a shell in turn.
-    for (name, _) in env::vars_os() {
-        let text = name.to_string_lossy();
-        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&name);
-        }
-    }
-    command
-}
-
 /// A text file of the repository.
 #[derive(Debug)]
 pub(crate) struct Source {

@@ -12,7 +12,7 @@ use crate::target::{InvalidTarget, TargetPath};
 pub const FINALIZER: &str = "mirrord.metalbear.co/session-cleanup";
 
 /// One session of one user with one target, as the operator's controller drives it.
-#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "mirrord.metalbear.co",
     version = "v1alpha",

@@ -24,7 +24,7 @@ use config::{FileMode, Resolved, Settings};
 use proxy::{Launch, Monitor, Session, Tell};
 
 pub(crate) use agent::{access, program as agent_program};
-pub(crate) use arguments::{ClusterFlags, ExecArguments};
+pub(crate) use arguments::{ClusterFlags, ExecArguments, WayFlags};
 pub(crate) use progress::{Progress, colors};
 
 use agent::{Agent, InCluster, Way};

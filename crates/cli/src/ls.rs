@@ -8,7 +8,7 @@ use clap::Args;
 use cluster::{Cluster, Listing};
 
 use crate::exec::settings::load_with;
-use crate::exec::{ClusterFlags, Progress, access};
+use crate::exec::{ClusterFlags, Progress, WayFlags, access};
 use crate::table;
 
 #[derive(Debug, Args)]
@@ -16,6 +16,8 @@ use crate::table;
 pub(crate) struct LsArguments {
     #[command(flatten)]
     cluster: ClusterFlags,
+    #[command(flatten)]
+    way: WayFlags,
     /// The configuration file, as for `standin exec`
     #[arg(short = 'f', long = "config-file", value_name = "FILE")]
     config_file: Option<PathBuf>,
@@ -34,18 +36,22 @@ is shown as well.";
 
 pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     let progress = Progress::new(true);
-    let add_flags = |layers| arguments.cluster.add_to(layers);
+    let add_flags = |layers| arguments.way.add_to(arguments.cluster.add_to(layers));
     let file = arguments.config_file.as_deref();
     let settings = load_with(file, add_flags, &progress)?.settings;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (listing, namespace) = runtime.block_on(async {
+    let (listing, namespace, is_there) = runtime.block_on(async {
         let cluster = Cluster::connect(&access(&settings)).await?;
         let namespace = cluster.namespace().to_owned();
         let listing = list(&cluster, &namespace, settings.operator, &progress).await?;
-        Ok::<_, cluster::Error>((listing, namespace))
+        let is_there = match listing.targets.is_empty() {
+            true => cluster::has_namespace(&cluster, &namespace).await,
+            false => None,
+        };
+        Ok::<_, cluster::Error>((listing, namespace, is_there))
     })?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&listing.targets)?);
@@ -53,9 +59,7 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
         print!("{}", table(&listing));
     }
     if listing.targets.is_empty() {
-        progress.say(&format!(
-            "there is nothing in the namespace {namespace}; `-n` names another one"
-        ));
+        progress.say(&nothing(&namespace, is_there));
     }
     if !listing.forbidden.is_empty() {
         progress.say(&format!(
@@ -64,6 +68,14 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
         ));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn nothing(namespace: &str, is_there: Option<bool>) -> String {
+    let what = match is_there {
+        Some(false) => format!("there is no namespace {namespace}"),
+        Some(true) | None => format!("there is nothing in the namespace {namespace}"),
+    };
+    format!("{what}; -n names another one, --context another cluster")
 }
 
 /// Through the operator where there is one: it knows who is where, and shows what the user may not look up. A list is a
@@ -120,6 +132,18 @@ mod tests {
     use cluster::Listed;
 
     use super::*;
+
+    #[test]
+    fn a_namespace_that_is_not_there_is_told_from_an_empty_one() {
+        let rest = "-n names another one, --context another cluster";
+        for (is_there, what) in [
+            (Some(false), "there is no namespace shop"),
+            (Some(true), "there is nothing in the namespace shop"),
+            (None, "there is nothing in the namespace shop"),
+        ] {
+            assert_eq!(nothing("shop", is_there), format!("{what}; {rest}"));
+        }
+    }
 
     #[test]
     fn a_table_has_columns() {

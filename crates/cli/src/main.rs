@@ -7,6 +7,8 @@
 
 mod api;
 mod diagnose;
+#[cfg(test)]
+mod documents;
 mod environment;
 mod exec;
 mod exit;
@@ -106,7 +108,7 @@ fn main() -> ExitCode {
         }
     };
     result.unwrap_or_else(|error| {
-        eprintln!("standin: {error:#}");
+        eprintln!("standin: {}", chain(&error));
         if let Some(error) = error.downcast_ref::<proxy::LaunchError>() {
             eprintln!("  {}", error.hint());
         }
@@ -114,9 +116,35 @@ fn main() -> ExitCode {
     })
 }
 
+/// An error with its causes, in one line. Some of them repeat what is behind them.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_cause_repeats_is_said_once() {
+        let error = |causes: &[&'static str]| {
+            let (last, others) = causes.split_last().unwrap();
+            let others = others.iter().rev();
+            chain(&others.fold(anyhow::Error::msg(*last), |error, text| {
+                error.context(*text)
+            }))
+        };
+        assert_eq!(error(&["a", "b", "c"]), "a: b: c");
+        assert_eq!(error(&["a", "cannot b: c", "c"]), "a: cannot b: c");
+    }
 
     #[test]
     fn who_forgets_the_dashes_is_told() {

@@ -36,7 +36,29 @@ impl Place {
     }
 }
 
+const LIST_EXAMPLES: &str = "\
+Examples:
+  standin sessions
+  standin sessions --json
+
+A session of root, as with `sudo standin exec`, is listed to root: `sudo standin sessions`. Sessions of other people in a
+cluster are listed by `standin operator session list`.";
+
+const EXAMPLES: &str = "\
+Examples:
+  # what it is; the beginning of the id is enough
+  standin session 5eed info
+
+  # what happens in it, one JSON object in each line, until it ends
+  standin session 5eed events --json --follow
+
+  # which setting has which value, and why
+  standin session 5eed config
+
+`standin sessions` lists the ids.";
+
 #[derive(Debug, Args)]
+#[command(after_help = LIST_EXAMPLES)]
 pub(crate) struct SessionsArguments {
     /// Print JSON: everything that each session says of itself
     #[arg(long)]
@@ -46,6 +68,7 @@ pub(crate) struct SessionsArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct SessionArguments {
     /// The session's id, or its beginning
     id: String,
@@ -59,6 +82,7 @@ pub(crate) struct SessionArguments {
 enum What {
     /// What the session is: target, processes, ports, counters
     Info {
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -82,6 +106,7 @@ enum What {
     },
     /// Every setting with its value and the reason for it
     Config {
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },

@@ -29,7 +29,16 @@ use crate::sessions::{Place, runtime};
 /// Where the page is developed.
 const VITE: &str = "http://localhost:5173";
 
+const EXAMPLES: &str = "\
+Examples:
+  standin ui
+  standin ui --no-open --port 8080
+
+  # what was recorded by `standin exec --record session.jsonl -- COMMAND`
+  standin ui --replay session.jsonl";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct UiArguments {
     /// Do not open a browser; the address is printed
     #[arg(long)]

@@ -11,10 +11,16 @@ use config::{Format, Place, Problem, Style};
 
 use crate::exec::{colors, settings};
 
+const EXAMPLES: &str = "\
+Examples:
+  standin verify-config
+  standin verify-config .mirrord/mirrord.json
+
+Exit code: 0 when the file can be used, also with warnings; 1 when it cannot; 125 when there is none.
+`standin exec --print-config` shows what becomes of the file together with variables and flags.";
+
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Exit code: 0 when the file can be used, also with warnings; 1 when it cannot; 125 when there is none."
-)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct VerifyArguments {
     /// The file: JSON, YAML or TOML, by its ending. Without it, the one that `standin exec` would use here
     file: Option<PathBuf>,
@@ -24,7 +30,7 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<ExitCode> {
     let file = match &arguments.file {
         Some(file) => file.clone(),
         None => settings::discover(Path::new(""), |text| eprintln!("standin: {text}"))?
-            .context("there is no configuration file here: name one")?,
+            .context("there is no configuration file here: name one. docs/configuration.md has what can be in it")?,
     };
     let (text, format) = read(&file)?;
     let report = config::verify(&file.display().to_string(), &text, format);

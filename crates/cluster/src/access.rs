@@ -7,6 +7,7 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use crate::client::client;
 use crate::error::{Error, Result};
 
 const CONNECT: Duration = Duration::from_secs(10);
@@ -56,7 +57,7 @@ impl Cluster {
         }
         let namespace = config.default_namespace.clone();
         let server = config.cluster_url.to_string();
-        let client = Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))?;
+        let client = client(config).map_err(|error| Error::Client(Box::new(error)))?;
         Ok(Self {
             client,
             namespace,
@@ -117,8 +118,24 @@ async fn config(access: &Access) -> Result<(Config, Option<String>)> {
     };
     let context = access.context.clone();
     let context = context.or_else(|| kubeconfig.current_context.clone());
+    ensure_there(context.as_deref(), &kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
     Ok((config, context))
+}
+
+/// Whoever misspells a context is told which there are.
+fn ensure_there(context: Option<&str>, kubeconfig: &Kubeconfig) -> Result<()> {
+    let named = kubeconfig.contexts.iter().map(|context| &context.name);
+    let there: Vec<String> = named.cloned().collect();
+    match context {
+        Some(context) if there.iter().any(|name| name == context) => Ok(()),
+        // The library has words for a file in which there is nothing.
+        _ if there.is_empty() => Ok(()),
+        context => Err(Error::NoContext {
+            context: context.unwrap_or_default().to_owned(),
+            there,
+        }),
+    }
 }
 
 impl fmt::Debug for Cluster {
@@ -128,5 +145,37 @@ impl fmt::Debug for Cluster {
             .field("server", &self.server)
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_that_is_not_there_is_answered_with_those_that_are() {
+        let check = |names: &[&str], context: Option<&str>, expected: Option<&str>| {
+            let contexts = names.iter().map(|name| format!("{{name: {name}}}"));
+            let contexts = contexts.collect::<Vec<_>>().join(", ");
+            let kubeconfig = Kubeconfig::from_yaml(&format!("contexts: [{contexts}]")).unwrap();
+            let said = ensure_there(context, &kubeconfig).map_err(|error| error.to_string());
+            assert_eq!(said.err().as_deref(), expected);
+        };
+        check(&["east", "west"], Some("west"), None);
+        check(&[], Some("west"), None);
+        check(
+            &["east", "west"],
+            Some("wset"),
+            Some(
+                "there is no context `wset` in the kubeconfig; it has east, west. --context names one, --kubeconfig another file",
+            ),
+        );
+        check(
+            &["east"],
+            None,
+            Some(
+                "the kubeconfig has no current context; it has east. --context names one, --kubeconfig another file",
+            ),
+        );
     }
 }

@@ -12,8 +12,21 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    #[error("the kubeconfig cannot be used; `kubectl config view` shows what there is")]
+    #[error(
+        "the kubeconfig cannot be used; `kubectl config view` shows what there is, and --kubeconfig names another file"
+    )]
     Kubeconfig(#[source] Box<KubeconfigError>),
+
+    #[error(
+        "{}; it has {}. --context names one, --kubeconfig another file",
+        no_context(.context),
+        .there.join(", ")
+    )]
+    NoContext {
+        /// Empty: none was named, and none is the current one.
+        context: String,
+        there: Vec<String>,
+    },
 
     #[error("the client of the API server cannot be made from the kubeconfig")]
     Client(#[source] Box<kube::Error>),
@@ -158,6 +171,7 @@ impl Error {
             | Self::SessionExpired(_)
             | Self::Api { .. } => true,
             Self::Kubeconfig(_)
+            | Self::NoContext { .. }
             | Self::Client(_)
             | Self::Unauthorized(_)
             | Self::Forbidden { .. }
@@ -176,6 +190,13 @@ impl Error {
 impl From<KubeconfigError> for Error {
     fn from(error: KubeconfigError) -> Self {
         Self::Kubeconfig(Box::new(error))
+    }
+}
+
+fn no_context(context: &str) -> String {
+    match context {
+        "" => "the kubeconfig has no current context".to_owned(),
+        context => format!("there is no context `{context}` in the kubeconfig"),
     }
 }
 

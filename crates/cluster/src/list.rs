@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
-use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec, Service};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodTemplateSpec, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
 use kube::core::NamespaceResourceScope;
@@ -120,6 +120,13 @@ pub async fn list(cluster: &Cluster, namespace: &str) -> Result<Listing> {
         ..listed(Kind::Pod, &pod.metadata, containers(pod), 0)
     }));
     Ok(listing)
+}
+
+/// Whether a namespace is there. None: the user may not know.
+pub async fn has_namespace(cluster: &Cluster, name: &str) -> Option<bool> {
+    let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+    let found = namespaces.get_metadata_opt(name).await.ok()?;
+    Some(found.is_some())
 }
 
 async fn list_pods(cluster: &Cluster, namespace: &str) -> Result<Vec<Pod>> {

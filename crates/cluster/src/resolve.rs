@@ -143,7 +143,9 @@ impl Lookup<'_> {
             Some(404) => Error::NotFound {
                 target: format!("{}/{}", kind.as_str(), self.target.name),
                 namespace: namespace.clone(),
-                hint: format!("`standin ls -n {namespace}` lists what is there"),
+                hint: format!(
+                    "`standin ls -n {namespace}` lists what is there; -n names another namespace, --context another cluster"
+                ),
             },
             Some(403) => {
                 let needed = rights::for_session(*kind);

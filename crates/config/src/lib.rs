@@ -49,6 +49,7 @@ pub use layers::{Layers, Origin, Origins, Resolved};
 pub use magic::MagicSurroundings;
 pub use outgoing::{OutgoingRules, Side};
 pub use problem::{Problem, ProblemKind, Severity};
+pub use read::closest;
 pub use reference::reference_text;
 pub use report::{Report, Style, verify};
 pub use schema::schema_text;

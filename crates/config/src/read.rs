@@ -13,7 +13,7 @@ use crate::settings::{Target, check_method, check_pattern, check_query, check_re
 use crate::shape::{self, Check, Kind, ListShape, MapShape, Shape, TextShape};
 use crate::tree::{Key, Node, Span, Value};
 
-pub(crate) use suggest::closest;
+pub use suggest::closest;
 
 /// A problem whose place has not been turned into lines and columns yet.
 #[derive(Debug)]

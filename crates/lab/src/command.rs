@@ -1,12 +1,30 @@
 //! Running other programs, with errors that show what they said.
 
+use std::env;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::error::{Doing as _, Error, Result};
 
 /// How much of a failed program's output an error message shows.
 const LINES_SHOWN: usize = 15;
+
+/// The cargo that runs this program, or else the one that is found, at the top of a repository.
+///
+/// What `cargo run` and `cargo test` say about their package is not about those that are built: a dependency whose build
+/// reads it would be built anew, and all that use it, whenever cargo is called from here and from a shell in turn.
+pub fn cargo(repository: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(repository);
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
 
 /// Runs to the end and returns what was printed to standard output.
 pub(crate) fn run(command: &mut Command) -> Result<String> {

@@ -35,6 +35,7 @@ pub mod wire;
 
 pub use client::Client;
 pub use cluster::{Cluster, output_of};
+pub use command::cargo;
 pub use error::{Error, Result};
 pub use keeper::LinkStatus;
 pub use lab::{Lab, LabStatus, Lifetime, NodeOverview, Power};

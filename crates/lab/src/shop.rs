@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::client::Client;
-use crate::command::{run, run_with_input};
+use crate::command::{cargo, run, run_with_input};
 use crate::environment;
 use crate::error::{Doing as _, Error, Result};
 use crate::image::{Cache, Image, ImageArchive, recipes};
@@ -61,22 +61,19 @@ impl Programs {
         }
         progress.step("building the sample shop");
         let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-        run(
-            Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-                .current_dir(repository)
-                // With an explicit target these flags are for the program alone, not for build scripts and macros.
-                .env("RUSTFLAGS", "-C target-feature=+crt-static")
-                .env("CARGO_TARGET_DIR", target)
-                .args([
-                    "build",
-                    "--locked",
-                    "--release",
-                    "--package",
-                    "shop-checkout",
-                    "--target",
-                    &triple,
-                ]),
-        )?;
+        run(cargo(repository)
+            // With an explicit target these flags are for the program alone, not for build scripts and macros.
+            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env("CARGO_TARGET_DIR", target)
+            .args([
+                "build",
+                "--locked",
+                "--release",
+                "--package",
+                "shop-checkout",
+                "--target",
+                &triple,
+            ]))?;
         let directory = target.join("shop");
         fs::create_dir_all(&directory).doing(|| format!("make {}", directory.display()))?;
         let checkout = target.join(&triple).join("release/shop-checkout");

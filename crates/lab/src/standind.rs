@@ -2,9 +2,8 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use crate::command::run;
+use crate::command::{cargo, run};
 use crate::environment;
 use crate::error::Result;
 use crate::image::Image;
@@ -48,9 +47,8 @@ pub fn build_static(
     profile: Profile,
     packages: &[&str],
 ) -> Result<()> {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = cargo(repository);
     cargo
-        .current_dir(repository)
         // With an explicit target these flags are for the program alone, not for build scripts and macros.
         .env("RUSTFLAGS", flags(repository, profile))
         .env("CARGO_PROFILE_DEV_STRIP", "symbols")

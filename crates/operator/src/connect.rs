@@ -28,7 +28,7 @@ use link::tls::Fingerprint;
 use link::websocket::{Role, WebSocketStream, accept_key};
 use tokio::time::{Instant, timeout};
 
-use self::returning::{Belonging, make_or_find, may_return};
+use self::returning::find_or_make;
 use crate::Shared;
 use crate::answer::{Answer, Refusal};
 use crate::authorize::authorize;
@@ -136,7 +136,7 @@ async fn admitted(
         ));
     }
     let session = wanted(user, asking, &client, &shared.settings.session);
-    let session = find_or_make(shared, session).await?;
+    let session = find_or_make(&shared.client, &session).await?;
     ready(shared, &session).await
 }
 
@@ -262,42 +262,6 @@ fn wanted(
     let mut session = MirrordClusterSession::new(&client.id.object_name(), spec);
     session.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     session
-}
-
-/// A session that is there already is the client's own, or the client is refused.
-async fn find_or_make(
-    shared: &Shared,
-    wanted: MirrordClusterSession,
-) -> Result<MirrordClusterSession, Refusal> {
-    let (session, is_new) = make_or_find(&shared.client, &wanted).await?;
-    if !is_new {
-        returning(&session, &wanted)?;
-    }
-    Ok(session)
-}
-
-fn returning(found: &MirrordClusterSession, wanted: &MirrordClusterSession) -> Result<(), Refusal> {
-    let closed = found
-        .status
-        .as_ref()
-        .and_then(|status| status.closed.as_ref());
-    let is_deleted = found.metadata.deletion_timestamp.is_some();
-    may_return(
-        &belonging(&found.spec),
-        &belonging(&wanted.spec),
-        closed,
-        is_deleted,
-    )
-}
-
-fn belonging(spec: &MirrordClusterSessionSpec) -> Belonging<'_> {
-    Belonging {
-        user: &spec.owner.k8s_username,
-        certificate: &spec.client_certificate,
-        namespace: &spec.namespace,
-        target: &spec.target,
-        labels: spec.label_target.as_deref(),
-    }
 }
 
 /// Waits until a client can connect, or never will.

@@ -107,12 +107,7 @@ fn age_in_seconds(metadata: &ObjectMeta, now: Timestamp) -> u64 {
 pub(crate) fn served(session: &MirrordClusterSession, now: Timestamp) -> Session {
     let id = id_of(session);
     let status = session.status.clone().unwrap_or_default();
-    let metadata = ObjectMeta {
-        name: Some(id.clone()),
-        creation_timestamp: session.metadata.creation_timestamp.clone(),
-        deletion_timestamp: session.metadata.deletion_timestamp.clone(),
-        ..ObjectMeta::default()
-    };
+    let metadata = served_metadata(&id, &session.metadata);
     let phase = status.phase.map_or("Pending", |phase| phase.as_str());
     let spec = SessionSpec {
         id,
@@ -133,12 +128,7 @@ fn served_parent(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session
     let name = parent.metadata.name.clone().unwrap_or_default();
     let id = parent_id(&name).map_or(name, |id| id.to_string());
     let status = parent.status.clone().unwrap_or_default();
-    let metadata = ObjectMeta {
-        name: Some(id.clone()),
-        creation_timestamp: parent.metadata.creation_timestamp.clone(),
-        deletion_timestamp: parent.metadata.deletion_timestamp.clone(),
-        ..ObjectMeta::default()
-    };
+    let metadata = served_metadata(&id, &parent.metadata);
     let cluster = |name: &String| {
         let child = status.cluster_sessions.get(name).cloned();
         let child = child.unwrap_or_default();
@@ -164,6 +154,16 @@ fn served_parent(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session
         clusters: parent.spec.clusters.iter().map(cluster).collect(),
     };
     Session::new(metadata, spec)
+}
+
+/// Of the stored object's metadata people see when it came and when it is to go.
+fn served_metadata(id: &str, stored: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(id.to_owned()),
+        creation_timestamp: stored.creation_timestamp.clone(),
+        deletion_timestamp: stored.deletion_timestamp.clone(),
+        ..ObjectMeta::default()
+    }
 }
 
 /// The clusters of a session, with a sign at those that do not take part now.

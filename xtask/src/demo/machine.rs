@@ -117,7 +117,7 @@ pub(super) struct Programs {
 
 impl Programs {
     pub(super) fn build(root: &Path) -> Result<Self> {
-        process::run(workspace::cargo(root).args([
+        process::run(lab::cargo(root).args([
             "build",
             "--locked",
             "--package=cli",

@@ -109,7 +109,7 @@ fn finish(
     arguments: &PrepareArguments,
 ) -> Result<()> {
     // Cargo itself says whether the lock file is the manifest's.
-    let mut metadata = workspace::cargo(folder);
+    let mut metadata = lab::cargo(folder);
     metadata.args(["metadata", "--locked", "--format-version=1"]);
     process::output(&mut metadata).context("Cargo.lock does not agree with Cargo.toml")?;
     let paths = workspace::files(root)?;

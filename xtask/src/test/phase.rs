@@ -78,9 +78,9 @@ impl Phase {
         match self {
             Self::Packages => install_packages(settings),
             Self::Page => web::build(root).map(|()| Outcome::success()),
-            Self::Format => check(workspace::cargo(root).args(["fmt", "--all", "--check"])),
+            Self::Format => check(lab::cargo(root).args(["fmt", "--all", "--check"])),
             Self::Lint => check(
-                workspace::cargo(root)
+                lab::cargo(root)
                     .args(["clippy", "--locked", "--workspace", "--all-targets"])
                     .args(["--", "-D", "warnings"]),
             ),
@@ -161,7 +161,7 @@ fn run_browser_tests(root: &Path) -> Result<Outcome> {
 fn run_unit_tests(root: &Path) -> Result<Outcome> {
     let standin = build_standin(root)?;
     let aws_tools = aws::folder()?;
-    let mut command = workspace::cargo(root);
+    let mut command = lab::cargo(root);
     command.env(environment::PROGRAMS, &standin).args([
         "test",
         "--locked",
@@ -188,7 +188,7 @@ fn run_unit_tests(root: &Path) -> Result<Outcome> {
 
 /// Builds `standin` and `standind` as the caller, and returns their folder.
 fn build_standin(root: &Path) -> Result<PathBuf> {
-    process::run(workspace::cargo(root).args([
+    process::run(lab::cargo(root).args([
         "build",
         "--locked",
         "--package=cli",
@@ -246,7 +246,7 @@ fn stories(executables: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
 
 /// Builds the tests of a package as the caller: the compiler must never run as root for someone else.
 fn build_tests(root: &Path, package: &str) -> Result<Vec<PathBuf>> {
-    let messages = process::output(workspace::cargo(root).args([
+    let messages = process::output(lab::cargo(root).args([
         "test",
         "--locked",
         "--package",

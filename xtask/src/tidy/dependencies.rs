@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use super::Finding;
-use crate::{process, workspace};
+use crate::process;
 
 /// The groups of the map. What a member may import follows from its group; see [`Group::may_import`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,7 +126,7 @@ pub(crate) fn read_graph(root: &Path) -> Result<Vec<Package>> {
         kind: Option<String>,
     }
 
-    let json = process::output(workspace::cargo(root).args([
+    let json = process::output(lab::cargo(root).args([
         "metadata",
         "--format-version=1",
         "--no-deps",

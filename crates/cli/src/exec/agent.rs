@@ -2,6 +2,7 @@
 
 mod in_cluster;
 mod local;
+mod meant;
 mod operator;
 mod pods;
 

@@ -22,6 +22,8 @@ pub(crate) struct ExecArguments {
     pub(super) target: Option<String>,
     #[command(flatten)]
     pub(super) cluster: ClusterFlags,
+    #[command(flatten)]
+    pub(super) way: WayFlags,
     /// The configuration file: JSON, YAML or TOML
     ///
     /// Without it the one that STANDIN_CONFIG_FILE names is used, or else the first of .standin/standin.*, standin.* and
@@ -74,6 +76,12 @@ pub(crate) struct ClusterFlags {
     /// The context of the kubeconfig
     #[arg(long, visible_alias = "kube-context", value_name = "NAME")]
     context: Option<String>,
+}
+
+/// Whose rights are used in a cluster.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct WayFlags {
     /// Use the operator of the cluster, and nothing else. Without this, it is used where there is one
     #[arg(long, conflicts_with = "no_operator")]
     operator: bool,
@@ -132,7 +140,7 @@ pub(crate) struct SettingFlags {
     #[arg(long, value_name = "PATTERN", conflicts_with = "header_filter")]
     path_filter: Option<String>,
     /// The program's port and that of the target whose traffic it gets, if they differ
-    #[arg(long, value_name = "LOCAL:REMOTE", value_delimiter = ',')]
+    #[arg(long, value_name = "LOCAL:REMOTE", value_delimiter = ',', value_parser = with_two_ports)]
     port_mapping: Vec<String>,
     /// Ports of the program that get no traffic of the target
     #[arg(long, value_name = "PORT", value_delimiter = ',')]
@@ -188,13 +196,22 @@ fn with_value(text: &str) -> Result<String, &'static str> {
     }
 }
 
+fn with_two_ports(text: &str) -> Result<String, &'static str> {
+    let is_port = |text: &str| text.trim().parse::<u16>().is_ok_and(|port| port > 0);
+    match text.split_once(':') {
+        Some((local, remote)) if is_port(local) && is_port(remote) => Ok(text.to_owned()),
+        _ => Err("write two ports, as in 8081:8080: the program's, and that of the target"),
+    }
+}
+
 impl ExecArguments {
     /// The flags as a layer of the settings.
     pub(super) fn add_to(&self, mut layers: Layers) -> Layers {
         if let Some(target) = &self.target {
             layers = layers.flag("--target", "target", target);
         }
-        self.flags.add_to(self.cluster.add_to(layers))
+        self.flags
+            .add_to(self.way.add_to(self.cluster.add_to(layers)))
     }
 }
 
@@ -202,12 +219,10 @@ impl ClusterFlags {
     /// The flags as a layer of the settings.
     pub(crate) fn add_to(&self, mut layers: Layers) -> Layers {
         #[rustfmt::skip] // A table is read by its columns.
-        let values: [(&str, &str, Option<&str>); 5] = [
-            ("--namespace",           "target.namespace", self.namespace.as_deref()),
-            ("--kubeconfig",          "kubeconfig",       self.kubeconfig.as_deref()),
-            ("--context",             "kube_context",     self.context.as_deref()),
-            ("--operator",            "operator",         self.operator.then_some("true")),
-            ("--no-operator",         "operator",         self.no_operator.then_some("false")),
+        let values: [(&str, &str, Option<&str>); 3] = [
+            ("--namespace",  "target.namespace", self.namespace.as_deref()),
+            ("--kubeconfig", "kubeconfig",       self.kubeconfig.as_deref()),
+            ("--context",    "kube_context",     self.context.as_deref()),
         ];
         for (flag, key, value) in values {
             if let Some(value) = value {
@@ -215,6 +230,18 @@ impl ClusterFlags {
             }
         }
         layers
+    }
+}
+
+impl WayFlags {
+    pub(crate) fn add_to(&self, layers: Layers) -> Layers {
+        if self.operator {
+            layers.flag("--operator", "operator", "true")
+        } else if self.no_operator {
+            layers.flag("--no-operator", "operator", "false")
+        } else {
+            layers
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! - `environment`: variables of all kinds
 //! - `endings`: exit codes, signals, job control
 //! - `faults`: sessions that cannot be
+//! - `mistakes`: what people get wrong, and are told
 //! - `life`: sessions that lose their agent or their target
 //! - `containers`: containers of podman as targets
 //! - `monitor`: sessions that are watched, recorded and ended by others
@@ -24,6 +25,7 @@ mod faults;
 mod help;
 mod life;
 mod magic;
+mod mistakes;
 mod monitor;
 mod settings;
 mod talk;

@@ -3,6 +3,17 @@
 use crate::settings::Target;
 use crate::shape::{self, Kind, MapShape};
 
+/// What `kubectl` understands, and is too short to be like anything.
+const KUBECTL: [(&str, &str); 7] = [
+    ("cj", "cronjob"),
+    ("deploy", "deployment"),
+    ("ds", "daemonset"),
+    ("po", "pod"),
+    ("rs", "replicaset"),
+    ("sts", "statefulset"),
+    ("svc", "service"),
+];
+
 /// A key like this one in the same map, or else the same key at another place.
 pub(super) fn key(unknown: &str, map: &MapShape) -> Option<String> {
     let here = map
@@ -25,16 +36,17 @@ fn at_another_place(unknown: &str) -> Option<String> {
 
 pub(super) fn target(text: &str) -> Option<String> {
     let (kind, rest) = text.split_once('/')?;
-    let kind = closest(kind, Target::kinds().into_iter())?;
+    let short = KUBECTL.iter().find(|(short, _)| *short == kind);
+    let kind = match short {
+        Some((_, kind)) => (*kind).to_owned(),
+        None => closest(kind, Target::kinds().into_iter())?,
+    };
     let suggestion = format!("{kind}/{rest}");
     suggestion.parse::<Target>().ok().map(|_| suggestion)
 }
 
 /// The candidate that differs least, if it differs little enough to be what was meant.
-pub(crate) fn closest<'c>(
-    unknown: &str,
-    candidates: impl Iterator<Item = &'c str>,
-) -> Option<String> {
+pub fn closest<'c>(unknown: &str, candidates: impl Iterator<Item = &'c str>) -> Option<String> {
     let unknown = normal(unknown);
     // Comparing takes the product of the lengths, and no key is this long.
     if unknown.len() > 64 {
@@ -86,5 +98,9 @@ mod tests {
         assert_eq!(at_another_place("pineapple"), None);
         assert_eq!(target("deployments/x").as_deref(), Some("deployment/x"));
         assert_eq!(target("x"), None);
+        for (short, kind) in KUBECTL {
+            let expected = format!("{kind}/x");
+            assert_eq!(target(&format!("{short}/x")), Some(expected));
+        }
     }
 }

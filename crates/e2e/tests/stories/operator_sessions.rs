@@ -7,10 +7,9 @@ pub(crate) mod secrets;
 pub(crate) mod serving;
 mod wrong;
 
-use std::fs::{self, File};
-use std::io::Write as _;
+use std::fs;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
@@ -20,7 +19,7 @@ use libtest_mimic::Trial;
 use tempfile::TempDir;
 
 use super::operator::Operator;
-use super::surroundings::{exec_for, standin_for};
+use super::surroundings::{Running, exec_for, standin_for};
 
 pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![
@@ -107,78 +106,48 @@ async fn with_operator_that(
 
 /// A shell in a session, which does what it is told. It ends with this value.
 pub(crate) struct Shell {
-    process: Child,
-    folder: TempDir,
+    session: Running,
     /// How many lines it was asked for.
     asked: usize,
 }
 
 impl Shell {
     pub(crate) fn start(mut session: Command) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let process = session
-            .args(["--", "bash"])
-            .stdin(Stdio::piped())
-            .stdout(File::create(folder.path().join("stdout"))?)
-            .stderr(File::create(folder.path().join("stderr"))?)
-            .spawn()?;
-        Ok(Shell {
-            process,
-            folder,
-            asked: 0,
-        })
+        session.args(["--", "bash"]).stdin(Stdio::piped());
+        let session = Running::start(session, &[])?;
+        Ok(Shell { session, asked: 0 })
     }
 
     /// Lets the shell do something that prints one line, and returns the line.
     pub(crate) async fn ask(&mut self, command: &str) -> Result<String> {
-        let input = self.process.stdin.as_mut().context("no input")?;
-        writeln!(input, "{command}")?;
+        self.session.tell(command)?;
         self.asked += 1;
-        let file = self.folder.path().join("stdout");
         let what = format!("an answer to {command:?}");
         let answer = until(&what, async || {
-            let lines = fs::read_to_string(&file)?;
+            let lines = self.session.stdout()?;
             let whole = lines.matches('\n').count() >= self.asked;
             let line = lines.lines().nth(self.asked - 1).map(str::to_owned);
             Ok(line.filter(|_| whole))
         });
-        answer
-            .await
-            .with_context(|| self.said().unwrap_or_default())
+        answer.await.with_context(|| self.session.report())
     }
 
     /// What `standin` has said.
     fn said(&self) -> Result<String> {
-        Ok(fs::read_to_string(self.folder.path().join("stderr"))?)
+        self.session.stderr()
     }
 
     pub(crate) async fn says(&self, words: &str) -> Result<()> {
-        let what = format!("the session to say {words:?}");
-        let waited = until(&what, async || {
-            Ok(self.said()?.contains(words).then_some(()))
-        });
-        waited
-            .await
-            .with_context(|| self.said().unwrap_or_default())
+        self.session.says(words).await
     }
 
     /// Closes the input, and waits for the end.
-    pub(crate) fn end(mut self) -> Result<Ended> {
-        drop(self.process.stdin.take());
-        let status = self.process.wait()?;
-        Ok(Ended::new(String::new(), self.said()?, status))
+    pub(crate) fn end(self) -> Result<Ended> {
+        self.session.end()
     }
 
-    fn kill(mut self) -> Result<()> {
-        self.process.kill()?;
-        self.process.wait().map(drop).context("waiting")
-    }
-}
-
-impl Drop for Shell {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+    fn kill(self) -> Result<()> {
+        self.session.kill()
     }
 }
 

@@ -246,7 +246,7 @@ impl Turn<'_> {
         let mut session = exec_for(self.story, self.ground.shop, "deployment/web")?;
         session.arg("--config-file").arg(&file);
         session.args(["--steal", "--", "python3", "-c", SERVER]);
-        let session = Running::start(session, &[("OPERATOR", self.through)])?;
+        let mut session = Running::start(session, &[("OPERATOR", self.through)])?;
         let begun = self.ground.answers(|answer| answer == "developer").await;
         begun.with_context(|| session.report())?;
         let rules = self.ground.rules()?;

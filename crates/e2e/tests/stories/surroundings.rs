@@ -2,8 +2,9 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, anyhow};
@@ -70,7 +71,18 @@ impl Running {
         self.process.id()
     }
 
-    /// Waits for its end.
+    /// Lets a program that was started with a pipe read a line.
+    pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
+        let input = self.process.stdin.as_mut().context("no input")?;
+        Ok(writeln!(input, "{line}")?)
+    }
+
+    /// How it has ended, when it has.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.process.try_wait()?)
+    }
+
+    /// Closes its input, and waits for its end.
     pub(crate) fn end(mut self) -> Result<Ended> {
         let status = self.process.wait()?;
         Ok(Ended::new(self.stdout()?, self.stderr()?, status))
@@ -84,9 +96,9 @@ impl Running {
     }
 
     /// As a user ends it, and waits for its end. One that has ended already has.
-    pub(crate) fn interrupt(mut self) -> Result<()> {
+    pub(crate) fn interrupt(&mut self) -> Result<()> {
         let pid = Pid::from_raw(i32::try_from(self.process.id())?);
-        if self.process.try_wait()?.is_none() {
+        if self.ended()?.is_none() {
             signal::kill(pid, Signal::SIGTERM)?;
             self.process.wait()?;
         }

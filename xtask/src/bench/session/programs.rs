@@ -38,7 +38,7 @@ impl Programs {
             "workload",
         ];
         process::run(
-            workspace::cargo(&root)
+            lab::cargo(&root)
                 .args(["build", "--release", "--locked"])
                 .args(packages),
         )?;

@@ -20,6 +20,7 @@ use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::meant;
 use super::pods::Pods;
 use crate::environment::HOME;
 use crate::exec::progress::Progress;
@@ -210,7 +211,10 @@ impl InCluster {
             name: name.clone(),
             container: container.clone(),
         };
-        let replicas = Replicas::follow(&cluster, &workload).await?;
+        let replicas = match Replicas::follow(&cluster, &workload).await {
+            Ok(replicas) => replicas,
+            Err(error) => return Err(meant::instead(&cluster, error).await.into()),
+        };
         Ok(Place {
             cluster,
             replicas: Some(replicas),

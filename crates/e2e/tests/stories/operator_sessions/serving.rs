@@ -1,7 +1,6 @@
 //! What a program sees and serves in a session that the operator carries.
 
-use std::fs::File;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::fixture::{Program, Recipe};
@@ -9,11 +8,10 @@ use e2e::machine::Ended;
 use e2e::{Stage, Story, until};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
-use tempfile::TempDir;
 
 use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
-use super::super::surroundings::{cache, standin_for};
+use super::super::surroundings::{Running, cache, standin_for};
 use super::policies::policies_reach_sessions_that_run;
 use super::secrets::{TALKATIVE, give_password, secrets_are_nowhere};
 use super::{
@@ -355,45 +353,28 @@ async fn share_a_port(story: &Story<'_>, shop: &Stage) -> Result<()> {
     nothing_is_left(shop).await
 }
 
-/// A server in a session. It ends with this value.
-pub(crate) struct Server(Child, TempDir);
+/// A server in a session. It ends with this value, in good order, so that the operator is told.
+pub(crate) struct Server(Running);
 
 impl Server {
     pub(crate) fn start(mut session: Command, answer: &str) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let process = session
-            .args(["--", "python3", "-c", SERVER, answer])
-            .stdin(Stdio::null())
-            .stderr(File::create(folder.path().join("stderr"))?)
-            .spawn()?;
-        Ok(Server(process, folder))
+        session.args(["--", "python3", "-c", SERVER, answer]);
+        Ok(Server(Running::start(session, &[])?))
     }
 
     /// What `standin` has said, and the program.
     pub(crate) fn said(&self) -> Result<String> {
-        Ok(std::fs::read_to_string(self.1.path().join("stderr"))?)
+        self.0.stderr()
     }
 
     pub(crate) async fn says(&self, words: &str) -> Result<()> {
-        let what = format!("the session to say {words:?}");
-        let waited = until(&what, async || {
-            Ok(self.said()?.contains(words).then_some(()))
-        });
-        waited
-            .await
-            .with_context(|| self.said().unwrap_or_default())
+        self.0.says(words).await
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        use nix::sys::signal::{Signal, kill};
-        use nix::unistd::Pid;
-        // In good order, so that the operator is told.
-        if let Ok(pid) = i32::try_from(self.0.id()) {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
-        }
-        let _ = self.0.wait();
+        let _ = self.0.interrupt();
     }
 }
 
@@ -422,7 +403,7 @@ pub(crate) async fn answers_from(
     let url = format!("http://{}:8080/", pod.1);
     let curl = ["curl", "--silent", "--max-time", "10", &url];
     until(&format!("{expected:?} from {}", pod.0), async || {
-        ensure!(server.0.try_wait()?.is_none(), "{}", server.said()?);
+        ensure!(server.0.ended()?.is_none(), "{}", server.said()?);
         let answer = shop.exec(client, &curl, None).await?;
         Ok((answer.stdout.trim() == expected).then_some(()))
     })
@@ -450,7 +431,7 @@ pub(crate) async fn answers(
 ) -> Result<()> {
     let what = format!("{expected:?} from {} to {header:?}", pod.0);
     until(&what, async || {
-        let ended = server.0.try_wait()?;
+        let ended = server.0.ended()?;
         ensure!(
             ended.is_none(),
             "the session has ended: {ended:?}: {}",

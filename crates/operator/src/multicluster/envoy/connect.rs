@@ -14,7 +14,7 @@ use super::Envoy;
 use crate::Shared;
 use crate::answer::Refusal;
 use crate::authorize::authorize;
-use crate::connect::returning::{Belonging, make_or_find, may_return};
+use crate::connect::returning::find_or_make;
 use crate::connect::{Asking, Caller};
 use crate::controller::workload;
 use crate::front_proxy::User;
@@ -52,7 +52,7 @@ pub(crate) async fn admitted(
         &client,
         &shared.settings.session,
     );
-    let parent = find_or_make(shared, wanted).await?;
+    let parent = find_or_make(&shared.client, &wanted).await?;
     ready(envoy, &parent).await?;
     Ok(parent.name_any())
 }
@@ -93,46 +93,6 @@ fn wanted(
     let mut parent = MirrordMultiClusterSession::new(&parent_name(client.id), spec);
     parent.metadata.finalizers = Some(vec![PARENT_FINALIZER.to_owned()]);
     parent
-}
-
-/// A session that is there already is the client's own, or the client is refused.
-async fn find_or_make(
-    shared: &Shared,
-    wanted: MirrordMultiClusterSession,
-) -> Result<MirrordMultiClusterSession, Refusal> {
-    let (parent, is_new) = make_or_find(&shared.client, &wanted).await?;
-    if !is_new {
-        returning(&parent, &wanted)?;
-    }
-    Ok(parent)
-}
-
-/// The clusters are those of the session's beginning.
-fn returning(
-    found: &MirrordMultiClusterSession,
-    wanted: &MirrordMultiClusterSession,
-) -> Result<(), Refusal> {
-    let closed = found
-        .status
-        .as_ref()
-        .and_then(|status| status.closed.as_ref());
-    let is_deleted = found.metadata.deletion_timestamp.is_some();
-    may_return(
-        &belonging(&found.spec),
-        &belonging(&wanted.spec),
-        closed,
-        is_deleted,
-    )
-}
-
-fn belonging(spec: &MirrordMultiClusterSessionSpec) -> Belonging<'_> {
-    Belonging {
-        user: &spec.owner.k8s_username,
-        certificate: &spec.client_certificate,
-        namespace: &spec.namespace,
-        target: &spec.target,
-        labels: spec.label_target.as_deref(),
-    }
 }
 
 /// Waits until a client can connect, or never will.

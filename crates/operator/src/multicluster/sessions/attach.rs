@@ -87,22 +87,15 @@ fn review(user: &User) -> SubjectAccessReview {
 #[cfg(test)]
 mod tests {
     use api::MirrordClusterSessionSpec;
-    use api::session::SessionOwner;
 
     use super::*;
 
     fn child(parent: Option<&str>, target: &str) -> MirrordClusterSession {
         let spec = MirrordClusterSessionSpec {
-            owner: SessionOwner::default(),
             namespace: "shop".to_owned(),
             target: target.to_owned(),
-            label_target: None,
-            key: None,
-            client_cli_version: None,
             multi_cluster_parent_name: parent.map(str::to_owned),
-            generation: 0,
-            resume_window_secs: 60,
-            client_certificate: String::new(),
+            ..MirrordClusterSessionSpec::default()
         };
         MirrordClusterSession::new("mc-1-east", spec)
     }

@@ -251,7 +251,7 @@ fn unreachable(access: &Access, health: &Health) -> Option<Observed> {
 #[cfg(test)]
 mod tests {
     use api::MirrordClusterSessionSpec;
-    use api::session::{SessionOwner, SessionPhase};
+    use api::session::SessionPhase;
     use jiff::Timestamp;
 
     use super::*;
@@ -289,18 +289,7 @@ mod tests {
 
     #[test]
     fn a_heartbeat_is_no_reason_to_look() {
-        let spec = MirrordClusterSessionSpec {
-            owner: SessionOwner::default(),
-            namespace: "shop".to_owned(),
-            target: "deployment/web".to_owned(),
-            label_target: None,
-            key: None,
-            client_cli_version: None,
-            multi_cluster_parent_name: Some("mc-1".to_owned()),
-            generation: 0,
-            resume_window_secs: 60,
-            client_certificate: String::new(),
-        };
+        let spec = MirrordClusterSessionSpec::default();
         let mut child = MirrordClusterSession::new("mc-1-east", spec);
         child.status = Some(api::MirrordClusterSessionStatus::default());
         let mut seen = child.clone();

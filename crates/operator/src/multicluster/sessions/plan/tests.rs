@@ -36,19 +36,7 @@ fn parent() -> MirrordMultiClusterSession {
 }
 
 fn child(phase: Option<SessionPhase>) -> Observed {
-    let spec = MirrordClusterSessionSpec {
-        owner: SessionOwner::default(),
-        namespace: "shop".to_owned(),
-        target: "deployment/web".to_owned(),
-        label_target: None,
-        key: None,
-        client_cli_version: None,
-        multi_cluster_parent_name: None,
-        generation: 0,
-        resume_window_secs: 120,
-        client_certificate: String::new(),
-    };
-    let mut child = MirrordClusterSession::new("child", spec);
+    let mut child = MirrordClusterSession::new("child", MirrordClusterSessionSpec::default());
     child.metadata.labels = Some([(PARENT_UID_LABEL.to_owned(), "parent".to_owned())].into());
     child.status = Some(MirrordClusterSessionStatus {
         phase,

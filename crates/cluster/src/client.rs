@@ -1,0 +1,91 @@
+//! The client for an API server: the library's own, but that what is written leaves at once.
+//!
+//! A session's link is one of the client's connections. With Nagle's algorithm, which is what a connection has that nobody
+//! has asked for anything else, a small message waits until the server has acknowledged the one before: 40 ms where the
+//! server has nothing to say.
+
+use http::Request;
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ClientBuilder, ConfigExt as _};
+use kube::{Client, Config};
+use tower::ServiceBuilder;
+use tower::retry::RetryLayer;
+
+/// Makes a client. Through a proxy it is the library's.
+pub fn client(config: Config) -> kube::Result<Client> {
+    if config.proxy_url.is_some() {
+        return Client::try_from(config);
+    }
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    let connector = config.rustls_https_connector_with_connector(connector)?;
+    let mut connector = TimeoutConnector::new(connector);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    connector.set_reset_reader_on_write(config.reset_reader_on_write);
+    let sender: legacy::Client<_, Body> =
+        legacy::Builder::new(TokioExecutor::new()).build(connector);
+    let retries = config.default_retry;
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(retries.then(|| RetryLayer::new(RetryPolicy::server_retry())))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_request(|request: Request<Body>| {
+            tracing::debug!(method = %request.method(), path = request.uri().path(), "asking the API server");
+            request
+        })
+        .map_err(tower::BoxError::from)
+        .service(sender);
+    Ok(ClientBuilder::new(service, config.default_namespace).build())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::SocketAddr;
+    use std::os::fd::OwnedFd;
+
+    use rustix::net::{getpeername, sockopt};
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// This process's sockets that are connected to an address.
+    fn connected_to(address: SocketAddr) -> Vec<OwnedFd> {
+        let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let numbers = fs::read_dir("/proc/self/fd").unwrap();
+        let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let copies = numbers
+            .filter_map(|number| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok());
+        let is_connected = |socket: &OwnedFd| {
+            let peer = getpeername(socket).ok().flatten();
+            peer.and_then(|peer| SocketAddr::try_from(peer).ok()) == Some(address)
+        };
+        copies.filter(is_connected).collect()
+    }
+
+    #[tokio::test]
+    async fn what_is_written_leaves_at_once() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap();
+        let config = Config::new(format!("http://{address}").parse().unwrap());
+        let client = client(config).unwrap();
+        let asking = tokio::spawn(async move { client.apiserver_version().await });
+        let (mut connection, _) = server.accept().await.unwrap();
+        // It has asked, so it is as it stays.
+        connection.read_u8().await.unwrap();
+        let sockets = connected_to(address);
+        assert_eq!(sockets.len(), 1);
+        assert!(sockopt::tcp_nodelay(&sockets[0]).unwrap());
+        asking.abort();
+    }
+}
