@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::data::SessionData;
-use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod};
+use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod, SessionPort};
 
 /// Keeps a parent's object until its children are gone.
 pub const PARENT_FINALIZER: &str = "operator.metalbear.co/multi-cluster-session-cleanup";
@@ -149,6 +149,9 @@ pub struct ClusterSession {
     /// told of them at once, and does not take them for gone. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<SessionPod>,
+    /// The ports whose traffic it has there. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
     /// When the one before it was found to be gone. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_timestamp: Option<String>,

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::GROUP_VERSION;
+use crate::session::SessionPort;
 
 /// The only object of its kind.
 pub const NAME: &str = "operator";
@@ -141,6 +142,9 @@ pub struct RunningSession {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     pub duration_secs: u64,
+    /// The ports whose traffic it has. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
 }
 
 /// How many different users were seen, in a day and in thirty.

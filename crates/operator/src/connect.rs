@@ -1,5 +1,6 @@
 //! A client connects: who it is, whether it may, its session, and then bytes in both directions.
 
+pub(crate) mod ports;
 pub(crate) mod relay;
 pub(crate) mod returning;
 

@@ -198,6 +198,10 @@ fn sessions_at(
         .map(|session| TargetSession {
             id: crate::sessions::id_of(session),
             user: session.spec.owner.k8s_username.clone(),
+            ports: session
+                .status
+                .as_ref()
+                .map_or_else(Vec::new, |status| status.ports.clone()),
         })
         .collect()
 }
@@ -344,6 +348,12 @@ impl Listed for Target {
             description: "Which clusters have it, where the operator coordinates several",
             wide: true,
         },
+        Column {
+            name: "Traffic",
+            kind: "string",
+            description: "Who has the traffic of which port, with the filter by which it is chosen",
+            wide: true,
+        },
     ];
 
     fn metadata(&self) -> &ObjectMeta {
@@ -366,8 +376,18 @@ impl Listed for Target {
             json!(or_dash(&users.join(","))),
             json!(or_dash(&ports.join(","))),
             json!(or_dash(&self.status.clusters.join(","))),
+            json!(or_dash(&traffic(&self.status.sessions))),
         ]
     }
+}
+
+fn traffic(sessions: &[TargetSession]) -> String {
+    let sessions = sessions.iter().filter(|session| !session.ports.is_empty());
+    let sessions = sessions.map(|session| {
+        let ports = crate::sessions::ports_cell(&session.ports);
+        format!("{}: {ports}", session.user)
+    });
+    sessions.collect::<Vec<_>>().join("; ")
 }
 
 fn or_dash(text: &str) -> &str {

@@ -125,6 +125,7 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
                     "made": child.made,
                     "generation": child.generation,
                     "pods": child.pods,
+                    "ports": child.ports,
                     "leftTimestamp": child.left_timestamp,
                 });
                 (cluster.clone(), child)
