@@ -7,6 +7,7 @@ use std::time::Duration;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
+use crate::client::client;
 use crate::error::{Error, Result};
 
 const CONNECT: Duration = Duration::from_secs(10);
@@ -56,7 +57,7 @@ impl Cluster {
         }
         let namespace = config.default_namespace.clone();
         let server = config.cluster_url.to_string();
-        let client = Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))?;
+        let client = client(config).map_err(|error| Error::Client(Box::new(error)))?;
         Ok(Self {
             client,
             namespace,

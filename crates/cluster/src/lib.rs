@@ -14,6 +14,7 @@
 
 mod access;
 mod agent;
+mod client;
 mod error;
 mod forward;
 mod list;
@@ -31,6 +32,7 @@ pub use agent::{
     Agent, AgentDialer, AgentSettings, Order, Ordered, OrderedState, PORTS, PodSettings, Reachable,
     Toleration, ordered, ordered_as_pod,
 };
+pub use client::client;
 pub use error::{Error, Result};
 pub use forward::PortForward;
 pub use list::{Listed, Listing, list};

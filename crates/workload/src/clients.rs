@@ -89,7 +89,7 @@ pub(crate) async fn client(kubeconfig: &Path, context: &str) -> Result<kube::Cli
     config.proxy_url = None;
     config.read_timeout = None;
     config.write_timeout = None;
-    Ok(kube::Client::try_from(config)?)
+    Ok(cluster::client(config)?)
 }
 
 struct Ground {

@@ -81,7 +81,7 @@ pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client>
             ..AuthInfo::default()
         },
     };
-    Client::try_from(config).doing(format!("be reached in {}", member.name))
+    cluster::client(config).doing(format!("be reached in {}", member.name))
 }
 
 /// A value of a member's Secret. The label must be there: a Secret of the same name may be somebody else's.
