@@ -59,10 +59,10 @@ fn workloads_are_listed_and_what_they_made_is_not() {
     assert_eq!(
         shown(&found, &[]),
         [
-            "deployment.web app,sidecar 2 - 80 -",
-            "pod.web-1-a app,sidecar - - 80 -",
-            "replicaset.alone app,sidecar 2 - 80 -",
-            "service.web app,sidecar - - 80 -",
+            "deployment.web app,sidecar 2 - 80 - -",
+            "pod.web-1-a app,sidecar - - 80 - -",
+            "replicaset.alone app,sidecar 2 - 80 - -",
+            "service.web app,sidecar - - 80 - -",
         ]
     );
 }
