@@ -14,6 +14,7 @@ mod generate;
 mod image;
 mod lab;
 mod node;
+mod operator;
 mod packages;
 mod privilege;
 mod process;

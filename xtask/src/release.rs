@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand};
+use lab::standind::Profile;
 use semver::Version;
 use serde::Deserialize;
 
@@ -50,6 +51,9 @@ enum Step {
         /// Only the charts
         #[arg(long)]
         without_programs: bool,
+        /// Compile quickly and not as it is given away, to try the packaging
+        #[arg(long, conflicts_with = "without_programs")]
+        quickly: bool,
     },
     /// Push the charts, as they are in a tagged commit, to the public repository of charts
     PushCharts(charts_repository::PushArguments),
@@ -103,12 +107,18 @@ pub(crate) fn run(arguments: &ReleaseArguments) -> Result<ExitCode> {
         Some(Step::Package {
             output,
             without_programs,
+            quickly,
         }) => {
             let folder = match output {
                 Some(folder) => folder.clone(),
                 None => package::folder(&versions::current(sources)?)?,
             };
-            package::make(&root, sources, &folder, !without_programs)?;
+            let profile = match quickly {
+                true => Profile::Dev,
+                false => Profile::Distribution,
+            };
+            let programs = (!without_programs).then_some(profile);
+            package::make(&root, sources, &folder, programs)?;
         }
         Some(Step::PushCharts(arguments)) => {
             let remote = Destinations::read(sources)?.charts;

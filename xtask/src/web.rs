@@ -12,6 +12,8 @@ use crate::{environment, node, packages, privilege, process, workspace};
 
 /// The folder of the page.
 pub(crate) const FOLDER: &str = "web/monitor";
+/// Where it is built to, and where the program takes it from.
+pub(crate) const BUILT: &str = "crates/cli/page/dist";
 
 /// `cargo xtask web`.
 pub(crate) fn run() -> Result<ExitCode> {

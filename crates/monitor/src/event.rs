@@ -1,6 +1,11 @@
 //! What happens in a session.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
+
+/// A word out of a few that are known, so that writing it down takes no memory.
+pub type Word = Cow<'static, str>;
 
 /// An event with its number. Numbers of one session begin at 1 and have no gaps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +26,7 @@ pub enum Event {
     /// The first such operation on a path, or the first that failed so.
     FileOp {
         path: String,
-        operation: String,
+        operation: Word,
         side: Side,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         errno: Option<String>,
@@ -34,10 +39,10 @@ pub enum Event {
     DnsQuery {
         host: String,
         /// `A`, `AAAA`, …
-        kind: String,
+        kind: Word,
         side: Side,
         /// As nameservers call it: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, …
-        code: String,
+        code: Word,
         addresses: Vec<String>,
         latency_us: u64,
     },
@@ -101,7 +106,7 @@ pub enum Event {
         port: u16,
         method: String,
         path: String,
-        protocol: String,
+        protocol: Word,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
         /// None: the program gave no answer.
@@ -229,7 +234,7 @@ mod tests {
         check(
             Event::FileOp {
                 path: "/etc/shop".to_owned(),
-                operation: "open".to_owned(),
+                operation: "open".into(),
                 side: Side::Remote,
                 errno: Some("ENOENT".to_owned()),
                 latency_us: Some(120),

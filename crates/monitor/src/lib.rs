@@ -14,7 +14,7 @@ mod state;
 pub mod stream;
 
 pub use counters::{Counters, FileTotals, IncomingTotals, NameTotals, OutgoingTotals};
-pub use event::{Entry, Event, Handling, Level, Mode, Side, Transport};
+pub use event::{Entry, Event, Handling, Level, Mode, Side, Transport, Word};
 pub use info::{ConfigValue, Health, ProcessInfo, SessionInfo, Status};
 pub use latency::Latencies;
 pub use recording::{Line, NoRecording, Recording};

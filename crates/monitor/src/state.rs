@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Counters;
-use crate::event::{Mode, Side, Transport};
+use crate::event::{Mode, Side, Transport, Word};
 
 /// Everything that can be asked of a session at a moment. Each list has a bound, and the totals know of the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct NameRow {
     pub queries: u64,
     pub cached: u64,
     pub failed: u64,
-    pub last_code: String,
+    pub last_code: Word,
     pub addresses: Vec<String>,
 }
 

@@ -3,13 +3,15 @@
 //! An event of the session has its number for an id, so that a reader who comes back says which it has. `counters` come
 //! now and then; `missed` says how many events a reader will not get because it was too far behind.
 
+use std::io::Write as _;
+
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Counters;
 use crate::event::Entry;
 
-/// What a line in the stream is about.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// What a reader gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     Event(Entry),
     Counters(Counters),
@@ -24,31 +26,36 @@ struct Missed {
     count: u64,
 }
 
-/// Appends a message to text that is sent.
-pub fn write(message: &Message, text: &mut String) {
-    let (kind, id, data) = match message {
-        Message::Event(entry) => (None, Some(entry.seq), serde_json::to_string(entry)),
-        Message::Counters(counters) => (Some(COUNTERS), None, serde_json::to_string(counters)),
-        Message::Missed(count) => {
-            let missed = Missed { count: *count };
-            (Some(MISSED), None, serde_json::to_string(&missed))
-        }
-    };
-    // None of these types can fail to be written.
-    let Ok(data) = data else { return };
-    if let Some(id) = id {
-        text.push_str("id: ");
-        text.push_str(&id.to_string());
-        text.push('\n');
+/// Appends an event to what is sent.
+pub fn write_event(entry: &Entry, sent: &mut Vec<u8>) {
+    let before = sent.len();
+    // Memory takes everything.
+    let _ = writeln!(sent, "id: {}", entry.seq);
+    write_data(entry, before, sent);
+}
+
+pub fn write_counters(counters: &Counters, sent: &mut Vec<u8>) {
+    write_kind(COUNTERS, counters, sent);
+}
+
+/// A reader will not get so many events.
+pub fn write_missed(count: u64, sent: &mut Vec<u8>) {
+    write_kind(MISSED, &Missed { count }, sent);
+}
+
+fn write_kind(kind: &str, data: &impl Serialize, sent: &mut Vec<u8>) {
+    let before = sent.len();
+    let _ = writeln!(sent, "event: {kind}");
+    write_data(data, before, sent);
+}
+
+/// Ends a message. One that cannot be written is left out as a whole; none of our types is such.
+fn write_data(data: &impl Serialize, before: usize, sent: &mut Vec<u8>) {
+    sent.extend_from_slice(b"data: ");
+    match serde_json::to_writer(&mut *sent, data) {
+        Ok(()) => sent.extend_from_slice(b"\n\n"),
+        Err(_) => sent.truncate(before),
     }
-    if let Some(kind) = kind {
-        text.push_str("event: ");
-        text.push_str(kind);
-        text.push('\n');
-    }
-    text.push_str("data: ");
-    text.push_str(&data);
-    text.push_str("\n\n");
 }
 
 /// Reads a stream in pieces of any size. What it does not understand is left out.
@@ -116,14 +123,19 @@ mod tests {
             Message::Event(entry),
             Message::Counters(Counters::default()),
         ];
-        let mut text = String::from(": a comment\n\n");
+        let mut sent = b": a comment\n\n".to_vec();
         for message in &messages {
-            write(message, &mut text);
+            match message {
+                Message::Missed(count) => write_missed(*count, &mut sent),
+                Message::Event(entry) => write_event(entry, &mut sent),
+                Message::Counters(counters) => write_counters(counters, &mut sent),
+            }
         }
+        let text = String::from_utf8(sent.clone()).unwrap();
         assert!(text.contains("\n\nid: 3\ndata: {\"seq\":3,"), "{text}");
-        for size in 1..text.len() {
+        for size in 1..sent.len() {
             let mut reader = Reader::default();
-            let pieces = text.as_bytes().chunks(size);
+            let pieces = sent.chunks(size);
             let read: Vec<Message> = pieces.flat_map(|piece| reader.push(piece)).collect();
             assert_eq!(read, messages, "in pieces of {size}");
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use monitor::stream::{Message, write};
+use monitor::stream::write_event;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
 use proxy::{Monitor, Subscription};
@@ -90,12 +90,12 @@ fn listen(
         .build()?;
     loop {
         let batch = runtime.block_on(events.next());
-        let mut text = String::new();
+        let mut sent = Vec::new();
         let last = batch.entries.last().map_or(0, |entry| entry.seq);
         for entry in batch.entries {
-            write(&Message::Event((*entry).clone()), &mut text);
+            write_event(&entry, &mut sent);
         }
-        input.write_all(text.as_bytes())?;
+        input.write_all(&sent)?;
         has_read.send(last)?;
         thread::sleep(TOGETHER);
     }

@@ -30,7 +30,7 @@ export function age(milliseconds: number): string {
 export const clock = (time: number): string =>
   new Date(time).toLocaleTimeString(undefined, { hour12: false }) + "." + String(time % 1000).padStart(3, "0");
 
-export const plural = (count: number, noun: string): string => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
+export const plural = (count: number, noun: string, several = `${noun}s`): string => `${count.toLocaleString()} ${count === 1 ? noun : several}`;
 
 const HANDLING: Record<Handling, string> = { stolen: "stolen", mirrored: "mirrored", passed_on: "passed on", lost: "lost" };
 export const handling = (value: Handling): string => HANDLING[value];
@@ -88,8 +88,14 @@ export function isProblem(entry: Entry): boolean {
   }
 }
 
-/** An event in one line: what, and how it went. */
+/** An event in one line: what, and how it went; in a session over several clusters, also where. */
 export function describe(entry: Entry): { what: string; outcome: string } {
+  const { what, outcome } = words(entry);
+  const cluster = "cluster" in entry ? entry.cluster : undefined;
+  return { what, outcome: [outcome, cluster].filter(Boolean).join(" · ") };
+}
+
+function words(entry: Entry): { what: string; outcome: string } {
   switch (entry.type) {
     case "IncomingRequest":
       return {

@@ -1,4 +1,5 @@
-import { expect, request as http, test, type Page } from "@playwright/test";
+import { AxeBuilder } from "@axe-core/playwright";
+import { expect, request as http, test, type Locator, type Page } from "@playwright/test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 
@@ -111,7 +112,7 @@ test("files, names, connections, variables and settings are listed, and values s
   await expect(page.getByRole("row", { name: /feature\.hostname false .*standin\.json:1:/ })).toBeVisible();
   await expect(page.getByRole("row", { name: /feature\.network\.incoming\.mode "steal" --steal/ })).toBeVisible();
   await expect(page.getByRole("row", { name: /feature\.fs\.mapping.*added by magic\.aws/ })).toBeVisible();
-  await expect(page.getByRole("region", { name: "Magic" })).toContainText("magic.aws: false");
+  await expect(page.getByRole("region", { name: "What magic has added" })).toContainText("magic.aws: false");
   await shot(page, "configuration");
   const all = await page.evaluate(async (id) => (await fetch(`/api/sessions/${id}`)).text(), idOf(page));
   expect(all).toContain("SHOP_PASSWORD");
@@ -227,6 +228,77 @@ for (const scheme of ["light", "dark"] as const) {
     await page.getByRole("tab", { name: /Overview/ }).click();
     await shot(page, `overview-${scheme}`);
   });
+}
+
+const TABS = ["Overview", "Events", "Requests", "Files", "Names", "Connections", "Environment", "Configuration"];
+
+test("what is shown has names, roles and an order, and is used without a mouse", async ({ page }) => {
+  test.slow();
+  const target = await world.target();
+  await world.session(target);
+  await page.goto(await world.ui());
+  const card = page.getByRole("link", { name: new RegExp(`process/${target}`) });
+  await expect(card).toBeVisible();
+  await isAccessible(page, "all sessions");
+  await press(page, "Tab", page.getByRole("link", { name: "Skip to content" }));
+  await press(page, "Enter", page.getByRole("main"));
+  await card.focus();
+  await page.keyboard.press("Enter");
+  await expect(page.getByText(/^median/)).toBeVisible();
+  await page.getByRole("tab", { name: "Overview" }).focus();
+  for (const [index, name] of TABS.entries()) {
+    if (index > 0) await press(page, "ArrowRight", page.getByRole("tab", { name }));
+    await expect(page.getByRole("tab", { name })).toHaveAttribute("aria-selected", "true");
+    await expect(page.getByText("Asking the session")).toHaveCount(0);
+    await isAccessible(page, name);
+    await shot(page, `${name.toLowerCase()}-light`);
+  }
+  await press(page, "Home", page.getByRole("tab", { name: "Overview" }));
+  await press(page, "End", page.getByRole("tab", { name: "Configuration" }));
+
+  await page.getByRole("tab", { name: "Requests" }).click();
+  const rows = page.getByRole("list", { name: "Requests" }).locator(".event > button");
+  await page.keyboard.press("p");
+  await rows.first().focus();
+  await press(page, "ArrowDown", rows.nth(1));
+  await page.keyboard.press("Enter");
+  await expect(rows.nth(1)).toHaveAttribute("aria-expanded", "true");
+  await page.keyboard.press("?");
+  await expect(page.getByRole("dialog", { name: "Keyboard" })).toBeVisible();
+  await isAccessible(page, "details of a request, and the list of keys");
+  await page.keyboard.press("Escape");
+  await expect(page.getByRole("dialog")).toHaveCount(0);
+});
+
+test("weak eyes can read it in the dark, too", async ({ page }) => {
+  test.slow();
+  await page.emulateMedia({ colorScheme: "dark" });
+  const target = await world.target();
+  await world.session(target);
+  await page.goto(await world.ui());
+  await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
+  await expect(page.getByText(/^median/)).toBeVisible();
+  for (const name of TABS) {
+    await page.getByRole("tab", { name }).click();
+    await expect(page.getByText("Asking the session")).toHaveCount(0);
+    await isAccessible(page, name, ["color-contrast"]);
+    await shot(page, `${name.toLowerCase()}-dark`);
+  }
+});
+
+/** A key, and where it leads. */
+async function press(page: Page, key: string, to: Locator): Promise<void> {
+  await page.keyboard.press(key);
+  await expect(to).toBeFocused();
+}
+
+/** What axe knows of: names, roles, contrast, order. */
+async function isAccessible(page: Page, where: string, rules?: string[]): Promise<void> {
+  // Of rows that are alike the first ones tell enough.
+  const axe = new AxeBuilder({ page }).exclude(".event:nth-child(n+6)").exclude("tr:nth-child(n+6)");
+  const { violations } = await (rules ? axe.withRules(rules) : axe).analyze();
+  const found = violations.map(({ id, help, nodes }) => `${where}: ${id}: ${help}: ${nodes.map((node) => node.html).join(" ")}`);
+  expect(found).toEqual([]);
 }
 
 /** The session that the page shows. */

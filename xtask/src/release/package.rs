@@ -27,12 +27,12 @@ pub(crate) fn folder(version: &Version) -> Result<PathBuf> {
         .join(version.to_string()))
 }
 
-/// Makes everything of the repository in `root` anew.
+/// Makes everything of the repository in `root` anew, with programs that are compiled so.
 pub(crate) fn make(
     root: &Path,
     sources: &[Source],
     output: &Path,
-    with_programs: bool,
+    programs: Option<Profile>,
 ) -> Result<()> {
     if output.exists() {
         fs::remove_dir_all(output).with_context(|| format!("removing {}", output.display()))?;
@@ -45,8 +45,8 @@ pub(crate) fn make(
     for chart in charts(sources) {
         package_chart(&root.join(chart), &version, &output)?;
     }
-    if with_programs {
-        make_programs(root, sources, &version, &output)?;
+    if let Some(profile) = programs {
+        make_programs(root, sources, &version, &output, profile)?;
     }
     checksums(&output)?;
     for entry in sorted_names(&output)? {
@@ -106,16 +106,22 @@ fn archive(folder: &Path, package: &Path) -> Result<()> {
     )
 }
 
-fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Path) -> Result<()> {
+fn make_programs(
+    root: &Path,
+    sources: &[Source],
+    version: &Version,
+    output: &Path,
+    profile: Profile,
+) -> Result<()> {
     let progress = Progress::to_stderr();
     let target = workspace::image_target()?;
     let machine = env::consts::ARCH;
     progress.step("building the page of `standin ui`, which is in the program");
     web::install_and_build(root)?;
     progress.step("building the programs, linked statically");
-    let profile = Profile::Distribution;
     standind::build_static(root, &target, profile, &["cli", "server"])?;
     let standin = standind::built(&target, profile, "standin");
+    ensure_has_page(&standin, &root.join(web::BUILT))?;
     let standind = standind::built(&target, profile, "standind");
     let folder = tempfile::tempdir().context("making a folder for the programs")?;
     let programs = folder
@@ -137,6 +143,19 @@ fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Pa
     let image = output.join(format!("standind-{version}-linux-{machine}.tar"));
     let image = lab::standind::image(&image_name(sources)?, &standind).write(&image)?;
     eprintln!("{} is {}", image.reference(), image.id());
+    Ok(())
+}
+
+/// Without its page the program is built as well, and nobody would see it before users do.
+fn ensure_has_page(program: &Path, page: &Path) -> Result<()> {
+    let read = |path: &Path| fs::read(path).with_context(|| format!("reading {}", path.display()));
+    let (program_bytes, page_bytes) = (read(program)?, read(&page.join("index.html"))?);
+    ensure!(
+        !page_bytes.is_empty() && memchr::memmem::find(&program_bytes, &page_bytes).is_some(),
+        "the page of {} is not in {}",
+        page.display(),
+        program.display()
+    );
     Ok(())
 }
 
@@ -207,6 +226,19 @@ mod tests {
             packages.push(fs::read(&package).unwrap());
         }
         assert_eq!(packages[0], packages[1]);
+    }
+
+    #[test]
+    fn a_program_without_the_page_is_not_given_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("standin");
+        fs::write(&program, b"\x7fELF code").unwrap();
+        ensure_has_page(&program, folder.path()).unwrap_err();
+        fs::write(folder.path().join("index.html"), "<html>").unwrap();
+        let error = ensure_has_page(&program, folder.path()).unwrap_err();
+        assert!(error.to_string().contains("is not in"), "{error}");
+        fs::write(&program, b"\x7fELF code <html> more").unwrap();
+        ensure_has_page(&program, folder.path()).unwrap();
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
+use lab::standind::Profile;
 use semver::Version;
 
 use super::{changelog, check, package, parse_version, versions};
@@ -120,7 +121,8 @@ fn finish(
     let sources = workspace::sources(folder, &paths)?;
     check(&sources, Some(&version.to_string()))?;
     let output = package::folder(version)?;
-    package::make(folder, &sources, &output, !arguments.without_programs)
+    let programs = (!arguments.without_programs).then_some(Profile::Distribution);
+    package::make(folder, &sources, &output, programs)
 }
 
 fn write(folder: &Path, changes: &[Change]) -> Result<()> {

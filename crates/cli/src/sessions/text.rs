@@ -65,6 +65,14 @@ pub(super) fn info(info: &SessionInfo) -> String {
             ),
         ),
     ];
+    if !info.clusters.is_empty() {
+        let way = if info.is_operator {
+            ", through the operator"
+        } else {
+            ""
+        };
+        lines.insert(2, ("clusters", info.clusters.join(", ") + way));
+    }
     for port in &info.ports {
         let filter = port.filter.as_deref().unwrap_or("are anything");
         let what = format!("{}: {} requests that {filter}", port.port, mode(port.mode));
@@ -137,24 +145,28 @@ fn words(event: &Event) -> String {
             local_port,
             mode: way,
             filter,
+            cluster,
             ..
         } => {
+            let place = in_cluster(cluster.as_deref());
             let filter = filter.as_deref().map(|filter| format!(" that {filter}"));
             let (way, filter) = (mode(*way), filter.unwrap_or_default());
-            format!("incoming port {port} (program {local_port}): {way} requests{filter}")
+            format!("incoming port {port}{place} (program {local_port}): {way} requests{filter}")
         }
         Event::IncomingConnection {
             port,
             client,
             accepted,
+            cluster,
             ..
         } => {
+            let place = in_cluster(cluster.as_deref());
             let taken = if *accepted {
                 ""
             } else {
                 ": the program did not take it"
             };
-            format!("incoming port {port} connection from {client}{taken}")
+            format!("incoming port {port}{place} connection from {client}{taken}")
         }
         Event::IncomingClosed {
             port,
@@ -168,10 +180,11 @@ fn words(event: &Event) -> String {
             path,
             handling,
             reason: Some(reason),
+            cluster,
             ..
         } => {
-            let how = handling_name(*handling);
-            format!("request  port {port} {method} {path} {how}: {reason}")
+            let (how, place) = (handling_name(*handling), in_cluster(cluster.as_deref()));
+            format!("request  port {port}{place} {method} {path} {how}: {reason}")
         }
         Event::IncomingRequest {
             port,
@@ -180,19 +193,26 @@ fn words(event: &Event) -> String {
             status,
             handling,
             latency_us,
+            cluster,
             ..
         } => {
             let status = status.map_or_else(|| "no answer".to_owned(), |status| status.to_string());
             let milliseconds = *latency_us / 1000;
-            let how = handling_name(*handling);
-            format!("request  port {port} {method} {path} {status} {milliseconds} ms ({how})")
+            let (how, place) = (handling_name(*handling), in_cluster(cluster.as_deref()));
+            format!(
+                "request  port {port}{place} {method} {path} {status} {milliseconds} ms ({how})"
+            )
         }
         Event::RequestsPassedOn {
             port,
             count,
             reason,
+            cluster,
             ..
-        } => format!("request  port {port}: {count} passed on: {reason}"),
+        } => {
+            let place = in_cluster(cluster.as_deref());
+            format!("request  port {port}{place}: {count} passed on: {reason}")
+        }
         Event::EnvVar { vars } => format!("env      {} variables of the target", vars.len()),
         Event::LayerConnected { pid, process_name } => {
             format!("process  {process_name} ({pid}) started")
@@ -204,6 +224,11 @@ fn words(event: &Event) -> String {
         },
         other => format!("{other:?}"),
     }
+}
+
+/// With several clusters, the one in which it was.
+fn in_cluster(cluster: Option<&str>) -> String {
+    cluster.map_or_else(String::new, |cluster| format!(" in {cluster}"))
 }
 
 fn failed(errno: Option<&str>) -> String {

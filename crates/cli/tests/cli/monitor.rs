@@ -176,17 +176,13 @@ impl Service {
         service
     }
 
-    fn ask(&self, path: &str) -> String {
+    /// What a client prints that runs beside the service.
+    fn ask(&self, client: &[&str]) -> String {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.0.id().to_string()]);
-        command.args([
-            "curl",
-            "--silent",
-            "--show-error",
-            "--http2-prior-knowledge",
-        ]);
-        command.arg(format!("http://127.0.0.1:8080{path}"));
-        Ended::from(command.output().unwrap()).stdout
+        let ended = Ended::from(command.args(client).output().unwrap());
+        ended.expect(0);
+        ended.stdout
     }
 }
 
@@ -200,8 +196,21 @@ impl Drop for Service {
 const HTTP2_SERVER: &str = r#"
     require("http2").createServer((request, response) => {
         response.writeHead(request.url === "/broken" ? 503 : 200);
-        response.end("from the program");
+        response.end("from the program\n");
     }).listen(8080)"#;
+
+/// Asks for its arguments, one after the other on one connection.
+const HTTP2_CLIENT: &str = r#"
+    const connection = require("http2").connect("http://127.0.0.1:8080");
+    const ask = (path) => new Promise((answered) => {
+        const stream = connection.request({ ":path": path, "x-user": "alice" });
+        stream.pipe(process.stdout, { end: false });
+        stream.on("end", answered).end();
+    });
+    (async () => {
+        for (const path of process.argv.slice(1)) await ask(path);
+        connection.close();
+    })()"#;
 
 #[test]
 #[ignore = "needs root"]
@@ -212,9 +221,16 @@ fn requests_of_http2_are_told_one_by_one() {
     command.args(["--", "node", "-e", HTTP2_SERVER]);
     let mut session = Running::start(command);
     session.until_said("everything goes to the program");
-    for path in ["/cart/1", "/broken"] {
-        assert_eq!(service.ask(path), "from the program");
-    }
+    let node = ["node", "-e", HTTP2_CLIENT];
+    let paths = ["/cart/1", "/cart/2?all", "/broken", "/cart/1"];
+    let answers = service.ask(&[&node[..], &paths].concat());
+    assert_eq!(answers, "from the program\n".repeat(4));
+    // A head that takes more than one frame.
+    let long = format!("X-Long: {}", "~".repeat(20_000));
+    let mut curl = vec!["curl", "--silent", "--show-error"];
+    curl.extend(["--http2-prior-knowledge", "--header", &long]);
+    curl.extend(["--data", "one=two", "http://127.0.0.1:8080/orders"]);
+    assert_eq!(service.ask(&curl), "from the program\n");
     let listed = json_of(&standin, &["sessions", "--json"]);
     let id = listed[0]["session_id"].as_str().unwrap();
     let requests = || {
@@ -226,20 +242,25 @@ fn requests_of_http2_are_told_one_by_one() {
         let shown = requests.map(|event| {
             let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
             format!(
-                "{} {} {} {} {}",
+                "{} {} {} {} {} {} {}",
                 text("protocol"),
                 text("method"),
                 text("path"),
                 event["status"],
-                text("handling")
+                text("handling"),
+                event["received"],
+                event["sent"],
             )
         });
         shown.collect::<Vec<_>>()
     };
-    until("both requests are told", || requests().len() == 2);
+    until("all requests are told", || requests().len() == 5);
     let expected = [
-        "HTTP/2 GET /cart/1 200 stolen",
-        "HTTP/2 GET /broken 503 stolen",
+        "HTTP/2 GET /cart/1 200 stolen 0 17",
+        "HTTP/2 GET /cart/2?all 200 stolen 0 17",
+        "HTTP/2 GET /broken 503 stolen 0 17",
+        "HTTP/2 GET /cart/1 200 stolen 0 17",
+        "HTTP/2 POST /orders 200 stolen 7 17",
     ];
     assert_eq!(requests(), expected);
 }

@@ -5,6 +5,7 @@ pub(crate) mod policies;
 mod resuming;
 pub(crate) mod secrets;
 pub(crate) mod serving;
+mod watching;
 mod wrong;
 
 use std::fs;

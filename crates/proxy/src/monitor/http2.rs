@@ -346,4 +346,6 @@ impl Frame {
 }
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use interceptor::Errno;
 use monitor::{
-    Counters, Entry, Event, FileRow, Handling, Health, NameRow, PeerRow, PortRow, Side, State,
+    Counters, Entry, Event, FileRow, Handling, Health, NameRow, PeerRow, PortRow, Side, State, Word,
 };
 use protocol::dns::message::{code, kind};
 
@@ -129,7 +129,7 @@ impl Recorder {
         let bytes = Some(file.bytes).filter(|bytes| *bytes > 0 && operation == Operation::Read);
         let event = Event::FileOp {
             path: path.display().to_string(),
-            operation: operation.name().to_owned(),
+            operation: operation.name().into(),
             side,
             errno: errno.map(name),
             latency_us,
@@ -174,18 +174,7 @@ impl Recorder {
         let code = code_name(answered.code);
         let addresses: Vec<String> = answered.addresses.map(|ip| ip.to_string()).collect();
         let host = answered.host;
-        if !self.names.contains_key(&host) && self.names.len() >= MOST_NAMES {
-            self.without_row += 1;
-        } else {
-            let row = self.names.entry(host.clone()).or_insert_with(|| NameRow {
-                host: host.clone(),
-                side: answered.side,
-                queries: 0,
-                cached: 0,
-                failed: 0,
-                last_code: String::new(),
-                addresses: Vec::new(),
-            });
+        if let Some(row) = self.name_row(&host, answered.side) {
             row.queries += 1;
             row.cached += u64::from(answered.cached);
             row.failed += u64::from(failed);
@@ -206,6 +195,26 @@ impl Recorder {
             latency_us: microseconds(answered.latency),
         };
         self.emit(now, event);
+    }
+
+    fn name_row(&mut self, host: &str, side: Side) -> Option<&mut NameRow> {
+        if !self.names.contains_key(host) {
+            if self.names.len() >= MOST_NAMES {
+                self.without_row += 1;
+                return None;
+            }
+            let row = NameRow {
+                host: host.to_owned(),
+                side,
+                queries: 0,
+                cached: 0,
+                failed: 0,
+                last_code: Word::default(),
+                addresses: Vec::new(),
+            };
+            self.names.insert(host.to_owned(), row);
+        }
+        self.names.get_mut(host)
     }
 
     pub(super) fn connected(
@@ -282,11 +291,15 @@ impl Recorder {
         self.ports.get_mut(&(is_udp, port))
     }
 
-    /// A port that is subscribed anew goes on with what it counted.
+    /// A port that is subscribed anew goes on with what it counted. One that is had in one more cluster is had in all.
     pub(super) fn subscribed(&mut self, is_udp: bool, row: PortRow) {
         let before = self.ports.remove(&(is_udp, row.port));
         let row = match before {
             None => row,
+            Some(before) if row.cluster.is_some() => PortRow {
+                problem: None,
+                ..before
+            },
             Some(before) => PortRow {
                 connections: before.connections,
                 requests: before.requests,
@@ -402,28 +415,28 @@ fn name(errno: Errno) -> String {
     format!("{errno:?}")
 }
 
-fn code_name(code: u8) -> String {
+fn code_name(code: u8) -> Word {
     match code {
-        0 => "NOERROR".to_owned(),
-        1 => "FORMERR".to_owned(),
-        2 => "SERVFAIL".to_owned(),
-        3 => "NXDOMAIN".to_owned(),
-        4 => "NOTIMP".to_owned(),
-        5 => "REFUSED".to_owned(),
-        other => format!("RCODE{other}"),
+        0 => "NOERROR".into(),
+        1 => "FORMERR".into(),
+        2 => "SERVFAIL".into(),
+        3 => "NXDOMAIN".into(),
+        4 => "NOTIMP".into(),
+        5 => "REFUSED".into(),
+        other => format!("RCODE{other}").into(),
     }
 }
 
-fn kind_name(number: u16) -> String {
+fn kind_name(number: u16) -> Word {
     match number {
-        kind::A => "A".to_owned(),
-        kind::AAAA => "AAAA".to_owned(),
-        5 => "CNAME".to_owned(),
-        12 => "PTR".to_owned(),
-        15 => "MX".to_owned(),
-        16 => "TXT".to_owned(),
-        33 => "SRV".to_owned(),
-        65 => "HTTPS".to_owned(),
-        other => format!("TYPE{other}"),
+        kind::A => "A".into(),
+        kind::AAAA => "AAAA".into(),
+        5 => "CNAME".into(),
+        12 => "PTR".into(),
+        15 => "MX".into(),
+        16 => "TXT".into(),
+        33 => "SRV".into(),
+        65 => "HTTPS".into(),
+        other => format!("TYPE{other}").into(),
     }
 }

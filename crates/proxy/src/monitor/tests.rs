@@ -95,7 +95,7 @@ fn names_from_memory_are_counted_only() {
     ask(false, code::NO_ERROR);
     ask(true, code::NO_ERROR);
     ask(false, code::NO_NAME);
-    let codes: Vec<String> = events(&monitor)
+    let codes: Vec<monitor::Word> = events(&monitor)
         .into_iter()
         .filter_map(|event| match event {
             Event::DnsQuery { code, .. } => Some(code),
@@ -211,6 +211,43 @@ fn requests_are_told_with_their_port() {
         ),
     ];
     assert_eq!(requests.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_cluster_that_comes_back_does_not_take_a_port_for_itself() {
+    let monitor = Monitor::on();
+    let told = |cluster: Option<&str>, checked| {
+        let agent = cluster.map(|cluster| crate::AgentId {
+            cluster: Some(cluster.to_owned()),
+            ..crate::AgentId::default()
+        });
+        monitor.told(&crate::Event::Incoming(IncomingEvent {
+            port: 80,
+            is_udp: false,
+            agent,
+            news: News::Subscribed(Subscribed {
+                local: 8080,
+                steals: true,
+                filter: None,
+                checked,
+                mesh: None,
+                flushed: 0,
+                again: cluster.is_some(),
+                agents: 1,
+                earlier: Vec::new(),
+            }),
+        }));
+    };
+    told(None, Checked::Outside);
+    told(Some("west"), Checked::Loopback);
+    let port = monitor.ports().remove(0);
+    assert_eq!((port.cluster, port.checked.as_str()), (None, "outside"));
+    let clusters = events(&monitor).into_iter().map(|event| match event {
+        Event::PortSubscription { cluster, .. } => cluster,
+        other => panic!("{other:?}"),
+    });
+    let expected = [None, Some("west".to_owned())];
+    assert_eq!(clusters.collect::<Vec<_>>(), expected);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What the user is told becomes events, rows of ports and the session's health.
 
-use monitor::{Event as Told, Handling, Health, Level, Mode, PortRow, Status, Transport};
+use monitor::{Event as Told, Handling, Health, Level, Mode, PortRow, Status, Transport, Word};
 use protocol::rpc::Missed;
 
 use super::Monitor;
@@ -18,7 +18,7 @@ impl Monitor {
             port,
             method: missed.method.clone(),
             path: missed.path.clone(),
-            protocol: String::new(),
+            protocol: Word::default(),
             host: None,
             status: None,
             handling: if missed.lost {

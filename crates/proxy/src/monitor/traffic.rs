@@ -249,7 +249,7 @@ impl Traffic {
             port: incoming.port,
             method: exchange.method,
             path: exchange.path,
-            protocol: exchange.protocol.to_owned(),
+            protocol: exchange.protocol.into(),
             host: exchange.host,
             status,
             handling: incoming.handling,

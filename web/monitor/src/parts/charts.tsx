@@ -72,7 +72,7 @@ export function Charts({ events, now, isLive }: { events: Entry[]; now: number; 
               <g key={part.from}>
                 <title>{`${clock(part.from)}: median ${duration(percentile(part.latencies, 50))}, 95 % within ${duration(percentile(part.latencies, 95))}`}</title>
                 <line className="spread" x1={x} x2={x} y1={HEIGHT - (middle ?? 0) - 3} y2={HEIGHT - (high ?? 0) - 3} />
-                <circle className="median" cx={x} cy={HEIGHT - (middle ?? 0) - 3} r="3" />
+                <line className="median" x1={x} x2={x} y1={HEIGHT - (middle ?? 0) - 3} y2={HEIGHT - (middle ?? 0) - 3} />
               </g>
             );
           })}

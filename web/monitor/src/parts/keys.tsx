@@ -6,7 +6,7 @@ const KEYS: [string, string][] = [
   ["↑ ↓ or k j", "Another event or request"],
   ["Enter", "Show its details"],
   ["Esc", "Close what is open"],
-  ["← →", "Another tab, when a tab has the focus"],
+  ["← → Home End", "Another tab, when a tab has the focus"],
   ["?", "This list"],
 ];
 

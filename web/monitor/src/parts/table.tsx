@@ -17,13 +17,15 @@ interface Props<Row> {
   keyOf: (row: Row) => string;
   textOf: (row: Row) => string;
   isProblem?: (row: Row) => boolean;
+  /** More that chooses among the rows. */
+  filters?: ReactNode;
   empty: string;
 }
 
 /** More rows than a person looks through are shown on demand. */
 const FIRST = 200;
 
-export function DataTable<Row>({ caption, rows, columns, keyOf, textOf, isProblem, empty }: Props<Row>) {
+export function DataTable<Row>({ caption, rows, columns, keyOf, textOf, isProblem, filters, empty }: Props<Row>) {
   const [search, setSearch] = useState("");
   const [onlyProblems, setOnlyProblems] = useState(false);
   const [order, setOrder] = useState<{ name: string; down: boolean }>();
@@ -44,16 +46,24 @@ export function DataTable<Row>({ caption, rows, columns, keyOf, textOf, isProble
     }
     return matches;
   }, [rows, columns, search, onlyProblems, order, isProblem, textOf]);
-  if (rows.length === 0) return <p className="empty">{empty}</p>;
+  if (rows.length === 0) {
+    return (
+      <>
+        {filters && <div className="filters">{filters}</div>}
+        <p className="empty">{empty}</p>
+      </>
+    );
+  }
   return (
     <>
       <div className="filters">
-        <input ref={field} type="search" placeholder="Search" aria-label={`Search in ${caption}`} value={search} onChange={(event) => setSearch(event.target.value)} />
+        <input ref={field} type="search" placeholder="Search (/)" aria-label={`Search in ${caption}`} value={search} onChange={(event) => setSearch(event.target.value)} />
         {isProblem && (
           <label className="chip">
             <input type="checkbox" checked={onlyProblems} onChange={(event) => setOnlyProblems(event.target.checked)} /> Only problems
           </label>
         )}
+        {filters}
         <span className="count" role="status">
           {found.length === rows.length ? rows.length.toLocaleString() : `${found.length.toLocaleString()} of ${rows.length.toLocaleString()}`}
         </span>

@@ -4,6 +4,8 @@ export interface Tab {
   id: string;
   label: string;
   badge?: number;
+  /** What the badge counts wants to be looked at. */
+  isWarning?: boolean;
   content: () => ReactNode;
 }
 
@@ -12,11 +14,14 @@ export function Tabs({ tabs, chosen, onChoose }: { tabs: Tab[]; chosen: string; 
   const current = tabs.find((tab) => tab.id === chosen) ?? tabs[0];
   if (!current) return null;
   const move = (event: KeyboardEvent): void => {
-    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
-    if (step === 0) return;
-    const next = (tabs.indexOf(current) + step + tabs.length) % tabs.length;
+    const here = tabs.indexOf(current);
+    const places: Record<string, number> = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: tabs.length - 1 };
+    const place = places[event.key];
+    if (place === undefined) return;
+    const next = (place + tabs.length) % tabs.length;
     const tab = tabs[next];
     if (tab) {
+      event.preventDefault();
       onChoose(tab.id);
       list.current?.querySelectorAll<HTMLElement>("[role=tab]")[next]?.focus();
     }
@@ -37,7 +42,7 @@ export function Tabs({ tabs, chosen, onChoose }: { tabs: Tab[]; chosen: string; 
             onKeyDown={move}
           >
             {tab.label}
-            {tab.badge !== undefined && tab.badge > 0 && <span className="badge">{tab.badge.toLocaleString()}</span>}
+            {tab.badge !== undefined && tab.badge > 0 && <span className={tab.isWarning ? "badge warning" : "badge"}>{tab.badge.toLocaleString()}</span>}
           </button>
         ))}
       </div>

@@ -46,7 +46,7 @@ export function Overview({ session, advice, now, isLive }: Props) {
           <Number name="Requests" value={incoming.requests} more={`${incoming.stolen} stolen, ${incoming.mirrored} mirrored`} bad={incoming.failed} />
           <Number name="Incoming" value={incoming.connections} more={`${incoming.open} open · ${bytes(incoming.received_bytes + incoming.sent_bytes)}`} />
           <Number name="Outgoing" value={outgoing.connections} more={`${outgoing.open} open · ${bytes(outgoing.received_bytes + outgoing.sent_bytes)}`} bad={outgoing.failed} />
-          <Number name="Remote files" value={files.remote} more={`${bytes(files.read_bytes)} read · ${files.local.toLocaleString()} local`} bad={files.failed} />
+          <Number name="Remote files" value={files.remote} more={`${bytes(files.read_bytes)} · ${files.local.toLocaleString()} local`} bad={files.failed} />
           <Number name="Names" value={names.queries} more={`${names.cached} from memory`} bad={names.failed} />
         </dl>
       </section>
@@ -71,7 +71,7 @@ export function Overview({ session, advice, now, isLive }: Props) {
                 {port.cluster && <span className="tag">{port.cluster}</span>}
                 <span className="dim">
                   {plural(port.requests, "request")}, {plural(port.connections, "connection")}
-                  {port.last_traffic !== undefined && isLive && `, last ${age(now - port.last_traffic)} ago`} · checked: {port.checked}
+                  {port.last_traffic !== undefined && isLive && `, last ${age(now - port.last_traffic)} ago`} · {CHECKED[port.checked] ?? port.checked}
                 </span>
               </li>
             ))}
@@ -81,6 +81,13 @@ export function Overview({ session, advice, now, isLive }: Props) {
     </div>
   );
 }
+
+/** How far it was checked that traffic comes. */
+const CHECKED: Record<string, string> = {
+  nothing: "not checked",
+  loopback: "checked on loopback only",
+  outside: "checked from outside",
+};
 
 function Number({ name, value, more, bad }: { name: string; value: number; more: string; bad?: number }) {
   return (

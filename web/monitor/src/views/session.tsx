@@ -31,6 +31,7 @@ export function SessionView({ session, tab, now, onTab }: Props) {
       id: "overview",
       label: "Overview",
       badge: advice.length,
+      isWarning: true,
       content: () => <Overview session={session} advice={advice} now={now} isLive={isLive} />,
     },
     { id: "events", label: "Events", badge: events.length, content: () => <Events events={events} missed={session.missed} caption="Events" /> },
@@ -63,7 +64,7 @@ export function SessionView({ session, tab, now, onTab }: Props) {
           <span>{isLive ? `for ${age(now - Date.parse(info.started_at))}` : `started ${new Date(info.started_at).toLocaleString()}`}</span>
           {info.processes.length > 0 && (
             <span title={info.processes.map((process) => `${process.process_name} (${process.pid})`).join("\n")}>
-              {plural(info.processes.length, "process").replace("processs", "processes")}
+              {plural(info.processes.length, "process", "processes")}
             </span>
           )}
           {info.clusters.length > 0 && <span>{info.clusters.join(", ")}</span>}

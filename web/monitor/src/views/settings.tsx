@@ -32,13 +32,18 @@ export function Environment({ detail }: { detail: Detail }) {
   return (
     <>
       <p className="hint">
-        {detail.shows_env_values
-          ? "Variables that the program has from the target. Values are shown one at a time."
-          : "Variables that the program has from the target. Values may be secrets and did not come to this page; `standin ui --show-env-values` brings them."}
+        Variables that the program has from the target.{" "}
+        {detail.shows_env_values ? (
+          "Values are shown one at a time."
+        ) : (
+          <>
+            Values may be secrets and did not come to this page; <code className="whole">standin ui --show-env-values</code> brings them.
+          </>
+        )}
       </p>
       <DataTable
         caption="Environment"
-        rows={detail.state.env}
+        rows={detail.state.env.toSorted(([one], [other]) => one.localeCompare(other))}
         columns={columns}
         keyOf={([name]) => name}
         textOf={([name]) => name}
@@ -90,13 +95,15 @@ export function Config({ detail }: { detail: Detail }) {
           </>
         ) : (
           "There is no configuration file: everything is a default, a variable or a flag."
-        )}{" "}
-        <label className="chip">
-          <input type="checkbox" checked={onlySet} onChange={(event) => setOnlySet(event.target.checked)} /> Only what differs from defaults
-        </label>
+        )}
       </p>
       <DataTable
         caption="Configuration"
+        filters={
+          <label className="chip">
+            <input type="checkbox" checked={onlySet} onChange={(event) => setOnlySet(event.target.checked)} /> Only what differs from defaults
+          </label>
+        }
         rows={rows}
         columns={CONFIG}
         keyOf={(row) => row.key}
@@ -104,8 +111,8 @@ export function Config({ detail }: { detail: Detail }) {
         empty="Everything is as it is by default."
       />
       {magic.length > 0 && (
-        <section className="magic" aria-label="Magic">
-          <h3>What magic has added</h3>
+        <section className="magic" aria-labelledby="magic">
+          <h2 id="magic">What magic has added</h2>
           <dl>
             {magic.map(([bundle, text]) => (
               <div key={bundle}>

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http_body_util::channel::{Channel, Sender};
-use monitor::stream::{self, Message};
+use monitor::stream;
 use monitor::{Counters, Level};
 use proxy::{Batch, Subscription};
 use serde_json::json;
@@ -131,46 +131,46 @@ async fn tell(
     let mut count = interval(COUNT_EVERY);
     let mut counters = None;
     loop {
-        let mut text = String::new();
+        let mut sent = Vec::new();
         let is_over = tokio::select! {
             batch = events.next() => {
-                write(batch, &mut text);
+                write(batch, &mut sent);
                 false
             }
             _ = count.tick() => {
-                write_counters(watched.monitor.counters(), &mut counters, &mut text);
+                write_counters(watched.monitor.counters(), &mut counters, &mut sent);
                 false
             }
             _ = over.wait_for(|over| *over) => {
                 while let Some(batch) = events.take() {
-                    write(batch, &mut text);
+                    write(batch, &mut sent);
                 }
-                write_counters(watched.monitor.counters(), &mut counters, &mut text);
+                write_counters(watched.monitor.counters(), &mut counters, &mut sent);
                 true
             }
         };
-        if listener.send_data(text.into()).await.is_err() || is_over {
+        if listener.send_data(sent.into()).await.is_err() || is_over {
             return;
         }
         sleep(TOGETHER).await;
     }
 }
 
-fn write(batch: Batch, text: &mut String) {
+fn write(batch: Batch, sent: &mut Vec<u8>) {
     if batch.missed > 0 {
-        stream::write(&Message::Missed(batch.missed), text);
+        stream::write_missed(batch.missed, sent);
     }
     for entry in batch.entries {
-        stream::write(&Message::Event((*entry).clone()), text);
+        stream::write_event(&entry, sent);
     }
 }
 
 /// Only those that have changed; otherwise a word that keeps the connection from looking dead.
-fn write_counters(now: Counters, before: &mut Option<Counters>, text: &mut String) {
+fn write_counters(now: Counters, before: &mut Option<Counters>, sent: &mut Vec<u8>) {
     if before.as_ref() == Some(&now) {
-        text.push_str(": \n\n");
+        sent.extend_from_slice(b": \n\n");
     } else {
-        stream::write(&Message::Counters(now.clone()), text);
+        stream::write_counters(&now, sent);
         *before = Some(now);
     }
 }

@@ -14,7 +14,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::{OwnClusters, Stage, Story, until};
@@ -92,9 +91,27 @@ async fn stealing(scene: &Scene<'_>) -> Result<()> {
         orders == [("east", "/from-hub\n/from-east\n/from-west\n".to_owned())],
         "{orders:?}"
     );
+    it_is_watched(scene).await?;
     a_member_is_away(scene, &session).await?;
     session.end()?;
     scene.is_as_before().await
+}
+
+/// Who watches the session on the developer's machine sees the clusters, and in which of them each request came.
+async fn it_is_watched(scene: &Scene<'_>) -> Result<()> {
+    let listed = scene.standin("hub", &["operator", "session", "list", "--json"])?;
+    let listed: Value = serde_json::from_str(&listed)?;
+    let id = listed[0]["id"].as_str().context("no session is listed")?;
+    let info = scene.standin("hub", &["session", id, "info", "--json"])?;
+    let info: Value = serde_json::from_str(&info)?;
+    ensure!(info["clusters"] == json!(ALL), "{info}");
+    let expected = ALL.map(|cluster| (format!("/from-{cluster}"), cluster.to_owned()));
+    let expected = BTreeSet::from(expected);
+    until("the requests of all clusters to be told", async || {
+        let events = scene.standin("hub", &["session", id, "events", "--json"])?;
+        Ok(labels(&events)?.is_superset(&expected).then_some(()))
+    })
+    .await
 }
 
 /// The way between the Primary and a member is cut: the others go on, the service there answers itself, and the developer is
@@ -128,7 +145,7 @@ async fn mirroring(scene: &Scene<'_>) -> Result<()> {
         session.prints(&format!("asked for {path}\n")).await?;
     }
     session.end()?;
-    let labels = labels(&recording)?;
+    let labels = labels(&fs::read_to_string(&recording)?)?;
     let expected = ALL.map(|cluster| (format!("/from-{cluster}"), cluster.to_owned()));
     ensure!(labels == BTreeSet::from(expected), "{labels:?}");
     scene.take_orders().await?;
@@ -208,11 +225,10 @@ fn shop(cluster: &str) -> String {
     format!("the shop of {cluster}")
 }
 
-/// The requests of a recording, each with its cluster.
-fn labels(recording: &Path) -> Result<BTreeSet<(String, String)>> {
-    let text = fs::read_to_string(recording)?;
+/// The requests among events, each with its cluster.
+fn labels(events: &str) -> Result<BTreeSet<(String, String)>> {
     let mut labels = BTreeSet::new();
-    for line in text.lines() {
+    for line in events.lines() {
         let event: Value = serde_json::from_str(line)?;
         if event["type"] == "IncomingRequest" {
             let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();

@@ -1,8 +1,15 @@
 //! Heads of HTTP/2, as far as they are of interest (RFC 7541).
 //!
 //! Both ends of a connection keep a table of headers that came before. To understand one head, all before it must have
-//! been read; so a table is kept here as well, in which only what will be asked for has a value.
+//! been read; so a table is kept here as well, in which only what will be asked for has a name and a value. The rest may be
+//! secret and long, and is forgotten as it is read. Whatever a client sends, a byte of it costs about the same.
+//!
+//! It is our own because no library fits. That of `h2`, with which the rest of this repository speaks HTTP/2, is private to
+//! it. `hpack` and `fluke-hpack` panic at one byte of a hostile client (RUSTSEC-2023-0085), and those that do not are used
+//! by hardly anybody. All of them hand out every header whole, of which a head of 32 KiB can repeat a long one thousands of
+//! times. The reference of the tests is what `h2` writes.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use super::huffman;
@@ -90,17 +97,41 @@ pub(super) struct Head {
 }
 
 impl Head {
-    fn take(&mut self, name: &[u8], value: &[u8]) {
-        let text = || Some(String::from_utf8_lossy(value).into_owned());
-        match name {
-            b":method" => self.method = text(),
-            b":path" => self.path = text(),
-            b":authority" => self.authority = text(),
-            b":status" => {
-                let status = std::str::from_utf8(value).ok();
-                self.status = status.and_then(|status| status.parse().ok());
+    /// The first of a name counts. There must be no second, and who sends thousands should not have them copied.
+    fn take(&mut self, name: Name, value: &[u8]) {
+        let slot = match name {
+            Name::Method => &mut self.method,
+            Name::Path => &mut self.path,
+            Name::Authority => &mut self.authority,
+            Name::Status => {
+                let status = || std::str::from_utf8(value).ok()?.parse().ok();
+                self.status = self.status.or_else(status);
+                return;
             }
-            _ => {}
+            Name::Other => return,
+        };
+        slot.get_or_insert_with(|| String::from_utf8_lossy(value).into_owned());
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Name {
+    Method,
+    Path,
+    Authority,
+    Status,
+    /// Nobody asks for it.
+    Other,
+}
+
+impl Name {
+    fn of(text: &[u8]) -> Self {
+        match text {
+            b":method" => Self::Method,
+            b":path" => Self::Path,
+            b":authority" => Self::Authority,
+            b":status" => Self::Status,
+            _ => Self::Other,
         }
     }
 }
@@ -116,10 +147,25 @@ pub(super) struct Decoder {
 
 #[derive(Debug)]
 struct Entry {
-    name: Vec<u8>,
-    /// Left out where nobody asks for it: it may be a secret, and long.
-    value: Option<Vec<u8>>,
-    size: usize,
+    name: Name,
+    /// In bytes.
+    name_length: usize,
+    /// Empty where nobody asks for it.
+    value: Vec<u8>,
+    value_length: usize,
+}
+
+/// A header that is written out.
+struct Literal<'a> {
+    name: Name,
+    name_length: usize,
+    value: Cow<'a, [u8]>,
+}
+
+impl Entry {
+    fn size(&self) -> usize {
+        self.name_length + self.value_length + ENTRY
+    }
 }
 
 impl Default for Decoder {
@@ -144,9 +190,9 @@ impl Decoder {
                     self.indexed(index, &mut head)?;
                 }
                 0x40.. => {
-                    let (name, value) = self.literal(&mut rest, 6)?;
-                    head.take(&name, &value);
-                    self.add(name, value);
+                    let literal = self.literal(&mut rest, 6)?;
+                    head.take(literal.name, &literal.value);
+                    self.add(literal);
                 }
                 0x20.. => {
                     let most = number(&mut rest, 5)?;
@@ -154,8 +200,8 @@ impl Decoder {
                     self.shrink(self.most);
                 }
                 _ => {
-                    let (name, value) = self.literal(&mut rest, 4)?;
-                    head.take(&name, &value);
+                    let literal = self.literal(&mut rest, 4)?;
+                    head.take(literal.name, &literal.value);
                 }
             }
         }
@@ -165,37 +211,53 @@ impl Decoder {
     fn indexed(&self, index: usize, head: &mut Head) -> Option<()> {
         let index = index.checked_sub(1)?;
         match STATIC.get(index) {
-            Some((name, value)) => head.take(name.as_bytes(), value.as_bytes()),
+            Some((name, value)) => head.take(Name::of(name.as_bytes()), value.as_bytes()),
             None => {
                 let entry = self.table.get(index - STATIC.len())?;
-                if let Some(value) = &entry.value {
-                    head.take(&entry.name, value);
-                }
+                head.take(entry.name, &entry.value);
             }
         }
         Some(())
     }
 
-    fn literal(&self, rest: &mut &[u8], bits: u32) -> Option<(Vec<u8>, Vec<u8>)> {
-        let name = match number(rest, bits)? {
-            0 => text(rest)?,
+    fn literal<'a>(&self, rest: &mut &'a [u8], bits: u32) -> Option<Literal<'a>> {
+        let (name, name_length) = match number(rest, bits)? {
+            0 => {
+                let name = text(rest)?;
+                (Name::of(&name), name.len())
+            }
             index => match STATIC.get(index - 1) {
-                Some((name, _)) => name.as_bytes().to_vec(),
-                None => self.table.get(index - 1 - STATIC.len())?.name.clone(),
+                Some((name, _)) => (Name::of(name.as_bytes()), name.len()),
+                None => {
+                    let entry = self.table.get(index - 1 - STATIC.len())?;
+                    (entry.name, entry.name_length)
+                }
             },
         };
-        Some((name, text(rest)?))
+        Some(Literal {
+            name,
+            name_length,
+            value: text(rest)?,
+        })
     }
 
-    fn add(&mut self, name: Vec<u8>, value: Vec<u8>) {
-        let size = name.len() + value.len() + ENTRY;
+    fn add(&mut self, literal: Literal<'_>) {
+        let value_length = literal.value.len();
+        let entry = Entry {
+            name: literal.name,
+            name_length: literal.name_length,
+            value: match literal.name {
+                Name::Other => Vec::new(),
+                _ => literal.value.into_owned(),
+            },
+            value_length,
+        };
+        let size = entry.size();
         self.shrink(self.most.saturating_sub(size));
-        if size > self.most {
-            return;
+        if size <= self.most {
+            self.size += size;
+            self.table.push_front(entry);
         }
-        self.size += size;
-        let value = name.starts_with(b":").then_some(value);
-        self.table.push_front(Entry { name, value, size });
     }
 
     /// Takes the oldest away until the others are no more than this.
@@ -204,7 +266,7 @@ impl Decoder {
             let Some(oldest) = self.table.pop_back() else {
                 return;
             };
-            self.size -= oldest.size;
+            self.size -= oldest.size();
         }
     }
 }
@@ -230,14 +292,26 @@ fn number(rest: &mut &[u8], bits: u32) -> Option<usize> {
     Some(value)
 }
 
-fn text(rest: &mut &[u8]) -> Option<Vec<u8>> {
+fn text<'a>(rest: &mut &'a [u8]) -> Option<Cow<'a, [u8]>> {
     let is_coded = rest.first()? & 0x80 != 0;
     let length = number(rest, 7)?;
     let (bytes, after) = rest.split_at_checked(length)?;
     *rest = after;
     match is_coded {
-        true => huffman::decode(bytes),
-        false => Some(bytes.to_vec()),
+        true => huffman::decode(bytes).map(Cow::Owned),
+        false => Some(Cow::Borrowed(bytes)),
+    }
+}
+
+#[cfg(test)]
+impl Decoder {
+    /// The table is as large as it says, and no larger than it may be.
+    pub(super) fn check(&self) {
+        let size: usize = self.table.iter().map(Entry::size).sum();
+        assert_eq!(self.size, size);
+        assert!(self.size <= self.most && self.most <= LARGEST_TABLE);
+        let kept: usize = self.table.iter().map(|entry| entry.value.len()).sum();
+        assert!(kept <= size);
     }
 }
 
@@ -331,5 +405,31 @@ mod tests {
         ] {
             assert_eq!(Decoder::default().read(&bytes(block)), None, "{block}");
         }
+    }
+
+    #[test]
+    fn a_header_that_is_repeated_is_not_copied_each_time() {
+        // A long path comes into the table, and is then named again and again.
+        let long = "a".repeat(3000);
+        let mut block = vec![0x44, 0x7f, 0xb9, 0x16];
+        block.extend(long.bytes());
+        block.extend([0xbe; 20_000]);
+        let mut decoder = Decoder::default();
+        let head = decoder.read(&block).unwrap();
+        assert_eq!(head.path, Some(long));
+        // Of two that differ the first counts, as it does at servers that do not refuse both.
+        let head = decoder.read(&bytes("8485 8283")).unwrap();
+        assert_eq!(head.path.as_deref(), Some("/"));
+        assert_eq!(head.method.as_deref(), Some("GET"));
+    }
+
+    #[test]
+    fn values_that_nobody_asks_for_are_forgotten() {
+        let mut decoder = Decoder::default();
+        let block = [b"\x40\x06cookie\x06secret".as_slice(), b"\x44\x04/pay"].concat();
+        decoder.read(&block).unwrap();
+        let kept: Vec<&[u8]> = decoder.table.iter().map(|entry| &entry.value[..]).collect();
+        assert_eq!(kept, [b"/pay".as_slice(), b""]);
+        assert_eq!(decoder.size, 32 + 5 + 4 + 32 + 6 + 6);
     }
 }

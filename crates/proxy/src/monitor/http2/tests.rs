@@ -1,7 +1,7 @@
 use super::super::requests::Observer;
 use super::*;
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut bytes = length[1..].to_vec();
     bytes.extend([kind, flags]);
@@ -54,7 +54,7 @@ fn check(requests: &[Vec<u8>], responses: &[Vec<u8>], expected: &[&str]) {
     }
 }
 
-fn shown(exchange: &Exchange) -> String {
+pub(super) fn shown(exchange: &Exchange) -> String {
     let status = exchange
         .status
         .map_or("-".to_owned(), |status| status.to_string());
