@@ -3,11 +3,13 @@
 //! A goal that is missed is reported, not an error: the reader decides whether the machine or the code was slow.
 
 mod groups;
+mod images;
 mod incoming;
 mod kubernetes;
 mod lab;
 mod load;
 mod monitor;
+mod multicluster;
 mod repository;
 mod row;
 mod server;
@@ -72,6 +74,13 @@ const BENCHES: &[Bench] = &[
         prepare: kubernetes::prepare,
         needs_root: true,
         measure: kubernetes::measure,
+    },
+    Bench {
+        name: "multicluster",
+        description: "sessions over three clusters with links of 0, 20 and 80 ms: start, files, stolen traffic, a member that is cut off; many sessions, many members",
+        prepare: multicluster::prepare,
+        needs_root: true,
+        measure: multicluster::measure,
     },
     Bench {
         name: "monitor",

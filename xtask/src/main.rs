@@ -14,6 +14,7 @@ mod generate;
 mod image;
 mod lab;
 mod node;
+mod operator;
 mod packages;
 mod privilege;
 mod process;
@@ -97,6 +98,34 @@ mod tests {
             words.map(str::to_owned).collect()
         };
         after_name.map(words).collect()
+    }
+
+    /// Documents have placeholders, and name commands without all that they need.
+    #[test]
+    fn documents_call_commands_that_exist() {
+        use clap::error::ErrorKind;
+        let root = workspace::root().unwrap();
+        let pages = std::fs::read_dir(root.join("docs")).unwrap();
+        let pages = pages.map(|page| page.unwrap().path());
+        let others = ["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root.join(name));
+        let mut count = 0;
+        for page in pages.chain(others) {
+            let text = std::fs::read_to_string(&page).unwrap();
+            for call in calls(&text) {
+                let known = call.iter().take_while(|word| !word.starts_with(['[', '…']));
+                let words = std::iter::once("xtask").chain(known.map(String::as_str));
+                let Err(error) = Command::try_parse_from(words) else {
+                    count += 1;
+                    continue;
+                };
+                let is_wrong = matches!(
+                    error.kind(),
+                    ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand
+                );
+                assert!(!is_wrong, "{}: {call:?}: {error}", page.display());
+            }
+        }
+        assert!(count >= 20, "only {count} calls were found");
     }
 
     #[test]

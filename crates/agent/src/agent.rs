@@ -13,7 +13,7 @@ use crate::dns::Silent;
 use crate::files::{Handles, LocalDevices, Tree};
 use crate::grant::Rules;
 use crate::identity::OwnIdentity;
-use crate::incoming::{Ports, Reachable};
+use crate::incoming::{AllHeld, HeldPorts, Ports, Reachable};
 use crate::outgoing::{OpenConnections, Spare};
 use crate::target::Target;
 use crate::workers::{Pool, Workers};
@@ -42,6 +42,7 @@ struct Inside {
     names: Workers,
     silent_nameservers: Silent,
     ports: Arc<Ports>,
+    held_ports: Arc<HeldPorts>,
     spare_sockets: Spare,
     local_devices: LocalDevices,
     /// As whom the runtime's threads access files.
@@ -106,6 +107,7 @@ impl Agent {
                 names: pools[2].workers(),
                 silent_nameservers: Silent::default(),
                 ports: Arc::default(),
+                held_ports: Arc::default(),
                 spare_sockets: Spare::default(),
                 local_devices: LocalDevices::default(),
                 own_identity: OwnIdentity::of_this_thread(),
@@ -265,6 +267,16 @@ impl Agent {
     /// What of the target's traffic is redirected to this agent.
     pub(crate) fn ports(&self) -> &Arc<Ports> {
         &self.0.ports
+    }
+
+    /// Which ports sessions have, now and as it changes, until the agent is gone.
+    #[must_use]
+    pub fn watch_ports(&self) -> watch::Receiver<AllHeld> {
+        self.held_ports().subscribe()
+    }
+
+    pub(crate) fn held_ports(&self) -> &Arc<HeldPorts> {
+        &self.0.held_ports
     }
 
     /// Whether a client that sends `token` may go on. Takes the same time wherever they differ.

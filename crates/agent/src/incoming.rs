@@ -7,6 +7,7 @@
 //!   queue         a session, as a place where connections go: its `incoming/accept` requests
 //!   stream        a connection, as such a request: one body each way
 //!   keeper        a subscription from its beginning to its end, here or, through `peers`, at another agent
+//!   held          which ports sessions have, for whoever looks from outside
 //! ```
 //!
 //! A session that is gone, or too slow, loses nothing for the clients: what it has not begun to answer goes to the
@@ -17,6 +18,7 @@ mod connections;
 mod datagrams;
 mod fate;
 mod filter;
+mod held;
 mod keeper;
 mod lent;
 mod original;
@@ -26,6 +28,7 @@ mod ports;
 mod queue;
 mod reachable;
 pub mod redirect;
+mod shown;
 mod stream;
 mod subscription;
 mod wanted;
@@ -45,6 +48,8 @@ use tokio::time::{Duration, Instant};
 use tonic::body::Body;
 use tonic::{Request as Call, Response as Answer, Status};
 
+pub(crate) use self::held::HeldPorts;
+pub use self::held::{AllHeld, HeldPort, Patterns};
 pub(crate) use self::ports::Ports;
 pub use self::reachable::{Presence, Reachable};
 pub(crate) use self::subscription::Subscriptions;

@@ -32,5 +32,5 @@ mod workers;
 pub use agent::{Agent, raise_descriptor_limit};
 pub use container::process_of_container;
 pub use error::{Error, Result};
-pub use incoming::{Presence, Reachable};
+pub use incoming::{AllHeld, HeldPort, Patterns, Presence, Reachable};
 pub use user_namespace::enter_user_namespace_of;

@@ -7,6 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
+use crate::data::SessionData;
+
 /// The query, in base64.
 pub const PARAMETERS_HEADER: &str = "x-mirrord-connect-params";
 /// The session's number, in decimal digits. It is the client's, and the same each time that it comes back.
@@ -35,6 +37,7 @@ pub struct ConnectParameters {
     pub resume_window: Option<u64>,
     /// Whether other clusters take part, where the operator has some. They do, when nothing is said.
     pub multi_cluster: Option<bool>,
+    pub data: SessionData,
 }
 
 /// What happens when somebody else has the port.
@@ -94,7 +97,7 @@ impl ConnectParameters {
                     self.resume_window = Some(seconds);
                 }
                 "multi_cluster" => self.multi_cluster = Some(truth("multi_cluster", &value)?),
-                _ => {}
+                other => self.data.add(other, &value)?,
             }
         }
         Ok(())
@@ -113,8 +116,10 @@ impl ConnectParameters {
             ("resume_window", window.as_deref()),
             ("multi_cluster", self.multi_cluster.map(written)),
         ];
+        let data = self.data.parameters();
+        let data = data.iter().map(|(name, value)| (*name, value.as_deref()));
         let mut query = String::new();
-        for (name, value) in pairs {
+        for (name, value) in pairs.into_iter().chain(data) {
             if let Some(value) = value {
                 let separator = if query.is_empty() { "" } else { "&" };
                 let value = utf8_percent_encode(value, NON_ALPHANUMERIC);
@@ -236,6 +241,7 @@ mod tests {
             key: Some("ключ".to_owned()),
             resume_window: Some(600),
             multi_cluster: Some(false),
+            data: SessionData::default(),
         };
         assert_eq!(
             ConnectParameters::read(&parameters.query(), None),

@@ -5,6 +5,7 @@
 //! alone, its documentation says so. Nothing here does I/O or reads a clock.
 
 pub mod connect;
+pub mod data;
 pub mod feature;
 pub mod multicluster;
 pub mod node;
@@ -14,6 +15,7 @@ pub mod session;
 pub mod target;
 
 pub use connect::{ConnectParameters, InvalidParameters, OnConcurrentSteal};
+pub use data::SessionData;
 pub use feature::Feature;
 pub use multicluster::{
     MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, MirrordMultiClusterSessionStatus,

@@ -6,7 +6,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod};
+use crate::data::SessionData;
+use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod, SessionPort};
 
 /// Keeps a parent's object until its children are gone.
 pub const PARENT_FINALIZER: &str = "operator.metalbear.co/multi-cluster-session-cleanup";
@@ -64,6 +65,20 @@ pub struct MirrordMultiClusterSessionSpec {
     pub resume_window_secs: u64,
     /// The SHA-256 of the client's certificate, in hexadecimal digits. Ours.
     pub client_certificate: String,
+    /// As the client said it. Its parts get what is theirs. Ours.
+    #[serde(default, skip_serializing_if = "SessionData::is_empty")]
+    pub data: SessionData,
+}
+
+impl MirrordMultiClusterSessionSpec {
+    /// The data of the session's part in a cluster. A branch is there once, in the Default; each cluster has queues of its
+    /// own.
+    pub fn data_in(&self, cluster: &str) -> SessionData {
+        match cluster == self.default_cluster {
+            true => self.data.clone(),
+            false => self.data.without_branches(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -134,6 +149,9 @@ pub struct ClusterSession {
     /// told of them at once, and does not take them for gone. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<SessionPod>,
+    /// The ports whose traffic it has there. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
     /// When the one before it was found to be gone. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_timestamp: Option<String>,

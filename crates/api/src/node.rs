@@ -1,13 +1,18 @@
 //! What an operator and agents say to one another: those that wait on nodes are asked for everything, those of one session for
 //! what is about themselves. One request and one answer per connection, each as its length in four bytes, big-endian, and so
-//! many bytes of JSON. Fields that are not known are ignored, so either side may be newer.
+//! many bytes of JSON; who asks for ports gets answers as long as the connection lasts. Fields that are not known are ignored,
+//! so either side may be newer.
 
 use serde::{Deserialize, Serialize};
 
+use crate::session::SessionPort;
+
 /// Where agents on nodes listen for the operator. Those for sessions listen above it.
 pub const PORT: u16 = 20_000;
-/// The longest message.
+/// The longest request.
 pub const MOST_BYTES: u32 = 1024 * 1024;
+/// The longest answer: a node may serve thousands of targets, and remembers for a while what it has served.
+pub const MOST_ANSWER_BYTES: u32 = 16 * 1024 * 1024;
 /// The labels of their pods.
 pub const LABELS: &str =
     "app.kubernetes.io/name=standin-operator,app.kubernetes.io/component=node-agent";
@@ -23,6 +28,12 @@ pub enum NodeRequest {
     Grant {
         name: String,
         grant: serde_json::Value,
+    },
+    /// Say which ports its session has, now and whenever that changes, in one answer after the other.
+    Ports {
+        name: String,
+        /// Whether the patterns of filters are told, too.
+        patterns: bool,
     },
     /// Serve one no longer.
     End { name: String },
@@ -55,6 +66,8 @@ pub struct NodeOrder {
 pub struct NodeAnswer {
     #[serde(default)]
     pub served: Vec<Served>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
     /// Why nothing was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::GROUP_VERSION;
+use crate::session::SessionPort;
 
 /// The only object of its kind.
 pub const NAME: &str = "operator";
@@ -17,6 +18,7 @@ pub struct MirrordOperator {
     #[schemars(with = "crate::target::AnyObject")]
     pub metadata: ObjectMeta,
     pub spec: MirrordOperatorSpec,
+    #[serde(default)]
     pub status: MirrordOperatorStatus,
 }
 
@@ -37,14 +39,17 @@ impl MirrordOperator {
     }
 }
 
-/// What an operator is.
+/// What an operator is. One of another version may say less.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MirrordOperatorSpec {
     /// Whether copies of targets can be made.
+    #[serde(default)]
     pub copy_target_enabled: bool,
     /// The namespace of targets that are named without one.
+    #[serde(default)]
     pub default_namespace: String,
     /// The features that the oldest clients look for.
+    #[serde(default)]
     pub features: Vec<String>,
     /// Absent where no licence was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,11 +58,14 @@ pub struct MirrordOperatorSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multi_cluster: Option<MultiClusterRoles>,
     /// The namespace in which the operator runs.
+    #[serde(default)]
     pub operator_namespace: String,
     pub operator_version: String,
     /// The version of what agents and clients speak with one another.
+    #[serde(default)]
     pub protocol_version: String,
     /// All features that work.
+    #[serde(default)]
     pub supported_features: Vec<String>,
 }
 
@@ -89,9 +97,13 @@ pub struct License {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MirrordOperatorStatus {
     /// Other clusters, where there are some. Empty in an operator for one cluster.
+    #[serde(default)]
     pub connected_clusters: Vec<ConnectedCluster>,
+    #[serde(default)]
     pub copy_targets: Vec<String>,
+    #[serde(default)]
     pub sessions: Vec<RunningSession>,
+    #[serde(default)]
     pub statistics: Statistics,
 }
 
@@ -130,6 +142,9 @@ pub struct RunningSession {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     pub duration_secs: u64,
+    /// The ports whose traffic it has. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
 }
 
 /// How many different users were seen, in a day and in thirty.

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::GROUP_VERSION;
+use crate::data::SessionData;
 use crate::target::{InvalidTarget, TargetPath};
 
 /// Keeps a session's object until its agents are gone.
@@ -51,6 +52,9 @@ pub struct MirrordClusterSessionSpec {
     pub resume_window_secs: u64,
     /// The SHA-256 of the client's certificate, in hexadecimal digits: agents let nobody else in. Ours.
     pub client_certificate: String,
+    /// Branches are those of this cluster's own databases, and only the Default of several clusters has some. Ours.
+    #[serde(default, skip_serializing_if = "SessionData::is_empty")]
+    pub data: SessionData,
 }
 
 impl MirrordClusterSessionSpec {
@@ -93,6 +97,9 @@ pub struct MirrordClusterSessionStatus {
     /// The channel that the next pod gets.
     #[serde(default)]
     pub next_channel: u32,
+    /// The ports whose traffic the session has, as its agents say. Written by the replica that carries the connection. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
     /// When a client was first connected. Written by the replica that carries the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected_timestamp: Option<String>,
@@ -162,6 +169,48 @@ pub struct SessionPod {
     pub error: Option<String>,
 }
 
+/// A port of the target whose traffic a session has, all of it or what a filter lets through.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct SessionPort {
+    pub port: u16,
+    /// `TCP` or `UDP`.
+    pub protocol: String,
+    /// `steal`, or `mirror` for copies.
+    pub mode: String,
+    /// Which requests, in words for people. Absent: everything on the port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
+}
+
+impl SessionPort {
+    pub const TCP: &str = "TCP";
+    pub const UDP: &str = "UDP";
+    pub const STEAL: &str = "steal";
+    pub const MIRROR: &str = "mirror";
+
+    /// The number, and the protocol where it is not the usual one.
+    pub fn number(&self) -> String {
+        match self.protocol.as_str() {
+            Self::UDP => format!("{}/{}", self.port, Self::UDP),
+            _ => self.port.to_string(),
+        }
+    }
+}
+
+/// In a cell of a table.
+impl std::fmt::Display for SessionPort {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} ({}", self.number(), self.mode)?;
+        if let Some(filter) = &self.filter {
+            write!(formatter, ", {filter}")?;
+        }
+        formatter.write_str(")")
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionClosed {
@@ -193,6 +242,9 @@ pub struct SessionSpec {
     pub phase: String,
     pub duration_secs: u64,
     pub pods: Vec<String>,
+    /// The ports whose traffic it has, in whichever pod and cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
     /// The clusters of a session over several: those that are not ready now have a reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clusters: Vec<SessionCluster>,
@@ -260,6 +312,24 @@ impl std::fmt::Display for SessionId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_are_told_in_few_words() {
+        let port = |protocol: &str, mode: &str, filter: Option<&str>| {
+            let port = SessionPort {
+                port: 8080,
+                protocol: protocol.to_owned(),
+                mode: mode.to_owned(),
+                filter: filter.map(str::to_owned),
+            };
+            port.to_string()
+        };
+        assert_eq!(port("TCP", "steal", None), "8080 (steal)");
+        assert_eq!(port("UDP", "mirror", None), "8080/UDP (mirror)");
+        let filter = Some("header ^x-user: anna$");
+        let expected = "8080 (steal, header ^x-user: anna$)";
+        assert_eq!(port("TCP", "steal", filter), expected);
+    }
 
     #[test]
     fn a_sessions_number_is_its_objects_name() {

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::GROUP_VERSION;
+use crate::session::SessionPort;
 
 /// The kinds of targets, by the names that they have in addresses.
 #[derive(
@@ -266,6 +267,9 @@ pub struct TargetStatus {
     /// The sessions that are there now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sessions: Vec<TargetSession>,
+    /// The clusters that have it, where the operator coordinates several. Ours.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<String>,
 }
 
 /// Whoever is at a target already.
@@ -274,6 +278,9 @@ pub struct TargetStatus {
 pub struct TargetSession {
     pub id: String,
     pub user: String,
+    /// The ports whose traffic it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SessionPort>,
 }
 
 /// Metadata, whose schema is Kubernetes' own.

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use cluster::{Cluster, Listing};
+use config::Settings;
 
 use crate::exec::settings::load_with;
 use crate::exec::{ClusterFlags, Progress, WayFlags, access};
@@ -32,7 +33,7 @@ Examples:
   standin ls -n shop --json
 
 Names of the first column are what `standin exec -t` takes. Where the cluster has an operator, who has a session with what
-is shown as well.";
+is shown as well, and where it coordinates other clusters, which of them have what.";
 
 pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     let progress = Progress::new(true);
@@ -46,7 +47,7 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     let (listing, namespace, is_there) = runtime.block_on(async {
         let cluster = Cluster::connect(&access(&settings)).await?;
         let namespace = cluster.namespace().to_owned();
-        let listing = list(&cluster, &namespace, settings.operator, &progress).await?;
+        let listing = list(&cluster, &namespace, &settings, &progress).await?;
         let is_there = match listing.targets.is_empty() {
             true => cluster::has_namespace(&cluster, &namespace).await,
             false => None,
@@ -60,6 +61,9 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     }
     if listing.targets.is_empty() {
         progress.say(&nothing(&namespace, is_there));
+    }
+    for warning in &listing.warnings {
+        progress.say(warning);
     }
     if !listing.forbidden.is_empty() {
         progress.say(&format!(
@@ -83,9 +87,10 @@ fn nothing(namespace: &str, is_there: Option<bool>) -> String {
 async fn list(
     cluster: &Cluster,
     namespace: &str,
-    operator: Option<bool>,
+    settings: &Settings,
     progress: &Progress,
 ) -> cluster::Result<Listing> {
+    let operator = settings.operator;
     let through_operator = match operator {
         Some(forced) => forced,
         None => cluster::has_operator(cluster).await?,
@@ -93,7 +98,8 @@ async fn list(
     if !through_operator {
         return cluster::list(cluster, namespace).await;
     }
-    let error = match cluster::list_through_operator(cluster, namespace).await {
+    let listing = cluster::list_through_operator(cluster, namespace, settings.multi_cluster).await;
+    let error = match listing {
         Err(error) if operator.is_none() => error,
         result => return result,
     };
@@ -121,10 +127,12 @@ fn table(listing: &Listing) -> String {
                     .map_or_else(|| "-".to_owned(), |pods| pods.to_string()),
                 target.containers.join(", "),
                 target.users.join(", "),
+                target.clusters.join(", "),
             ]
         })
         .collect();
-    table::render(["TARGET", "PODS", "CONTAINERS", "USERS"], &rows)
+    let header = ["TARGET", "PODS", "CONTAINERS", "USERS", "CLUSTERS"];
+    table::render(header, &rows)
 }
 
 #[cfg(test)]
@@ -156,8 +164,9 @@ mod tests {
             containers: texts(containers),
             available,
             users: texts(users),
+            clusters: Vec::new(),
         };
-        let listing = Listing {
+        let mut listing = Listing {
             targets: vec![
                 listed(
                     "deployment/checkout",
@@ -168,12 +177,22 @@ mod tests {
                 listed("service/none", None, &[], &[]),
             ],
             forbidden: Vec::new(),
+            warnings: Vec::new(),
         };
         assert_eq!(
             table(&listing),
             "\
 TARGET               PODS  CONTAINERS   USERS
 deployment/checkout  12    app, helper  anna
+service/none         -
+"
+        );
+        listing.targets[0].clusters = texts(&["east", "west"]);
+        assert_eq!(
+            table(&listing),
+            "\
+TARGET               PODS  CONTAINERS   USERS  CLUSTERS
+deployment/checkout  12    app, helper  anna   east, west
 service/none         -
 "
         );

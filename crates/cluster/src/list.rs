@@ -33,6 +33,9 @@ pub struct Listed {
     /// Who has a session with it. Only an operator knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<String>,
+    /// The clusters that have it, where an operator coordinates several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -40,6 +43,8 @@ pub struct Listing {
     pub targets: Vec<Listed>,
     /// Kinds that the user may not list.
     pub forbidden: Vec<&'static str>,
+    /// What else is missing, in an operator's words.
+    pub warnings: Vec<String>,
 }
 
 /// Lists a namespace. Pods must be readable; other kinds that are not are left out.
@@ -216,5 +221,6 @@ fn listed(kind: Kind, metadata: &ObjectMeta, containers: Vec<String>, available:
         containers,
         available: Some(available),
         users: Vec::new(),
+        clusters: Vec::new(),
     }
 }

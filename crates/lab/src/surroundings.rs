@@ -82,13 +82,13 @@ pub(crate) fn check_root() -> Result<()> {
 
 /// Fails with everything that keeps the lab from running here, before anything is changed.
 pub fn check(paths: &Paths, demand: Demand) -> Result<()> {
-    let facts = Facts::gather(paths, Binaries::find(paths).is_none());
+    let facts = Facts::gather(paths, Binaries::find(paths).is_none(), demand);
     refuse(problems(&facts, demand))
 }
 
 /// Like [`check`], before packages are installed and root's rights are asked for: both are about to come.
 pub fn check_before_preparing(paths: &Paths, demand: Demand) -> Result<()> {
-    let mut facts = Facts::gather(paths, Binaries::find(paths).is_none());
+    let mut facts = Facts::gather(paths, Binaries::find(paths).is_none(), demand);
     facts.root = true;
     facts.missing_packages.clear();
     refuse(problems(&facts, demand))

@@ -30,7 +30,7 @@ pub(crate) enum Asked {
     Connect {
         namespace: String,
         target: TargetPath,
-        parameters: ConnectParameters,
+        parameters: Box<ConnectParameters>,
     },
     Sessions,
     Session(SessionId),
@@ -129,11 +129,13 @@ fn resource(
     }
 }
 
-fn parameters(query: &str, headers: &HeaderMap) -> Result<ConnectParameters, Refusal> {
+fn parameters(query: &str, headers: &HeaderMap) -> Result<Box<ConnectParameters>, Refusal> {
     let header = headers
         .get(PARAMETERS_HEADER)
         .and_then(|value| value.to_str().ok());
-    ConnectParameters::read(query, header).map_err(|error| Refusal::bad_request(error.to_string()))
+    ConnectParameters::read(query, header)
+        .map(Box::new)
+        .map_err(|error| Refusal::bad_request(error.to_string()))
 }
 
 fn path_of(text: &str) -> Result<TargetPath, Refusal> {
@@ -190,7 +192,7 @@ mod tests {
         let connect = |parameters| Asked::Connect {
             namespace: shop(),
             target: checkout(),
-            parameters,
+            parameters: Box::new(parameters),
         };
         let connecting = ConnectParameters {
             connect: true,

@@ -1,8 +1,8 @@
 //! Answers, in the forms that clients of Kubernetes ask for: objects, lists, tables, and refusals as `Status`.
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE};
-use http::{HeaderMap, Response, StatusCode};
+use http::header::{ACCEPT, CONTENT_TYPE, WARNING};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
@@ -194,6 +194,25 @@ pub(crate) fn list<T: Listed>(objects: &[T], form: Form) -> Answer {
             "items": objects.iter().map(metadata_only).collect::<Vec<_>>(),
         })),
     }
+}
+
+/// The same, with what its reader should know. kubectl prints it.
+pub(crate) fn warning(mut answer: Answer, warnings: &[String]) -> Answer {
+    for text in warnings {
+        let text: String = text
+            .chars()
+            .map(|character| match character {
+                '"' => '\'',
+                '\\' => '/',
+                ' '..='~' => character,
+                _ => '?',
+            })
+            .collect();
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{text}\"")) {
+            answer.headers_mut().append(WARNING, value);
+        }
+    }
+    answer
 }
 
 fn metadata_only<T: Listed>(object: &T) -> Value {

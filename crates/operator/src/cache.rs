@@ -26,7 +26,7 @@ pub(crate) type ParentCache = ObjectCache<MirrordMultiClusterSession>;
 
 /// What others have to hear about.
 pub(crate) trait Notable {
-    /// The same for two versions of an object, if they differ only in that its client is still there.
+    /// The same for two versions of an object, if they differ only in that its client is still there, or in what it does.
     fn note(&self) -> u64;
 }
 
@@ -35,6 +35,7 @@ impl Notable for MirrordClusterSession {
         let mut session = self.clone();
         if let Some(status) = &mut session.status {
             status.last_seen_timestamp = None;
+            status.ports = Vec::new();
         }
         note(session)
     }
@@ -47,6 +48,7 @@ impl Notable for MirrordMultiClusterSession {
             status.connected_timestamp = None;
             for child in status.cluster_sessions.values_mut() {
                 child.last_heartbeat = None;
+                child.ports = Vec::new();
             }
         }
         note(parent)
@@ -215,6 +217,10 @@ mod tests {
         assert!(!is_news(Event::Apply(session("2", "Pending", "2"))));
         assert!(is_news(Event::Apply(session("2", "Ready", "3"))));
         assert!(!is_news(Event::Apply(session("3", "Ready", "4"))));
+        let mut with_port = session("3", "Ready", "4");
+        let port = api::session::SessionPort::default();
+        with_port.status.as_mut().unwrap().ports.push(port);
+        assert!(!is_news(Event::Apply(with_port)));
         assert!(is_news(Event::Delete(session("3", "Ready", "4"))));
         assert!(is_news(Event::Apply(session("3", "Ready", "5"))));
     }

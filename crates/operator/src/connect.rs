@@ -1,5 +1,6 @@
 //! A client connects: who it is, whether it may, its session, and then bytes in both directions.
 
+pub(crate) mod ports;
 pub(crate) mod relay;
 pub(crate) mod returning;
 
@@ -257,6 +258,7 @@ fn wanted(
         generation: 0,
         resume_window_secs: asking.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
+        data: asking.parameters.data.clone(),
     };
     let mut session = MirrordClusterSession::new(&client.id.object_name(), spec);
     session.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);

@@ -27,10 +27,11 @@ use kube::runtime::reflector::{ObjectRef, store};
 use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
-use self::plan::{Observed, Plan, closing, ending, plan};
+pub(crate) use self::plan::closing;
+use self::plan::{Observed, Plan, ending, plan};
 use self::validate::Invalid;
 pub(crate) use self::validate::Wanted;
-pub(crate) use self::validate::workload;
+pub(crate) use self::validate::{agent_mode, workload};
 use crate::Shared;
 use crate::cache::Notable as _;
 use crate::error::{Error, chain};
@@ -43,7 +44,7 @@ const AFTER_A_FAILURE: Duration = Duration::from_secs(2);
 pub(crate) async fn run(shared: Arc<Shared>) {
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let pods: Api<Pod> = Api::all(shared.client.clone());
-    let cache = shared.sessions.clone();
+    let seen_by = Arc::clone(&shared);
     // A pod that comes or goes is looked at by the sessions of its namespace, and one in which agents are by all.
     let concerned = move |pod: Pod| {
         let namespace = pod.namespace().unwrap_or_default();
@@ -53,11 +54,15 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 .get("app.kubernetes.io/component")
                 .map(String::as_str)
                 == Some("node-agent");
-        let sessions = cache.all().into_iter();
-        sessions
+        let sessions = seen_by.sessions.all().into_iter();
+        let concerned: Vec<_> = sessions
             .filter(move |session| has_agents || session.spec.namespace == namespace)
             .map(|session| ObjectRef::new(&session.name_any()))
-            .collect::<Vec<_>>()
+            .collect();
+        if !concerned.is_empty() {
+            seen_by.nodes.forget();
+        }
+        concerned
     };
     let (stored, writer) = store();
     let followed = reflector(writer, watcher(sessions, watcher::Config::default()))

@@ -8,6 +8,7 @@
 
 mod address;
 mod answer;
+mod audit;
 mod authorize;
 mod cache;
 mod certificates;

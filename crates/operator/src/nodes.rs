@@ -3,21 +3,25 @@
 //! Both sides know one another by certificates that are in the operator's Secret: an agent on a node gets its own key and
 //! the operator's certificate, and nothing else of it.
 
+mod lists;
+
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use api::node::{LABELS, MOST_BYTES, NodeAnswer, NodeRequest, PORT, Served, message};
+use api::node::{LABELS, MOST_ANSWER_BYTES, NodeAnswer, NodeRequest, PORT, Served, message};
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
-use link::tls::{Fingerprint, Identity, TlsDialer, Trust};
-use link::{Dial as _, TcpDialer};
+use link::tls::{Fingerprint, FirstSeen, Identity, TlsDialer, Trust};
+use link::{Dial as _, Pipe, TcpDialer};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
+use self::lists::{Listed, NodeLists};
 use crate::error::{Doing as _, Result};
 
 /// How long an agent on a node may take to answer. It answers what is there, or enters a target.
@@ -31,7 +35,11 @@ pub(crate) struct Nodes {
     identity: Identity,
     /// The certificate that all agents on nodes have.
     known: Fingerprint,
+    lists: NodeLists,
 }
+
+/// Why nothing was said or heard.
+pub(crate) type Trouble = Box<dyn std::error::Error + Send + Sync>;
 
 impl Nodes {
     pub(crate) fn new(
@@ -45,6 +53,7 @@ impl Nodes {
             namespace: namespace.to_owned(),
             identity,
             known,
+            lists: NodeLists::default(),
         }
     }
 
@@ -55,37 +64,63 @@ impl Nodes {
             .list(&ListParams::default().labels(LABELS))
             .await
             .doing("list the agents on nodes")?;
-        Ok(found.items.iter().filter_map(host).collect())
+        let hosts: BTreeMap<String, String> = found.items.iter().filter_map(host).collect();
+        self.lists.keep_only(hosts.values());
+        Ok(hosts)
     }
 
     /// What those that answer serve, of the names that begin like this.
     pub(crate) async fn served_everywhere(&self, prefix: &str) -> Result<Vec<(String, Served)>> {
-        let request = NodeRequest::List {
-            prefix: prefix.to_owned(),
-        };
         let hosts = self.hosts().await?;
         let answers = futures_util::stream::iter(hosts.into_values())
             .map(async |host| {
                 // One that does not answer ends what it serves when the client stays away.
-                let answer = self.ask(&host, &request).await.unwrap_or_default();
-                (host, answer)
+                let served = self.served(&host, prefix).await.unwrap_or_default();
+                (host, served)
             })
             .buffer_unordered(AT_ONCE)
             .collect::<Vec<_>>()
             .await;
-        let served = answers.into_iter().flat_map(|(host, answer)| {
-            let served = answer.served.into_iter();
+        let served = answers.into_iter().flat_map(|(host, served)| {
+            let served = served.into_iter();
             served.map(move |served| (host.clone(), served))
         });
         Ok(served.collect())
     }
 
-    /// Asks one of them. The error is for people.
+    /// What one of them serves, of the names that begin like this. The error is for people.
+    pub(crate) async fn served(&self, host: &str, prefix: &str) -> Result<Vec<Served>, String> {
+        let all = self.lists.get(host, self.list(host)).await?;
+        let wanted = all.iter().filter(|served| served.name.starts_with(prefix));
+        Ok(wanted.cloned().collect())
+    }
+
+    /// Pods have changed: what nodes said before may not hold any more.
+    pub(crate) fn forget(&self) {
+        self.lists.note_change_anywhere();
+    }
+
+    async fn list(&self, host: &str) -> Listed {
+        let everything = NodeRequest::List {
+            prefix: String::new(),
+        };
+        let answer = self.hear(host, &everything).await?;
+        Ok(Arc::new(answer.served))
+    }
+
+    /// Has one of them do something. The error is for people.
     pub(crate) async fn ask(
         &self,
         host: &str,
         request: &NodeRequest,
     ) -> Result<NodeAnswer, String> {
+        let answer = self.hear(host, request).await;
+        // Also where nobody knows whether it was done.
+        self.lists.note_change(host);
+        answer
+    }
+
+    async fn hear(&self, host: &str, request: &NodeRequest) -> Result<NodeAnswer, String> {
         let answer = timeout(PATIENCE, self.exchange(host, request)).await;
         let answer = match answer {
             Ok(Ok(answer)) => answer,
@@ -100,29 +135,38 @@ impl Nodes {
         }
     }
 
-    async fn exchange(
-        &self,
-        host: &str,
-        request: &NodeRequest,
-    ) -> Result<NodeAnswer, Box<dyn std::error::Error + Send + Sync>> {
-        let address = SocketAddr::new(host.parse()?, PORT);
-        let name = ServerName::try_from("node-agent")?;
-        let trust = Trust::Pinned(self.known);
-        let dialer =
-            TlsDialer::with_identity(TcpDialer::new(address), name, trust, &self.identity)?;
-        let mut pipe = dialer.dial().await?;
+    async fn exchange(&self, host: &str, request: &NodeRequest) -> Result<NodeAnswer, Trouble> {
+        let mut pipe = self.dial(host.parse()?).await?;
         pipe.write_all(&message(request)?).await?;
         pipe.flush().await?;
         answer(&mut pipe).await
     }
+
+    pub(crate) async fn dial(&self, host: IpAddr) -> Result<impl Pipe + use<>, Trouble> {
+        let address = SocketAddr::new(host, PORT);
+        let name = ServerName::try_from("node-agent")?;
+        let trust = Trust::Pinned(self.known);
+        let dialer =
+            TlsDialer::with_identity(TcpDialer::new(address), name, trust, &self.identity)?;
+        Ok(dialer.dial().await?)
+    }
+}
+
+/// Calls an agent of one session, as the one whose orders it takes.
+pub(crate) async fn dial_agent(
+    identity: &Identity,
+    address: SocketAddr,
+) -> Result<impl Pipe + use<>, Trouble> {
+    let name = ServerName::try_from("agent")?;
+    let trust = Trust::FirstSeen(FirstSeen::default());
+    let dialer = TlsDialer::with_identity(TcpDialer::new(address), name, trust, identity)?;
+    Ok(dialer.dial().await?)
 }
 
 /// Reads what an agent answers.
-pub(crate) async fn answer(
-    pipe: &mut (impl AsyncRead + Unpin),
-) -> Result<NodeAnswer, Box<dyn std::error::Error + Send + Sync>> {
+pub(crate) async fn answer(pipe: &mut (impl AsyncRead + Unpin)) -> Result<NodeAnswer, Trouble> {
     let length = pipe.read_u32().await?;
-    if length > MOST_BYTES {
+    if length > MOST_ANSWER_BYTES {
         return Err("its answer is too long".into());
     }
     let mut content = vec![0; usize::try_from(length)?];

@@ -66,6 +66,7 @@ fn running(session: &Session) -> RunningSession {
         target: spec.target,
         namespace: Some(spec.namespace),
         duration_secs: spec.duration_secs,
+        ports: spec.ports,
     }
 }
 

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::ConnectParameters;
 use api::session::Session;
 use http::Request;
 use hyper::body::Incoming;
@@ -22,13 +23,13 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::trust::{Trust, TrustKeeper};
 use crate::address::{self, Asked};
-use crate::answer::{Answer, Form, Refusal, json, list, one};
+use crate::answer::{Answer, Form, Refusal, json, list, one, warning};
 use crate::connect::{self, Asking};
 use crate::error::{Error, chain};
 use crate::front_proxy::User;
 use crate::metrics::RequestLabels;
-use crate::targets::Wanted;
-use crate::{Shared, discovery, openapi, overview, sessions, targets};
+use crate::targets::{Found, Wanted};
+use crate::{Shared, discovery, multicluster, openapi, overview, sessions, targets};
 
 /// Before the next connection is accepted, when one could not be.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -174,17 +175,26 @@ async fn answer_asked(
             })
         }
         Asked::Targets { namespace } => {
-            let labels = label_selector(request.uri().query().unwrap_or_default())?;
+            let query = request.uri().query().unwrap_or_default();
+            let labels = label_selector(query)?;
             let wanted = Wanted { namespace, labels };
-            let sessions = sessions::list(client).await?;
-            let targets = targets::list(client, &wanted, &sessions).await?;
-            Ok(list(&targets, form))
+            let found = served_targets(shared, &wanted, query).await?;
+            Ok(warning(list(&found.targets, form), &found.warnings))
         }
         Asked::Target { namespace, target } => {
-            let sessions = sessions::list(client).await?;
-            let found = targets::find(client, &namespace, &target, &sessions).await?;
-            let missing = || Refusal::not_found(format!("there is no {target} in {namespace}"));
-            found.map(|found| one(&found, form)).ok_or_else(missing)
+            let wanted = Wanted {
+                namespace: Some(namespace.clone()),
+                labels: None,
+            };
+            let query = request.uri().query().unwrap_or_default();
+            let mut found = served_targets(shared, &wanted, query).await?;
+            let warnings = std::mem::take(&mut found.warnings);
+            match found.find(&target) {
+                Some(found) => Ok(warning(one(&found, form), &warnings)),
+                None => Err(Refusal::not_found(format!(
+                    "there is no {target} in {namespace}"
+                ))),
+            }
         }
         Asked::Connect {
             namespace,
@@ -194,7 +204,7 @@ async fn answer_asked(
             let asking = Asking {
                 namespace,
                 target,
-                parameters,
+                parameters: *parameters,
             };
             connect::connect(shared, user, asking, request).await
         }
@@ -235,6 +245,20 @@ async fn served_sessions(shared: &Shared, now: Timestamp) -> Result<Vec<Session>
         None => Vec::new(),
     };
     Ok(sessions::all_served(&sessions, &parents, now))
+}
+
+/// Targets of this cluster, or of all those that this one coordinates, unless somebody asks for this one alone.
+async fn served_targets(shared: &Shared, wanted: &Wanted, query: &str) -> Result<Found, Refusal> {
+    let parameters = ConnectParameters::read(query, None);
+    let parameters = parameters.map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
+    if let Some(envoy) = shared.envoy.as_ref().filter(|it| it.takes(&parameters)) {
+        return multicluster::targets::list(shared, envoy, wanted).await;
+    }
+    let sessions = sessions::list(&shared.client).await?;
+    Ok(Found {
+        targets: targets::list(&shared.client, wanted, &sessions).await?,
+        warnings: Vec::new(),
+    })
 }
 
 fn label_selector(query: &str) -> Result<Option<String>, Refusal> {

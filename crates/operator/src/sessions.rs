@@ -1,7 +1,9 @@
 //! Sessions, as people list and end them.
 
+use std::collections::BTreeSet;
+
 use api::multicluster::{parent_id, parent_name};
-use api::session::{Session, SessionCluster, SessionId, SessionSpec};
+use api::session::{Session, SessionCluster, SessionId, SessionPort, SessionSpec};
 use api::{MirrordClusterSession, MirrordMultiClusterSession};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -115,6 +117,7 @@ pub(crate) fn served(session: &MirrordClusterSession, now: Timestamp) -> Session
         phase: phase.to_owned(),
         duration_secs: age_in_seconds(&session.metadata, now),
         pods: status.pods.into_iter().map(|pod| pod.name).collect(),
+        ports: status.ports,
         clusters: Vec::new(),
     };
     Session::new(metadata, spec)
@@ -136,6 +139,8 @@ fn served_parent(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session
             error: child.error,
         }
     };
+    let children = status.cluster_sessions.values();
+    let ports: BTreeSet<_> = children.flat_map(|child| child.ports.clone()).collect();
     let phase = status.phase.map_or("Initializing", |phase| phase.as_str());
     let spec = SessionSpec {
         id,
@@ -145,6 +150,7 @@ fn served_parent(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session
         phase: phase.to_owned(),
         duration_secs: age_in_seconds(&parent.metadata, now),
         pods: Vec::new(),
+        ports: ports.into_iter().collect(),
         clusters: parent.spec.clusters.iter().map(cluster).collect(),
     };
     Session::new(metadata, spec)
@@ -167,6 +173,12 @@ fn clusters_cell(clusters: &[SessionCluster]) -> String {
         false => format!("{}!", cluster.name),
     });
     names.collect::<Vec<_>>().join(",")
+}
+
+/// The ports of a session, with what it has of them.
+pub(crate) fn ports_cell(ports: &[SessionPort]) -> String {
+    let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+    ports.join(", ")
 }
 
 const fn column(name: &'static str, description: &'static str) -> Column {
@@ -192,6 +204,13 @@ impl Listed for Session {
             "Which clusters take part, where several do; those with a ! do not now",
         ),
         column("Age", "How long it runs"),
+        Column {
+            wide: true,
+            ..column(
+                "Ports",
+                "Whose traffic it has, with the filter by which it is chosen",
+            )
+        },
     ];
 
     fn metadata(&self) -> &ObjectMeta {
@@ -212,6 +231,7 @@ impl Listed for Session {
             }),
             json!(clusters_cell(&spec.clusters)),
             json!(age(spec.duration_secs)),
+            json!(ports_cell(&spec.ports)),
         ]
     }
 }
@@ -232,6 +252,7 @@ mod tests {
 
     #[test]
     fn a_session_over_several_clusters_is_listed_once() {
+        let port = |filter: &str| json!({"port": 80, "protocol": "TCP", "mode": "steal", "filter": filter});
         let parent: MirrordMultiClusterSession = serde_json::from_value(json!({
             "apiVersion": "operator.metalbear.co/v1alpha", "kind": "MirrordMultiClusterSession",
             "metadata": {"name": "mc-00000000000000ab"},
@@ -242,8 +263,8 @@ mod tests {
                 "resumeWindowSecs": 100, "clientCertificate": "",
             },
             "status": {"phase": "Ready", "clusterSessions": {
-                "hub": {"sessionName": "mc-00000000000000ab-hub", "ready": true},
-                "west": {"sessionName": "mc-00000000000000ab-west", "ready": false, "error": "no route"},
+                "hub": {"sessionName": "mc-00000000000000ab-hub", "ready": true, "ports": [port("all")]},
+                "west": {"sessionName": "mc-00000000000000ab-west", "ready": false, "error": "no route", "ports": [port("all")]},
             }},
         }))
         .unwrap();
@@ -256,6 +277,7 @@ mod tests {
                     "namespace": "shop", "target": "deployment/web", "resumeWindowSecs": 100,
                     "clientCertificate": "", "multiClusterParentName": parent,
                 },
+                "status": {"ports": [port(name)]},
             }))
             .unwrap()
         };
@@ -273,15 +295,28 @@ mod tests {
                 (
                     session.spec.id.as_str(),
                     clusters_cell(&session.spec.clusters),
+                    ports_cell(&session.spec.ports),
                 )
             })
             .collect();
         assert_eq!(
             shown,
             [
-                ("00000000000000cd", String::new()),
-                ("00000000000000ef", String::new()),
-                ("00000000000000ab", "hub,west!".to_owned()),
+                (
+                    "00000000000000cd",
+                    String::new(),
+                    "80 (steal, mc-00000000000000cd-hub)".to_owned()
+                ),
+                (
+                    "00000000000000ef",
+                    String::new(),
+                    "80 (steal, session-00000000000000ef)".to_owned()
+                ),
+                (
+                    "00000000000000ab",
+                    "hub,west!".to_owned(),
+                    "80 (steal, all)".to_owned()
+                ),
             ]
         );
     }

@@ -32,6 +32,8 @@ pub struct Settings {
     pub agent_mode: AgentMode,
     /// Whether there are sessions without a target, whose agents are pods in the namespaces of users.
     pub targetless: bool,
+    /// Whether people who may list sessions see what their filters look for, and not only where.
+    pub shows_filter_patterns: bool,
     /// How agents are made. How long they wait for their client is each session's matter.
     pub agent: AgentSettings,
     /// Other clusters, where this operator is the Primary of some.

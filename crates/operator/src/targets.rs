@@ -25,6 +25,28 @@ pub(crate) struct Wanted {
     pub(crate) labels: Option<String>,
 }
 
+/// What there is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Found {
+    pub(crate) targets: Vec<Target>,
+    /// What is missing among them, for people.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Found {
+    /// One target, if it is there. Whether it has pods is the session's question.
+    pub(crate) fn find(self, path: &TargetPath) -> Option<Target> {
+        let name = path.without_container().address();
+        self.targets.into_iter().find(|target| {
+            let has_container = path
+                .container
+                .as_ref()
+                .is_none_or(|container| target.spec.containers.contains(container));
+            target.metadata.name.as_deref() == Some(&name) && has_container
+        })
+    }
+}
+
 /// A workload, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Workload {
@@ -62,28 +84,6 @@ pub(crate) async fn list(
         found.extend(list?);
     }
     Ok(targets(&found, sessions))
-}
-
-/// One target, if it is there. Whether it has pods is the session's question.
-pub(crate) async fn find(
-    client: &Client,
-    namespace: &str,
-    path: &TargetPath,
-    sessions: &[MirrordClusterSession],
-) -> Result<Option<Target>> {
-    let wanted = Wanted {
-        namespace: Some(namespace.to_owned()),
-        labels: None,
-    };
-    let name = path.without_container().address();
-    let all = list(client, &wanted, sessions).await?;
-    Ok(all.into_iter().find(|target| {
-        let has_container = path
-            .container
-            .as_ref()
-            .is_none_or(|container| target.spec.containers.contains(container));
-        target.metadata.name.as_deref() == Some(&name) && has_container
-    }))
 }
 
 async fn workloads<K>(client: Client, wanted: Wanted) -> Result<Vec<Workload>>
@@ -171,6 +171,7 @@ fn target(
     let status = TargetStatus {
         replicas: workload.replicas,
         sessions: sessions_at(&workload.namespace, &written, sessions),
+        clusters: Vec::new(),
     };
     let spec = TargetSpec {
         target: written,
@@ -197,6 +198,10 @@ fn sessions_at(
         .map(|session| TargetSession {
             id: crate::sessions::id_of(session),
             user: session.spec.owner.k8s_username.clone(),
+            ports: session
+                .status
+                .as_ref()
+                .map_or_else(Vec::new, |status| status.ports.clone()),
         })
         .collect()
 }
@@ -337,6 +342,18 @@ impl Listed for Target {
             description: "The ports that the containers declare",
             wide: true,
         },
+        Column {
+            name: "Clusters",
+            kind: "string",
+            description: "Which clusters have it, where the operator coordinates several",
+            wide: true,
+        },
+        Column {
+            name: "Traffic",
+            kind: "string",
+            description: "Who has the traffic of which port, with the filter by which it is chosen",
+            wide: true,
+        },
     ];
 
     fn metadata(&self) -> &ObjectMeta {
@@ -358,8 +375,19 @@ impl Listed for Target {
             json!(or_dash(&replicas.unwrap_or_default())),
             json!(or_dash(&users.join(","))),
             json!(or_dash(&ports.join(","))),
+            json!(or_dash(&self.status.clusters.join(","))),
+            json!(or_dash(&traffic(&self.status.sessions))),
         ]
     }
+}
+
+fn traffic(sessions: &[TargetSession]) -> String {
+    let sessions = sessions.iter().filter(|session| !session.ports.is_empty());
+    let sessions = sessions.map(|session| {
+        let ports = crate::sessions::ports_cell(&session.ports);
+        format!("{}: {ports}", session.user)
+    });
+    sessions.collect::<Vec<_>>().join("; ")
 }
 
 fn or_dash(text: &str) -> &str {

@@ -4,6 +4,7 @@ mod arrival;
 mod life;
 pub(crate) mod node;
 mod orders;
+mod telling;
 
 use std::future::Future;
 use std::io::Read as _;

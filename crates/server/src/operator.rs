@@ -78,6 +78,9 @@ pub(crate) struct OperatorArguments {
     /// Refuse sessions without a target, whose agents are pods in the namespaces of users
     #[arg(long)]
     no_targetless: bool,
+    /// Show and log of the filters of sessions only where they look, such as the names of headers, and not what for
+    #[arg(long)]
+    hide_filter_patterns: bool,
     /// The image of agents, which is the operator's own
     #[arg(long, value_name = "REFERENCE")]
     agent_image: String,
@@ -158,6 +161,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
         },
         agent_mode: arguments.agent_mode.into(),
         targetless: !arguments.no_targetless,
+        shows_filter_patterns: !arguments.hide_filter_patterns,
         agent: AgentSettings {
             image: arguments.agent_image,
             image_pull_policy: arguments.agent_image_pull_policy,

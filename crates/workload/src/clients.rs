@@ -1,7 +1,8 @@
 //! Simulated developers: sessions with an operator as `standin exec` has them, without a program in them.
 //!
-//! Each is a connection through the API server and a link with the agent of every pod that is ready first, which then asks
-//! every few seconds whether the other end is there, as real ones do.
+//! Each is a connection through the API server and a link with each of the agents that are ready first, which then asks every
+//! few seconds whether the other end is there, as real ones do. With as many agents as there are clusters, where each has one
+//! pod, a session covers all of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use api::TargetPath;
-use api::connect::{ConnectParameters, Place};
+use api::connect::{ConnectParameters, Place, Places};
 use api::session::SessionId;
 use clap::Args;
-use cluster::{Cluster, OperatorConnection, OperatorSession};
+use cluster::{Cluster, OperatorConnection, OperatorSession, PlaceDialer};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, Identity, TlsDialer, Trust};
@@ -41,6 +42,12 @@ pub(crate) struct ClientsArguments {
     namespace: String,
     #[arg(long)]
     target: TargetPath,
+    /// A session has begun when it has a link with so many agents, and all of its clusters are there
+    #[arg(long, default_value_t = 1)]
+    agents: usize,
+    /// Stay in the one cluster, where the operator has others
+    #[arg(long)]
+    no_multi_cluster: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -62,6 +69,8 @@ pub(crate) fn run(arguments: ClientsArguments) -> Result<()> {
             cluster: Cluster::new(client, &*arguments.namespace),
             namespace: arguments.namespace,
             target: arguments.target,
+            agents: arguments.agents,
+            multi_cluster: arguments.no_multi_cluster.then_some(false),
         }),
         sessions: Vec::new(),
         ended: Arc::default(),
@@ -87,6 +96,8 @@ struct Ground {
     cluster: Cluster,
     namespace: String,
     target: TargetPath,
+    agents: usize,
+    multi_cluster: Option<bool>,
 }
 
 struct Clients {
@@ -99,7 +110,7 @@ struct Clients {
 /// One simulated developer.
 struct Session {
     connection: Arc<OperatorConnection>,
-    _link: Link,
+    _links: Vec<Link>,
     watcher: JoinHandle<()>,
 }
 
@@ -129,13 +140,13 @@ impl Clients {
         }
         let mut seconds = Vec::with_capacity(count);
         while let Some(begun) = beginning.join_next().await {
-            let ((connection, link), time) = begun??;
+            let ((connection, links), time) = begun??;
             seconds.push(time);
             let (connection, ended) = (Arc::new(connection), Arc::clone(&self.ended));
             let watched = Arc::clone(&connection);
             self.sessions.push(Session {
                 connection,
-                _link: link,
+                _links: links,
                 watcher: tokio::spawn(async move {
                     watched.ended().await;
                     ended.fetch_add(1, Ordering::Relaxed);
@@ -161,11 +172,12 @@ impl Clients {
     }
 }
 
-async fn begin(ground: &Ground) -> Result<(OperatorConnection, Link)> {
+async fn begin(ground: &Ground) -> Result<(OperatorConnection, Vec<Link>)> {
     let identity = Identity::generate()?;
     let parameters = ConnectParameters {
         connect: true,
         resume_window: Some(RESUME_WINDOW),
+        multi_cluster: ground.multi_cluster,
         ..ConnectParameters::default()
     };
     let id = SessionId(number(&identity));
@@ -179,15 +191,33 @@ async fn begin(ground: &Ground) -> Result<(OperatorConnection, Link)> {
     )
     .introduce("simulated", "bench");
     let connection = session.connect().await?;
-    let place = ready_place(&connection).await?;
+    let mut greeting = JoinSet::new();
+    for place in ready_places(&connection, ground.agents).await? {
+        greeting.spawn(greet(dialer(&connection, &place, &identity)?));
+    }
+    let mut links = Vec::with_capacity(ground.agents);
+    while let Some(link) = greeting.join_next().await {
+        links.push(link??);
+    }
+    Ok((connection, links))
+}
+
+fn dialer(
+    connection: &OperatorConnection,
+    place: &Place,
+    identity: &Identity,
+) -> Result<TlsDialer<PlaceDialer>> {
     let trust = match &place.certificate {
         Some(certificate) => Trust::Pinned(certificate.parse()?),
         None => Trust::FirstSeen(FirstSeen::default()),
     };
     let name = ServerName::try_from("agent")?;
-    let dialer = TlsDialer::with_identity(connection.dialer(place.number), name, trust, &identity)?;
-    let link = Link::connect(dialer, Settings::default()).await?;
-    Ok((connection, link))
+    let dialer = connection.dialer(place.number);
+    Ok(TlsDialer::with_identity(dialer, name, trust, identity)?)
+}
+
+async fn greet(dialer: TlsDialer<PlaceDialer>) -> Result<Link> {
+    Ok(Link::connect(dialer, Settings::default()).await?)
 }
 
 /// Every client has a certificate of its own, so it has a number of its own as well.
@@ -201,12 +231,20 @@ fn number(identity: &Identity) -> u64 {
         .fold(0, |number, digit| number << 4 | u64::from(digit))
 }
 
-async fn ready_place(connection: &OperatorConnection) -> Result<Place> {
+/// The first agents, when there are enough of them and no cluster is awaited any more.
+async fn ready_places(connection: &OperatorConnection, count: usize) -> Result<Vec<Place>> {
+    let ready = |known: &Places| -> Vec<Place> {
+        let places = known.places.iter().filter(|place| place.ready);
+        places.take(count).cloned().collect()
+    };
+    let are_there = |known: &Places| {
+        let mut clusters = known.clusters.iter();
+        clusters.all(|cluster| cluster.error.is_none()) && ready(known).len() == count
+    };
     let mut places = connection.places.clone();
     let known = places
-        .wait_for(|known| known.places.iter().any(|place| place.ready))
+        .wait_for(are_there)
         .await
-        .context("the connection has ended before an agent was ready")?;
-    let place = known.places.iter().find(|place| place.ready);
-    place.cloned().context("no agent is ready")
+        .context("the connection has ended before its agents were ready")?;
+    Ok(ready(&known))
 }

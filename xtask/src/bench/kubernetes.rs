@@ -17,13 +17,11 @@ mod stolen;
 
 use anyhow::Result;
 use lab::Paths;
-use lab::standind::{self, Profile};
 
 use self::site::Site;
 use super::groups::{self, Group};
 use super::session::programs::Programs;
-use super::{Extent, Row};
-use crate::workspace;
+use super::{Extent, Row, images};
 
 const GROUPS: &[Group<Site>] = &[
     ("start", start::rows),
@@ -36,13 +34,9 @@ const GROUPS: &[Group<Site>] = &[
     ("operator-sessions", sessions::rows),
 ];
 
-/// Builds the programs: as users have them, and once more for images.
 pub(super) fn prepare() -> Result<()> {
     crate::lab::prepare(&Paths::from_environment(), 1, 1)?;
-    Programs::build()?;
-    let (root, target) = (workspace::root()?, workspace::image_target()?);
-    standind::build_static(&root, &target, Profile::Release, &["server", "workload"])?;
-    Ok(())
+    images::build_programs()
 }
 
 pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {

@@ -1,7 +1,7 @@
 //! Requests: how many, on how many connections, and what came of them.
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::session::programs::Worker;
 use super::session::{median, micro};
@@ -123,6 +123,16 @@ impl Load {
         }
     }
 
+    /// So many requests per second, on eight connections, for so long.
+    pub(super) fn paced(rate: f64, milliseconds: u64) -> Self {
+        Self {
+            connections: 8,
+            milliseconds,
+            rate: Some(rate),
+            requests_each: None,
+        }
+    }
+
     /// One request or two.
     pub(super) fn touch() -> Self {
         Self {
@@ -135,16 +145,7 @@ impl Load {
 
     pub(super) fn run(self, ground: &mut impl Ground, way: &Way) -> Result<Loaded> {
         let before = ground.processor_seconds(way.hop)?;
-        let mut numbers = ground.worker().ask(&json!({
-            "do": "load",
-            "address": way.address(),
-            "header": way.header,
-            "from": way.from,
-            "connections": self.connections,
-            "milliseconds": self.milliseconds,
-            "rate": self.rate,
-            "requests_each": self.requests_each,
-        }))?;
+        let mut numbers = ground.worker().ask(&self.order(way))?;
         let used = ground.processor_seconds(way.hop)? - before;
         let per_second = numbers.remove("per_second").unwrap_or_default();
         let mut number = |name: &str| {
@@ -159,6 +160,20 @@ impl Load {
             all,
             p50: micro(number("p50")?),
             p99: micro(number("p99")?),
+        })
+    }
+
+    /// What a worker is told.
+    pub(super) fn order(self, way: &Way) -> Value {
+        json!({
+            "do": "load",
+            "address": way.address(),
+            "header": way.header,
+            "from": way.from,
+            "connections": self.connections,
+            "milliseconds": self.milliseconds,
+            "rate": self.rate,
+            "requests_each": self.requests_each,
         })
     }
 

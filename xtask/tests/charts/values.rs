@@ -79,6 +79,10 @@ const SETTINGS: &[(&str, &str)] = &[
         "operator.session.maxResumeSecs",
         "operator.session.maxResumeSecs=901",
     ),
+    (
+        "operator.session.showFilterPatterns",
+        "operator.session.showFilterPatterns=false",
+    ),
     ("operator.session.ttlSecs", "operator.session.ttlSecs=61"),
     (
         "operator.tolerations",
@@ -143,6 +147,10 @@ const WRONG: &[(&str, &str)] = &[
     ),
     ("operator.licenseSecret=UPPER", "/operator/licenseSecret"),
     ("operator.session.ttlSecs=0", "/operator/session/ttlSecs"),
+    (
+        "operator.session.showFilterPatterns=some",
+        "/operator/session/showFilterPatterns",
+    ),
     (
         "operator.session.maxResumeSecs=100000",
         "/operator/session/maxResumeSecs",

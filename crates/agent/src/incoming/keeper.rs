@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
 use super::certificates;
+use super::held::{HeldPort as ToldPort, Holding};
 use super::peers::{self, Joined};
 use super::ports::Held as HeldPort;
 use super::queue::Queue;
@@ -52,6 +53,7 @@ pub(super) async fn subscribe(
         reachable: connection.reachable.clone(),
         subscriptions: Arc::clone(&connection.subscriptions),
         subscription: None,
+        told: None,
         is_judged: connection.access == Access::Session,
         wanted,
         events,
@@ -71,6 +73,8 @@ struct Keeper {
     subscriptions: Arc<Subscriptions>,
     /// There from the first success on.
     subscription: Option<Arc<Subscription>>,
+    /// There from the first success on, for what is a session's of this agent.
+    told: Option<Holding>,
     /// Whether what sessions may do is about this one. A peer judges what it passes on.
     is_judged: bool,
     wanted: Wanted,
@@ -201,6 +205,10 @@ impl Keeper {
         let subscription = self.subscriptions.add(place, self.reachable.clone());
         subscribed.subscription = subscription.number;
         self.subscription = Some(subscription);
+        if self.is_judged {
+            let port = ToldPort::of(&self.wanted.request);
+            self.told = Some(self.agent.held_ports().hold(port));
+        }
         self.tell(subscribe_event::Event::Subscribed(subscribed));
         outcome.send(Ok(())).is_ok()
     }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use api::session::{Session, SessionCluster, SessionId};
+use api::session::{Session, SessionCluster, SessionId, SessionPort};
 use clap::{Args, Subcommand};
 
 use super::{Where, age};
@@ -87,6 +87,7 @@ pub(super) fn lines(sessions: &[Session]) -> String {
                 },
                 clusters(&spec.clusters),
                 age(spec.duration_secs),
+                ports(&spec.ports),
             ]
         })
         .collect();
@@ -99,8 +100,15 @@ pub(super) fn lines(sessions: &[Session]) -> String {
         "PODS",
         "CLUSTERS",
         "AGE",
+        "PORTS",
     ];
     table::render(header, &rows)
+}
+
+/// Whose traffic a session has, with the filter by which it is chosen.
+pub(super) fn ports(ports: &[SessionPort]) -> String {
+    let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+    ports.join(", ")
 }
 
 /// The clusters of a session over several, and which of them do not take part now.
@@ -155,6 +163,15 @@ mod tests {
 
     use super::*;
 
+    fn port() -> SessionPort {
+        SessionPort {
+            port: 80,
+            protocol: SessionPort::TCP.to_owned(),
+            mode: SessionPort::STEAL.to_owned(),
+            filter: Some("path ^/a".to_owned()),
+        }
+    }
+
     #[test]
     fn sessions_are_listed_with_their_pods_or_their_clusters() {
         let session = |id: &str, pods: &[&str], clusters: &[(&str, bool)]| {
@@ -171,6 +188,7 @@ mod tests {
                 phase: "Ready".to_owned(),
                 duration_secs: 5,
                 pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
+                ports: pods.iter().map(|_| port()).take(1).collect(),
                 clusters: clusters.collect(),
             };
             Session::new(Default::default(), spec)
@@ -182,8 +200,8 @@ mod tests {
         assert_eq!(
             lines(&sessions),
             "\
-ID  USER  NAMESPACE  TARGET          PHASE  PODS  CLUSTERS          AGE
-1f  anna  shop       deployment/web  Ready  2                       5s
+ID  USER  NAMESPACE  TARGET          PHASE  PODS  CLUSTERS          AGE  PORTS
+1f  anna  shop       deployment/web  Ready  2                       5s   80 (steal, path ^/a)
 2f  anna  shop       deployment/web  Ready        hub, west (away)  5s
 "
         );

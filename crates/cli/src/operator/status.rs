@@ -9,6 +9,7 @@ use clap::Args;
 use cluster::OperatorReplicas;
 use serde::Serialize;
 
+use super::session::ports;
 use super::{Where, age};
 use crate::table;
 
@@ -108,10 +109,11 @@ fn describe(operator: &MirrordOperator, replicas: Option<OperatorReplicas>) -> S
                     session.namespace.clone().unwrap_or_default(),
                     session.target.clone(),
                     age(session.duration_secs),
+                    ports(&session.ports),
                 ]
             })
             .collect();
-        let header = ["ID", "USER", "NAMESPACE", "TARGET", "AGE"];
+        let header = ["ID", "USER", "NAMESPACE", "TARGET", "AGE", "PORTS"];
         text += &format!("\n{}", table::render(header, &rows));
     }
     text
@@ -160,6 +162,7 @@ fn clusters(operator: &MirrordOperator) -> Vec<[String; 4]> {
 #[cfg(test)]
 mod tests {
     use api::operator::{ConnectedOperator, MirrordOperatorSpec, MirrordOperatorStatus};
+    use api::session::SessionPort;
 
     use super::*;
 
@@ -178,6 +181,12 @@ mod tests {
                 target: "deployment/checkout".to_owned(),
                 namespace: Some("shop".to_owned()),
                 duration_secs: 130,
+                ports: vec![SessionPort {
+                    port: 53,
+                    protocol: SessionPort::UDP.to_owned(),
+                    mode: SessionPort::MIRROR.to_owned(),
+                    filter: None,
+                }],
             }],
             ..MirrordOperatorStatus::default()
         };
@@ -196,8 +205,8 @@ replicas   1 of 2 ready
 features   ProxyApi, SessionManagement
 sessions   1
 
-ID  USER  NAMESPACE  TARGET               AGE
-1f  anna  shop       deployment/checkout  2m
+ID  USER  NAMESPACE  TARGET               AGE  PORTS
+1f  anna  shop       deployment/checkout  2m   53/UDP (mirror)
 "
             )
         );

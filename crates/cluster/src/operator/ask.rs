@@ -2,19 +2,23 @@
 
 use api::session::{Session, SessionId};
 use api::{GROUP_VERSION, MirrordOperator, Target};
-use http::Request;
+use http::header::WARNING;
+use http::{HeaderMap, Request};
+use http_body_util::BodyExt as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
+use kube::client::Body;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::refusal::{Asked, explained};
+use super::refusal::{Answered, Asked, explained};
 use crate::access::Cluster;
 use crate::error::{Error, Result, code};
 use crate::list::{Listed, Listing};
 
 /// The name that the chart gives it.
 const DEPLOYMENT: &str = "mirrord-operator";
+const ACTION: &str = "ask the operator";
 
 /// How many replicas an operator has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -78,16 +82,47 @@ pub async fn end_session(cluster: &Cluster, id: SessionId) -> Result<()> {
         .map(drop)
 }
 
-/// What there is to stand in for in a namespace, and who does.
-pub async fn list_through_operator(cluster: &Cluster, namespace: &str) -> Result<Listing> {
+/// What there is to stand in for in a namespace, and who does. An operator that coordinates other clusters lists all of
+/// them, unless `multi_cluster` is false.
+pub async fn list_through_operator(
+    cluster: &Cluster,
+    namespace: &str,
+    multi_cluster: Option<bool>,
+) -> Result<Listing> {
     let asked = Asked::targets(namespace);
-    let path = format!("namespaces/{namespace}/targets");
-    let list: List<Target> = get(cluster, &path, &asked).await?;
+    let query = match multi_cluster {
+        Some(false) => "?multi_cluster=false",
+        _ => "",
+    };
+    let path = format!("/apis/{GROUP_VERSION}/namespaces/{namespace}/targets{query}");
+    let request = Request::get(path).body(Body::empty());
+    let request = request.map_err(|error| Error::api(ACTION, kube::Error::HttpError(error)))?;
+    let answer = cluster.client.send(request).await;
+    let answer = answer.map_err(|error| cluster.first_error(ACTION, error))?;
+    if !answer.status().is_success() {
+        return Err(Answered::read(answer).await.explain(&asked));
+    }
+    let warnings = warnings(answer.headers());
+    let body = answer.into_body().collect().await;
+    let body = body.map(http_body_util::Collected::to_bytes);
+    let list: List<Target> = serde_json::from_slice(&body.unwrap_or_default())
+        .map_err(|error| cluster.first_error(ACTION, kube::Error::SerdeError(error)))?;
     let targets = list.items.into_iter().map(listed);
     Ok(Listing {
         targets: targets.collect(),
         forbidden: Vec::new(),
+        warnings,
     })
+}
+
+/// As Kubernetes gives warnings: `299 - "text"`.
+fn warnings(headers: &HeaderMap) -> Vec<String> {
+    let values = headers.get_all(WARNING).iter();
+    let texts = values.filter_map(|value| {
+        let (_, text) = value.to_str().ok()?.split_once('"')?;
+        Some(text.strip_suffix('"')?.to_owned())
+    });
+    texts.collect()
 }
 
 fn listed(target: Target) -> Listed {
@@ -104,6 +139,7 @@ fn listed(target: Target) -> Listed {
             .replicas
             .and_then(|replicas| usize::try_from(replicas).ok()),
         users: sessions.map(|session| session.user).collect(),
+        clusters: target.status.clusters,
         target: path,
     }
 }
@@ -118,9 +154,31 @@ async fn ask<T: DeserializeOwned>(
     request: http::request::Builder,
     asked: &Asked,
 ) -> Result<T> {
-    let action = "ask the operator";
     let request = request.body(Vec::new());
-    let request = request.map_err(|error| Error::api(action, kube::Error::HttpError(error)))?;
+    let request = request.map_err(|error| Error::api(ACTION, kube::Error::HttpError(error)))?;
     let answer = cluster.client.request(request).await;
-    explained(answer, asked, |error| cluster.first_error(action, error))
+    explained(answer, asked, |error| cluster.first_error(ACTION, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn what_an_operator_warns_of_is_read() {
+        let mut headers = HeaderMap::new();
+        for value in [
+            "299 - \"targets of the cluster west are missing: no route\"",
+            "299 - nothing",
+            "299 - \"not ended",
+        ] {
+            headers.append(WARNING, HeaderValue::from_static(value));
+        }
+        assert_eq!(
+            warnings(&headers),
+            ["targets of the cluster west are missing: no route"]
+        );
+    }
 }

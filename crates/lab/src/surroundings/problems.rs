@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::inotify::{self, CreateFlags};
+
 use super::{REQUIREMENTS, missing};
 use crate::binaries;
 use crate::cgroup::Layout;
@@ -18,6 +20,10 @@ const DISK_TO_BUILD: u64 = 8 << 30;
 const DISK_TO_RUN: u64 = 2 << 30;
 const MEMORY_PER_CLUSTER: u64 = 700 << 20;
 const MEMORY_PER_NODE: u64 = 150 << 20;
+/// Instances of inotify: by these, programs of Kubernetes notice that a file has changed. One that gets none ends. These are
+/// those of the control plane and of a node's own programs. What runs in pods may want more, or none.
+const INOTIFY_PER_CLUSTER: u64 = 10;
+const INOTIFY_PER_NODE: u64 = 8;
 
 /// One thing that is missing, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +47,8 @@ pub struct Facts {
     pub must_build: bool,
     pub disk_free: u64,
     pub memory_free: u64,
+    /// Instances of inotify that root can still have, counted up to what is asked for. Others cannot know.
+    pub inotify_free: Option<u64>,
     pub missing_packages: Vec<&'static str>,
     pub directory: PathBuf,
 }
@@ -66,12 +74,17 @@ impl Demand {
             nodes: missing().map(|cluster| cluster.nodes as u64).sum(),
         }
     }
+
+    fn inotify(self) -> u64 {
+        self.clusters * INOTIFY_PER_CLUSTER + self.nodes * INOTIFY_PER_NODE
+    }
 }
 
 impl Facts {
-    pub fn gather(paths: &Paths, must_build: bool) -> Self {
+    pub fn gather(paths: &Paths, must_build: bool, demand: Demand) -> Self {
+        let root = nix::unistd::geteuid().is_root();
         Facts {
-            root: nix::unistd::geteuid().is_root(),
+            root,
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
                 .unwrap_or_default()
                 .trim()
@@ -87,6 +100,7 @@ impl Facts {
             must_build,
             disk_free: disk_free(paths.base()),
             memory_free: memory_free(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+            inotify_free: root.then(|| inotify_free(demand.inotify())),
             missing_packages: missing(&REQUIREMENTS)
                 .iter()
                 .map(|requirement| requirement.package)
@@ -179,7 +193,7 @@ fn building(facts: &Facts) -> Option<Problem> {
     ))
 }
 
-/// Disk and memory.
+/// Disk, memory and what the kernel counts.
 fn resources(facts: &Facts, demand: Demand) -> Vec<Problem> {
     let mut list = Vec::new();
     let disk_needed = if facts.must_build {
@@ -212,6 +226,19 @@ fn resources(facts: &Facts, demand: Demand) -> Vec<Problem> {
             "stop other programs, or ask for fewer clusters or `--control-plane-only`",
         ));
     }
+    if let Some(free) = facts.inotify_free
+        && free < demand.inotify()
+    {
+        list.push(problem(
+            format!(
+                "root can have {free} more instances of inotify, {} cluster(s) with {} node(s) need {}",
+                demand.clusters,
+                demand.nodes,
+                demand.inotify()
+            ),
+            "raise the kernel's limit: `sysctl fs.inotify.max_user_instances=1024`, and the same line in a file of /etc/sysctl.d to keep it; or stop other clusters: `cargo xtask lab down --all`",
+        ));
+    }
     list
 }
 
@@ -232,6 +259,12 @@ fn disk_free(directory: &Path) -> u64 {
     nix::sys::statvfs::statvfs(existing).map_or(0, |numbers| {
         numbers.blocks_available() * numbers.fragment_size()
     })
+}
+
+/// Counts by making them, and gives them back at once: there is no number to read.
+fn inotify_free(most: u64) -> u64 {
+    let made = (0..most).map_while(|_| inotify::init(CreateFlags::CLOEXEC).ok());
+    made.collect::<Vec<_>>().len() as u64
 }
 
 /// Reads the text of `/proc/meminfo`.
@@ -273,6 +306,7 @@ mod tests {
             must_build: true,
             disk_free: 100 << 30,
             memory_free: 8 << 30,
+            inotify_free: Some(1000),
             missing_packages: Vec::new(),
             directory: PathBuf::from("/cache"),
         }
@@ -336,6 +370,11 @@ mod tests {
             |facts| facts.memory_free = 1 << 30,
             &["2 cluster(s) with 3 node(s) need"],
         );
+        check(
+            |facts| facts.inotify_free = Some(20),
+            &["20 more instances of inotify, 2 cluster(s) with 3 node(s) need"],
+        );
+        check(|facts| facts.inotify_free = None, &[]);
         check(
             |facts| facts.missing_packages = vec!["runc"],
             &["missing: runc"],

@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep, timeout};
 
+use super::ports::PortBook;
 use crate::Shared;
 use crate::metrics::DirectionLabels;
 
@@ -40,6 +41,7 @@ where
     channels.hear_no_news();
     let relay = Relay {
         shared: Arc::clone(shared),
+        ports: PortBook::new(shared, &name),
         name,
         channels,
     };
@@ -50,10 +52,12 @@ where
         result = &mut driver => result,
         // What was said last still goes out.
         () = relay.serve(events) => timeout(ATTEMPT, driver).await.unwrap_or(Ok(())),
+        () = relay.ports.keep() => Ok(()),
     };
     if let Err(error) = ended {
         tracing::debug!(session = relay.name, %error, "a client's connection ended");
     }
+    relay.ports.flush().await;
     relay.heartbeat(false).await;
     shared.metrics.connections.dec();
 }
@@ -62,6 +66,7 @@ struct Relay {
     shared: Arc<Shared>,
     name: String,
     channels: Channels,
+    ports: Arc<PortBook>,
 }
 
 impl Relay {
@@ -135,6 +140,7 @@ impl Relay {
 
     /// The client is done: nobody has to wait for it.
     async fn finish(&self) {
+        self.ports.close().await;
         let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
         if let Err(error) = sessions.delete(&self.name, &DeleteParams::default()).await {
             tracing::debug!(session = self.name, %error, "a session ends a little later");

@@ -108,6 +108,16 @@ fn clients_get_at_most_what_the_administrator_allows() {
     }
 }
 
+/// One cluster has everything that must have one answer.
+#[test]
+fn the_session_of_one_cluster_has_all_of_its_data() {
+    let mut asking = asking("deployment/web", None);
+    asking.parameters.data.pg_branch_names = vec!["pg-5www5".to_owned()];
+    let session = wanted(&user("anna"), &asking, &caller(1, 1), &SETTINGS);
+    assert_eq!(session.spec.data, asking.parameters.data);
+    assert!(!session.spec.data.is_empty());
+}
+
 #[test]
 fn only_its_own_client_comes_back_to_a_session() {
     let session = |name: &str, target: &str, certificate: u8| {

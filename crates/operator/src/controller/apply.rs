@@ -1,7 +1,7 @@
 //! Does what was planned, and chooses nothing.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use api::node::{NodeAnswer, NodeOrder, NodeRequest, message};
@@ -10,10 +10,8 @@ use api::{MirrordClusterSession, MirrordClusterSessionStatus};
 use cluster::{AgentSettings, Cluster, Order, PodSettings};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use link::tls::{FirstSeen, TlsDialer, Trust};
-use link::{Dial as _, Pipe, TcpDialer};
+use link::Pipe;
 use protocol::grant::Grant;
-use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
@@ -21,10 +19,11 @@ use tokio::time::timeout;
 use super::observe::{POD_LABEL, SESSION_LABEL, namespace_of_pods, on_node};
 use super::plan::{Observed, ObservedAgent, Plan, Refused, Regrant, Report, STARTUP, Start, Told};
 use super::validate::{Wanted, agent_mode};
-use crate::Shared;
 use crate::error::{Doing as _, Result, chain};
+use crate::nodes::{Trouble, dial_agent};
 use crate::policies::{self, Granted, short_digest};
 use crate::settings::AgentMode;
+use crate::{Shared, audit};
 
 /// How long an agent may take to hear that it is to end. It ends by itself when its client stays away.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -237,7 +236,7 @@ async fn ask(
     agent: &ObservedAgent,
     mode: AgentMode,
     request: &NodeRequest,
-) -> Result<NodeAnswer, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<NodeAnswer, Trouble> {
     if mode == AgentMode::Node {
         let host = agent.host.as_deref().ok_or("nobody knows where it is")?;
         return Ok(shared.nodes.ask(host, request).await?);
@@ -248,16 +247,9 @@ async fn ask(
     crate::nodes::answer(&mut pipe).await
 }
 
-async fn reach(
-    shared: &Shared,
-    agent: &ObservedAgent,
-) -> Result<impl Pipe + use<>, Box<dyn std::error::Error + Send + Sync>> {
+async fn reach(shared: &Shared, agent: &ObservedAgent) -> Result<impl Pipe + use<>, Trouble> {
     let address = agent.address().ok_or("nobody knows where it is")?;
-    let address: SocketAddr = address.parse()?;
-    let name = ServerName::try_from("agent")?;
-    let trust = Trust::FirstSeen(FirstSeen::default());
-    let dialer = TlsDialer::with_identity(TcpDialer::new(address), name, trust, &shared.identity)?;
-    Ok(dialer.dial().await?)
+    dial_agent(&shared.identity, address.parse()?).await
 }
 
 /// Ends agents, writes the status, and lets the object go.
@@ -315,6 +307,10 @@ pub(super) async fn report(
             .await;
         gone_is_fine(released.map(drop)).doing(format!("release {name}"))?;
         shared.metrics.sessions_ended.inc();
+        // Nobody else is left to say so.
+        for port in session.status.iter().flat_map(|status| &status.ports) {
+            audit::port_ends(session, port);
+        }
     }
     Ok(())
 }
@@ -347,11 +343,7 @@ fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     }
 }
 
-async fn end(
-    shared: &Shared,
-    agent: &ObservedAgent,
-    mode: AgentMode,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+async fn end(shared: &Shared, agent: &ObservedAgent, mode: AgentMode) -> Result<(), Trouble> {
     let name = agent.ordered.name.clone();
     let request = NodeRequest::End { name };
     if mode == AgentMode::Node {

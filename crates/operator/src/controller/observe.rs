@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::TargetKind;
-use api::node::{NodeRequest, Served};
+use api::node::Served;
 use cluster::pod::judge;
 use cluster::{Cluster, Ordered, OrderedState, Replica, ordered, ordered_as_pod, pods_of};
 use k8s_openapi::api::core::v1::Pod;
@@ -180,11 +180,8 @@ async fn look_at_nodes(shared: &Shared, wanted: &Wanted, observed: &mut Observed
         let answer = match hosts.get(node) {
             None => Err(none_there(node)),
             Some(host) => {
-                let list = NodeRequest::List {
-                    prefix: prefix.clone(),
-                };
-                let answer = shared.nodes.ask(host, &list).await;
-                answer.map(|answer| (host.clone(), answer.served))
+                let served = shared.nodes.served(host, &prefix).await;
+                served.map(|served| (host.clone(), served))
             }
         };
         served.insert(node.to_owned(), answer);

@@ -59,10 +59,10 @@ fn workloads_are_listed_and_what_they_made_is_not() {
     assert_eq!(
         shown(&found, &[]),
         [
-            "deployment.web app,sidecar 2 - 80",
-            "pod.web-1-a app,sidecar - - 80",
-            "replicaset.alone app,sidecar 2 - 80",
-            "service.web app,sidecar - - 80",
+            "deployment.web app,sidecar 2 - 80 - -",
+            "pod.web-1-a app,sidecar - - 80 - -",
+            "replicaset.alone app,sidecar 2 - 80 - -",
+            "service.web app,sidecar - - 80 - -",
         ]
     );
 }
@@ -93,6 +93,7 @@ fn whoever_is_at_a_target_is_shown() {
                 "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
                 "namespace": namespace, "target": target, "resumeWindowSecs": 60, "clientCertificate": "",
             },
+            "status": {"ports": [{"port": 80, "protocol": "TCP", "mode": "steal", "filter": "path ^/a"}]},
         }))
     };
     let found = [named(TargetKind::Deployment, "web", deployment.describe())];
@@ -103,9 +104,13 @@ fn whoever_is_at_a_target_is_shown() {
         ("other", "deployment/web", "-"),
     ];
     for (namespace, target, user) in cases {
+        let traffic = match user {
+            "-" => "-",
+            _ => "anna: 80 (steal, path ^/a)",
+        };
         assert_eq!(
             shown(&found, &[session(namespace, target)]),
-            [format!("deployment.web app,sidecar 1 {user} 80")]
+            [format!("deployment.web app,sidecar 1 {user} 80 - {traffic}")]
         );
     }
 }

@@ -335,12 +335,13 @@ impl<S: Source> Keeper<S> {
     fn join(&mut self, id: &AgentId, member: Member, hello: HelloResponse, preference: Preference) {
         let is_late = !self.awaited.remove(id);
         self.agents.router.join(id.clone(), member, preference);
-        if self.first.is_none() && !self.has_begun {
-            self.hello = Some(hello);
-        }
         let was_first = self.first.clone();
         self.follow_first();
         let is_first = self.first.as_ref().is_some_and(|(first, _)| first == id);
+        // One with nothing but traffic may be there sooner, and its target is not the one that is stood in for.
+        if is_first && !self.has_begun {
+            self.hello = Some(hello);
+        }
         if is_late && was_first.is_some() && !is_first {
             (self.tell)(&Event::Joined(id.clone()));
         }

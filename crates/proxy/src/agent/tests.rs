@@ -19,14 +19,18 @@ use crate::event::Event;
 
 /// An agent that says its name and nothing else.
 #[derive(Clone)]
-struct Named(String);
+struct Named {
+    name: String,
+    was_asked: Arc<watch::Sender<bool>>,
+}
 
 #[tonic::async_trait]
 impl Control for Named {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
+        self.was_asked.send_replace(true);
         Ok(Response::new(HelloResponse {
             version: Some(VERSION),
-            agent: self.0.clone(),
+            agent: self.name.clone(),
             ..HelloResponse::default()
         }))
     }
@@ -45,6 +49,9 @@ struct Stub {
     name: String,
     trouble: Arc<watch::Sender<Option<&'static str>>>,
     end: Arc<watch::Sender<u32>>,
+    was_asked: Arc<watch::Sender<bool>>,
+    /// It is not reached before somebody else was asked.
+    later_than: Option<Arc<watch::Sender<bool>>>,
 }
 
 impl Stub {
@@ -53,6 +60,15 @@ impl Stub {
             name: name.to_owned(),
             trouble: Arc::new(watch::Sender::new(None)),
             end: Arc::new(watch::Sender::new(0)),
+            was_asked: Arc::new(watch::Sender::new(false)),
+            later_than: None,
+        }
+    }
+
+    fn later_than(name: &str, other: &Stub) -> Self {
+        Self {
+            later_than: Some(Arc::clone(&other.was_asked)),
+            ..Self::new(name)
         }
     }
 
@@ -81,7 +97,10 @@ impl Dial for Stub {
     async fn dial(&self) -> io::Result<DuplexStream> {
         let (near, far) = tokio::io::duplex(64 * 1024);
         let server = LinkServer::new(ServerSettings::default(), SharedToken(Token::default()));
-        let agent = Named(self.name.clone());
+        let agent = Named {
+            name: self.name.clone(),
+            was_asked: Arc::clone(&self.was_asked),
+        };
         tokio::spawn(async move {
             if let Ok(Accepted::New(link)) = server.accept(far).await {
                 let forever = std::future::pending();
@@ -96,6 +115,9 @@ impl Reach for Stub {
     async fn reach(&self) -> Result<Reached, Box<dyn std::error::Error + Send + Sync>> {
         if let Some(why) = *self.trouble.borrow() {
             return Err(why.into());
+        }
+        if let Some(other) = &self.later_than {
+            other.subscribe().wait_for(|was_asked| *was_asked).await?;
         }
         let mut end = self.end.subscribe();
         Ok(Reached {
@@ -286,6 +308,20 @@ async fn the_error_is_that_of_the_best() {
     // Traffic alone is no session.
     let traffic = c.came(Preference::TrafficOnly);
     check(vec![traffic, a.came(READY)], "no rights").await;
+}
+
+#[tokio::test]
+async fn traffic_that_is_there_sooner_is_not_what_is_stood_in_for() {
+    let near = Stub::new("near");
+    let default = Stub::later_than("default", &near);
+    let world = World::begin(vec![
+        near.came(Preference::TrafficOnly),
+        default.came(READY),
+    ]);
+    let world = world.await.unwrap();
+    assert_eq!(world.first.hello.agent, "default");
+    // Nothing was lost, so nothing is restored.
+    world.expect(covers(2)).await;
 }
 
 #[tokio::test]

@@ -11,20 +11,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::agent::{AllHeld, Patterns};
 use anyhow::{Context, Result, ensure};
-use api::node::{MOST_BYTES, NodeAnswer, NodeRequest, message};
+use api::node::{MOST_BYTES, NodeAnswer, NodeRequest, Served, message};
 use clap::Args;
 use link::tls::rustls::pki_types::pem::PemObject as _;
 use link::tls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
-use link::tls::{Fingerprint, Identity, TlsAcceptor, acceptor_for_clients};
+use link::tls::{AcceptedStream, Fingerprint, Identity, TlsAcceptor, acceptor_for_clients};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::served::ServedTargets;
+use super::telling::{self, tell_ports};
 
 /// Before the next connection is accepted, when one could not be.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -110,12 +112,30 @@ async fn serve(listener: &TcpListener, acceptor: &TlsAcceptor, served: &ServedTa
         let (acceptor, served) = (acceptor.clone(), served.clone());
         tokio::spawn(async move {
             let answered = timeout(PATIENCE, answer(connection, &acceptor, &served)).await;
-            if let Err(error) = answered.map_err(anyhow::Error::from).flatten() {
+            drop(place);
+            let told = match answered.map_err(anyhow::Error::from).flatten() {
+                Ok(Some(listener)) => listener.tell().await,
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = told {
                 // The kubelet comes to see whether we are here, and says nothing.
                 tracing::debug!(error = format!("{error:#}"), %from, "somebody was not answered");
             }
-            drop(place);
         });
+    }
+}
+
+/// The operator, which has asked to be told of a session's ports as long as it has some.
+struct PortListener {
+    pipe: AcceptedStream<TcpStream>,
+    held: watch::Receiver<AllHeld>,
+    patterns: Patterns,
+}
+
+impl PortListener {
+    async fn tell(self) -> Result<()> {
+        tell_ports(self.pipe, self.held, self.patterns).await
     }
 }
 
@@ -123,7 +143,7 @@ async fn answer(
     connection: TcpStream,
     acceptor: &TlsAcceptor,
     served: &ServedTargets,
-) -> Result<()> {
+) -> Result<Option<PortListener>> {
     connection.set_nodelay(true)?;
     let mut pipe = acceptor.accept(connection).await.context("no TLS")?;
     let length = pipe.read_u32().await?;
@@ -132,40 +152,50 @@ async fn answer(
     pipe.read_exact(&mut request).await?;
     let answer = match serde_json::from_slice(&request) {
         Ok(NodeRequest::Serve(order)) => match served.serve(&order).await {
-            Ok(served) => NodeAnswer {
-                served: vec![served],
-                error: None,
-            },
-            Err(error) => NodeAnswer {
-                served: Vec::new(),
-                error: Some(format!("{error:#}")),
-            },
+            Ok(served) => serving(vec![served]),
+            Err(error) => not_done(format!("{error:#}")),
         },
-        Ok(NodeRequest::List { prefix }) => NodeAnswer {
-            served: served.list(&prefix),
-            error: None,
-        },
+        Ok(NodeRequest::List { prefix }) => serving(served.list(&prefix)),
         Ok(NodeRequest::Grant { name, grant }) => match served.regrant(&name, grant).await {
             Ok(()) => NodeAnswer::default(),
-            Err(error) => NodeAnswer {
-                served: Vec::new(),
-                error: Some(format!("{error:#}")),
-            },
+            Err(error) => not_done(format!("{error:#}")),
+        },
+        Ok(NodeRequest::Ports { name, patterns }) => match served.ports(&name) {
+            Some(held) => {
+                let patterns = telling::patterns(patterns);
+                return Ok(Some(PortListener {
+                    pipe,
+                    held,
+                    patterns,
+                }));
+            }
+            None => not_done(format!("{name} is not served")),
         },
         Ok(NodeRequest::End { name }) => {
             served.end(&name);
             NodeAnswer::default()
         }
-        Err(error) => NodeAnswer {
-            served: Vec::new(),
-            error: Some(format!(
-                "the agent on the node does not understand: {error}"
-            )),
-        },
+        Err(error) => not_done(format!(
+            "the agent on the node does not understand: {error}"
+        )),
     };
     pipe.write_all(&message(&answer)?).await?;
     pipe.shutdown().await?;
-    Ok(())
+    Ok(None)
+}
+
+fn serving(served: Vec<Served>) -> NodeAnswer {
+    NodeAnswer {
+        served,
+        ..NodeAnswer::default()
+    }
+}
+
+fn not_done(why: String) -> NodeAnswer {
+    NodeAnswer {
+        error: Some(why),
+        ..NodeAnswer::default()
+    }
 }
 
 #[cfg(test)]

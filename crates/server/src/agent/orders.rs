@@ -9,6 +9,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::telling::{self, tell_ports};
+
 /// Whoever says nothing came to end the agent, as operators of earlier versions do.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -20,13 +22,16 @@ pub(super) async fn follow(
     let request = timeout(PATIENCE, read(&mut pipe)).await;
     let (grant, name) = match request {
         Ok(Ok(NodeRequest::Grant { grant, name })) => (grant, name),
+        Ok(Ok(NodeRequest::Ports { patterns, .. })) => {
+            return tell_ports(pipe, agent.watch_ports(), telling::patterns(patterns)).await;
+        }
         // Also what is not understood: it may be a rule.
         _ => return Ok(end.send(()).await?),
     };
     let changed = super::regrant(agent, grant).await;
     let answer = NodeAnswer {
-        served: Vec::new(),
         error: changed.as_ref().err().map(|error| format!("{error:#}")),
+        ..NodeAnswer::default()
     };
     pipe.write_all(&message(&answer)?).await?;
     pipe.shutdown().await?;

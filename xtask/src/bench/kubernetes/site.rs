@@ -1,27 +1,24 @@
 //! A cluster with an application, servers beside it, and a worker in the network of its node.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
 use std::process::{self, Command, Stdio};
 
 use anyhow::{Context as _, Result};
-use lab::image::{Image, recipes};
-use lab::standind::{self, Profile};
+use lab::standind;
 use lab::{Client, Cluster, Lab, LabRequest, Lifetime, Paths, Progress, Shape};
 
 use super::operator::Operator;
 use crate::bench::Extent;
+use crate::bench::images::ImagePrograms;
 use crate::bench::load::{Ground, Hop, Load, NOT_WANTED, WANTED, Way};
 use crate::bench::server::{Manner, Mode, Session};
 use crate::bench::session::programs::{Programs, Worker, log, log_path};
 use crate::bench::session::site::Folder;
-use crate::workspace;
 
 pub(super) const NAMESPACE: &str = "bench";
 /// What is stood in for.
 pub(super) const TARGET: &str = "deployment/application";
 const MANIFESTS: &str = include_str!("site.yaml");
-const WORKLOAD: &str = "registry.lab/workload:1";
 
 /// The application's port that sessions take, and where it listens once more.
 const APPLICATION: u16 = 8080;
@@ -63,7 +60,7 @@ impl Site {
         let request = LabRequest::new(&name, 1, 1, Shape::Full)?;
         let lab = Lab::up(&paths, &request, Lifetime::Owned, &progress)?;
         let images = ImagePrograms::find(&programs, extent)?;
-        load_images(&lab, &paths, &folder, &progress, &images)?;
+        images.load(&lab, &paths, &folder, &progress, 0)?;
         let cluster = first(&lab)?;
         let client = cluster.client();
         client.create_namespace(NAMESPACE)?;
@@ -262,54 +259,9 @@ fn manifests() -> String {
     std::iter::once(MANIFESTS.to_owned()).chain(names).collect()
 }
 
-/// The programs that run in pods: they need no other file.
-struct ImagePrograms {
-    standind: PathBuf,
-    workload: PathBuf,
-}
-
-impl ImagePrograms {
-    fn find(programs: &Programs, extent: &Extent) -> Result<Self> {
-        if extent.programs.is_some() {
-            return Ok(Self {
-                standind: programs.standind.clone(),
-                workload: programs.workload.clone(),
-            });
-        }
-        let target = workspace::image_target()?;
-        let built = |program| standind::built(&target, Profile::Release, program);
-        Ok(Self {
-            standind: built("standind"),
-            workload: built("workload"),
-        })
-    }
-}
-
 fn in_node_network(lab: &Lab, programs: &Programs) -> Result<Command> {
     let cluster = first(lab)?;
     let mut command = cluster.in_network_of(&cluster.plan().first_node().name)?;
     command.arg(&programs.workload);
     Ok(command)
-}
-
-fn load_images(
-    lab: &Lab,
-    paths: &Paths,
-    folder: &Folder,
-    progress: &Progress,
-    programs: &ImagePrograms,
-) -> Result<()> {
-    let images = [
-        standind::image(standind::REFERENCE, &programs.standind),
-        Image::new(WORKLOAD)
-            .file("/workload", &programs.workload, 0o755)
-            .entrypoint(["/workload"]),
-    ];
-    for (number, image) in images.iter().enumerate() {
-        let archive = image.write(&folder.0.join(format!("{number}.tar")))?;
-        lab.load_image(archive.path())?;
-    }
-    let pause = recipes::pause(&paths.images(), &|text| progress.step(text))?;
-    lab.load_image(pause.path())?;
-    Ok(())
 }

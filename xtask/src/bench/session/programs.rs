@@ -178,10 +178,15 @@ impl Worker {
         Program::spawn(command).map(Self)
     }
 
+    /// Has something done that nobody waits for. After this the worker can only be ended.
+    pub(in crate::bench) fn tell(&mut self, order: &Value) -> Result<()> {
+        let input = self.0.child.stdin.as_mut().context("no input")?;
+        writeln!(input, "{order}").context("the worker is gone")
+    }
+
     /// Has something done, and answers all numbers.
     pub(in crate::bench) fn ask(&mut self, order: &Value) -> Result<Numbers> {
-        let input = self.0.child.stdin.as_mut().context("no input")?;
-        writeln!(input, "{order}").context("the worker is gone")?;
+        self.tell(order)?;
         let line = self.0.line()?;
         match serde_json::from_str(&line) {
             Ok(Answer::Done(numbers)) => Ok(numbers),

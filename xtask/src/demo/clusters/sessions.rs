@@ -7,15 +7,16 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use lab::image::{Cache, ImageArchive};
 use lab::standind::{self, Profile};
 use lab::{Client, Progress};
+use serde_json::json;
 
 use super::NAMESPACE;
 use crate::demo::machine::Programs;
 use crate::demo::session::Session;
-use crate::{process, workspace};
+use crate::{operator, process, workspace};
 
 const OPERATOR_NAMESPACE: &str = "standin";
 const INSTALL: &str =
@@ -120,7 +121,7 @@ $ standin ls -n {NAMESPACE}",
             return Ok(());
         }
         println!("\nTeams install the operator, once:\n\n$ {INSTALL}");
-        install_operator(client, "install", &[])?;
+        operator::install(client, OPERATOR_NAMESPACE, "install", &json!({}))?;
         let shown = self.through_operator(client);
         let shown = shown.and_then(|()| members::show(self, clients));
         if !keep {
@@ -238,31 +239,6 @@ session with this target, and none to start pods or to change them."
 enum Through {
     OwnRights,
     Operator,
-}
-
-/// Installs the operator, or changes how it is installed.
-fn install_operator(client: &Client, verb: &str, values: &[&str]) -> Result<()> {
-    let (repository, tag) = standind::REFERENCE.rsplit_once(':').context("no tag")?;
-    let chart = workspace::root()?.join("charts/standin-operator");
-    process::output(
-        client
-            .helm()
-            .args([verb, "standin"])
-            .arg(chart)
-            .args(["--namespace", OPERATOR_NAMESPACE])
-            .args((verb == "install").then_some("--create-namespace"))
-            .args(["--wait", "--timeout=180s"])
-            .args(values)
-            .args(["--set", &format!("operator.image.repository={repository}")])
-            .args(["--set-string", &format!("operator.image.tag={tag}")]),
-    )?;
-    process::output(client.kubectl().args([
-        "wait",
-        "--for=condition=Available",
-        "apiservice/v1.operator.metalbear.co",
-        "--timeout=60s",
-    ]))
-    .map(drop)
 }
 
 /// Clusters that have none are left alone.

@@ -39,7 +39,7 @@ pub(super) async fn agents_wait_on_nodes(story: &Story<'_>) -> Result<()> {
     policies_bind_whatever_the_target_is_called(story, &shop).await?;
     an_agent_that_is_replaced_is_another_one(&operator, &shop).await?;
     shop.client_pod("client").await?;
-    policies_reach_sessions_that_run(story, &shop).await?;
+    policies_reach_sessions_that_run(story, &shop, &operator).await?;
     a_session_goes_on_with_an_agent_that_is_restarted(story, &operator, &shop).await?;
     give_password(&shop)?;
     secrets_are_nowhere(story, &shop, &operator).await?;

@@ -2,8 +2,10 @@
 
 use anyhow::{Result, ensure};
 use e2e::{Stage, Story, until};
+use serde_json::Value;
 
-use super::serving::{Server, answers, pods};
+use super::super::operator::Operator;
+use super::serving::{Server, answers, pods, ports_are_listed};
 use super::{Shell, session_for};
 
 const CAREFUL: &str = "apiVersion: policies.mirrord.metalbear.co/v1alpha\nkind: MirrordPolicy\nmetadata: {name: late}\nspec: \
@@ -19,6 +21,7 @@ const CHANGED: &str = "the rules of the cluster's administrators for pod web-";
 pub(crate) async fn policies_reach_sessions_that_run(
     story: &Story<'_>,
     shop: &Stage,
+    operator: &Operator,
 ) -> Result<()> {
     let mut files = session_for(story, shop, "deployment/web")?;
     files.args(["--fs-mode", "read"]);
@@ -32,6 +35,7 @@ pub(crate) async fn policies_reach_sessions_that_run(
     for pod in &all {
         answers(shop, pod, None, "stolen", &mut server).await?;
     }
+    ports_are_listed(story, shop, &["8080 (steal)"]).await?;
 
     shop.apply(CAREFUL)?;
     session.says(CHANGED).await?;
@@ -46,6 +50,8 @@ pub(crate) async fn policies_reach_sessions_that_run(
     for pod in &all {
         answers(shop, pod, None, &pod.0, &mut server).await?;
     }
+    ports_are_listed(story, shop, &[]).await?;
+    ports_are_in_the_audit_log(shop, operator, 1)?;
 
     let policy = "mirrordpolicies.policies.mirrord.metalbear.co/late";
     shop.kubectl(&["delete", policy])?;
@@ -56,9 +62,36 @@ pub(crate) async fn policies_reach_sessions_that_run(
     for pod in &all {
         answers(shop, pod, None, "stolen", &mut server).await?;
     }
+    ports_are_listed(story, shop, &["8080 (steal)"]).await?;
     drop(server);
     let ended = session.end()?;
     ensure!(ended.code == Some(0), "{ended}");
     ensure!(!ended.stderr.contains("another agent"), "{ended}");
+    until("the end of the session's port to be logged", async || {
+        Ok(ports_are_in_the_audit_log(shop, operator, 2).ok())
+    })
+    .await
+}
+
+/// That somebody had the whole port, at least so often, and then had it no more.
+fn ports_are_in_the_audit_log(shop: &Stage, operator: &Operator, times: usize) -> Result<()> {
+    let selector = "--selector=app.kubernetes.io/component=operator";
+    let log = operator.stage.kubectl(&["logs", selector, "--tail=-1"])?;
+    let lines = log.lines().filter(|line| line.contains("audit"));
+    let lines = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let of_the_port: Vec<Value> = lines
+        .filter(|line| {
+            line["namespace"] == *shop.namespace
+                && line["workload"] == "deployment/web"
+                && line["port"] == 8080
+                && line["mode"] == "steal"
+                && line["filter"] == ""
+        })
+        .collect();
+    for message in ["a session has a port", "a session has a port no more"] {
+        let found = of_the_port.iter().filter(|line| line["message"] == message);
+        ensure!(found.count() >= times, "{message}: {of_the_port:#?}");
+    }
+    ensure!(of_the_port.iter().all(|line| line["user"] != ""));
     Ok(())
 }

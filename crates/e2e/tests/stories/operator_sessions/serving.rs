@@ -39,13 +39,15 @@ pub(super) async fn a_program_sees_and_serves(story: &Story<'_>) -> Result<()> {
     start_checkout(&shop)?;
     shop.web().await?;
     shop.client_pod("client").await?;
+    probe_by_path(&shop)?;
     give_password(&shop)?;
     with_operator_that(story, TALKATIVE, async |operator| {
         a_program_sees_what_the_target_sees(story, &shop)?;
         without_a_target_it_sees_the_network(story, &shop).await?;
         sessions_are_listed_and_killed(story, &shop, operator).await?;
         requests_of_every_replica_are_stolen_by_header(story, &shop).await?;
-        policies_reach_sessions_that_run(story, &shop).await?;
+        probes_are_the_applications(story, &shop).await?;
+        policies_reach_sessions_that_run(story, &shop, operator).await?;
         secrets_are_nowhere(story, &shop, operator).await?;
         nothing_is_left(&shop).await
     })
@@ -192,6 +194,7 @@ async fn requests_of_every_replica_are_stolen_by_header(
         answers(shop, &pod, Some("x-user: bert"), &pod.0, &mut session).await?;
         answers(shop, &pod, None, &pod.0, &mut session).await?;
     }
+    ports_are_listed(story, shop, &["8080 (steal, header ^x-user: anna$)"]).await?;
     // A pod that comes takes part.
     shop.kubectl(&["scale", "deployment/web", "--replicas=3"])?;
     shop.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
@@ -207,6 +210,71 @@ async fn requests_of_every_replica_are_stolen_by_header(
             Ok((answer == pod.0).then_some(()))
         })
         .await?;
+    }
+    Ok(())
+}
+
+/// What the kubelet asks for to see how the pods of `web` are. They are made anew.
+fn probe_by_path(shop: &Stage) -> Result<()> {
+    let path = "/spec/template/spec/containers/0/readinessProbe";
+    let probe = serde_json::json!({
+        "httpGet": {"path": "/ready", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 5,
+    });
+    let patch = serde_json::json!([{"op": "replace", "path": path, "value": probe}]);
+    let patch = format!("--patch={patch}");
+    shop.kubectl(&["patch", "deployment/web", "--type=json", &patch])
+        .map(drop)
+}
+
+/// A filter that fits everything does not fit them, whoever asks: the pods stay ready by their own answers.
+async fn probes_are_the_applications(story: &Story<'_>, shop: &Stage) -> Result<()> {
+    let mut session = session_for(story, shop, "deployment/web")?;
+    session.args(["--steal", "--header-filter", ".*"]);
+    let mut session = Server::start(session, "everything")?;
+    for pod in pods(shop).await? {
+        answers(shop, &pod, None, "everything", &mut session).await?;
+        let url = format!("http://{}:8080/ready", pod.1);
+        let curl = ["curl", "--silent", "--max-time", "10", &url];
+        let answer = shop.exec("client", &curl, None).await?;
+        ensure!(answer.stdout.trim() == pod.0, "{}", answer.stdout);
+        let probes = || -> Result<usize> {
+            let log = shop.kubectl(&["logs", &pod.0, "--tail=-1"])?;
+            Ok(log.matches("GET /ready ").count())
+        };
+        let before = probes()?;
+        until("the kubelet to ask the application", async || {
+            Ok((probes()? > before + 2).then_some(()))
+        })
+        .await?;
+        shop.wait_until_ready(&pod.0).await?;
+    }
+    let said = session.said()?;
+    ensure!(said.contains("GET / "), "requests are not logged: {said}");
+    ensure!(!said.contains("/ready"), "a probe was stolen: {said}");
+    Ok(())
+}
+
+/// Waits until people see that sessions have these ports, or none.
+pub(super) async fn ports_are_listed(
+    story: &Story<'_>,
+    shop: &Stage,
+    expected: &[&str],
+) -> Result<()> {
+    until(&format!("{expected:?} to be listed"), async || {
+        let listed = ask_operator(story, shop, &["session", "list"])?;
+        let wide = shop.kubectl(&["get", "targets", "--output=wide"])?;
+        let has = |text: &str| match expected {
+            [] => !text.contains("(steal"),
+            expected => expected.iter().all(|port| text.contains(port)),
+        };
+        Ok((has(&listed.stdout) && has(&wide)).then_some(()))
+    })
+    .await?;
+    let sessions = shop.kubectl(&["get", "sessions.operator.metalbear.co", "--output=wide"])?;
+    let status = ask_operator(story, shop, &["status"])?;
+    for port in expected {
+        ensure!(sessions.contains(port), "{sessions}");
+        ensure!(status.stdout.contains(port), "{status}");
     }
     Ok(())
 }

@@ -89,6 +89,7 @@ fn wanted(
         client_cli_version: client.version.clone(),
         resume_window_secs: asking.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
+        data: asking.parameters.data.clone(),
     };
     let mut parent = MirrordMultiClusterSession::new(&parent_name(client.id), spec);
     parent.metadata.finalizers = Some(vec![PARENT_FINALIZER.to_owned()]);

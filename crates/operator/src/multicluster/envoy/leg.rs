@@ -17,6 +17,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Shared;
+use crate::connect::ports::PortBook;
 use crate::connect::relay;
 use crate::error::chain;
 
@@ -98,7 +99,11 @@ impl Leg {
         });
         let shared = Arc::clone(shared);
         let task = if is_here {
-            tokio::spawn(follow_here(shared, child.clone(), state))
+            let ports = PortBook::new(&shared, &child);
+            let following = follow_here(shared, child.clone(), state);
+            tokio::spawn(async move {
+                tokio::join!(following, ports.keep());
+            })
         } else {
             let question = Question {
                 path: path(parent),

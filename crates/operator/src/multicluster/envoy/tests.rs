@@ -61,6 +61,42 @@ fn members_are_shown_as_clients_expect_it() {
     assert!(shown["warning"].as_str().unwrap().contains("has ended"));
 }
 
+/// An older member is used as far as it goes, and whoever looks learns of it, and by which version it could be the same.
+#[test]
+fn an_older_member_that_says_less_is_understood_and_pointed_out() {
+    let objects = [
+        json!({"operator_version": "0.0.1"}),
+        json!({
+            "operator_version": "0.0.1", "copy_target_enabled": false, "default_namespace": "default",
+            "features": ["ProxyApi"], "protocol_version": "1.25.0", "supported_features": ["ProxyApi"],
+            "a_field_of_long_ago": true,
+        }),
+    ];
+    for spec in objects {
+        let object = json!({
+            "apiVersion": "operator.metalbear.co/v1", "kind": "MirrordOperator",
+            "metadata": {"name": "operator"}, "spec": spec,
+        });
+        let operator: MirrordOperator = serde_json::from_value(object).unwrap();
+        let check = Check {
+            at: now(),
+            outcome: Ok(Box::new(operator)),
+        };
+        let health = Health {
+            check: Some(check),
+            ..Health::default()
+        };
+        let shown = found(&Access::default(), &health);
+        assert_eq!(shown["connected"]["operator_version"], "0.0.1");
+        assert!(shown.get("error").is_none(), "{shown}");
+        let warning = shown["warning"].as_str().unwrap();
+        assert!(
+            warning.contains("0.0.1") && warning.contains(env!("CARGO_PKG_VERSION")),
+            "{warning}"
+        );
+    }
+}
+
 #[test]
 fn a_member_of_another_version_is_pointed_out() {
     let ours = env!("CARGO_PKG_VERSION");

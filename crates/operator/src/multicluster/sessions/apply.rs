@@ -69,6 +69,7 @@ fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordCluste
         generation: generation(parent, cluster),
         resume_window_secs: spec.resume_window_secs,
         client_certificate: spec.client_certificate.clone(),
+        data: spec.data_in(cluster),
     };
     let name = child_name(&parent.name_any(), cluster);
     let mut child = MirrordClusterSession::new(&name, child);
@@ -124,6 +125,7 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
                     "made": child.made,
                     "generation": child.generation,
                     "pods": child.pods,
+                    "ports": child.ports,
                     "leftTimestamp": child.left_timestamp,
                 });
                 (cluster.clone(), child)
@@ -160,3 +162,6 @@ fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests;

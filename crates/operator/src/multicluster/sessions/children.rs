@@ -204,7 +204,7 @@ fn judged_by(child: &MirrordClusterSession) -> impl PartialEq + '_ {
         child.metadata.deletion_timestamp.is_some(),
         status.and_then(|status| status.phase),
         status.and_then(|status| status.message.as_deref()),
-        status.map(|status| status.pods.as_slice()),
+        status.map(|status| (status.pods.as_slice(), status.ports.as_slice())),
     )
 }
 

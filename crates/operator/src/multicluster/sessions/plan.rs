@@ -235,6 +235,7 @@ fn seen(known: &ClusterSession, child: &MirrordClusterSession) -> ClusterSession
         made: true,
         generation: known.generation,
         pods: pods_of(status.pods),
+        ports: status.ports,
         left_timestamp: known.left_timestamp.clone(),
     }
 }

@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ::agent::{Agent, process_of_container};
+use ::agent::{Agent, AllHeld, process_of_container};
 use anyhow::{Context, Result, bail};
 use api::node::{NodeOrder, Served, ServedEnd};
 use link::ServerSettings;
 use protocol::grant::Grant;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -130,6 +131,12 @@ impl ServedTargets {
             Some(agent) => super::super::regrant(&agent, grant).await,
             None => Ok(()),
         }
+    }
+
+    /// Which ports the session of a target has. None, when it is not served.
+    pub(super) fn ports(&self, name: &str) -> Option<watch::Receiver<AllHeld>> {
+        let entries = self.lock();
+        Some(entries.get(name)?.agent.as_ref()?.watch_ports())
     }
 
     /// What is served, and what has ended lately.

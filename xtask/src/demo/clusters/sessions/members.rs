@@ -1,25 +1,14 @@
 //! One session over all clusters: the operator of the first becomes the Primary, those of the others its members, and one
 //! program of this machine answers requests of all.
 
-use std::io::Write as _;
-use std::thread;
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
 use lab::Client;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{
-    ADDRESS, HEADER, INSTALL, NAMESPACE, NEW, OPERATOR_NAMESPACE, Sessions, TARGET,
-    install_operator,
-};
+use super::{ADDRESS, HEADER, INSTALL, NAMESPACE, NEW, OPERATOR_NAMESPACE, Sessions, TARGET};
 use crate::demo::session::Session;
+use crate::operator::{self, ACCOUNT};
 use crate::process;
-
-/// The account that is the Primary in a member.
-const ACCOUNT: &str = "mirrord-operator-envoy";
-/// How long members have to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// With one cluster there is nothing to show.
 pub(super) fn show(sessions: &Sessions, clients: &[Client]) -> Result<()> {
@@ -54,16 +43,14 @@ the Primary, which coordinates those of the others. They are its members:
             "$ {INSTALL} --kube-context {} --set operator.multiClusterMember=true",
             member.name()
         );
-        install_operator(
-            member,
-            "install",
-            &["--set", "operator.multiClusterMember=true"],
-        )?;
+        let values = json!({"operator": {"multiClusterMember": true}});
+        operator::install(member, OPERATOR_NAMESPACE, "install", &values)?;
         println!(
             "$ kubectl create token {ACCOUNT} --namespace {OPERATOR_NAMESPACE} --context {} --duration=24h",
             member.name()
         );
-        clusters.insert(member.name().to_owned(), access(member)?);
+        let access = operator::access(member, OPERATOR_NAMESPACE)?;
+        clusters.insert(member.name().to_owned(), access);
     }
     println!(
         "
@@ -78,71 +65,9 @@ $ helm upgrade standin charts/standin-operator --namespace {OPERATOR_NAMESPACE} 
         "defaultCluster": name,
         "clusters": clusters,
     }}});
-    // Tokens are no arguments: everybody on this machine can read those.
-    let mut file = tempfile::NamedTempFile::new()?;
-    file.write_all(values.to_string().as_bytes())?;
-    let file = file.path().display().to_string();
-    install_operator(primary, "upgrade", &["--values", &file])?;
-    wait_for(primary, members)
-}
-
-/// How the Primary reaches a member, as its values have it.
-fn access(member: &Client) -> Result<Value> {
-    let of_kubeconfig = |key: &str| {
-        let path = format!("jsonpath={{.clusters[0].cluster.{key}}}");
-        let mut view = member.kubectl();
-        view.args(["config", "view", "--raw", "--minify", "--flatten"])
-            .args(["--context", member.name(), "--output", &path]);
-        process::output(&mut view)
-    };
-    let mut token = member.kubectl();
-    let token = process::output(token.args([
-        "create",
-        "token",
-        ACCOUNT,
-        "--namespace",
-        OPERATOR_NAMESPACE,
-        "--duration=24h",
-    ]))?;
-    Ok(json!({
-        "authType": "bearerToken",
-        "server": of_kubeconfig("server")?.trim(),
-        "caData": of_kubeconfig("certificate-authority-data")?.trim(),
-        "bearerToken": token.trim(),
-    }))
-}
-
-/// Waits until the Primary has heard of all members.
-fn wait_for(primary: &Client, members: &[Client]) -> Result<()> {
-    let give_up = Instant::now() + PATIENCE;
-    loop {
-        let mut object = primary.kubectl();
-        object.args(["get", "mirrordoperators", "operator", "--output=json"]);
-        let object: Value = serde_json::from_str(&process::output(&mut object)?)?;
-        let connected = connected(&object);
-        if members
-            .iter()
-            .all(|member| connected.contains(&member.name()))
-        {
-            return Ok(());
-        }
-        ensure!(
-            Instant::now() < give_up,
-            "the Primary does not reach its members: {}",
-            object["status"]["connected_clusters"]
-        );
-        thread::sleep(Duration::from_millis(300));
-    }
-}
-
-/// The members that answer.
-fn connected(object: &Value) -> Vec<&str> {
-    let clusters = object["status"]["connected_clusters"].as_array();
-    let connected = clusters.into_iter().flatten();
-    connected
-        .filter(|cluster| cluster["connected"].is_object())
-        .filter_map(|cluster| cluster["name"].as_str())
-        .collect()
+    operator::install(primary, OPERATOR_NAMESPACE, "upgrade", &values)?;
+    let names: Vec<&str> = members.iter().map(Client::name).collect();
+    operator::wait_for_members(primary, &names)
 }
 
 /// One program answers the requests with the header, in every cluster.
@@ -241,14 +166,5 @@ mod tests {
         assert!(judge("west", "north", pod, &new).is_err());
         assert!(judge("west", "east", pod, pod).is_err());
         assert!(judge("west", "east", &new, &new).is_err());
-    }
-
-    #[test]
-    fn members_are_connected_when_their_operators_answer() {
-        let object = json!({"status": {"connected_clusters": [
-            {"name": "west", "connected": {"operator_version": "1"}},
-            {"name": "north", "error": "no"},
-        ]}});
-        assert_eq!(connected(&object), ["west"]);
     }
 }

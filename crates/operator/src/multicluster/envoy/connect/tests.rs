@@ -1,6 +1,6 @@
 use api::multicluster::{MultiClusterPhase, OnUnreachable};
 use api::session::{SessionClosed, SessionId};
-use api::{MirrordMultiClusterSessionStatus, TargetPath};
+use api::{MirrordMultiClusterSessionStatus, SessionData, TargetPath};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use link::tls::Fingerprint;
 
@@ -17,6 +17,13 @@ fn clusters() -> MultiCluster {
     }
 }
 
+fn data() -> SessionData {
+    SessionData {
+        pg_branch_names: vec!["pg-5www5".to_owned()],
+        ..SessionData::default()
+    }
+}
+
 fn wanted_by(name: &str, certificate: &str, asked: Option<u64>) -> MirrordMultiClusterSession {
     let user = User {
         name: name.to_owned(),
@@ -28,6 +35,7 @@ fn wanted_by(name: &str, certificate: &str, asked: Option<u64>) -> MirrordMultiC
         target: TargetPath::from_address("deployment.web").unwrap(),
         parameters: ConnectParameters {
             resume_window: asked,
+            data: data(),
             ..ConnectParameters::default()
         },
     };
@@ -56,6 +64,7 @@ fn a_parent_says_which_clusters_take_part() {
     assert_eq!(parent.spec.owner.k8s_username, "anna");
     assert_eq!(parent.spec.owner.k8s_groups, ["developers"]);
     assert_eq!(parent.spec.target_alias, "deployment.web");
+    assert_eq!(parent.spec.data, data());
     assert_eq!(parent.finalizers(), [PARENT_FINALIZER]);
     for (asked, expected) in [(None, 60), (Some(300), 300), (Some(9000), 900)] {
         let window = wanted_by("anna", "one", asked).spec.resume_window_secs;

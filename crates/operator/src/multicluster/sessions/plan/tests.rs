@@ -1,10 +1,14 @@
 use api::multicluster::{PARENT_FINALIZER, parent_name};
 use api::session::{SessionId, SessionOwner};
-use api::{MirrordClusterSessionSpec, MirrordClusterSessionStatus, MirrordMultiClusterSessionSpec};
+use api::{
+    MirrordClusterSessionSpec, MirrordClusterSessionStatus, MirrordMultiClusterSessionSpec,
+    SessionData,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
 
+mod cuts;
 mod partial;
 mod restarts;
 
@@ -27,6 +31,7 @@ fn parent() -> MirrordMultiClusterSession {
         client_cli_version: None,
         resume_window_secs: 120,
         client_certificate: String::new(),
+        data: SessionData::default(),
     };
     let mut parent = MirrordMultiClusterSession::new(&parent_name(SessionId(0xab)), spec);
     parent.metadata.creation_timestamp = Some(Time(at(0)));
@@ -293,6 +298,36 @@ fn the_child_of_another_primary_is_left_alone() {
     let old = changed(ready(), |child| child.metadata.labels = None);
     let plan = planned(&begun(), ready(), old, 2);
     assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Ready));
+}
+
+/// A member that knows nothing of what was added later: its API server has dropped those fields, and its operator says less.
+#[test]
+fn the_child_of_an_older_member_is_understood() {
+    let old: MirrordClusterSession = serde_json::from_value(serde_json::json!({
+        "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSession",
+        "metadata": {"name": "mc-00000000000000ab-west", "labels": {PARENT_UID_LABEL: "parent"}},
+        "spec": {
+            "owner": {"userId": "", "username": "", "hostname": "", "k8sUsername": "anna"},
+            "namespace": "shop", "target": "deployment/web", "resumeWindowSecs": 120, "clientCertificate": "",
+        },
+        "status": {
+            "phase": "Ready",
+            "pods": [{"name": "web-a", "uid": "1", "container": "app", "channel": 1, "ready": true}],
+        },
+    }))
+    .unwrap();
+    let west = Observed::There(Box::new(old));
+    let plan = planned(&begun(), ready(), west, 2);
+    let report = plan.report.unwrap();
+    assert_eq!(report.phase, MultiClusterPhase::Ready);
+    let west = &report.cluster_sessions["west"];
+    assert!(west.ready && west.error.is_none(), "{west:?}");
+    let pods: Vec<_> = west
+        .pods
+        .iter()
+        .map(|pod| (pod.name.as_str(), pod.channel))
+        .collect();
+    assert_eq!(pods, [("web-a", 1)]);
 }
 
 /// Each cluster's times are by its own clock, and are compared with no other's.

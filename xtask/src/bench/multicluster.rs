@@ -1,0 +1,48 @@
+//! What a session over several clusters costs: its start, what it asks of the Default, requests of all clusters at once,
+//! a member that is cut off, many sessions, and many members.
+//!
+//! Everything is in a lab of three clusters. The Primary has targets too, and the Default is a member. The developer is
+//! beside the Primary, so what is between the Primary and a member is between the developer and that member as well.
+//! Links are named by their round trip. Baselines are taken in the same run, in turn.
+
+mod members;
+mod ready;
+mod sessions;
+mod site;
+mod stalled;
+mod stateful;
+mod stolen;
+
+use anyhow::Result;
+use lab::Paths;
+
+use self::site::Site;
+use super::groups::{self, Group};
+use super::session::programs::Programs;
+use super::{Extent, Row, images};
+
+/// The round trips between the Primary and its members, in milliseconds.
+const LINKS: [u64; 3] = [0, 20, 80];
+
+const GROUPS: &[Group<Site>] = &[
+    ("ready", ready::rows),
+    ("stateful", stateful::rows),
+    ("stolen", stolen::rows),
+    ("stalled", stalled::rows),
+    ("sessions", sessions::rows),
+    ("members", members::rows),
+];
+
+pub(super) fn prepare() -> Result<()> {
+    crate::lab::prepare(&Paths::from_environment(), site::CLUSTERS.len(), 1)?;
+    images::build_programs()
+}
+
+pub(super) fn measure(extent: &Extent) -> Result<Vec<Row>> {
+    groups::measure(
+        GROUPS,
+        extent,
+        || Site::build(Programs::find(extent)?, extent),
+        |site| site.set_round_trip(0),
+    )
+}
