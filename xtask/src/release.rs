@@ -15,7 +15,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Subcommand};
-use lab::standind::Profile;
 use semver::Version;
 use serde::Deserialize;
 
@@ -51,9 +50,6 @@ enum Step {
         /// Only the charts
         #[arg(long)]
         without_programs: bool,
-        /// Compile quickly and not as it is given away, to try the packaging
-        #[arg(long, conflicts_with = "without_programs")]
-        quickly: bool,
     },
     /// Push the charts, as they are in a tagged commit, to the public repository of charts
     PushCharts(charts_repository::PushArguments),
@@ -107,18 +103,12 @@ pub(crate) fn run(arguments: &ReleaseArguments) -> Result<ExitCode> {
         Some(Step::Package {
             output,
             without_programs,
-            quickly,
         }) => {
             let folder = match output {
                 Some(folder) => folder.clone(),
                 None => package::folder(&versions::current(sources)?)?,
             };
-            let profile = match quickly {
-                true => Profile::Dev,
-                false => Profile::Distribution,
-            };
-            let programs = (!without_programs).then_some(profile);
-            package::make(&root, sources, &folder, programs)?;
+            package::make(&root, sources, &folder, !without_programs)?;
         }
         Some(Step::PushCharts(arguments)) => {
             let remote = Destinations::read(sources)?.charts;

@@ -27,12 +27,12 @@ pub(crate) fn folder(version: &Version) -> Result<PathBuf> {
         .join(version.to_string()))
 }
 
-/// Makes everything of the repository in `root` anew, with programs that are compiled so.
+/// Makes everything of the repository in `root` anew.
 pub(crate) fn make(
     root: &Path,
     sources: &[Source],
     output: &Path,
-    programs: Option<Profile>,
+    with_programs: bool,
 ) -> Result<()> {
     if output.exists() {
         fs::remove_dir_all(output).with_context(|| format!("removing {}", output.display()))?;
@@ -45,8 +45,8 @@ pub(crate) fn make(
     for chart in charts(sources) {
         package_chart(&root.join(chart), &version, &output)?;
     }
-    if let Some(profile) = programs {
-        make_programs(root, sources, &version, &output, profile)?;
+    if with_programs {
+        make_programs(root, sources, &version, &output)?;
     }
     checksums(&output)?;
     for entry in sorted_names(&output)? {
@@ -106,19 +106,14 @@ fn archive(folder: &Path, package: &Path) -> Result<()> {
     )
 }
 
-fn make_programs(
-    root: &Path,
-    sources: &[Source],
-    version: &Version,
-    output: &Path,
-    profile: Profile,
-) -> Result<()> {
+fn make_programs(root: &Path, sources: &[Source], version: &Version, output: &Path) -> Result<()> {
     let progress = Progress::to_stderr();
     let target = workspace::image_target()?;
     let machine = env::consts::ARCH;
     progress.step("building the page of `standin ui`, which is in the program");
     web::install_and_build(root)?;
     progress.step("building the programs, linked statically");
+    let profile = Profile::Distribution;
     standind::build_static(root, &target, profile, &["cli", "server"])?;
     let standin = standind::built(&target, profile, "standin");
     ensure_has_page(&standin, &root.join(web::BUILT))?;

@@ -6,7 +6,6 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use lab::standind::Profile;
 use semver::Version;
 
 use super::{changelog, check, package, parse_version, versions};
@@ -121,8 +120,7 @@ fn finish(
     let sources = workspace::sources(folder, &paths)?;
     check(&sources, Some(&version.to_string()))?;
     let output = package::folder(version)?;
-    let programs = (!arguments.without_programs).then_some(Profile::Distribution);
-    package::make(folder, &sources, &output, programs)
+    package::make(folder, &sources, &output, !arguments.without_programs)
 }
 
 fn write(folder: &Path, changes: &[Change]) -> Result<()> {

@@ -181,4 +181,49 @@ mod tests {
             ["targets of the cluster west are missing: no route"]
         );
     }
+
+    /// A cluster whose operator answers this, at this address.
+    fn answering(path: &'static str, code: u16, body: &'static str) -> Cluster {
+        let service = tower::service_fn(move |request: Request<Body>| async move {
+            let found = request.uri().path_and_query().map(ToString::to_string);
+            assert_eq!(found.as_deref(), Some(path));
+            let answer = http::Response::builder()
+                .status(code)
+                .header(WARNING, "299 - \"west is missing\"");
+            answer.body(Body::from(body.as_bytes().to_vec()))
+        });
+        Cluster::new(kube::Client::new(service, "default"), "shop")
+    }
+
+    #[tokio::test]
+    async fn what_several_clusters_have_is_listed_with_their_names() {
+        const PATH: &str = "/apis/operator.metalbear.co/v1/namespaces/shop/targets";
+        const ALONE: &str =
+            "/apis/operator.metalbear.co/v1/namespaces/shop/targets?multi_cluster=false";
+        const LIST: &str = r#"{"items": [{
+            "apiVersion": "operator.metalbear.co/v1", "kind": "Target",
+            "metadata": {"name": "deployment.web", "namespace": "shop"},
+            "spec": {"target": "deployment/web", "containers": ["app"]},
+            "status": {"replicas": 4, "clusters": ["east", "west"]}
+        }]}"#;
+        for (path, multi_cluster) in [(PATH, None), (PATH, Some(true)), (ALONE, Some(false))] {
+            let cluster = answering(path, 200, LIST);
+            let listing = list_through_operator(&cluster, "shop", multi_cluster);
+            let listing = listing.await.unwrap();
+            assert_eq!(listing.warnings, ["west is missing"]);
+            let [web] = listing.targets.as_slice() else {
+                panic!("{listing:?}");
+            };
+            assert_eq!(
+                (web.target.as_str(), web.available),
+                ("deployment/web", Some(4))
+            );
+            assert_eq!(web.clusters, ["east", "west"]);
+        }
+        let forbidden = r#"{"kind": "Status", "reason": "Forbidden", "message": "targets is forbidden: User \"eve\""}"#;
+        let refused = list_through_operator(&answering(PATH, 403, forbidden), "shop", None).await;
+        assert!(matches!(refused, Err(Error::MayNot { .. })), "{refused:?}");
+        let strange = list_through_operator(&answering(PATH, 200, "<html>"), "shop", None).await;
+        assert!(strange.is_err(), "{strange:?}");
+    }
 }

@@ -110,7 +110,9 @@ fn whoever_is_at_a_target_is_shown() {
         };
         assert_eq!(
             shown(&found, &[session(namespace, target)]),
-            [format!("deployment.web app,sidecar 1 {user} 80 - {traffic}")]
+            [format!(
+                "deployment.web app,sidecar 1 {user} 80 - {traffic}"
+            )]
         );
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! It is our own because no library fits. That of `h2`, with which the rest of this repository speaks HTTP/2, is private to
 //! it. `hpack` and `fluke-hpack` panic at one byte of a hostile client (RUSTSEC-2023-0085), and those that do not are used
-//! by hardly anybody. All of them hand out every header whole, of which a head of 32 KiB can repeat a long one thousands of
+//! by hardly anybody. They are made to hand out every header, of which a head of 32 KiB can repeat a long one thousands of
 //! times. The reference of the tests is what `h2` writes.
 
 use std::borrow::Cow;
