@@ -161,6 +161,7 @@ mod tests {
         let session = |id: &&str| TargetSession {
             id: (*id).to_owned(),
             user: "anna".to_owned(),
+            ports: Vec::new(),
         };
         let status = TargetStatus {
             replicas,
