@@ -254,8 +254,8 @@ pub(super) async fn grants_what_it_says(_story: &Story<'_>) -> Result<()> {
     let arguments = String::from_utf8(rendered(&asking, &["operator-deployment"])?.stdout)?;
     for argument in [
         "- --member-user-authorization\n",
-        "- --member-user-prefix=hub:\n",
-        "- --member-group-prefix=hub-\n",
+        "- \"--member-user-prefix=hub:\"\n",
+        "- \"--member-group-prefix=hub-\"\n",
     ] {
         ensure!(arguments.contains(argument), "{argument}: {arguments}");
     }
