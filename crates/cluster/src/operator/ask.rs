@@ -104,8 +104,8 @@ pub async fn list_through_operator(
     }
     let warnings = warnings(answer.headers());
     let body = answer.into_body().collect().await;
-    let body = body.map(http_body_util::Collected::to_bytes);
-    let list: List<Target> = serde_json::from_slice(&body.unwrap_or_default())
+    let body = body.map_err(|error| cluster.first_error(ACTION, error))?;
+    let list: List<Target> = serde_json::from_slice(&body.to_bytes())
         .map_err(|error| cluster.first_error(ACTION, kube::Error::SerdeError(error)))?;
     let targets = list.items.into_iter().map(listed);
     Ok(Listing {
