@@ -35,7 +35,7 @@ pub(super) struct Observer {
     responses: Half,
     /// In the order in which they came; the first one is answered next.
     pending: VecDeque<Pending>,
-    /// Its answer has begun.
+    /// Its answer has begun, and may have ended before the request did.
     answering: Option<Exchange>,
 }
 
@@ -79,11 +79,12 @@ enum Chunk {
 
 impl Observer {
     /// Bytes of the client.
-    pub(super) fn request(&mut self, mut bytes: &[u8], now: Instant) {
+    pub(super) fn request(&mut self, mut bytes: &[u8], now: Instant) -> Vec<Exchange> {
+        let mut finished = Vec::new();
         while !bytes.is_empty() && !self.requests.lost {
             if self.requests.body == Body::None {
                 let Some(used) = self.request_head(bytes, now) else {
-                    return;
+                    break;
                 };
                 bytes = &bytes[used..];
             } else {
@@ -94,8 +95,10 @@ impl Observer {
                     answering.received += data;
                 }
                 bytes = &bytes[used..];
+                finished.extend(self.finished());
             }
         }
+        finished
     }
 
     /// Bytes of the program.
@@ -114,12 +117,21 @@ impl Observer {
                 }
                 bytes = &bytes[used..];
             }
-            // What has no end of its own is told when it begins: it may go on for hours.
-            if matches!(self.responses.body, Body::None | Body::Rest) {
-                finished.extend(self.answering.take());
-            }
+            finished.extend(self.finished());
         }
         finished
+    }
+
+    /// The exchange whose both halves have ended.
+    fn finished(&mut self) -> Option<Exchange> {
+        // A later request has come, so the answered one is whole.
+        let is_asked = self.requests.body == Body::None || !self.pending.is_empty();
+        match self.responses.body {
+            Body::None if is_asked => self.answering.take(),
+            // What has no end of its own is told when it begins: it may go on for hours.
+            Body::Rest => self.answering.take(),
+            _ => None,
+        }
     }
 
     /// Nothing more comes: what was asked is told with what is known.
@@ -417,5 +429,16 @@ mod tests {
             sent: 3,
         };
         assert_eq!(seen, [expected]);
+    }
+    #[test]
+    fn a_request_that_is_answered_before_it_is_whole_is_told_with_all_of_it() {
+        let now = Instant::now();
+        let mut observer = Observer::default();
+        observer.request(b"POST / HTTP/1.1\r\nContent-Length: 7\r\n\r\none", now);
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        assert_eq!(observer.response(answer, now), []);
+        let seen = observer.request(b"=twoGET /next HTTP/1.1\r\n\r\n", now);
+        let counts: Vec<_> = seen.iter().map(|one| (one.received, one.sent)).collect();
+        assert_eq!(counts, [(7, 2)]);
     }
 }

@@ -13,7 +13,7 @@ use super::http1::{Exchange, LONGEST_HEAD, LONGEST_PATH};
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Streams that are known at a time. More are open at once with nobody.
 const MOST_STREAMS: usize = 4096;
-/// An answer that goes on for longer is told with what it is so far: it may go on for hours.
+/// An exchange that goes on for longer after its answer began is told with what it is so far: it may go on for hours.
 const LONG: Duration = Duration::from_secs(2);
 
 const DATA: u8 = 0;
@@ -35,13 +35,15 @@ pub(super) struct Observer {
     streams: HashMap<u32, Stream>,
 }
 
-/// A request whose answer has not ended.
+/// A request that has not ended, or whose answer has not: a program may answer before it has the whole request.
 #[derive(Debug)]
 struct Stream {
     exchange: Exchange,
     since: Instant,
     /// When the answer began.
     answered: Option<Instant>,
+    request_ended: bool,
+    answer_ended: bool,
 }
 
 #[derive(Debug, Default)]
@@ -89,15 +91,30 @@ impl Observer {
         let mut finished = Vec::new();
         while let Some((said, used)) = self.requests.next(bytes) {
             bytes = bytes.get(used..).unwrap_or_default();
-            match said {
-                Some(Said::Head { stream, head, .. }) => self.asked(stream, head, now),
-                Some(Said::Data { stream, length, .. }) => {
+            let (number, ends) = match said {
+                Some(Said::Head { stream, head, ends }) => {
+                    self.asked(stream, head, now);
+                    (stream, ends)
+                }
+                Some(Said::Data {
+                    stream,
+                    length,
+                    ends,
+                }) => {
                     if let Some(stream) = self.streams.get_mut(&stream) {
                         stream.exchange.received += length;
                     }
+                    (stream, ends)
                 }
-                Some(Said::Reset { stream }) => finished.extend(self.end_of(stream, now)),
-                None => {}
+                Some(Said::Reset { stream }) => {
+                    finished.extend(self.end_of(stream, now));
+                    continue;
+                }
+                None => continue,
+            };
+            if let Some(stream) = self.streams.get_mut(&number) {
+                stream.request_ended |= ends;
+                finished.extend(self.over(number, now));
             }
         }
         finished
@@ -108,7 +125,7 @@ impl Observer {
         let mut finished = Vec::new();
         while let Some((said, used)) = self.responses.next(bytes) {
             bytes = bytes.get(used..).unwrap_or_default();
-            let (stream, is_over) = match said {
+            let (number, ends) = match said {
                 Some(Said::Head { stream, head, ends }) => {
                     self.answered(stream, &head, now);
                     (stream, ends)
@@ -118,14 +135,20 @@ impl Observer {
                     length,
                     ends,
                 }) => {
-                    let is_long = self.sent(stream, length, now);
-                    (stream, ends || is_long)
+                    if let Some(stream) = self.streams.get_mut(&stream) {
+                        stream.exchange.sent += length;
+                    }
+                    (stream, ends)
                 }
-                Some(Said::Reset { stream }) => (stream, true),
+                Some(Said::Reset { stream }) => {
+                    finished.extend(self.end_of(stream, now));
+                    continue;
+                }
                 None => continue,
             };
-            if is_over {
-                finished.extend(self.end_of(stream, now));
+            if let Some(stream) = self.streams.get_mut(&number) {
+                stream.answer_ended |= ends;
+                finished.extend(self.over(number, now));
             }
         }
         finished
@@ -160,6 +183,8 @@ impl Observer {
             exchange,
             since: now,
             answered: None,
+            request_ended: false,
+            answer_ended: false,
         };
         self.streams.insert(stream, stream_of);
     }
@@ -176,14 +201,13 @@ impl Observer {
         }
     }
 
-    /// Counts what was sent, and says whether that goes on for too long to wait for its end.
-    fn sent(&mut self, stream: u32, length: u64, now: Instant) -> bool {
-        let Some(stream) = self.streams.get_mut(&stream) else {
-            return false;
-        };
-        stream.exchange.sent += length;
+    /// The exchange, when both of its sides have ended, or go on for too long after the answer began.
+    fn over(&mut self, number: u32, now: Instant) -> Option<Exchange> {
+        let stream = self.streams.get(&number)?;
         let answered = stream.answered.map(|at| now.saturating_duration_since(at));
-        answered.is_some_and(|since| since >= LONG)
+        let is_long = answered.is_some_and(|since| since >= LONG);
+        let has_ended = stream.request_ended && stream.answer_ended;
+        (has_ended || is_long).then(|| self.end_of(number, now))?
     }
 
     fn end_of(&mut self, stream: u32, now: Instant) -> Option<Exchange> {

@@ -54,10 +54,7 @@ impl Observer {
                     }
                 }
             }
-            Self::Http1(observer) => {
-                observer.request(bytes, now);
-                Vec::new()
-            }
+            Self::Http1(observer) => observer.request(bytes, now),
             Self::Http2(observer) => observer.request(bytes, now),
         }
     }

@@ -168,3 +168,18 @@ fn an_answer_that_goes_on_is_told_before_it_ends_and_once() {
     );
     assert!(observer.end(later + LONG).is_empty());
 }
+
+#[test]
+fn a_request_that_is_answered_before_it_is_whole_is_told_with_all_of_it() {
+    let now = Instant::now();
+    let mut observer = Observer::default();
+    observer.request(
+        &[PREFACE.to_vec(), ask(1, "POST", "/orders", 0)].concat(),
+        now,
+    );
+    let answered = [answer(1, "200", 0), frame(DATA, END_STREAM, 1, b"ok")].concat();
+    assert_eq!(observer.response(&answered, now), []);
+    let seen = observer.request(&frame(DATA, END_STREAM, 1, b"one=two"), now);
+    let seen: Vec<String> = seen.iter().map(shown).collect();
+    assert_eq!(seen, ["POST /orders 200 7 2"]);
+}
