@@ -7,6 +7,7 @@
 //! | [`cache`] | what was answered a moment ago |
 //! | [`fuse`] | descriptors that the kernel serves: lazy, cached, writable |
 //! | [`memory`] | descriptors without FUSE: whole files in memory, with limits |
+//! | [`recent`] | files that are opened again for each name that is looked up |
 //! | [`served`] | files whose content is ours |
 //! | [`calls`], [`closer`] | the agent's questions; handles that are not needed any more |
 //! | [`convert`], [`inodes`] | words and numbers of both sides |
@@ -19,6 +20,7 @@ mod fuse;
 mod inodes;
 mod memory;
 mod names;
+mod recent;
 mod served;
 mod starting;
 
@@ -37,6 +39,7 @@ use self::calls::Calls;
 use self::fuse::Fuse;
 use self::inodes::Inodes;
 use self::memory::Memory;
+use self::recent::RecentlyOpened;
 use self::served::Served;
 use crate::agent::Agent;
 use crate::error::Error;
@@ -70,6 +73,7 @@ pub(crate) struct TargetFiles {
     /// For what goes on after the question was asked.
     this: Weak<Self>,
     asked: Asked,
+    recent: RecentlyOpened,
 }
 
 /// Paths about which the target was asked already, and not any number of them.
@@ -120,6 +124,7 @@ impl TargetFiles {
             served,
             through,
             asked: Asked::default(),
+            recent: RecentlyOpened::default(),
             this: Weak::clone(this),
         }))
     }
@@ -184,7 +189,11 @@ impl TargetFiles {
             return Err(Errno::EOPNOTSUPP);
         }
         match &self.through {
-            Through::Fuse(fuse) => fuse.open(opened, flags, read_only, asked),
+            Through::Fuse(fuse) => {
+                let (descriptor, recent) = fuse.open(opened, flags, read_only, asked)?;
+                self.recent.keep(path, flags, recent);
+                Ok(descriptor)
+            }
             Through::Memory(memory) => memory.open(path, &opened, flags),
         }
     }
@@ -208,6 +217,7 @@ impl TargetFiles {
     /// Something was changed by name.
     fn changed(&self) {
         self.cache.forget();
+        self.recent.forget();
         if let Through::Fuse(fuse) = &self.through {
             fuse.forget_metadata();
         }
@@ -220,9 +230,22 @@ impl TargetFiles {
         }
     }
 
+    /// A descriptor of what was opened a moment ago.
+    fn open_again(&self, path: &Path, options: &OpenOptions) -> Option<OwnedFd> {
+        let Through::Fuse(fuse) = &self.through else {
+            return None;
+        };
+        let recent = self.recent.find(path, options.flags)?;
+        // Whatever goes wrong, the target is asked.
+        fuse.open_again(&recent, options.flags).ok()
+    }
+
     fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
         if let Some(served) = self.served.find(path) {
             return served.open(options.flags);
+        }
+        if let Some(descriptor) = self.open_again(path, options) {
+            return Ok(descriptor);
         }
         self.settle();
         let opened = self.calls.wait(self.open_at_target(path, options))?;

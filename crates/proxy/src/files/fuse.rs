@@ -58,6 +58,20 @@ pub(crate) struct Fuse {
     device: u64,
 }
 
+/// What was opened to be read, and is open at the target as long as this is kept.
+#[derive(Debug)]
+pub(crate) struct Recent {
+    handle: Arc<Handle>,
+    metadata: rpc::Metadata,
+    asked: Instant,
+}
+
+impl Recent {
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.asked.elapsed() < FRESH
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     calls: Calls,
@@ -127,7 +141,7 @@ impl Fuse {
         flags: i32,
         read_only: bool,
         asked: Instant,
-    ) -> Result<OwnedFd, Errno> {
+    ) -> Result<(OwnedFd, Recent), Errno> {
         let handle = Handle::new(
             self.shared.calls.clone(),
             opened.handle,
@@ -148,6 +162,25 @@ impl Fuse {
             self.store_first_bytes(node, &handle);
         }
         self.shared.nodes.entered(node, &handle);
+        let recent = |descriptor| {
+            let recent = Recent {
+                handle,
+                metadata,
+                asked,
+            };
+            (descriptor, recent)
+        };
+        result.map(recent)
+    }
+
+    /// Another descriptor of it, to read, without a question to the target.
+    pub(crate) fn open_again(&self, recent: &Recent, flags: i32) -> Result<OwnedFd, Errno> {
+        let handle = Arc::new(recent.handle.opened_again());
+        let identity = inodes::identity(&recent.metadata);
+        let nodes = &self.shared.nodes;
+        let (node, _) = nodes.enter(identity, &recent.metadata, &handle, recent.asked);
+        let result = self.open_node(node, flags);
+        nodes.entered(node, &handle);
         result
     }
 

@@ -34,6 +34,10 @@ impl TargetFiles {
         let Some(this) = self.starter() else {
             return Err(then);
         };
+        if let Some(descriptor) = self.open_again(path, options) {
+            then(Ok(descriptor));
+            return Ok(());
+        }
         let (path, options) = (path.to_path_buf(), *options);
         let (asking, asked) = (Arc::clone(&this), path.clone());
         self.calls.ask_then(

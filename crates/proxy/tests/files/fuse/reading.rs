@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::ffi::OsStringExt as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::thread;
 
-use interceptor::Errno;
+use interceptor::{Errno, OpenOptions};
 use proxy::FilesThrough;
 
 use super::{read_all, world};
@@ -25,6 +25,30 @@ fn a_small_file_is_read_with_one_question() {
     assert_eq!(read_all(&mut file), "only at the target\n");
     assert_eq!(file.metadata().unwrap().len(), 19);
     assert_eq!(world.received(), received, "nothing more was asked");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_hosts_file_is_opened_for_many_names_with_one_question() {
+    let world = world();
+    let path = Path::new("/etc/hosts");
+    let expected = std::fs::read_to_string(path).unwrap();
+    let options = OpenOptions {
+        flags: libc::O_RDONLY | libc::O_CLOEXEC,
+        mode: 0,
+        resolve: 0,
+    };
+    let open = || File::from(world.files().open(path, &options).unwrap());
+    // What was opened is good for a second, which may be over.
+    wait_until("an open that asks nothing", || {
+        let first = open();
+        let received = world.received();
+        let mut second = open();
+        assert_eq!(read_all(&mut second), expected);
+        let inode = |file: &File| file.metadata().unwrap().ino();
+        assert_eq!(inode(&first), inode(&second));
+        world.received() == received
+    });
 }
 
 #[test]
