@@ -259,6 +259,8 @@ test("what is shown has names, roles and an order, and is used without a mouse",
   await page.getByRole("tab", { name: "Requests" }).click();
   const rows = page.getByRole("list", { name: "Requests" }).locator(".event > button");
   await page.keyboard.press("p");
+  // Until then new rows come before the first one.
+  await expect(page.getByRole("button", { name: /^Go on/ })).toBeVisible();
   await rows.first().focus();
   await press(page, "ArrowDown", rows.nth(1));
   await page.keyboard.press("Enter");
