@@ -1,14 +1,14 @@
-//! An agent in the cluster: made beside a replica, reached by port-forward, gone with its session.
+//! An agent in the cluster: made beside a replica, reached through the API server, gone with its session.
 //!
 //! Nobody but us can use it. We make a certificate for each agent, and the agent is told its fingerprint: whoever reads the
-//! pod learns nothing of use. We pin the agent's own certificate when we first see it: the way to it, through the API
-//! server into the pod, is one that only the cluster and the pod itself could bend.
+//! pod learns nothing of use. We pin the agent's own certificate when we first see it, see [`dialer`].
 //!
 //! It ends with the session, however that ends: when the link is given up, when the client has been away for longer than
 //! it may, or when it never came. What is left is the entry of the container in its pod; a Job and its pod are removed by
 //! Kubernetes.
 
 mod condition;
+mod dialer;
 mod manifest;
 mod order;
 mod settings;
@@ -17,9 +17,8 @@ mod start;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::{Pin, pin};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -29,20 +28,20 @@ use kube::Api;
 use kube::api::DeleteParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
-use link::tls::rustls::pki_types::ServerName;
-use link::tls::{Fingerprint, FirstSeen, Identity, TlsDialer, Trust};
-use link::{Dial, LinkError};
+use link::tls::{Fingerprint, Identity};
 use protocol::grant::{Grant, IncomingGrant};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use condition::{Condition, condition};
+pub use dialer::AgentDialer;
+use dialer::{Answered, Ways};
 use manifest::Plan;
 pub use order::{Order, Ordered, OrderedState, ordered, ordered_as_pod};
 pub use settings::{AgentSettings, PodSettings, Toleration};
 
 use crate::access::Cluster;
 use crate::error::{Error, Result};
-use crate::forward::PortForward;
+use crate::forward::{PodProxy, PortForward};
 use crate::pod::{AGENT, Replica};
 use crate::refusal::{Attempt, Obstacle, Refusal};
 use crate::rights;
@@ -56,8 +55,6 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// How long an agent of ours waits for us to come at all.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long one attempt may take.
-const ATTEMPT: Duration = Duration::from_secs(10);
 
 /// An agent that was made. It ends by itself when nobody comes.
 #[derive(Debug, Clone)]
@@ -78,15 +75,6 @@ pub struct Reachable {
     /// Ends, with the reason, when the agent has ended.
     pub ended: Pin<Box<dyn Future<Output = String> + Send>>,
 }
-
-/// Dials an agent that has answered once.
-#[derive(Debug)]
-pub struct AgentDialer {
-    first: Mutex<Option<AgentPipe>>,
-    dialer: TlsDialer<PortForward>,
-}
-
-type AgentPipe = <TlsDialer<PortForward> as Dial>::Pipe;
 
 impl Agent {
     /// Starts an agent beside a replica, or without a target, and waits until it answers. What the user should know on the
@@ -121,16 +109,6 @@ impl Agent {
         }
     }
 
-    /// Makes connections to its port. What is spoken on them is between it and its client.
-    pub fn forward(&self) -> PortForward {
-        PortForward::new(
-            self.cluster.client.clone(),
-            &self.namespace,
-            &self.pod,
-            self.port,
-        )
-    }
-
     /// The pod in which it is.
     pub fn pod(&self) -> &str {
         &self.pod
@@ -149,38 +127,31 @@ impl Agent {
 
     /// Waits until it answers.
     async fn reach(&self, settings: &AgentSettings, identity: &Identity) -> Result<Reachable> {
-        let forward = self.forward();
-        let name = ServerName::try_from("agent").map_err(|error| {
-            LinkError::from(link::tls::rustls::Error::General(error.to_string()))
-        })?;
-        let trust = Trust::FirstSeen(FirstSeen::default());
-        let dialer = TlsDialer::with_identity(forward, name, trust, identity)?;
+        let (client, namespace) = (&self.cluster.client, &self.namespace);
+        let ways = Ways::new(
+            PortForward::new(client.clone(), namespace, &self.pod, self.port),
+            PodProxy::new(client.clone(), namespace, &self.pod, self.port),
+            identity,
+        )?;
         let answered = tokio::select! {
-            answered = self.first_answer(&dialer, settings.startup_timeout) => answered,
+            answered = self.first_answer(&ways, settings.startup_timeout) => answered,
             why = self.trouble() => Err(Error::AgentFailed { pod: self.pod.clone(), why }),
         };
         let agent = self.clone();
         Ok(Reachable {
             agent: self.clone(),
-            dialer: AgentDialer {
-                first: Mutex::new(Some(answered?)),
-                dialer,
-            },
+            dialer: AgentDialer::new(ways, answered?),
             ended: Box::pin(async move { agent.ended().await }),
         })
     }
 
-    async fn first_answer(
-        &self,
-        dialer: &TlsDialer<PortForward>,
-        patience: Duration,
-    ) -> Result<AgentPipe> {
+    async fn first_answer(&self, ways: &Ways, patience: Duration) -> Result<Answered> {
         let began = Instant::now();
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let why = match timeout(ATTEMPT, dialer.dial()).await {
-                Ok(Ok(pipe)) => return Ok(pipe),
-                Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let why = match ways.first().await {
+                Ok(answered) => return Ok(answered),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     return Err(rights::forbidden(
                         &self.cluster.client,
                         &self.namespace,
@@ -190,8 +161,7 @@ impl Agent {
                     )
                     .await);
                 }
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => "it is silent".to_owned(),
+                Err(error) => error.to_string(),
             };
             tracing::trace!(why, "the agent does not answer yet");
             if began.elapsed() > patience {
@@ -251,7 +221,7 @@ async fn make(
     let grant = replica.and_then(grant);
     let plan = Plan {
         name: &name,
-        listen: (Ipv4Addr::LOCALHOST, rand::random_range(PORTS)).into(),
+        listen: SocketAddr::new(listening_address(replica), rand::random_range(PORTS)),
         client,
         ended_by: None,
         patience: PATIENCE,
@@ -288,6 +258,15 @@ async fn make(
     }
 }
 
+/// In a pod with a network of its own it is the pod's addresses, so that the API server reaches the agent also without the
+/// node's help. A pod in the node's network would have those of the node.
+fn listening_address(replica: Option<&Replica>) -> IpAddr {
+    match replica {
+        Some(replica) if replica.is_in_host_network => Ipv4Addr::LOCALHOST.into(),
+        _ => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
 /// Without an operator nobody forbids anything. What the agent should know of its target is told in the same words.
 fn grant(replica: &Replica) -> Option<String> {
     let grant = Grant {
@@ -320,21 +299,6 @@ async fn refusal(cluster: &Cluster, namespace: &str, met: Vec<(Attempt, Obstacle
             namespace: namespace.to_owned(),
             met,
         }),
-    }
-}
-
-impl Dial for AgentDialer {
-    type Pipe = AgentPipe;
-
-    async fn dial(&self) -> io::Result<AgentPipe> {
-        let first = {
-            let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-            first.take()
-        };
-        match first {
-            Some(pipe) => Ok(pipe),
-            None => self.dialer.dial().await,
-        }
     }
 }
 

@@ -1,12 +1,20 @@
-//! A port of a pod, through the API server. Each dial is a port-forward of its own.
+//! A port of a pod, through the API server: two ways, each a [`Dial`].
+//!
+//! | | from the API server | what it takes |
+//! |---|---|---|
+//! | [`PortForward`] | to the kubelet, its container runtime, the pod's localhost | the right to `pods/portforward` |
+//! | [`PodProxy`] | to the pod's address | the right to `pods/proxy`, and a network in which the API server reaches pods |
+//!
+//! The second one is the faster: two programs less on the way, and the bytes are as they are.
 
 use std::fmt;
 use std::io;
 
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode, header};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use kube::Client;
+use kube::client::Body;
 use link::Dial;
 use link::websocket::{Role, Upgrade, WebSocketPipe, WebSocketStream};
 
@@ -34,46 +42,91 @@ impl Dial for PortForward {
 
     async fn dial(&self) -> io::Result<Self::Pipe> {
         let upgrade = Upgrade::to(PROTOCOL);
-        let request = upgrade
-            .ask(Request::get(&self.path))
-            .body(kube::client::Body::empty())
-            .map_err(io::Error::other)?;
-        let response = self
-            .client
-            .send(request)
-            .await
-            .map_err(|error| io::Error::other(chain(&error)))?;
-        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Err(refused(response.status()));
-        }
+        let request = upgrade.ask(Request::get(&self.path));
+        let response = switch(&self.client, request, "a port-forward").await?;
         if !upgrade.is_accepted(response.headers()) {
-            let text = "what answers for the API server is no WebSocket";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            return Err(no_switch("what answers for the API server is no WebSocket"));
         }
-        let upgraded = hyper::upgrade::on(response)
-            .await
-            .map_err(io::Error::other)?;
-        let socket =
-            WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
+        let upgraded = upgraded(response).await?;
+        let socket = WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await;
         Ok(WebSocketPipe::port_forward(socket))
     }
 }
 
-fn refused(status: StatusCode) -> io::Error {
+/// Dials one port of a pod, which is open on the pod's address, and where somebody knows
+/// [such requests](link::upgrade).
+#[derive(Clone)]
+pub struct PodProxy {
+    client: Client,
+    path: String,
+}
+
+impl PodProxy {
+    pub fn new(client: Client, namespace: &str, pod: &str, port: u16) -> Self {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/");
+        Self { client, path }
+    }
+}
+
+impl Dial for PodProxy {
+    type Pipe = TokioIo<Upgraded>;
+
+    async fn dial(&self) -> io::Result<Self::Pipe> {
+        let request = Request::get(&self.path)
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, link::upgrade::PROTOCOL);
+        let response = switch(&self.client, request, "a connection to a pod").await?;
+        let agreed = response.headers().get(header::UPGRADE);
+        if agreed.is_none_or(|agreed| agreed != link::upgrade::PROTOCOL) {
+            return Err(no_switch("what answers for the agent is none"));
+        }
+        upgraded(response).await
+    }
+}
+
+/// Asks the API server to change to something else.
+async fn switch(
+    client: &Client,
+    request: http::request::Builder,
+    what: &str,
+) -> io::Result<Response<Body>> {
+    let request = request.body(Body::empty()).map_err(io::Error::other)?;
+    let response = client.send(request).await;
+    let response = response.map_err(|error| io::Error::other(chain(&error)))?;
+    match response.status() {
+        StatusCode::SWITCHING_PROTOCOLS => Ok(response),
+        status => Err(refused(status, what)),
+    }
+}
+
+async fn upgraded(response: Response<Body>) -> io::Result<TokioIo<Upgraded>> {
+    let upgraded = hyper::upgrade::on(response).await;
+    upgraded.map(TokioIo::new).map_err(io::Error::other)
+}
+
+fn no_switch(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+fn refused(status: StatusCode, what: &str) -> io::Error {
     let kind = match status {
         StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => io::ErrorKind::PermissionDenied,
         StatusCode::NOT_FOUND => io::ErrorKind::NotFound,
         _ => io::ErrorKind::ConnectionRefused,
     };
-    io::Error::new(
-        kind,
-        format!("the API server answers {status} to a port-forward"),
-    )
+    io::Error::new(kind, format!("the API server answers {status} to {what}"))
 }
 
 impl fmt::Debug for PortForward {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = formatter.debug_struct("PortForward");
+        debug.field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for PodProxy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = formatter.debug_struct("PodProxy");
         debug.field("path", &self.path).finish_non_exhaustive()
     }
 }

@@ -46,6 +46,8 @@ pub struct Replica {
     pub created: i64,
     /// How many of our agents there have been in the pod: their entries cannot be removed.
     pub finished_agents: usize,
+    /// Its addresses are those of its node.
+    pub is_in_host_network: bool,
     /// What the kubelet asks for to see how the pod is: ports, and paths there. Stolen probes would have the pod killed.
     pub probes: BTreeMap<u16, Vec<String>>,
 }
@@ -116,6 +118,7 @@ pub fn judge(pod: &Pod, container: Option<&str>) -> Result<Replica, Unfit> {
         finished_agents: agents
             .filter(|container| container.name.starts_with(AGENT))
             .count(),
+        is_in_host_network: spec.host_network == Some(true),
         probes: probes(&spec.containers),
     })
 }
@@ -321,6 +324,7 @@ mod tests {
                 ready: true,
                 created: 60,
                 finished_agents: 1,
+                is_in_host_network: false,
                 probes: BTreeMap::new(),
             }
         );

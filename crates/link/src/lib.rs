@@ -10,7 +10,7 @@
 //!          --------------------------------------------------------
 //!   Link   numbers, acknowledgements, replay, keep-alive, re-dialling
 //!          --------------------------------------------------------
-//!   pipe   TCP, TLS, WebSocket, a port-forward of Kubernetes: comes and goes
+//!   pipe   TCP, TLS, WebSocket, a port of a pod through Kubernetes: comes and goes
 //! ```
 //!
 //! The client makes a link with [`Link::connect`] and a [`Dial`], which makes pipes. The server gives each pipe that
@@ -39,6 +39,7 @@ mod server;
 mod settings;
 mod shared;
 pub mod tls;
+pub mod upgrade;
 mod wakers;
 pub mod websocket;
 

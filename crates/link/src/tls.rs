@@ -126,14 +126,18 @@ impl<D: Dial> TlsDialer<D> {
             connector,
         })
     }
+
+    /// Speaks TLS on a pipe that the other dialer has made already.
+    pub async fn secure(&self, pipe: D::Pipe) -> io::Result<TlsStream<D::Pipe>> {
+        self.connector.connect(self.name.clone(), pipe).await
+    }
 }
 
 impl<D: Dial> Dial for TlsDialer<D> {
     type Pipe = TlsStream<D::Pipe>;
 
     async fn dial(&self) -> io::Result<Self::Pipe> {
-        let pipe = self.inner.dial().await?;
-        self.connector.connect(self.name.clone(), pipe).await
+        self.secure(self.inner.dial().await?).await
     }
 }
 

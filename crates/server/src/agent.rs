@@ -8,7 +8,7 @@ mod telling;
 
 use std::future::Future;
 use std::io::Read as _;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use std::{env, thread};
 
@@ -21,6 +21,7 @@ use clap::Args;
 use link::tls::Fingerprint;
 use link::{Link, LinkError, ServerSettings, Status};
 use protocol::grant::Grant;
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -198,6 +199,17 @@ fn end_of_input(wanted: bool, runtime: &Runtime) -> oneshot::Receiver<()> {
         });
     }
     end
+}
+
+/// Where there is no IPv6, all addresses are those of IPv4.
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listening = match TcpListener::bind(address).await {
+        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        listening => listening,
+    };
+    listening.with_context(|| format!("cannot listen on {address}"))
 }
 
 async fn serve(

@@ -26,7 +26,8 @@ const KEPT_SECONDS: u32 = 10;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'plan> {
     pub(super) name: &'plan str,
-    /// Where it listens. On localhost only what is in the pod gets there, and port-forwards.
+    /// Where it listens. On localhost only what is in the pod gets there, and port-forwards; on `::` whoever is in the pods'
+    /// network, and no further than its certificates allow.
     pub(super) listen: SocketAddr,
     pub(super) client: Fingerprint,
     /// Who may end it, beside its client.
@@ -249,6 +250,7 @@ mod tests {
             ready: true,
             created: 0,
             finished_agents: 0,
+            is_in_host_network: false,
             probes: std::collections::BTreeMap::new(),
         }
     }

@@ -78,6 +78,7 @@ fn nobody(namespace: &str) -> Replica {
         ready: true,
         created: 0,
         finished_agents: 0,
+        is_in_host_network: false,
         probes: BTreeMap::new(),
     }
 }

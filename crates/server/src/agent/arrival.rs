@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use link::tls::{
     AcceptedStream, Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of,
 };
+use link::upgrade::accept_upgrade;
 use link::{Abort, Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -113,9 +114,7 @@ impl Door {
         proof: &Proof,
         settings: ServerSettings,
     ) -> Result<Self> {
-        let listener = TcpListener::bind(listen)
-            .await
-            .with_context(|| format!("cannot listen on {listen}"))?;
+        let listener = super::listen(listen).await?;
         let address = listener.local_addr()?;
         let tls = proof.acceptor()?;
         Ok(Self {
@@ -163,15 +162,19 @@ impl Door {
 
 impl Arrival {
     /// Finds out who it is and what for.
-    pub(super) async fn purpose(self) -> Result<Purpose> {
+    pub(super) async fn purpose(mut self) -> Result<Purpose> {
         link::set_tcp_options(&self.connection)?;
         match self.tls {
             None => greet(&self.server, self.connection).await,
             Some(tls) => {
-                let pipe = timeout(TLS_PATIENCE, tls.accept(self.connection))
+                let secured = async {
+                    let upgraded = accept_upgrade(&mut self.connection).await;
+                    upgraded.context("no link is asked for")?;
+                    tls.accept(self.connection).await.context("no TLS")
+                };
+                let pipe = timeout(TLS_PATIENCE, secured)
                     .await
-                    .context("the client is silent")?
-                    .context("no TLS")?;
+                    .context("the client is silent")??;
                 if self.ended_by.is_some() && client_of(&pipe) == self.ended_by {
                     return Ok(Purpose::Orders(Box::new(pipe)));
                 }

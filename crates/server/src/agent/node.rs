@@ -6,7 +6,7 @@
 
 mod served;
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
     runtime.block_on(async {
         // As the first process of a container we would ignore it otherwise.
         let mut terminated = signal(SignalKind::terminate())?;
-        let listener = listen(arguments.listen).await?;
+        let listener = super::listen(arguments.listen).await?;
         let address = listener.local_addr()?;
         println!("listening on {address}");
         let served = ServedTargets::at(address.ip());
@@ -71,17 +71,6 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
         served.end_all().await;
         Ok(())
     })
-}
-
-/// Where there is no IPv6, all addresses are those of IPv4.
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let listening = match TcpListener::bind(address).await {
-        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
-        }
-        listening => listening,
-    };
-    listening.with_context(|| format!("cannot listen on {address}"))
 }
 
 /// For the operator alone.

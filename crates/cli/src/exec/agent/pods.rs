@@ -202,6 +202,7 @@ mod tests {
             ready: true,
             created: 0,
             finished_agents: 0,
+            is_in_host_network: false,
             probes: BTreeMap::new(),
         }
     }

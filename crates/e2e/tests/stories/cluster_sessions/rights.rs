@@ -27,11 +27,14 @@ pub(crate) async fn agents_have_few_rights_and_one_client(story: &Story<'_>) -> 
     let arguments = agent.args.clone().unwrap_or_default();
     let port = arguments
         .iter()
-        .find_map(|argument| argument.strip_prefix("--listen=127.0.0.1:"))
+        .find_map(|argument| argument.strip_prefix("--listen=[::]:"))
         .context("the agent listens elsewhere")?;
-    // Whoever is in the pod reaches the agent, knows everything that is in the pod's manifest, and is sent away.
     let pod_name = pod.metadata.name.clone().unwrap_or_default();
-    let address = format!("https://127.0.0.1:{port}/");
+    goes_over_the_pods_network(&stage, &pod_name, port.parse()?).await?;
+    // Whoever is in the pods' network reaches the agent, knows everything that is in the pod's manifest, and is sent away.
+    let status = pod.status.clone().unwrap_or_default();
+    let address = status.pod_ip.context("no address")?;
+    let address = format!("https://{address}:{port}/");
     let stranger = [
         "curl",
         "--silent",
@@ -41,11 +44,14 @@ pub(crate) async fn agents_have_few_rights_and_one_client(story: &Story<'_>) -> 
         "5",
         &address,
     ];
-    let sent_away = stage.exec(&pod_name, &stranger, None).await?;
-    ensure!(
-        sent_away.code != 0 && sent_away.stderr.contains("certificate required"),
-        "{sent_away:?}"
-    );
+    stage.client_pod("stranger").await?;
+    for from in [pod_name.as_str(), "stranger"] {
+        let sent_away = stage.exec(from, &stranger, None).await?;
+        ensure!(
+            sent_away.code != 0 && sent_away.stderr.contains("certificate required"),
+            "{from}: {sent_away:?}"
+        );
+    }
     ensure!(session.ask("echo $GREETING")? == "from the pod");
     ensure!(session.end()?.code == Some(0));
 
@@ -67,6 +73,24 @@ pub(crate) async fn agents_have_few_rights_and_one_client(story: &Story<'_>) -> 
     ensure!(agent.host_network.is_none() && agent.host_pid == Some(true));
     ensure!(agent.volumes.unwrap_or_default().is_empty(), "volumes");
     ensure!(session.end()?.code == Some(0));
+    Ok(())
+}
+
+/// The connection to an agent comes from the API server, and not from the pod's own localhost as a port-forward does.
+async fn goes_over_the_pods_network(stage: &Stage, pod: &str, port: u16) -> Result<()> {
+    let connections = stage.run(pod, &["cat", "/proc/net/tcp6"]).await?;
+    let ours = connections.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+        let is_open = local.ends_with(&format!(":{port:04X}")) && state == "01";
+        is_open.then_some(remote)
+    });
+    let ours: Vec<&str> = ours.collect();
+    let is_localhost = |remote: &&str| remote.starts_with("0000000000000000FFFF00000100007F:");
+    ensure!(
+        !ours.is_empty() && !ours.iter().all(is_localhost),
+        "{connections}"
+    );
     Ok(())
 }
 

@@ -61,6 +61,7 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> Obser
             ready: true,
             created: 0,
             finished_agents: 0,
+            is_in_host_network: false,
             probes: std::collections::BTreeMap::new(),
         },
         agents: agents.collect(),

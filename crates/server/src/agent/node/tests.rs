@@ -1,5 +1,7 @@
 //! The node's agent over real connections, beside real processes of this machine.
 
+use std::net::Ipv4Addr;
+
 use api::node::NodeOrder;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, TlsDialer, Trust};
