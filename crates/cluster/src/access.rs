@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -35,6 +37,8 @@ pub struct Cluster {
     server: String,
     /// What the user's kubeconfig calls it.
     context: Option<String>,
+    /// Its API server does not get to pods by their addresses, or not for us.
+    no_direct_way: Arc<AtomicBool>,
 }
 
 impl Cluster {
@@ -63,6 +67,7 @@ impl Cluster {
             namespace,
             server,
             context,
+            no_direct_way: Arc::default(),
         })
     }
 
@@ -73,7 +78,18 @@ impl Cluster {
             namespace: namespace.into(),
             server: "of the cluster".to_owned(),
             context: None,
+            no_direct_way: Arc::default(),
         }
+    }
+
+    /// Whether its API server may get to pods by their addresses, as far as is known.
+    pub(crate) fn reaches_pods(&self) -> bool {
+        !self.no_direct_way.load(Ordering::Relaxed)
+    }
+
+    /// It does not, or we may not ask it to. What was tried once is not tried for each agent.
+    pub(crate) fn does_not_reach_pods(&self) {
+        self.no_direct_way.store(true, Ordering::Relaxed);
     }
 
     /// What the user's kubeconfig calls it, if there is one.

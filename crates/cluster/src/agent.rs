@@ -28,13 +28,17 @@ use kube::Api;
 use kube::api::DeleteParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
-use link::tls::{Fingerprint, Identity};
+use link::tls::rustls::{
+    self,
+    pki_types::{InvalidDnsNameError, ServerName},
+};
+use link::tls::{Fingerprint, FirstSeen, Identity, TlsDialer, Trust};
+use link::{Dial, LinkError};
 use protocol::grant::{Grant, IncomingGrant};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use condition::{Condition, condition};
 pub use dialer::AgentDialer;
-use dialer::{Answered, Ways};
 use manifest::Plan;
 pub use order::{Order, Ordered, OrderedState, ordered, ordered_as_pod};
 pub use settings::{AgentSettings, PodSettings, Toleration};
@@ -55,6 +59,11 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// How long an agent of ours waits for us to come at all.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long one attempt may take.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// The faster way is waited for as long as the other took, but within these bounds.
+const SHORTEST_GRACE: Duration = Duration::from_millis(200);
+const LONGEST_GRACE: Duration = Duration::from_secs(2);
 
 /// An agent that was made. It ends by itself when nobody comes.
 #[derive(Debug, Clone)]
@@ -64,7 +73,7 @@ pub struct Agent {
     pod: String,
     container: String,
     job: Option<String>,
-    port: u16,
+    listens: SocketAddr,
 }
 
 /// An agent that answers.
@@ -74,6 +83,15 @@ pub struct Reachable {
     pub dialer: AgentDialer,
     /// Ends, with the reason, when the agent has ended.
     pub ended: Pin<Box<dyn Future<Output = String> + Send>>,
+}
+
+type ForwardedPipe = <TlsDialer<PortForward> as Dial>::Pipe;
+
+/// What its certificate is asked for. Nobody looks at the name.
+fn name() -> Result<ServerName<'static>> {
+    let name = ServerName::try_from("agent");
+    let general = |error: InvalidDnsNameError| rustls::Error::General(error.to_string());
+    Ok(name.map_err(|error| LinkError::from(general(error)))?)
 }
 
 impl Agent {
@@ -127,31 +145,73 @@ impl Agent {
 
     /// Waits until it answers.
     async fn reach(&self, settings: &AgentSettings, identity: &Identity) -> Result<Reachable> {
-        let (client, namespace) = (&self.cluster.client, &self.namespace);
-        let ways = Ways::new(
-            PortForward::new(client.clone(), namespace, &self.pod, self.port),
-            PodProxy::new(client.clone(), namespace, &self.pod, self.port),
-            identity,
-        )?;
+        let client = self.cluster.client.clone();
+        let forward = PortForward::new(client, &self.namespace, &self.pod, self.listens.port());
+        let seen = FirstSeen::default();
+        let trust = Trust::FirstSeen(seen.clone());
+        let forward = TlsDialer::with_identity(forward, name()?, trust, identity)?;
         let answered = tokio::select! {
-            answered = self.first_answer(&ways, settings.startup_timeout) => answered,
+            answered = self.first_answer(&forward, settings.startup_timeout) => answered,
             why = self.trouble() => Err(Error::AgentFailed { pod: self.pod.clone(), why }),
         };
+        let (first, took) = answered?;
+        let mut dialer = AgentDialer::new(forward, first);
+        if let Some(certificate) = seen.fingerprint() {
+            self.go_directly(&mut dialer, certificate, identity, took)
+                .await?;
+        }
         let agent = self.clone();
         Ok(Reachable {
             agent: self.clone(),
-            dialer: AgentDialer::new(ways, answered?),
+            dialer,
             ended: Box::pin(async move { agent.ended().await }),
         })
     }
 
-    async fn first_answer(&self, ways: &Ways, patience: Duration) -> Result<Answered> {
+    /// Uses the pods' network, if the agent is there to be found and the API server gets there. It must show the certificate
+    /// that it has shown already.
+    async fn go_directly(
+        &self,
+        dialer: &mut AgentDialer,
+        certificate: Fingerprint,
+        identity: &Identity,
+        port_forward_took: Duration,
+    ) -> Result<()> {
+        if !self.listens.ip().is_unspecified() || !self.cluster.reaches_pods() {
+            return Ok(());
+        }
+        let client = self.cluster.client.clone();
+        let proxy = PodProxy::new(client, &self.namespace, &self.pod, self.listens.port());
+        let trust = Trust::Pinned(certificate);
+        let direct = TlsDialer::with_identity(proxy, name()?, trust, identity)?;
+        // As long as the way through the node took, but nobody shall wait for this.
+        let patience = port_forward_took.clamp(SHORTEST_GRACE, LONGEST_GRACE);
+        match dialer.go_directly(direct, patience).await {
+            Ok(()) => tracing::debug!("the agent is reached over the pods' network"),
+            Err(error) => {
+                tracing::debug!(%error, "the agent is reached by port-forward only");
+                let lasts = [io::ErrorKind::TimedOut, io::ErrorKind::PermissionDenied];
+                if lasts.contains(&error.kind()) {
+                    self.cluster.does_not_reach_pods();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first connection, and how long it took to make.
+    async fn first_answer(
+        &self,
+        dialer: &TlsDialer<PortForward>,
+        patience: Duration,
+    ) -> Result<(ForwardedPipe, Duration)> {
         let began = Instant::now();
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let why = match ways.first().await {
-                Ok(answered) => return Ok(answered),
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let tried = Instant::now();
+            let why = match timeout(ATTEMPT, dialer.dial()).await {
+                Ok(Ok(pipe)) => return Ok((pipe, tried.elapsed())),
+                Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                     return Err(rights::forbidden(
                         &self.cluster.client,
                         &self.namespace,
@@ -161,7 +221,8 @@ impl Agent {
                     )
                     .await);
                 }
-                Err(error) => error.to_string(),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "it is silent".to_owned(),
             };
             tracing::trace!(why, "the agent does not answer yet");
             if began.elapsed() > patience {
@@ -221,7 +282,7 @@ async fn make(
     let grant = replica.and_then(grant);
     let plan = Plan {
         name: &name,
-        listen: SocketAddr::new(listening_address(replica), rand::random_range(PORTS)),
+        listen: (Ipv6Addr::UNSPECIFIED, rand::random_range(PORTS)).into(),
         client,
         ended_by: None,
         patience: PATIENCE,
@@ -233,7 +294,8 @@ async fn make(
     if let Some(replica) = replica
         && settings.ephemeral != Some(false)
     {
-        match start::ephemeral(cluster, plan, replica).await? {
+        let listen = SocketAddr::new(listening_address(replica), plan.listen.port());
+        match start::ephemeral(cluster, Plan { listen, ..plan }, replica).await? {
             Ok(agent) => return Ok(agent),
             Err(obstacle) => met.push((Attempt::Ephemeral, obstacle)),
         }
@@ -258,12 +320,12 @@ async fn make(
     }
 }
 
-/// In a pod with a network of its own it is the pod's addresses, so that the API server reaches the agent also without the
-/// node's help. A pod in the node's network would have those of the node.
-fn listening_address(replica: Option<&Replica>) -> IpAddr {
-    match replica {
-        Some(replica) if replica.is_in_host_network => Ipv4Addr::LOCALHOST.into(),
-        _ => Ipv6Addr::UNSPECIFIED.into(),
+/// Inside of a pod it is the pod's addresses, so that the API server reaches the agent also without the node's help. A pod in
+/// the node's network would have those of the node.
+fn listening_address(replica: &Replica) -> IpAddr {
+    match replica.is_in_host_network {
+        true => Ipv4Addr::LOCALHOST.into(),
+        false => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

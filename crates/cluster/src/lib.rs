@@ -34,7 +34,6 @@ pub use agent::{
 };
 pub use client::client;
 pub use error::{Error, Result};
-pub use forward::{PodProxy, PortForward};
 pub use list::{Listed, Listing, has_namespace, list};
 pub use look::pods_of;
 pub use operator::{

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
-use kube::api::{AttachParams, PostParams};
+use kube::api::{AttachParams, ListParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::wait::until;
@@ -92,8 +92,19 @@ impl Stage {
     /// Starts two pods behind a Service `web` on port 80 that answer with their name.
     pub async fn web(&self) -> Result<()> {
         self.apply(include_str!("../fixtures/web.yaml"))?;
-        self.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])
-            .map(drop)
+        self.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
+        // Nameservers and nodes hear of a Service by a watch, each a little later.
+        let ask = "import urllib.request; urllib.request.urlopen('http://web/', timeout=5)";
+        let labelled = ListParams::default().labels("app=web");
+        for pod in self.pods().list(&labelled).await? {
+            let pod = pod.name_any();
+            let what = format!("the Service web to answer {pod}");
+            until(&what, async || {
+                self.run(&pod, &["python3", "-c", ask]).await.map(Some)
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     pub async fn wait_until_ready(&self, pod: &str) -> Result<()> {

@@ -46,6 +46,13 @@ pub enum Trust {
 #[derive(Debug, Clone, Default)]
 pub struct FirstSeen(Arc<OnceLock<Fingerprint>>);
 
+impl FirstSeen {
+    /// The certificate, once the server has shown one.
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.0.get().copied()
+    }
+}
+
 /// A certificate that nobody vouches for, and its key: whoever is to trust it knows the fingerprint.
 pub struct Identity {
     certificate: CertificateDer<'static>,
@@ -126,18 +133,14 @@ impl<D: Dial> TlsDialer<D> {
             connector,
         })
     }
-
-    /// Speaks TLS on a pipe that the other dialer has made already.
-    pub async fn secure(&self, pipe: D::Pipe) -> io::Result<TlsStream<D::Pipe>> {
-        self.connector.connect(self.name.clone(), pipe).await
-    }
 }
 
 impl<D: Dial> Dial for TlsDialer<D> {
     type Pipe = TlsStream<D::Pipe>;
 
     async fn dial(&self) -> io::Result<Self::Pipe> {
-        self.secure(self.inner.dial().await?).await
+        let pipe = self.inner.dial().await?;
+        self.connector.connect(self.name.clone(), pipe).await
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 pub const PROTOCOL: &str = "standin.link.v1";
 
 /// A longer request is none of ours: proxies add a few lines to it.
-const LONGEST_HEAD: usize = 16 * 1024;
+const LONGEST_HEAD: usize = 8 * 1024;
 const MOST_HEADERS: usize = 100;
 
 const YES: &str =

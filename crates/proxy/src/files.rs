@@ -7,7 +7,6 @@
 //! | [`cache`] | what was answered a moment ago |
 //! | [`fuse`] | descriptors that the kernel serves: lazy, cached, writable |
 //! | [`memory`] | descriptors without FUSE: whole files in memory, with limits |
-//! | [`recent`] | files that are opened again for each name that is looked up |
 //! | [`served`] | files whose content is ours |
 //! | [`calls`], [`closer`] | the agent's questions; handles that are not needed any more |
 //! | [`convert`], [`inodes`] | words and numbers of both sides |
@@ -20,7 +19,6 @@ mod fuse;
 mod inodes;
 mod memory;
 mod names;
-mod recent;
 mod served;
 mod starting;
 
@@ -39,7 +37,6 @@ use self::calls::Calls;
 use self::fuse::Fuse;
 use self::inodes::Inodes;
 use self::memory::Memory;
-use self::recent::RecentlyOpened;
 use self::served::Served;
 use crate::agent::Agent;
 use crate::error::Error;
@@ -73,7 +70,6 @@ pub(crate) struct TargetFiles {
     /// For what goes on after the question was asked.
     this: Weak<Self>,
     asked: Asked,
-    recent: RecentlyOpened,
 }
 
 /// Paths about which the target was asked already, and not any number of them.
@@ -124,7 +120,6 @@ impl TargetFiles {
             served,
             through,
             asked: Asked::default(),
-            recent: RecentlyOpened::default(),
             this: Weak::clone(this),
         }))
     }
@@ -176,7 +171,12 @@ impl TargetFiles {
     }
 
     /// Waits for the kernel, and without FUSE for the target.
-    fn descriptor(&self, path: &Path, opened: Opened, flags: i32) -> Result<OwnedFd, Errno> {
+    fn descriptor(
+        &self,
+        path: &Path,
+        opened: Opened,
+        options: &OpenOptions,
+    ) -> Result<OwnedFd, Errno> {
         let Opened {
             response: opened,
             read_only,
@@ -189,12 +189,8 @@ impl TargetFiles {
             return Err(Errno::EOPNOTSUPP);
         }
         match &self.through {
-            Through::Fuse(fuse) => {
-                let (descriptor, recent) = fuse.open(opened, flags, read_only, asked)?;
-                self.recent.keep(path, flags, recent);
-                Ok(descriptor)
-            }
-            Through::Memory(memory) => memory.open(path, &opened, flags),
+            Through::Fuse(fuse) => fuse.open((path, options), opened, read_only, asked),
+            Through::Memory(memory) => memory.open(path, &opened, options.flags),
         }
     }
 
@@ -217,7 +213,6 @@ impl TargetFiles {
     /// Something was changed by name.
     fn changed(&self) {
         self.cache.forget();
-        self.recent.forget();
         if let Through::Fuse(fuse) = &self.through {
             fuse.forget_metadata();
         }
@@ -230,13 +225,21 @@ impl TargetFiles {
         }
     }
 
-    /// A descriptor of what was opened a moment ago.
+    /// Whether it was opened a moment ago and need not be asked for. Does not wait.
+    fn has_recent(&self, path: &Path, options: &OpenOptions) -> bool {
+        match &self.through {
+            Through::Fuse(fuse) => fuse.find_recent(path, options).is_some(),
+            Through::Memory(_) => false,
+        }
+    }
+
+    /// Waits for the kernel.
     fn open_again(&self, path: &Path, options: &OpenOptions) -> Option<OwnedFd> {
         let Through::Fuse(fuse) = &self.through else {
             return None;
         };
-        let recent = self.recent.find(path, options.flags)?;
-        // Whatever goes wrong, the target is asked.
+        let recent = fuse.find_recent(path, options)?;
+        // Whatever goes wrong, the target can be asked.
         fuse.open_again(&recent, options.flags).ok()
     }
 
@@ -249,7 +252,7 @@ impl TargetFiles {
         }
         self.settle();
         let opened = self.calls.wait(self.open_at_target(path, options))?;
-        Ok(self.descriptor(path, opened, options.flags)?)
+        Ok(self.descriptor(path, opened, options)?)
     }
 }
 

@@ -31,7 +31,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use arrival::{Arrival, Door, Proof, Purpose};
+use arrival::{Door, Proof, Purpose};
 use life::Sessions;
 
 /// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
@@ -203,8 +203,9 @@ fn end_of_input(wanted: bool, runtime: &Runtime) -> oneshot::Receiver<()> {
 
 /// Where there is no IPv6, all addresses are those of IPv4.
 async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let is_taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
     let listening = match TcpListener::bind(address).await {
-        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && !is_taken(&error) => {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
         }
         listening => listening,
@@ -252,7 +253,15 @@ async fn serve_at(
         let (agent, sessions, end) = (agent.clone(), sessions.clone(), end.clone());
         let from = arrival.from;
         let serving = async move {
-            if let Err(error) = serve_arrival(arrival, &agent, &sessions, end).await {
+            let purpose = match arrival.purpose().await {
+                Ok(purpose) => purpose,
+                // Anybody in the network may come and be sent away, as often as he likes.
+                Err(error) => {
+                    tracing::debug!(error = format!("{error:#}"), %from, "somebody was not let in");
+                    return;
+                }
+            };
+            if let Err(error) = serve_client(purpose, &agent, &sessions, end).await {
                 tracing::warn!(error = format!("{error:#}"), %from, "a connection ended");
             }
         };
@@ -260,13 +269,13 @@ async fn serve_at(
     }
 }
 
-async fn serve_arrival(
-    arrival: Arrival,
+async fn serve_client(
+    purpose: Purpose,
     agent: &Agent,
     sessions: &Sessions,
     end: mpsc::Sender<()>,
 ) -> Result<()> {
-    match arrival.purpose().await? {
+    match purpose {
         Purpose::Session(link) => {
             let _running = sessions.begin();
             serve_session(link, agent).await

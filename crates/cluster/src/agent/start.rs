@@ -46,7 +46,7 @@ pub(super) async fn ephemeral(cluster: &Cluster, plan: Plan<'_>, replica: &Repli
         pod: replica.pod.clone(),
         container: plan.name.to_owned(),
         job: None,
-        port: plan.listen.port(),
+        listens: plan.listen,
     }))
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn pod(
         pod: plan.name.to_owned(),
         container: "agent".to_owned(),
         job: Some(plan.name.to_owned()),
-        port: plan.listen.port(),
+        listens: plan.listen,
     };
     let patience = plan.settings.startup_timeout;
     let found = tokio::select! {

@@ -163,7 +163,11 @@ async fn only_the_api_server_is_answered(operator: &Operator) -> Result<()> {
         "X-Remote-Group: system:masters",
         &url,
     ];
-    let answer = stage.run("client", &curl).await?;
+    // The nameserver hears of the Service by a watch, so a little later; after a restart of the API server, much later.
+    let answer = until("the operator to answer a pod", async || {
+        stage.run("client", &curl).await.map(Some)
+    })
+    .await?;
     ensure!(answer.contains("\"code\":401"), "{answer}");
     ensure!(!answer.contains("operator_version"), "{answer}");
     Ok(())

@@ -22,15 +22,17 @@ mod listing;
 mod mount;
 mod nodes;
 mod reading;
+mod recent;
 mod serving;
 mod wire;
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use interceptor::Errno;
+use interceptor::{Errno, OpenOptions};
 use protocol::rpc;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx};
 
@@ -38,6 +40,7 @@ use self::channel::Channel;
 use self::handle::Handle;
 use self::mount::Mounted;
 use self::nodes::Nodes;
+use self::recent::{Recent, RecentlyOpened};
 use super::cache::Cache;
 use super::calls::Calls;
 use super::inodes::{self, Inodes};
@@ -58,20 +61,6 @@ pub(crate) struct Fuse {
     device: u64,
 }
 
-/// What was opened to be read, and is open at the target as long as this is kept.
-#[derive(Debug)]
-pub(crate) struct Recent {
-    handle: Arc<Handle>,
-    metadata: rpc::Metadata,
-    asked: Instant,
-}
-
-impl Recent {
-    pub(crate) fn is_fresh(&self) -> bool {
-        self.asked.elapsed() < FRESH
-    }
-}
-
 #[derive(Debug)]
 struct Shared {
     calls: Calls,
@@ -80,6 +69,7 @@ struct Shared {
     inodes: Arc<Inodes>,
     cache: Arc<Cache>,
     only_owner: Option<(u32, u32)>,
+    recent: RecentlyOpened,
 }
 
 impl Fuse {
@@ -104,6 +94,7 @@ impl Fuse {
             inodes,
             cache,
             only_owner: mounted.only_owner,
+            recent: RecentlyOpened::default(),
         });
         for _ in 0..THREADS {
             let shared = Arc::clone(&shared);
@@ -134,14 +125,15 @@ impl Fuse {
         self.device
     }
 
-    /// A descriptor of what the agent opened with these flags, when it was asked to at `asked`.
+    /// A descriptor of what the agent opened at a path, when it was asked to at `asked`.
     pub(crate) fn open(
         &self,
+        (path, options): (&Path, &OpenOptions),
         opened: rpc::OpenResponse,
-        flags: i32,
         read_only: bool,
         asked: Instant,
-    ) -> Result<(OwnedFd, Recent), Errno> {
+    ) -> Result<OwnedFd, Errno> {
+        let flags = options.flags;
         let handle = Handle::new(
             self.shared.calls.clone(),
             opened.handle,
@@ -162,18 +154,25 @@ impl Fuse {
             self.store_first_bytes(node, &handle);
         }
         self.shared.nodes.entered(node, &handle);
-        let recent = |descriptor| {
+        if result.is_ok() && recent::concerns(path, options) {
             let recent = Recent {
                 handle,
                 metadata,
                 asked,
             };
-            (descriptor, recent)
-        };
-        result.map(recent)
+            self.shared.recent.keep(path, recent);
+        }
+        result
     }
 
-    /// Another descriptor of it, to read, without a question to the target.
+    /// What was opened a moment ago and can be [opened again](Self::open_again). Does not wait.
+    pub(crate) fn find_recent(&self, path: &Path, options: &OpenOptions) -> Option<Arc<Recent>> {
+        recent::concerns(path, options)
+            .then(|| self.shared.recent.find(path))
+            .flatten()
+    }
+
+    /// Another descriptor of what was opened a moment ago, without a question to the target. Waits for the kernel.
     pub(crate) fn open_again(&self, recent: &Recent, flags: i32) -> Result<OwnedFd, Errno> {
         let handle = Arc::new(recent.handle.opened_again());
         let identity = inodes::identity(&recent.metadata);
@@ -232,6 +231,7 @@ impl Fuse {
 
     /// Something was changed by its name: what the kernel knows of open files may not be true any more.
     pub(crate) fn forget_metadata(&self) {
+        self.shared.recent.forget();
         for node in self.shared.nodes.forget_metadata() {
             self.shared.channel.forget_metadata(node);
         }

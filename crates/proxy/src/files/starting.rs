@@ -34,17 +34,17 @@ impl TargetFiles {
         let Some(this) = self.starter() else {
             return Err(then);
         };
-        if let Some(descriptor) = self.open_again(path, options) {
-            then(Ok(descriptor));
+        let (path, options) = (path.to_path_buf(), *options);
+        if self.has_recent(&path, &options) {
+            let open = move |()| then(this.open(&path, &options));
+            self.calls.ask_then(std::future::ready(()), open);
             return Ok(());
         }
-        let (path, options) = (path.to_path_buf(), *options);
         let (asking, asked) = (Arc::clone(&this), path.clone());
         self.calls.ask_then(
             async move { asking.open_at_target(&asked, &options).await },
             move |opened| {
-                let descriptor =
-                    opened.and_then(|opened| this.descriptor(&path, opened, options.flags));
+                let descriptor = opened.and_then(|opened| this.descriptor(&path, opened, &options));
                 then(descriptor.map_err(Into::into));
             },
         );

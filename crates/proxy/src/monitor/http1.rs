@@ -11,6 +11,8 @@ pub(super) const LONGEST_HEAD: usize = 32 * 1024;
 const MOST_HEADERS: usize = 100;
 /// Requests without an answer of which it is known. More are pipelined by nobody.
 const MOST_PENDING: usize = 256;
+/// An exchange that goes on for longer after its answer began is told with what it is so far: it may go on for hours.
+pub(super) const LONG: Duration = Duration::from_secs(2);
 /// What is shown of a path.
 pub(super) const LONGEST_PATH: usize = 1024;
 
@@ -36,11 +38,17 @@ pub(super) struct Observer {
     /// In the order in which they came; the first one is answered next.
     pending: VecDeque<Pending>,
     /// Its answer has begun, and may have ended before the request did.
-    answering: Option<Exchange>,
+    answering: Option<Answering>,
 }
 
 #[derive(Debug)]
 struct Pending {
+    exchange: Exchange,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Answering {
     exchange: Exchange,
     since: Instant,
 }
@@ -92,10 +100,10 @@ impl Observer {
                 if let Some(last) = self.pending.back_mut() {
                     last.exchange.received += data;
                 } else if let Some(answering) = &mut self.answering {
-                    answering.received += data;
+                    answering.exchange.received += data;
                 }
                 bytes = &bytes[used..];
-                finished.extend(self.finished());
+                finished.extend(self.finished(now));
             }
         }
         finished
@@ -113,30 +121,35 @@ impl Observer {
             } else {
                 let (used, data, _) = self.responses.skip(bytes);
                 if let Some(answering) = &mut self.answering {
-                    answering.sent += data;
+                    answering.exchange.sent += data;
                 }
                 bytes = &bytes[used..];
             }
-            finished.extend(self.finished());
+            finished.extend(self.finished(now));
         }
         finished
     }
 
-    /// The exchange whose both halves have ended.
-    fn finished(&mut self) -> Option<Exchange> {
-        // A later request has come, so the answered one is whole.
+    /// The exchange whose both halves have ended. A request that goes on for long after its answer is told without its end.
+    fn finished(&mut self, now: Instant) -> Option<Exchange> {
+        let answering = self.answering.as_ref()?;
+        // Where a later request has come, the answered one is whole.
         let is_asked = self.requests.body == Body::None || !self.pending.is_empty();
-        match self.responses.body {
-            Body::None if is_asked => self.answering.take(),
+        let is_long = now.saturating_duration_since(answering.since) >= LONG;
+        let is_over = match self.responses.body {
+            Body::None => is_asked || is_long,
             // What has no end of its own is told when it begins: it may go on for hours.
-            Body::Rest => self.answering.take(),
-            _ => None,
-        }
+            Body::Rest => true,
+            _ => false,
+        };
+        let over = is_over.then(|| self.answering.take())?;
+        over.map(|answering| answering.exchange)
     }
 
     /// Nothing more comes: what was asked is told with what is known.
     pub(super) fn end(&mut self, now: Instant) -> Vec<Exchange> {
-        let mut finished: Vec<Exchange> = self.answering.take().into_iter().collect();
+        let answering = self.answering.take().into_iter();
+        let mut finished: Vec<Exchange> = answering.map(|answering| answering.exchange).collect();
         if !self.responses.lost {
             finished.extend(self.pending.drain(..).map(|pending| Exchange {
                 latency: now.saturating_duration_since(pending.since),
@@ -179,11 +192,11 @@ impl Observer {
             received: 0,
             sent: 0,
         };
-        let used = self.requests.begin(length, body.unwrap_or(Body::None));
         if self.pending.len() >= MOST_PENDING {
             self.requests.lost = true;
             return None;
         }
+        let used = self.requests.begin(length, body.unwrap_or(Body::None));
         let since = now;
         self.pending.push_back(Pending { exchange, since });
         Some(used)
@@ -226,10 +239,13 @@ impl Observer {
         if switches {
             self.requests.body = Body::Rest;
         }
-        self.answering = Some(Exchange {
-            status: Some(status),
-            latency: now.saturating_duration_since(since),
-            ..exchange
+        self.answering = Some(Answering {
+            exchange: Exchange {
+                status: Some(status),
+                latency: now.saturating_duration_since(since),
+                ..exchange
+            },
+            since: now,
         });
         Some(self.responses.begin(length, body))
     }
@@ -440,5 +456,18 @@ mod tests {
         let seen = observer.request(b"=twoGET /next HTTP/1.1\r\n\r\n", now);
         let counts: Vec<_> = seen.iter().map(|one| (one.received, one.sent)).collect();
         assert_eq!(counts, [(7, 2)]);
+    }
+
+    #[test]
+    fn a_request_that_goes_on_after_its_answer_is_told_before_it_ends() {
+        let now = Instant::now();
+        let mut observer = Observer::default();
+        observer.request(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", now);
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        assert_eq!(observer.response(answer, now), []);
+        assert_eq!(observer.request(b"one", now), []);
+        let seen = observer.request(b"two", now + LONG);
+        assert_eq!(seen.iter().map(|one| one.received).collect::<Vec<_>>(), [6]);
+        assert_eq!(observer.request(b"end", now + LONG), []);
     }
 }

@@ -7,14 +7,12 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use self::hpack::{Decoder, Head};
-use super::http1::{Exchange, LONGEST_HEAD, LONGEST_PATH};
+use super::http1::{Exchange, LONG, LONGEST_HEAD, LONGEST_PATH};
 
 /// What a client says first.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Streams that are known at a time. More are open at once with nobody.
 const MOST_STREAMS: usize = 4096;
-/// An exchange that goes on for longer after its answer began is told with what it is so far: it may go on for hours.
-const LONG: Duration = Duration::from_secs(2);
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;

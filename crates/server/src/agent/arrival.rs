@@ -1,6 +1,7 @@
 //! Connections of clients, before they are sessions: what they must show, and where they arrive.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -10,10 +11,13 @@ use link::tls::{
 use link::upgrade::accept_upgrade;
 use link::{Abort, Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 /// Before the next connection is accepted, when one could not be.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Connections whose client is not known yet. Strangers must not use up what sessions need.
+const UNKNOWN_AT_ONCE: usize = 512;
 /// How long a client may take to speak TLS.
 const TLS_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -87,10 +91,12 @@ pub(super) struct Door {
     tls: Option<TlsAcceptor>,
     ended_by: Option<Fingerprint>,
     server: LinkServer<Admission>,
+    unknown: Arc<Semaphore>,
 }
 
 /// A connection that somebody made.
 pub(super) struct Arrival {
+    _unknown: OwnedSemaphorePermit,
     connection: TcpStream,
     tls: Option<TlsAcceptor>,
     ended_by: Option<Fingerprint>,
@@ -127,6 +133,7 @@ impl Door {
                 Proof::Token { .. } => None,
             },
             server: LinkServer::new(settings, proof.admission()?),
+            unknown: Arc::new(Semaphore::new(UNKNOWN_AT_ONCE)),
         })
     }
 
@@ -140,9 +147,15 @@ impl Door {
 
     pub(super) async fn next(&self) -> Arrival {
         loop {
-            match self.listener.accept().await {
+            let accepted = self.listener.accept().await;
+            // Nobody closes it.
+            let Ok(unknown) = Arc::clone(&self.unknown).acquire_owned().await else {
+                continue;
+            };
+            match accepted {
                 Ok((connection, from)) => {
                     return Arrival {
+                        _unknown: unknown,
                         connection,
                         from,
                         tls: self.tls.clone(),

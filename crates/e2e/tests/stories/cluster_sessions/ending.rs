@@ -8,7 +8,7 @@ use super::super::surroundings::exec_for;
 use super::{Waiting, agent_pods, ephemeral_agents, start_checkout};
 
 /// Asks the service through the target's network.
-const ASK: &str = "curl --silent --max-time 20 http://web/ || echo failed";
+const ASK: &str = "curl --silent --show-error --max-time 20 http://web/ 2>&1";
 
 pub(crate) async fn a_session_goes_on_when_its_pod_is_deleted(story: &Story<'_>) -> Result<()> {
     let stage = story.stage().await?;

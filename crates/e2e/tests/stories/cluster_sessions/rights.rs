@@ -78,7 +78,8 @@ pub(crate) async fn agents_have_few_rights_and_one_client(story: &Story<'_>) -> 
 
 /// The connection to an agent comes from the API server, and not from the pod's own localhost as a port-forward does.
 async fn goes_over_the_pods_network(stage: &Stage, pod: &str, port: u16) -> Result<()> {
-    let connections = stage.run(pod, &["cat", "/proc/net/tcp6"]).await?;
+    let tables = ["cat", "/proc/net/tcp", "/proc/net/tcp6"];
+    let connections = stage.run(pod, &tables).await?;
     let ours = connections.lines().filter_map(|line| {
         let mut fields = line.split_whitespace().skip(1);
         let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
@@ -86,7 +87,10 @@ async fn goes_over_the_pods_network(stage: &Stage, pod: &str, port: u16) -> Resu
         is_open.then_some(remote)
     });
     let ours: Vec<&str> = ours.collect();
-    let is_localhost = |remote: &&str| remote.starts_with("0000000000000000FFFF00000100007F:");
+    // 127.0.0.1 alone and mapped, and ::1.
+    let is_localhost = |remote: &&str| {
+        remote.contains("0100007F:") || remote.starts_with("00000000000000000000000001000000:")
+    };
     ensure!(
         !ours.is_empty() && !ours.iter().all(is_localhost),
         "{connections}"

@@ -246,6 +246,7 @@ impl Shared {
     pub(super) fn changed(&self, node: u64) {
         if let Some(identity) = self.nodes.changed(node) {
             self.cache.forget_file(identity);
+            self.recent.forget();
         }
     }
 }
