@@ -35,7 +35,7 @@ const PATIENCE: &str = "200";
 const BETWEEN_REQUESTS: Duration = Duration::from_millis(200);
 
 pub(super) async fn none_is_lost_and_none_comes_twice(scene: &Scene<'_>) -> Result<()> {
-    let session = start(scene)?;
+    let mut session = start(scene)?;
     let mut streams = Vec::new();
     for member in [&scene.east, &scene.west] {
         streams.push(Requests::begin(scene, member)?);
