@@ -168,6 +168,21 @@ async fn staying_on_the_primary(scene: &Scene<'_>) -> Result<()> {
 
 /// Demo 3. The Primary has no targets: its service is nobody's business, and everything else is as before.
 async fn management_only(scene: &Scene<'_>) -> Result<()> {
+    // Nor is it listed. What the others have is, with their names; whoever asks for the one cluster gets it.
+    let row = |listed: &str| {
+        let mut rows = listed.lines();
+        let row = rows.find(|row| row.starts_with("deployment/shop "));
+        row.unwrap_or_default().to_owned()
+    };
+    let listed = scene.standin("hub", &["ls"])?;
+    ensure!(row(&listed).ends_with("  east, west"), "{listed}");
+    let mut here = standin_in(scene.shop("hub")?)?;
+    let here = here.env("STANDIN_MULTI_CLUSTER", "false").arg("ls");
+    let listed = lab::output_of(here)?;
+    ensure!(
+        !row(&listed).is_empty() && !listed.contains("CLUSTERS"),
+        "{listed}"
+    );
     let session = StandIn::start(scene, "hub", &["--steal"])?;
     for cluster in ["east", "west"] {
         scene

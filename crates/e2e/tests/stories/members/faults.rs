@@ -5,6 +5,7 @@
 mod credentials;
 mod network;
 mod people;
+mod requests;
 mod restarts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,6 +72,11 @@ pub(super) async fn members_come_and_go(story: &Story<'_>) -> Result<()> {
         network::cut_past_the_window(&scene),
     )
     .await;
+    told.fault(
+        "requests while all this breaks",
+        requests::none_is_lost_and_none_comes_twice(&scene),
+    )
+    .await;
     told.fault("a token is revoked", credentials::token_revoked(&scene))
         .await;
     told.fault(
@@ -88,11 +94,8 @@ pub(super) async fn members_come_and_go(story: &Story<'_>) -> Result<()> {
         people::older_member(&scene),
     )
     .await;
-    // Not yet seen to pass with all that comes before it.
-    if std::env::var_os("STANDIN_ALL_FAULTS").is_some() {
-        told.fault("a user has no rights", people::without_rights(&scene))
-            .await;
-    }
+    told.fault("a user has no rights", people::without_rights(&scene))
+        .await;
     told.fault("a member has two Primaries", people::two_primaries(&scene))
         .await;
     told.end()?;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use e2e::until;
 use lab::component::API_SERVER;
 
-use super::{Client, LONG, SHORT, Scene, is_away, ready_in, running_agents};
+use super::{Client, LONG, SHOP, SHORT, Scene, is_away, ready_in, running_agents};
 
 pub(super) fn api_server_of(scene: &Scene<'_>, cluster: &str, is_up: bool) -> Result<()> {
     let cluster = scene.clusters.lab().cluster(cluster)?;
@@ -39,6 +39,22 @@ pub(super) async fn down_at_the_start(scene: &Scene<'_>) -> Result<()> {
         ensure!(
             listed.contains("east,west!") && listed.contains("Ready"),
             "{listed}"
+        );
+        // What there is elsewhere is listed, and whose list is missing is said.
+        let wide = ["get", "targets", "--output=wide"];
+        let mut list = scene.hub.stage.cluster.client.kubectl();
+        let list = list.args(["--namespace", SHOP]).args(wide).output()?;
+        let (listed, said) = (
+            String::from_utf8_lossy(&list.stdout),
+            String::from_utf8_lossy(&list.stderr),
+        );
+        ensure!(
+            listed.contains("deployment.web") && listed.contains("east"),
+            "{listed}{said}"
+        );
+        ensure!(
+            said.contains("Warning: targets of the cluster west are missing"),
+            "{listed}{said}"
         );
         Ok(client)
     };

@@ -95,13 +95,8 @@ pub(super) async fn without_rights(scene: &Scene<'_>) -> Result<()> {
         refused.contains("may not have a session with deployment/web"),
         "{refused}"
     );
-    grant(&scene.hub, "anna")?;
-    let carrier = until("a right to be known", async || {
-        Ok(Some(
-            Carrier::start(session(anna.clone(), 0xe, LONG, &identity)?).await?,
-        ))
-    })
-    .await?;
+    grant(&scene.hub, "anna").await?;
+    let carrier = Carrier::start(session(anna.clone(), 0xe, LONG, &identity)?).await?;
     let client = Client { carrier, identity };
     let told = client
         .is_told("west does not know her", |places| {
@@ -111,7 +106,7 @@ pub(super) async fn without_rights(scene: &Scene<'_>) -> Result<()> {
         .await?;
     client.uses(&told, "east").await?;
     client.end().await?;
-    grant(&scene.west, "hub:anna")?;
+    grant(&scene.west, "hub:anna").await?;
     let identity = Identity::generate()?;
     let carrier = Carrier::start(session(anna, 0xf, LONG, &identity)?).await?;
     let client = Client { carrier, identity };
@@ -121,7 +116,8 @@ pub(super) async fn without_rights(scene: &Scene<'_>) -> Result<()> {
     scene.is_connected("west").await
 }
 
-fn grant(operator: &Operator, user: &str) -> Result<()> {
+/// Gives a user the right to the target, and waits until the cluster knows of it.
+async fn grant(operator: &Operator, user: &str) -> Result<()> {
     let stage = &operator.stage;
     let namespaces = stage.kubectl(&["get", "namespaces", "--output=name"])?;
     if !namespaces.contains(&format!("namespace/{SHOP}\n")) {
@@ -137,11 +133,18 @@ fn grant(operator: &Operator, user: &str) -> Result<()> {
         "--resource-name=deployment.web",
     ];
     operator.kubectl_in(SHOP, &role)?;
-    let user = format!("--user={user}");
+    let bound = format!("--user={user}");
     operator.kubectl_in(
         SHOP,
-        &["create", "rolebinding", "anna", "--role=anna", &user],
+        &["create", "rolebinding", "anna", "--role=anna", &bound],
     )?;
+    let target = "targets.operator.metalbear.co/deployment.web";
+    until("a right to be known", async || {
+        let question = ["auth", "can-i", "proxy", target, "--as", user];
+        // The answer `no` is an error of kubectl.
+        operator.kubectl_in(SHOP, &question).map(Some)
+    })
+    .await?;
     Ok(())
 }
 
