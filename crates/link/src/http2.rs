@@ -55,6 +55,10 @@ pub struct Windows {
     pub frame: u32,
 }
 
+/// The most of a stream that is best given away at once. With what HTTP/2, the link and TLS add to it, it is 128 KiB: twice what
+/// the library for Kubernetes encrypts at once, and no rest for which everybody on the way would have to be woken.
+pub const PIECE: usize = 128 * 1024 - 256;
+
 impl Default for Windows {
     fn default() -> Self {
         Self {

@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::{ClientConfig, Error, RootCertStore, ServerConfig};
+use tokio::io::BufReader;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -28,8 +29,13 @@ pub use tokio_rustls::server::TlsStream as AcceptedStream;
 pub use self::by_certificate::{ByCertificate, unknown};
 pub use self::fingerprint::{Fingerprint, MalformedFingerprint};
 
-use crate::dial::Dial;
+use crate::dial::{Dial, Pipe};
 use crate::error::LinkError;
+
+/// So much is encrypted, and so written, at once: all of a link's largest frame. The library would stop at a quarter of it.
+const ENCRYPTED_AT_ONCE: usize = 256 * 1024;
+/// So much is read at once, of which the library would ask for one record after the other.
+const READ_AT_ONCE: usize = 128 * 1024;
 
 /// How a client knows the server.
 #[derive(Debug, Clone)]
@@ -140,7 +146,12 @@ impl<D: Dial> Dial for TlsDialer<D> {
 
     async fn dial(&self) -> io::Result<Self::Pipe> {
         let pipe = self.inner.dial().await?;
-        self.connector.connect(self.name.clone(), pipe).await
+        let connecting = self
+            .connector
+            .connect_with(self.name.clone(), pipe, |connection| {
+                connection.set_buffer_limit(Some(ENCRYPTED_AT_ONCE));
+            });
+        connecting.await
     }
 }
 
@@ -171,6 +182,18 @@ pub fn acceptor_for_clients(
         .with_client_cert_verifier(verifier)
         .with_single_cert(certificates, key)?;
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Speaks TLS with a client that has come to make a link: with larger portions than for those who only ask something.
+pub async fn accept_link<P: Pipe>(
+    acceptor: &TlsAcceptor,
+    pipe: P,
+) -> io::Result<AcceptedStream<BufReader<P>>> {
+    let pipe = BufReader::with_capacity(READ_AT_ONCE, pipe);
+    let accepting = acceptor.accept_with(pipe, |connection| {
+        connection.set_buffer_limit(Some(ENCRYPTED_AT_ONCE));
+    });
+    accepting.await
 }
 
 /// Who is at the other end of a connection that a server has accepted.

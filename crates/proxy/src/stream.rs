@@ -16,7 +16,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt as _;
 use interceptor::Transport;
-use link::http2::BoxError;
+use link::http2::{BoxError, PIECE};
 use protocol::rpc::Failure;
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
@@ -25,7 +25,6 @@ use tokio::sync::oneshot;
 use crate::monitor::Traffic;
 
 const FIRST_PIECE: usize = 16 * 1024;
-const LARGEST_PIECE: usize = 128 * 1024;
 
 /// Our end of the application's connection.
 #[derive(Debug)]
@@ -368,7 +367,7 @@ fn poll_read(
         match stream.try_read(&mut buffer) {
             Ok(count) => {
                 if count == *piece {
-                    *piece = (*piece * 2).min(LARGEST_PIECE);
+                    *piece = (*piece * 2).min(PIECE);
                 } else if count < *piece / 4 {
                     *piece = (*piece / 2).max(FIRST_PIECE);
                 }

@@ -12,15 +12,13 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
+use link::http2::PIECE;
 use protocol::incoming::TAKEN;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::Status;
 
 use super::fate::Fate;
 use super::reachable::Reachable;
-
-/// The most that is taken from a writer before HTTP/2 has sent it.
-const PIECE: usize = 128 * 1024;
 
 /// The agent's end of a session's stream.
 pub(super) struct SessionStream {

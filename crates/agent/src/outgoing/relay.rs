@@ -13,6 +13,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use link::http2::PIECE;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
 use tokio::net::{TcpStream, UnixStream};
@@ -23,7 +24,6 @@ use crate::Error;
 use crate::error::errno_of;
 
 const FIRST_PIECE: usize = 16 * 1024;
-const LARGEST_PIECE: usize = 128 * 1024;
 
 /// What the relay needs of a socket. All of it works on a shared one.
 pub(crate) trait ByteSocket: Send + Sync + 'static {
@@ -183,7 +183,7 @@ impl<S: ByteSocket> http_body::Body for FromPeer<S> {
                 Ok(0) => return Poll::Ready(this.end(None)),
                 Ok(count) => {
                     if count == this.piece {
-                        this.piece = (this.piece * 2).min(LARGEST_PIECE);
+                        this.piece = (this.piece * 2).min(PIECE);
                     } else if count < this.piece / 4 {
                         this.piece = (this.piece / 2).max(FIRST_PIECE);
                     }

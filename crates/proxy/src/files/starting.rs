@@ -28,8 +28,9 @@ impl TargetFiles {
         options: &OpenOptions,
         then: Then<OwnedFd>,
     ) -> Result<(), Then<OwnedFd>> {
-        if self.served.find(path).is_some() {
-            return Err(then);
+        if let Some(served) = self.served.find(path) {
+            then(served.open(options.flags));
+            return Ok(());
         }
         let Some(this) = self.starter() else {
             return Err(then);
@@ -57,8 +58,9 @@ impl TargetFiles {
         follow: bool,
         then: Then<Metadata>,
     ) -> Result<(), Then<Metadata>> {
-        if self.served.find(path).is_some() {
-            return Err(then);
+        if let Some(served) = self.served.find(path) {
+            then(served.metadata());
+            return Ok(());
         }
         let Some(this) = self.starter() else {
             return Err(then);
@@ -90,8 +92,9 @@ impl TargetFiles {
         follow: bool,
         then: Then<()>,
     ) -> Result<(), Then<()>> {
-        if self.served.find(path).is_some() {
-            return Err(then);
+        if let Some(served) = self.served.find(path) {
+            then(served.access(mode));
+            return Ok(());
         }
         let Some(this) = self.starter() else {
             return Err(then);

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use link::tls::{
-    AcceptedStream, Fingerprint, Identity, TlsAcceptor, acceptor, acceptor_for_clients, client_of,
+    AcceptedStream, Fingerprint, Identity, TlsAcceptor, accept_link, acceptor,
+    acceptor_for_clients, client_of,
 };
 use link::upgrade::accept_upgrade;
 use link::{Abort, Accepted, Admit, Link, LinkServer, Pipe, ServerSettings, SharedToken, Token};
+use tokio::io::BufReader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -111,7 +113,7 @@ pub(super) enum Purpose {
     /// A session that is here continues.
     Continuation,
     /// Somebody who may end the agent.
-    Orders(Box<AcceptedStream<TcpStream>>),
+    Orders(Box<AcceptedStream<BufReader<TcpStream>>>),
 }
 
 impl Door {
@@ -183,7 +185,7 @@ impl Arrival {
                 let secured = async {
                     let upgraded = accept_upgrade(&mut self.connection).await;
                     upgraded.context("no link is asked for")?;
-                    tls.accept(self.connection).await.context("no TLS")
+                    accept_link(&tls, self.connection).await.context("no TLS")
                 };
                 let pipe = timeout(TLS_PATIENCE, secured)
                     .await
