@@ -12,17 +12,20 @@ pub enum Feature {
     LayerReconnect,
     /// Connect parameters in a header, for those that are too long for an address.
     ConnectParamsInHeader,
+    /// Targets by labels.
+    LabelTargeting,
     /// Sessions over several clusters begin here. Only an operator that has members lists it.
     MultiClusterPrimary,
 }
 
 impl Feature {
     /// What every operator of this version can do.
-    pub const SUPPORTED: [Feature; 4] = [
+    pub const SUPPORTED: [Feature; 5] = [
         Feature::ProxyApi,
         Feature::SessionManagement,
         Feature::LayerReconnect,
         Feature::ConnectParamsInHeader,
+        Feature::LabelTargeting,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Feature {
             Self::SessionManagement => "SessionManagement",
             Self::LayerReconnect => "LayerReconnect",
             Self::ConnectParamsInHeader => "ConnectParamsInHeader",
+            Self::LabelTargeting => "LabelTargeting",
             Self::MultiClusterPrimary => "MultiClusterPrimary",
         }
     }

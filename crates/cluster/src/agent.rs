@@ -360,6 +360,7 @@ async fn refusal(cluster: &Cluster, namespace: &str, met: Vec<(Attempt, Obstacle
         _ => Error::Refused(Refusal {
             namespace: namespace.to_owned(),
             met,
+            is_operators: false,
         }),
     }
 }

@@ -8,6 +8,8 @@ pub struct Refusal {
     pub namespace: String,
     /// What was tried, and what each try met.
     pub met: Vec<(Attempt, Obstacle)>,
+    /// The agent was to be an operator's, and the user's settings say nothing about it.
+    pub is_operators: bool,
 }
 
 /// How the agent was to be started.
@@ -81,23 +83,27 @@ impl fmt::Display for Refusal {
 
 impl Refusal {
     fn alternative(&self) -> String {
+        let is_targetless = |(attempt, _): &(Attempt, Obstacle)| *attempt == Attempt::Targetless;
+        let is_targetless = self.met.iter().any(is_targetless);
+        if self.is_operators && is_targetless {
+            return "Ask whoever administers the cluster to let the pod be".to_owned();
+        }
+        if self.is_operators {
+            return "What agents are is the operator's to say: whoever administers it can set `operator.agent.mode: node`, whose \
+                    agents are in the operator's own namespace; or go without a target: `-t targetless` needs no privileges"
+                .to_owned();
+        }
         let by_level =
             |(_, obstacle): &(Attempt, Obstacle)| matches!(obstacle, Obstacle::PodSecurity { .. });
-        if self
-            .met
-            .iter()
-            .any(|(attempt, _)| *attempt == Attempt::Targetless)
-        {
+        if is_targetless {
             return "Ask whoever administers the cluster to let the pod be, or set `agent.namespace` to another namespace"
                 .to_owned();
         }
         if self.met.iter().any(by_level) {
-            return format!(
-                "Instead, set `agent.namespace` (and `agent.ephemeral: false`) to a namespace with the label \
-                 pod-security.kubernetes.io/enforce: privileged; or use the operator, whose agents are not in {}; or go \
-                 without a target: `-t targetless` needs no privileges",
-                self.namespace
-            );
+            return "Instead, set `agent.namespace` (and `agent.ephemeral: false`) to a namespace with the label \
+                 pod-security.kubernetes.io/enforce: privileged; or use an operator whose agents wait on nodes \
+                 (`operator.agent.mode: node`); or go without a target: `-t targetless` needs no privileges"
+                .to_owned();
         }
         "Instead, ask for an exception for containers whose image is the agent's, or set `agent.namespace` (and \
          `agent.ephemeral: false`) to a namespace where the policy does not hold"
@@ -178,6 +184,7 @@ mod tests {
     #[test]
     fn a_refusal_names_the_fields_and_another_way() {
         let refusal = Refusal {
+            is_operators: false,
             namespace: "shop".to_owned(),
             met: vec![(
                 Attempt::Pod,
@@ -191,5 +198,13 @@ mod tests {
         for expected in ["`baseline` forbids hostPID", "agent.namespace", "operator"] {
             assert!(text.contains(expected), "{text}");
         }
+        // What a user can set means nothing to an operator.
+        let text = Refusal {
+            is_operators: true,
+            ..refusal
+        }
+        .to_string();
+        assert!(text.contains("operator.agent.mode: node"), "{text}");
+        assert!(!text.contains("agent.namespace"), "{text}");
     }
 }

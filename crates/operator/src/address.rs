@@ -168,6 +168,7 @@ fn not_found(path: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use api::TargetKind;
+    use http::HeaderValue;
 
     use super::*;
 
@@ -257,6 +258,28 @@ mod tests {
             let address = address.replacen('+', BASE, 1);
             assert_eq!(asked(&Method::GET, &address), expected, "{address}");
         }
+    }
+
+    #[test]
+    fn parameters_that_are_too_long_for_an_address_come_in_a_header() {
+        let ask = |header: &'static str| {
+            let headers = HeaderMap::from_iter([(
+                PARAMETERS_HEADER.parse().unwrap(),
+                HeaderValue::from_static(header),
+            )]);
+            let path = format!("{BASE}/proxy/namespaces/shop/targets/deployment.checkout");
+            read(&Method::GET, &path, "", &headers).map_err(|refusal| refusal.code.as_u16())
+        };
+        // connect=true&resume_window=7
+        let Ok(Asked::Connect { parameters, .. }) = ask("Y29ubmVjdD10cnVlJnJlc3VtZV93aW5kb3c9Nw==")
+        else {
+            panic!("no connection is asked for");
+        };
+        assert_eq!(
+            (parameters.connect, parameters.resume_window),
+            (true, Some(7))
+        );
+        assert_eq!(ask("not base64"), Err(400));
     }
 
     #[test]

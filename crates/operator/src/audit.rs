@@ -14,6 +14,26 @@ pub(crate) fn port_ends(session: &MirrordClusterSession, port: &SessionPort) {
     tell(session, port, "a session has a port no more");
 }
 
+/// It is over, and nothing of it is left.
+pub(crate) fn session_ends(session: &MirrordClusterSession) {
+    let spec = &session.spec;
+    tracing::info!(
+        target: "audit",
+        user = spec.owner.k8s_username, namespace = spec.namespace, workload = spec.target,
+        session = session.name_any(), reason = reason(session),
+        "a session is over"
+    );
+}
+
+/// Why it was closed; who goes with a word, or is ended by somebody, has no other reason.
+fn reason(session: &MirrordClusterSession) -> &str {
+    let closed = session
+        .status
+        .as_ref()
+        .and_then(|status| status.closed.as_ref());
+    closed.map_or("Ended", |closed| closed.reason.as_str())
+}
+
 fn tell(session: &MirrordClusterSession, port: &SessionPort, what: &'static str) {
     let spec = &session.spec;
     tracing::info!(

@@ -137,3 +137,37 @@ impl Listed for MirrordOperator {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::ByteString;
+
+    use super::*;
+
+    #[test]
+    fn a_licence_is_what_its_secret_says_and_never_half_of_one() {
+        let secret = |pairs: &[(&str, &str)]| Secret {
+            data: Some(
+                pairs
+                    .iter()
+                    .map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())))
+                    .collect(),
+            ),
+            ..Secret::default()
+        };
+        let pairs = [
+            ("name", "Team"),
+            ("organization", "Shop"),
+            ("expire_at", "2030-01-01"),
+        ];
+        let license = license_of(&secret(&pairs)).unwrap();
+        assert_eq!(
+            (license.name.as_str(), license.organization.as_str()),
+            ("Team", "Shop")
+        );
+        assert_eq!(license.expire_at.as_deref(), Some("2030-01-01"));
+        assert_eq!(license.fingerprint, None);
+        assert_eq!(license_of(&secret(&pairs[..1])), None);
+        assert_eq!(license_of(&Secret::default()), None);
+    }
+}

@@ -34,6 +34,8 @@ pub struct Settings {
     pub targetless: bool,
     /// Whether people who may list sessions see what their filters look for, and not only where.
     pub shows_filter_patterns: bool,
+    /// In the operator's namespace, for agents that are pods there.
+    pub agent_image_pull_secrets: Vec<String>,
     /// How agents are made. How long they wait for their client is each session's matter.
     pub agent: AgentSettings,
     /// Other clusters, where this operator is the Primary of some.

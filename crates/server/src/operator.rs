@@ -86,6 +86,9 @@ pub(crate) struct OperatorArguments {
     agent_image: String,
     #[arg(long, value_name = "POLICY", default_value = "IfNotPresent")]
     agent_image_pull_policy: String,
+    /// A Secret in the operator's namespace for the registry of that image, for agents that are pods there
+    #[arg(long, value_name = "NAME")]
+    agent_image_pull_secret: Vec<String>,
     /// How much agents say in their logs
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     agent_log: LevelFilter,
@@ -162,6 +165,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
         agent_mode: arguments.agent_mode.into(),
         targetless: !arguments.no_targetless,
         shows_filter_patterns: !arguments.hide_filter_patterns,
+        agent_image_pull_secrets: arguments.agent_image_pull_secret,
         agent: AgentSettings {
             image: arguments.agent_image,
             image_pull_policy: arguments.agent_image_pull_policy,

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::rendering::{chart, helm, read, words};
@@ -90,14 +90,14 @@ impl Machine {
 }
 
 #[test]
-fn charts_are_released_only_after_their_image() {
+fn charts_are_released_only_after_their_image_and_the_programs() {
     let release = workflow(".github/workflows/release.yml");
     let jobs = &release["jobs"];
     for (job, needs) in [
-        ("programs", "check"),
-        ("image", "programs"),
-        ("publish", "image"),
-        ("charts", "image"),
+        ("programs", json!("check")),
+        ("image", json!("programs")),
+        ("publish", json!("image")),
+        ("charts", json!(["image", "publish"])),
     ] {
         assert_eq!(jobs[job]["needs"], needs, "{job}");
         // A job with a condition of its own may run although what it needs has failed.

@@ -80,6 +80,7 @@ fn refused(namespace: &str, attempt: Attempt, obstacle: Obstacle) -> Error {
     Error::Refused(Refusal {
         namespace: namespace.to_owned(),
         met: vec![(attempt, obstacle)],
+        is_operators: true,
     })
 }
 

@@ -296,6 +296,8 @@ async fn a_session_reaches_every_pod_and_outlives_a_replica(
         "the target does not show who is there:\n{table}"
     );
 
+    sessions_are_not_changed_by_others(shop, id)?;
+
     // The replicas are exchanged: the client is told, comes back, and finds its session.
     operator
         .stage
@@ -338,6 +340,27 @@ async fn a_session_reaches_every_pod_and_outlives_a_replica(
             .then_some(()))
     })
     .await
+}
+
+/// Also not by an administrator, who has all rights on the object.
+fn sessions_are_not_changed_by_others(shop: &Stage, id: SessionId) -> Result<()> {
+    let listed = shop.kubectl(&["get", "mirrordclustersessions", "--output=name"])?;
+    let session = listed.lines().find(|name| name.ends_with(&id.to_string()));
+    let session = session.with_context(|| format!("no object in {listed}"))?;
+    for (part, change) in [
+        ("spec", r#"{"spec": {"target": "deployment/other"}}"#),
+        ("metadata", r#"{"metadata": {"finalizers": []}}"#),
+    ] {
+        let patch = ["patch", session, "--type=merge", "--patch", change];
+        let refused = shop.kubectl(&patch).err();
+        let refused = refused.with_context(|| format!("its {part} was changed"))?;
+        let text = format!("{refused:#}");
+        ensure!(
+            text.contains("only the operator makes and changes sessions"),
+            "{text}"
+        );
+    }
+    Ok(())
 }
 
 /// The numbers of so many places whose agents are ready, in order.

@@ -73,12 +73,16 @@ impl CertificateKeeper {
 
     async fn look(&self) -> Result<()> {
         let certificates = ensure(&self.client, &self.settings, Timestamp::now()).await?;
-        self.current.send_if_modified(|current| {
-            let changed = *current != certificates;
-            *current = certificates.clone();
-            changed
-        });
-        register(&self.client, &certificates).await
+        // Whom to trust is said before anybody is shown it; what was trusted before still is.
+        let registered = register(&self.client, &certificates).await;
+        if registered.is_ok() {
+            self.current.send_if_modified(|current| {
+                let changed = *current != certificates;
+                *current = certificates;
+                changed
+            });
+        }
+        registered
     }
 }
 

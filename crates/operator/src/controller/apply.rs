@@ -1,7 +1,7 @@
 //! Does what was planned, and chooses nothing.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use api::node::{NodeAnswer, NodeOrder, NodeRequest, message};
@@ -80,6 +80,19 @@ fn labels(wanted: &Wanted) -> BTreeMap<String, String> {
     [(SESSION_LABEL.to_owned(), wanted.id.to_string())].into()
 }
 
+/// Secrets for the image's registry are in the operator's own namespace; other namespaces have none of that name, or another.
+fn with_pull_secrets(
+    mut settings: AgentSettings,
+    shared: &Shared,
+    namespace: &str,
+) -> AgentSettings {
+    if namespace == shared.settings.namespace {
+        let secrets = &shared.settings.agent_image_pull_secrets;
+        settings.image_pull_secrets.clone_from(secrets);
+    }
+    settings
+}
+
 struct Starting<'look> {
     shared: &'look Shared,
     cluster: &'look Cluster,
@@ -114,7 +127,7 @@ impl Starting<'_> {
         let order = Order {
             grant: &grant,
             name: &start.name,
-            listen: (Ipv4Addr::UNSPECIFIED, start.port).into(),
+            listen: (Ipv6Addr::UNSPECIFIED, start.port).into(),
             client: self.wanted.client,
             ended_by: self.shared.identity.fingerprint(),
             patience: self.patience,
@@ -123,6 +136,10 @@ impl Starting<'_> {
         let started = match mode {
             AgentMode::Pod => {
                 let namespace = namespace_of_pods(self.shared, self.wanted);
+                let order = Order {
+                    settings: &with_pull_secrets(settings.clone(), self.shared, namespace),
+                    ..order
+                };
                 let beside = self.wanted.target.as_ref().map(|_| replica);
                 order.start_as_pod(self.cluster, beside, namespace).await
             }
@@ -271,10 +288,6 @@ pub(super) async fn report(
         }
     }
     if let Some(report) = &plan.report {
-        if report.closed.is_some() {
-            let reason = report.closed.as_ref().map(|closed| closed.reason.as_str());
-            tracing::info!(target: "audit", session = name, reason, "a session is over");
-        }
         let patch = status_patch(report);
         sessions
             .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
@@ -311,6 +324,7 @@ pub(super) async fn report(
         for port in session.status.iter().flat_map(|status| &status.ports) {
             audit::port_ends(session, port);
         }
+        audit::session_ends(session);
     }
     Ok(())
 }
