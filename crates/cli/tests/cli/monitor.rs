@@ -193,10 +193,13 @@ impl Drop for Service {
     }
 }
 
+/// Answers when it has the whole request: who answers sooner may refuse the rest, which then does not count.
 const HTTP2_SERVER: &str = r#"
     require("http2").createServer((request, response) => {
-        response.writeHead(request.url === "/broken" ? 503 : 200);
-        response.end("from the program\n");
+        request.resume().on("end", () => {
+            response.writeHead(request.url === "/broken" ? 503 : 200);
+            response.end("from the program\n");
+        });
     }).listen(8080)"#;
 
 /// Asks for its arguments, one after the other on one connection.

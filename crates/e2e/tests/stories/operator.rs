@@ -297,6 +297,7 @@ async fn a_session_reaches_every_pod_and_outlives_a_replica(
     );
 
     sessions_are_not_changed_by_others(shop, id)?;
+    bytes_are_counted_as_they_go(operator)?;
 
     // The replicas are exchanged: the client is told, comes back, and finds its session.
     operator
@@ -340,6 +341,31 @@ async fn a_session_reaches_every_pod_and_outlives_a_replica(
             .then_some(()))
     })
     .await
+}
+
+/// In whichever replica: none of the connections has ended.
+fn bytes_are_counted_as_they_go(operator: &Operator) -> Result<()> {
+    let stage = &operator.stage;
+    let replicas = "--selector=app.kubernetes.io/component=operator";
+    let replicas = stage.kubectl(&["get", "pods", replicas, "--output=name"])?;
+    let mut counts = Vec::new();
+    for replica in replicas
+        .lines()
+        .filter_map(|line| line.strip_prefix("pod/"))
+    {
+        let namespace = &stage.namespace;
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{replica}:8080/proxy/metrics");
+        let metrics = stage.kubectl(&["get", "--raw", &path])?;
+        let lines = metrics.lines().map(str::to_owned);
+        counts
+            .extend(lines.filter(|line| line.starts_with("standin_operator_relayed_bytes_total{")));
+    }
+    let has_some = |direction: &str| {
+        let mut counts = counts.iter().filter(|line| line.contains(direction));
+        counts.any(|line| !line.ends_with(" 0"))
+    };
+    ensure!(has_some("to_agent") && has_some("to_client"), "{counts:?}");
+    Ok(())
 }
 
 /// Also not by an administrator, who has all rights on the object.

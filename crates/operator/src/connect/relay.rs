@@ -19,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep, timeout};
+use tokio_util::io::{InspectReader, InspectWriter};
 
 use super::ports::PortBook;
 use crate::Shared;
@@ -226,16 +227,19 @@ pub(crate) async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
-pub(crate) async fn carry(shared: &Shared, mut channel: Channel, mut agent: TcpStream) {
-    let carried = copy_bidirectional_with_sizes(&mut channel, &mut agent, BUFFER, BUFFER).await;
-    // What a broken connection carried is not known.
-    let (to_agent, to_client) = carried.unwrap_or_default();
-    for (direction, bytes) in [("to_agent", to_agent), ("to_client", to_client)] {
-        let labels = DirectionLabels { direction };
-        shared
-            .metrics
-            .relayed_bytes
-            .get_or_create(&labels)
-            .inc_by(bytes);
-    }
+pub(crate) async fn carry(shared: &Shared, mut channel: Channel, agent: TcpStream) {
+    let counter = |direction| {
+        let counters = &shared.metrics.relayed_bytes;
+        let counter = counters.get_or_create(&DirectionLabels { direction });
+        // Not the table's lock, which would be held as long as the connection.
+        let counter = counter.clone();
+        move |bytes: &[u8]| {
+            counter.inc_by(bytes.len() as u64);
+        }
+    };
+    // Counted as they go: a session may last for days, and end by being cut.
+    let agent = InspectWriter::new(agent, counter("to_agent"));
+    let mut agent = InspectReader::new(agent, counter("to_client"));
+    // How it ended is between both ends.
+    let _ = copy_bidirectional_with_sizes(&mut channel, &mut agent, BUFFER, BUFFER).await;
 }
