@@ -80,8 +80,8 @@ impl Token {
     }
 }
 
-/// The token that counts, of the administrator's Secret and of ours. One that the member has refused does not: its account
-/// may have been made anew.
+/// The token that counts, of the administrator's Secret and of ours. One of ours that the member has refused does not, if
+/// there is another: its account may have been made anew.
 pub(crate) fn choose(
     member: &Member,
     given: Option<&Secret>,
@@ -104,13 +104,15 @@ pub(crate) fn choose(
     let is_refused = |token: &Token| {
         refused.is_some_and(|refused| refused.expose_secret() == token.text.expose_secret())
     };
-    let token = match kept.and_then(|kept| kept_token(kept, &member.name)) {
-        Some(kept) if later(&kept, &given) && !is_refused(&kept) => kept,
+    // The member's clock may be another, and decides. So nothing is given up that may still be good.
+    let over = |token: &Token| token.ends().filter(|end| end.duration_until(now) > SKEW);
+    let kept = kept.and_then(|kept| kept_token(kept, &member.name));
+    let token = match kept.filter(|kept| later(kept, &given)) {
+        // A refusal may pass. Where the other one is over for certain, it is hoped for.
+        Some(kept) if !is_refused(&kept) || over(&given).is_some() => kept,
         _ => given,
     };
-    // The member's clock may be another, and decides. So nothing is given up that may still be good.
-    let is_over = |end: &Timestamp| end.duration_until(now) > SKEW;
-    match token.ends().filter(is_over) {
+    match over(&token) {
         Some(end) => Err(NoCredential::Expired(end.to_string())),
         None => Ok(token),
     }

@@ -97,25 +97,31 @@ fn the_token_that_lives_longer_counts() {
         );
         assert_eq!(chosen.unwrap().text.expose_secret(), expected);
     }
-    // The member refuses what is kept, so the administrator's counts again.
     let refused = SecretString::from(long.clone());
-    let chosen = choose(
+    // What the member refuses, when, and what counts.
+    let cases = [
+        // The administrator's counts again.
+        (Some(&refused), 10, &short),
+        // The chart brings the first token back, long after it has expired.
+        (None, 5000, &long),
+        // Nothing else is left, and a refusal may pass.
+        (Some(&refused), 5000, &long),
+    ];
+    for (refused, now, expected) in cases {
+        let (first, kept) = (given(&short), tokens(&long));
+        let chosen = choose(&member(), Some(&first), Some(&kept), refused, at(now));
+        assert_eq!(chosen.ok().unwrap().text.expose_secret(), expected, "{now}");
+    }
+    let (first, kept) = (given(&short), tokens(&long));
+    let trouble = choose(
         &member(),
-        Some(&given(&short)),
-        Some(&tokens(&long)),
+        Some(&first),
+        Some(&kept),
         Some(&refused),
-        at(10),
+        at(7000),
     );
-    assert_eq!(chosen.unwrap().text.expose_secret(), short);
-    // The chart brings the first token back, long after it has expired.
-    let chosen = choose(
-        &member(),
-        Some(&given(&short)),
-        Some(&tokens(&long)),
-        None,
-        at(5000),
-    );
-    assert_eq!(chosen.unwrap().text.expose_secret(), long);
+    let expected = NoCredential::Expired(at(5600).to_string());
+    assert_eq!(trouble.err(), Some(expected), "the one that ended last");
 }
 
 #[test]
