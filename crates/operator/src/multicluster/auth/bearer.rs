@@ -125,6 +125,8 @@ pub(crate) fn warning(token: &Token, failure: Option<&str>, now: Timestamp) -> O
         return Some(why.to_owned());
     };
     let is_late = renewal.duration_until(now) > LATE;
+    // It is of the token before, where nothing is to be renewed now: another replica did it.
+    let failure = failure.filter(|_| renewal <= now);
     match failure {
         Some(failure) => Some(format!(
             "the token ends at {end} and is not renewed: {failure}"

@@ -185,6 +185,8 @@ fn a_token_is_renewed_well_before_two_thirds_of_its_life() {
     );
     let warning = bearer::warning(&day, Some("forbidden"), at(51_850)).unwrap();
     assert!(warning.ends_with("is not renewed: forbidden"), "{warning}");
+    let before = bearer::warning(&day, Some("forbidden"), at(51_839));
+    assert_eq!(before, None, "that was about the token before");
     let opaque = token(&given("opaque"));
     assert_eq!(opaque.renewal(), None);
     assert!(
