@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::auth::bearer::{self, TOKENS, Token};
-use super::auth::eks::{BETWEEN_TOKENS, EksTokens};
+use super::auth::eks::EksTokens;
 use super::auth::{self, Credential, NoCredential, mtls};
 use super::clusters::{Member, Method};
 use crate::error::chain;
@@ -94,13 +94,9 @@ impl MemberKeeper {
 
     async fn keep_making_tokens(&self, eks: &EksTokens, region: &str) {
         loop {
-            let token = eks.token(region, &self.member.name, Timestamp::now()).await;
-            let pause = if token.is_ok() {
-                BETWEEN_TOKENS
-            } else {
-                AFTER_A_FAILURE
-            };
-            self.replace(token, |_| {});
+            let made = eks.token(region, &self.member.name, Timestamp::now()).await;
+            let pause = made.as_ref().map_or(AFTER_A_FAILURE, |(_, pause)| *pause);
+            self.replace(made.map(|(token, _)| token), |_| {});
             sleep(pause).await;
         }
     }
