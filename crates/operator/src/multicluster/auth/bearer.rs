@@ -18,7 +18,7 @@ use super::{NoCredential, value};
 use crate::error::{Doing as _, Error, Result};
 use crate::multicluster::clusters::Member;
 
-/// The Secret for tokens that we asked for. Each member has two keys in it.
+/// The Secret for tokens that we asked for. Each member has three keys in it.
 pub(crate) const TOKENS: &str = "mirrord-operator-cluster-tokens";
 /// Who the chart makes the Primary in a member.
 const ACCOUNT: &str = "mirrord-operator-envoy";
@@ -49,6 +49,13 @@ impl Token {
             text: SecretString::from(text),
             received,
         })
+    }
+
+    /// The same token, which ends at this time at the latest.
+    fn ending_by(mut self, expires: Timestamp) -> Self {
+        let own = self.claims.expires;
+        self.claims.expires = Some(own.map_or(expires, |own| own.min(expires)));
+        self
     }
 
     fn life(&self) -> Option<SignedDuration> {
@@ -145,13 +152,24 @@ fn later(kept: &Token, given: &Token) -> bool {
 
 fn kept_token(kept: &Secret, member: &str) -> Option<Token> {
     let data = kept.data.as_ref()?;
-    let received = data.get(&received_key(member));
-    let received = received.and_then(|time| std::str::from_utf8(&time.0).ok()?.parse().ok());
-    Token::new(data.get(member)?.0.clone(), received)
+    let time = |key: String| {
+        let time = data.get(&key)?;
+        std::str::from_utf8(&time.0).ok()?.parse().ok()
+    };
+    let token = Token::new(data.get(member)?.0.clone(), time(received_key(member)))?;
+    Some(match time(expires_key(member)) {
+        Some(expires) => token.ending_by(expires),
+        None => token,
+    })
 }
 
 fn received_key(member: &str) -> String {
     format!("{member}.received")
+}
+
+/// When the member said that the token ends, which may be sooner than the token says.
+fn expires_key(member: &str) -> String {
+    format!("{member}.expires")
 }
 
 /// Asks the member for the next token, with the current one. A token that does not say whose it is, is taken for the
@@ -183,11 +201,8 @@ pub(crate) async fn renew(
     };
     let expires = status.expiration_timestamp.0;
     let next = Token::new(status.token.into_bytes(), Some(now));
-    let mut next = next.ok_or_else(nothing)?;
     // The member may give less than was asked for. What it says outside of the token holds as well.
-    let sooner = next.claims.expires.map_or(expires, |own| own.min(expires));
-    next.claims.expires = Some(sooner);
-    Ok(next)
+    Ok(next.ok_or_else(nothing)?.ending_by(expires))
 }
 
 /// The Secret with the member's new token in it; those of other members are left alone.
@@ -195,9 +210,16 @@ pub(crate) fn keep(mut kept: Secret, member: &str, token: &Token) -> Secret {
     let data = kept.data.get_or_insert_default();
     let text = token.text.expose_secret().as_bytes().to_vec();
     data.insert(member.to_owned(), ByteString(text));
-    if let Some(received) = token.received {
-        let received = received.to_string().into_bytes();
-        data.insert(received_key(member), ByteString(received));
+    let times = [
+        (received_key(member), token.received),
+        (expires_key(member), token.claims.expires),
+    ];
+    for (key, time) in times {
+        match time {
+            Some(time) => data.insert(key, ByteString(time.to_string().into_bytes())),
+            // That of the token before says nothing about this one.
+            None => data.remove(&key),
+        };
     }
     kept
 }

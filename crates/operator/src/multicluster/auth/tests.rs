@@ -17,6 +17,7 @@ use super::claims::Claims;
 use super::presign::{self, AwsCredentials};
 use super::*;
 use crate::multicluster::clusters::Method;
+use crate::multicluster::stub;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
@@ -48,13 +49,7 @@ fn secret(name: &str, data: &[(&str, &str)]) -> Secret {
 }
 
 fn member() -> Member {
-    Member {
-        name: "east".to_owned(),
-        server: "https://east".parse().unwrap(),
-        authorities: Vec::new(),
-        method: Method::BearerToken,
-        namespace: None,
-    }
+    stub::member(Method::BearerToken)
 }
 
 fn given(token: &str) -> Secret {
@@ -236,6 +231,47 @@ fn what_is_kept_is_found_again_and_others_are_left_alone() {
         .unwrap();
     assert_eq!(found.text.expose_secret(), token.text.expose_secret());
     assert_eq!(found.received, Some(at(7)));
+}
+
+/// What a member grants may be less than what it writes into the token. Of the two, the sooner end holds, also after a
+/// restart.
+#[tokio::test]
+async fn a_member_may_give_less_than_the_token_says() {
+    // When the token says that it ends, when the member does, and when it is over.
+    for (own, said, ends) in [(3600, 600, 600), (3600, 7200, 3600)] {
+        let text = jwt("envoy", 0, own);
+        let member_says = stub::client(move |_| {
+            let answer = serde_json::json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
+                "spec": {"audiences": []},
+                "status": {"token": text, "expirationTimestamp": at(said).to_string()},
+            });
+            stub::said(http::StatusCode::CREATED, &answer)
+        });
+        let old = given(&jwt("envoy", -600, -1));
+        let first = choose(&member(), Some(&old), None, None, at(0));
+        let next = bearer::renew(&member_says, &first.ok().unwrap(), "tools", at(0)).await;
+        let next = next.unwrap();
+        assert_eq!(next.ends(), Some(at(ends)), "{said}");
+        let kept = bearer::keep(secret(bearer::TOKENS, &[]), "east", &next);
+        let found = choose(&member(), Some(&old), Some(&kept), None, at(0));
+        assert_eq!(found.ok().unwrap().ends(), Some(at(ends)), "{said}");
+    }
+}
+
+#[test]
+fn times_of_the_token_before_are_not_those_of_the_next() {
+    let before = secret(
+        bearer::TOKENS,
+        &[
+            ("east.received", "2026-01-27T09:22:55Z"),
+            ("east.expires", "2026-01-27T09:22:55Z"),
+        ],
+    );
+    let opaque = choose(&member(), Some(&given("opaque")), None, None, at(0));
+    let kept = bearer::keep(before, "east", &opaque.ok().unwrap());
+    let keys: Vec<String> = kept.data.unwrap().into_keys().collect();
+    assert_eq!(keys, ["east"]);
 }
 
 #[test]
