@@ -372,7 +372,7 @@ fn ended_child(
     })
 }
 
-/// Children go, and then the parent. One whose cluster cannot be reached goes by itself, when its own window is over.
+/// Children go, and then the parent, which says so until then. One whose cluster cannot be reached goes by itself, when its own window is over.
 fn ending(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
@@ -398,10 +398,27 @@ fn ending(
         }
         is_done &= is_gone;
     }
+    // Why it failed, or what was said here before, holds. What was said while it was going on does not.
+    let is_final = matches!(
+        status.phase,
+        Some(MultiClusterPhase::Failed | MultiClusterPhase::Terminating)
+    );
+    let message = status.message.clone().filter(|_| is_final);
+    let message = message.unwrap_or_else(|| "the session was ended".to_owned());
+    let report = Report {
+        phase: MultiClusterPhase::Terminating,
+        message: Some(message),
+        cluster_sessions: status.cluster_sessions.clone(),
+        closed: status.closed.clone(),
+    };
+    let reporting = match is_done {
+        true => nothing(SOON),
+        false => reporting(status, report, SOON),
+    };
     Plan {
         remove,
         release: is_done,
-        ..nothing(SOON)
+        ..reporting
     }
 }
 

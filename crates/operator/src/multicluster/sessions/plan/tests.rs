@@ -280,6 +280,42 @@ fn a_parent_goes_after_its_children() {
     assert!(planned(&empty, Observed::Missing, Observed::Missing, 1).release);
 }
 
+#[test]
+fn a_parent_that_goes_says_so_once() {
+    let over = after(running(), planned(&running(), ready(), ready(), 1121));
+    let failing = after(begun(), planned(&begun(), ready(), failed(), 2));
+    let alone = after(running(), planned(&running(), ready(), cut(), 1010));
+    // What it was when it was deleted, and why it says that it goes.
+    let cases = [
+        (parent(), None),
+        (begun(), Some("the session was ended")),
+        (running(), Some("the session was ended")),
+        (alone, Some("the session was ended")),
+        (failing, Some("west: no pods")),
+        // That is written already.
+        (over, None),
+    ];
+    for (mut parent, expected) in cases {
+        parent.metadata.deletion_timestamp = Some(Time(at(2000)));
+        let children = |parent: &MirrordMultiClusterSession| {
+            parent
+                .status
+                .as_ref()
+                .map(|status| status.cluster_sessions.len())
+        };
+        let plan = planned(&parent, ready(), ready(), 2001);
+        let message = plan.report.as_ref().map(|report| report.message.as_deref());
+        assert_eq!(message, expected.map(Some));
+        let next = after(parent.clone(), plan);
+        assert_eq!(children(&next), children(&parent), "none is forgotten");
+        if let Some(status) = &next.status {
+            assert_eq!(status.phase, Some(MultiClusterPhase::Terminating));
+        }
+        let again = planned(&next, ready(), ready(), 2002);
+        assert_eq!(again.report, None);
+    }
+}
+
 /// Two Primaries can have sessions of one number, and children of one name.
 #[test]
 fn the_child_of_another_primary_is_left_alone() {
