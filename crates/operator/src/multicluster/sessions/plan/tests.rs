@@ -274,6 +274,22 @@ fn a_parent_goes_after_its_children() {
         assert_eq!(removed(&plan), expected);
         assert_eq!(plan.release, release);
     }
+    // A child that was written down and never seen may be under way.
+    let mut early = begun();
+    early.metadata.deletion_timestamp = Some(Time(at(5)));
+    let cases = [
+        (Observed::Missing, Observed::Missing, 15, false),
+        (Observed::Missing, Observed::Missing, 16, true),
+        (Observed::Unconfigured, Observed::Unconfigured, 6, true),
+    ];
+    for (east, west, now, release) in cases {
+        assert_eq!(planned(&early, east, west, now).release, release, "{now}");
+    }
+    // It has come. When it is gone again, nobody waits any more.
+    let plan = planned(&early, ready(), ready(), 6);
+    assert_eq!(removed(&plan), ["east", "west"]);
+    let early = after(early, plan);
+    assert!(planned(&early, Observed::Missing, Observed::Missing, 7).release);
     // Nothing was written down, so nothing was made.
     let mut empty = super::tests::parent();
     empty.metadata.deletion_timestamp = Some(Time(at(0)));
