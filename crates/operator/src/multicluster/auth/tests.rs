@@ -208,6 +208,24 @@ fn other_clocks_do_not_matter_once_a_token_is_ours() {
     }
 }
 
+/// A token that is of the future when it is given would have to be renewed after its end, by our clock.
+#[test]
+fn a_given_token_of_the_future_begins_now() {
+    // How far the member's clock is ahead, and when the token is renewed and ends.
+    for (skew, renewal, ends) in [
+        (0, 360, 600),
+        (-60, 300, 540),
+        (60, 360, 600),
+        (300, 360, 600),
+    ] {
+        let given = given(&jwt("envoy", skew, skew + 600));
+        let token = choose(&member(), Some(&given), None, None, at(0));
+        let token = token.ok().unwrap();
+        assert_eq!(token.renewal(), Some(at(renewal)), "{skew}");
+        assert_eq!(token.ends(), Some(at(ends)), "{skew}");
+    }
+}
+
 #[test]
 fn what_is_kept_is_found_again_and_others_are_left_alone() {
     let before = secret(bearer::TOKENS, &[("west", "w")]);
