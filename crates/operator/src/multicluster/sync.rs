@@ -141,12 +141,28 @@ impl MemberKeeper {
                 refused.as_ref(),
                 Timestamp::now(),
             );
-            match token {
-                Ok(token) => self.replace(Ok(Credential::Token(token.text.clone())), |access| {
-                    access.token = Some(token);
-                }),
-                Err(trouble) => self.replace(Err(trouble), |_| {}),
+            self.take(token);
+        }
+    }
+
+    /// All members' tokens are in one Secret, which changes with each of them. Whose own is the same, keeps its client and
+    /// what goes on with it.
+    fn take(&self, token: Result<Token, NoCredential>) {
+        match token {
+            Ok(token) => {
+                let current = self
+                    .access
+                    .borrow()
+                    .token
+                    .as_ref()
+                    .map(|it| it.text.clone());
+                if is_other(current.as_ref(), Some(&token.text)) {
+                    self.replace(Ok(Credential::Token(token.text.clone())), |access| {
+                        access.token = Some(token);
+                    });
+                }
             }
+            Err(trouble) => self.replace(Err(trouble), |_| {}),
         }
     }
 
@@ -268,3 +284,6 @@ fn follow(secrets: Api<Secret>, name: &str) -> impl Stream<Item = Option<Secret>
             std::future::ready(event)
         })
 }
+
+#[cfg(test)]
+mod tests;
