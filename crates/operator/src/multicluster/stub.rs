@@ -1,6 +1,7 @@
 //! A member, and an API server that answers as a test says.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -9,6 +10,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
 use kube::Client;
+use kube::client::Body;
 use serde_json::Value;
 
 use super::clusters::{Member, Method};
@@ -33,6 +35,20 @@ pub(crate) fn client(mut answer: impl FnMut(&str) -> Answer + Send + 'static) ->
             .path_and_query()
             .map_or("", |asked| asked.as_str());
         std::future::ready(Ok::<_, io::Error>(answer(asked)))
+    });
+    Client::new(answering, "tools")
+}
+
+/// The answer to each request is by what is to be written, if something is.
+pub(crate) fn storing(answer: impl Fn(Option<Value>) -> Answer + Send + Sync + 'static) -> Client {
+    let answer = Arc::new(answer);
+    let answering = tower::service_fn(move |request: Request<Body>| {
+        let answer = Arc::clone(&answer);
+        async move {
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let written = (!body.is_empty()).then(|| serde_json::from_slice(&body).unwrap());
+            Ok::<_, io::Error>(answer(written))
+        }
     });
     Client::new(answering, "tools")
 }

@@ -227,3 +227,16 @@ pub(crate) fn keep(mut kept: Secret, member: &str, token: &Token) -> Secret {
     }
     kept
 }
+
+/// The Secret without what is of nobody in `members`, if there is such a thing. A member's name has no dot.
+pub(crate) fn forget(mut kept: Secret, members: &[&str]) -> Option<Secret> {
+    let data = kept.data.as_mut()?;
+    let before = data.len();
+    data.retain(|key, _| {
+        let member = key
+            .split_once('.')
+            .map_or(key.as_str(), |(member, _)| member);
+        members.contains(&member)
+    });
+    (data.len() < before).then_some(kept)
+}

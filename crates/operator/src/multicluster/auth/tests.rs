@@ -293,6 +293,37 @@ fn times_of_the_token_before_are_not_those_of_the_next() {
 }
 
 #[test]
+fn tokens_of_members_that_are_gone_are_forgotten() {
+    let keys = [
+        "east",
+        "east.expires",
+        "east.received",
+        "east-2",
+        "east-2.received",
+        "west.received",
+    ];
+    let kept = || secret(bearer::TOKENS, &keys.map(|key| (key, "a")));
+    let cases: [(&[&str], Option<&[&str]>); 4] = [
+        (&["east", "east-2", "west", "new"], None),
+        (
+            &["east", "west"],
+            Some(&["east", "east.expires", "east.received", "west.received"]),
+        ),
+        (
+            &["east-2", "west"],
+            Some(&["east-2", "east-2.received", "west.received"]),
+        ),
+        (&[], Some(&[])),
+    ];
+    for (members, expected) in cases {
+        let left = bearer::forget(kept(), members);
+        let left = left.map(|left| left.data.unwrap().into_keys().collect::<Vec<_>>());
+        let expected = expected.map(|keys| keys.iter().map(ToString::to_string).collect());
+        assert_eq!(left, expected, "{members:?}");
+    }
+}
+
+#[test]
 fn certificates_are_taken_as_pem_and_as_base64_of_it() {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["envoy".to_owned()])
