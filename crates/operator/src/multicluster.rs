@@ -11,6 +11,8 @@ pub(crate) mod clusters;
 pub(crate) mod environment;
 pub(crate) mod envoy;
 pub(crate) mod sessions;
+#[cfg(test)]
+pub(crate) mod stub;
 pub(crate) mod sync;
 pub(crate) mod targets;
 

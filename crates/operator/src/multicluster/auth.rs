@@ -43,6 +43,8 @@ pub(crate) enum Credential {
 pub(crate) enum NoCredential {
     #[error("the Secret {0} is not there; make it, or give the credential in the chart's values")]
     NoSecret(String),
+    #[error("the Secret {secret} cannot be read: {why}")]
+    NotRead { secret: String, why: String },
     #[error(
         "the Secret {0} has no label {LABEL}=true; add it, if the Secret is meant for the operator"
     )]

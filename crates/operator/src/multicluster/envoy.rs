@@ -84,13 +84,14 @@ impl Envoy {
         join_all(keeping).await;
     }
 
-    /// Renews tokens for ever. The leader does it.
+    /// Renews tokens for ever, and forgets those of members that are gone. The leader does it.
     pub(crate) async fn keep_renewing(&self) {
         let tokens = self
             .keepers
             .iter()
             .filter(|keeper| keeper.member.method == Method::BearerToken);
-        join_all(tokens.map(|keeper| self.renew_of(keeper))).await;
+        let renewing = join_all(tokens.map(|keeper| self.renew_of(keeper)));
+        tokio::join!(self.forget_others(), renewing);
         // Where nothing is to be renewed, the leader's other work goes on.
         std::future::pending::<()>().await;
     }
@@ -186,6 +187,17 @@ impl Envoy {
         }
     }
 
+    /// A member that is not configured any more needs no token. Members change with a restart alone, so once is enough.
+    async fn forget_others(&self) {
+        let members = self.keepers.iter();
+        let members: Vec<&str> = members.map(|keeper| keeper.member.name.as_str()).collect();
+        while let Err(error) = forget(&self.secrets, &members).await {
+            let error = chain(&error);
+            tracing::warn!(error, "tokens of members that are gone cannot be removed");
+            sleep(AFTER_A_FAILURE).await;
+        }
+    }
+
     pub(crate) fn keepers(&self) -> &[Arc<MemberKeeper>] {
         &self.keepers
     }
@@ -248,6 +260,24 @@ impl Envoy {
                 shown(&keeper.member.name, &access, &health, now)
             })
             .collect()
+    }
+}
+
+/// Leaves the tokens of these members alone in the Secret that is ours.
+async fn forget(secrets: &Api<Secret>, members: &[&str]) -> Result<()> {
+    let doing = format!("remove tokens from the Secret {TOKENS}");
+    loop {
+        let found = secrets.get_opt(TOKENS).await.doing(&doing)?;
+        let Some(left) = found.and_then(|found| bearer::forget(found, members)) else {
+            return Ok(());
+        };
+        let written = secrets.replace(TOKENS, &PostParams::default(), &left).await;
+        match written {
+            Ok(_) => return Ok(()),
+            // A token was renewed in between.
+            Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
+            Err(error) => return Err(error).doing(doing),
+        }
     }
 }
 

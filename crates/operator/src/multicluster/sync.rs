@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::auth::bearer::{self, TOKENS, Token};
-use super::auth::eks::{BETWEEN_TOKENS, EksTokens};
+use super::auth::eks::EksTokens;
 use super::auth::{self, Credential, NoCredential, mtls};
 use super::clusters::{Member, Method};
 use crate::error::chain;
@@ -94,20 +94,25 @@ impl MemberKeeper {
 
     async fn keep_making_tokens(&self, eks: &EksTokens, region: &str) {
         loop {
-            let token = eks.token(region, &self.member.name, Timestamp::now()).await;
-            let pause = if token.is_ok() {
-                BETWEEN_TOKENS
-            } else {
-                AFTER_A_FAILURE
-            };
-            self.replace(token, |_| {});
+            let made = eks.token(region, &self.member.name, Timestamp::now()).await;
+            let pause = made.as_ref().map_or(AFTER_A_FAILURE, |(_, pause)| *pause);
+            self.replace(made.map(|(token, _)| token), |_| {});
             sleep(pause).await;
         }
     }
 
     async fn keep_certificate(&self, secrets: Api<Secret>) {
         let mut given = std::pin::pin!(follow(secrets, &self.member.secret()));
+        let mut is_known = false;
         while let Some(secret) = given.next().await {
+            let secret = match secret {
+                Ok(secret) => secret,
+                Err(trouble) => {
+                    self.note_unread(trouble, is_known);
+                    continue;
+                }
+            };
+            is_known = true;
             let missing = || NoCredential::NoSecret(self.member.secret());
             match secret
                 .ok_or_else(missing)
@@ -126,17 +131,22 @@ impl MemberKeeper {
         let mut kept = std::pin::pin!(follow(secrets, TOKENS));
         let mut refusals = self.health.subscribe();
         let (mut from_given, mut from_kept) = (None, None);
-        let mut is_known = (false, false);
         loop {
             let refused = self.health.borrow().refused.clone();
             tokio::select! {
-                Some(secret) = given.next() => (from_given, is_known.0) = (secret, true),
-                Some(secret) = kept.next() => (from_kept, is_known.1) = (secret, true),
+                Some(secret) = given.next() => match secret {
+                    Ok(secret) => from_given = Some(secret),
+                    Err(trouble) => self.note_unread(trouble, from_given.is_some()),
+                },
+                Some(secret) = kept.next() => match secret {
+                    Ok(secret) => from_kept = Some(secret),
+                    Err(trouble) => self.note_unread(trouble, from_kept.is_some()),
+                },
                 Ok(_) = refusals.wait_for(|health| is_other(health.refused.as_ref(), refused.as_ref())) => {}
             }
-            if is_known != (true, true) {
+            let (Some(from_given), Some(from_kept)) = (&from_given, &from_kept) else {
                 continue;
-            }
+            };
             let refused = self.health.borrow().refused.clone();
             let token = bearer::choose(
                 &self.member,
@@ -145,12 +155,36 @@ impl MemberKeeper {
                 refused.as_ref(),
                 Timestamp::now(),
             );
-            match token {
-                Ok(token) => self.replace(Ok(Credential::Token(token.text.clone())), |access| {
-                    access.token = Some(token);
-                }),
-                Err(trouble) => self.replace(Err(trouble), |_| {}),
+            self.take(token);
+        }
+    }
+
+    /// All members' tokens are in one Secret, which changes with each of them. Whose own is the same, keeps its client and
+    /// what goes on with it.
+    fn take(&self, token: Result<Token, NoCredential>) {
+        match token {
+            Ok(token) => {
+                let current = self
+                    .access
+                    .borrow()
+                    .token
+                    .as_ref()
+                    .map(|it| it.text.clone());
+                if is_other(current.as_ref(), Some(&token.text)) {
+                    self.replace(Ok(Credential::Token(token.text.clone())), |access| {
+                        access.token = Some(token);
+                    });
+                }
             }
+            Err(trouble) => self.replace(Err(trouble), |_| {}),
+        }
+    }
+
+    /// What was read before holds. Where nothing was, this is why the member is not asked.
+    fn note_unread(&self, trouble: NoCredential, is_known: bool) {
+        let is_told = self.access.borrow().trouble.as_ref() == Some(&trouble);
+        if !is_known && !is_told {
+            self.replace(Err(trouble), |_| {});
         }
     }
 
@@ -254,21 +288,23 @@ async fn ask(client: &Client) -> (Result<Box<MirrordOperator>, String>, Option<u
     }
 }
 
-/// A Secret, whenever it changes. By its name, so that no right is needed on others.
-fn follow(secrets: Api<Secret>, name: &str) -> impl Stream<Item = Option<Secret>> + use<> {
+/// A Secret, whenever it changes, and why it cannot be followed, whenever that is so. By its name, so that no right is
+/// needed on others.
+fn follow(
+    secrets: Api<Secret>,
+    name: &str,
+) -> impl Stream<Item = Result<Option<Secret>, NoCredential>> + use<> {
     let label = name.to_owned();
     watch_object(secrets, name)
         .default_backoff()
-        .filter_map(move |event| {
-            let event = event
-                .inspect_err(|error| {
-                    tracing::warn!(
-                        secret = label,
-                        error = chain(error),
-                        "a Secret cannot be followed now"
-                    );
-                })
-                .ok();
-            std::future::ready(event)
+        .map(move |event| {
+            event.map_err(|error| {
+                let (secret, why) = (label.clone(), chain(&error));
+                tracing::warn!(secret, error = why, "a Secret cannot be followed now");
+                NoCredential::NotRead { secret, why }
+            })
         })
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,7 +18,7 @@ use super::{NoCredential, value};
 use crate::error::{Doing as _, Error, Result};
 use crate::multicluster::clusters::Member;
 
-/// The Secret for tokens that we asked for. Each member has two keys in it.
+/// The Secret for tokens that we asked for. Each member has three keys in it.
 pub(crate) const TOKENS: &str = "mirrord-operator-cluster-tokens";
 /// Who the chart makes the Primary in a member.
 const ACCOUNT: &str = "mirrord-operator-envoy";
@@ -51,6 +51,13 @@ impl Token {
         })
     }
 
+    /// The same token, which ends at this time at the latest.
+    fn ending_by(mut self, expires: Timestamp) -> Self {
+        let own = self.claims.expires;
+        self.claims.expires = Some(own.map_or(expires, |own| own.min(expires)));
+        self
+    }
+
     fn life(&self) -> Option<SignedDuration> {
         let life = self.claims.issued?.duration_until(self.claims.expires?);
         (life > SignedDuration::ZERO).then_some(life)
@@ -80,8 +87,8 @@ impl Token {
     }
 }
 
-/// The token that counts, of the administrator's Secret and of ours. One that the member has refused does not: its account
-/// may have been made anew.
+/// The token that counts, of the administrator's Secret and of ours. One of ours that the member has refused does not, if
+/// there is another: its account may have been made anew.
 pub(crate) fn choose(
     member: &Member,
     given: Option<&Secret>,
@@ -100,17 +107,23 @@ pub(crate) fn choose(
         None => Err(NoCredential::NoSecret(member.secret())),
     };
     // A Secret that an administrator takes away is a member that is to be left alone.
-    let given = given?;
+    let mut given = given?;
+    if given.claims.issued > Some(now) {
+        // By the member's clock, which is ahead of ours. It would be renewed too late.
+        given.received = Some(now);
+    }
     let is_refused = |token: &Token| {
         refused.is_some_and(|refused| refused.expose_secret() == token.text.expose_secret())
     };
-    let token = match kept.and_then(|kept| kept_token(kept, &member.name)) {
-        Some(kept) if later(&kept, &given) && !is_refused(&kept) => kept,
+    // The member's clock may be another, and decides. So nothing is given up that may still be good.
+    let over = |token: &Token| token.ends().filter(|end| end.duration_until(now) > SKEW);
+    let kept = kept.and_then(|kept| kept_token(kept, &member.name));
+    let token = match kept.filter(|kept| later(kept, &given)) {
+        // A refusal may pass. Where the other one is over for certain, it is hoped for.
+        Some(kept) if !is_refused(&kept) || over(&given).is_some() => kept,
         _ => given,
     };
-    // The member's clock may be another, and decides. So nothing is given up that may still be good.
-    let is_over = |end: &Timestamp| end.duration_until(now) > SKEW;
-    match token.ends().filter(is_over) {
+    match over(&token) {
         Some(end) => Err(NoCredential::Expired(end.to_string())),
         None => Ok(token),
     }
@@ -123,6 +136,8 @@ pub(crate) fn warning(token: &Token, failure: Option<&str>, now: Timestamp) -> O
         return Some(why.to_owned());
     };
     let is_late = renewal.duration_until(now) > LATE;
+    // It is of the token before, where nothing is to be renewed now: another replica did it.
+    let failure = failure.filter(|_| renewal <= now);
     match failure {
         Some(failure) => Some(format!(
             "the token ends at {end} and is not renewed: {failure}"
@@ -141,13 +156,24 @@ fn later(kept: &Token, given: &Token) -> bool {
 
 fn kept_token(kept: &Secret, member: &str) -> Option<Token> {
     let data = kept.data.as_ref()?;
-    let received = data.get(&received_key(member));
-    let received = received.and_then(|time| std::str::from_utf8(&time.0).ok()?.parse().ok());
-    Token::new(data.get(member)?.0.clone(), received)
+    let time = |key: String| {
+        let time = data.get(&key)?;
+        std::str::from_utf8(&time.0).ok()?.parse().ok()
+    };
+    let token = Token::new(data.get(member)?.0.clone(), time(received_key(member)))?;
+    Some(match time(expires_key(member)) {
+        Some(expires) => token.ending_by(expires),
+        None => token,
+    })
 }
 
 fn received_key(member: &str) -> String {
     format!("{member}.received")
+}
+
+/// When the member said that the token ends, which may be sooner than the token says.
+fn expires_key(member: &str) -> String {
+    format!("{member}.expires")
 }
 
 /// Asks the member for the next token, with the current one. A token that does not say whose it is, is taken for the
@@ -179,11 +205,8 @@ pub(crate) async fn renew(
     };
     let expires = status.expiration_timestamp.0;
     let next = Token::new(status.token.into_bytes(), Some(now));
-    let mut next = next.ok_or_else(nothing)?;
     // The member may give less than was asked for. What it says outside of the token holds as well.
-    let sooner = next.claims.expires.map_or(expires, |own| own.min(expires));
-    next.claims.expires = Some(sooner);
-    Ok(next)
+    Ok(next.ok_or_else(nothing)?.ending_by(expires))
 }
 
 /// The Secret with the member's new token in it; those of other members are left alone.
@@ -191,9 +214,29 @@ pub(crate) fn keep(mut kept: Secret, member: &str, token: &Token) -> Secret {
     let data = kept.data.get_or_insert_default();
     let text = token.text.expose_secret().as_bytes().to_vec();
     data.insert(member.to_owned(), ByteString(text));
-    if let Some(received) = token.received {
-        let received = received.to_string().into_bytes();
-        data.insert(received_key(member), ByteString(received));
+    let times = [
+        (received_key(member), token.received),
+        (expires_key(member), token.claims.expires),
+    ];
+    for (key, time) in times {
+        match time {
+            Some(time) => data.insert(key, ByteString(time.to_string().into_bytes())),
+            // That of the token before says nothing about this one.
+            None => data.remove(&key),
+        };
     }
     kept
+}
+
+/// The Secret without what is of nobody in `members`, if there is such a thing. A member's name has no dot.
+pub(crate) fn forget(mut kept: Secret, members: &[&str]) -> Option<Secret> {
+    let data = kept.data.as_mut()?;
+    let before = data.len();
+    data.retain(|key, _| {
+        let member = key
+            .split_once('.')
+            .map_or(key.as_str(), |(member, _)| member);
+        members.contains(&member)
+    });
+    (data.len() < before).then_some(kept)
 }

@@ -17,6 +17,7 @@ use super::claims::Claims;
 use super::presign::{self, AwsCredentials};
 use super::*;
 use crate::multicluster::clusters::Method;
+use crate::multicluster::stub;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
@@ -48,13 +49,7 @@ fn secret(name: &str, data: &[(&str, &str)]) -> Secret {
 }
 
 fn member() -> Member {
-    Member {
-        name: "east".to_owned(),
-        server: "https://east".parse().unwrap(),
-        authorities: Vec::new(),
-        method: Method::BearerToken,
-        namespace: None,
-    }
+    stub::member(Method::BearerToken)
 }
 
 fn given(token: &str) -> Secret {
@@ -97,25 +92,31 @@ fn the_token_that_lives_longer_counts() {
         );
         assert_eq!(chosen.unwrap().text.expose_secret(), expected);
     }
-    // The member refuses what is kept, so the administrator's counts again.
     let refused = SecretString::from(long.clone());
-    let chosen = choose(
+    // What the member refuses, when, and what counts.
+    let cases = [
+        // The administrator's counts again.
+        (Some(&refused), 10, &short),
+        // The chart brings the first token back, long after it has expired.
+        (None, 5000, &long),
+        // Nothing else is left, and a refusal may pass.
+        (Some(&refused), 5000, &long),
+    ];
+    for (refused, now, expected) in cases {
+        let (first, kept) = (given(&short), tokens(&long));
+        let chosen = choose(&member(), Some(&first), Some(&kept), refused, at(now));
+        assert_eq!(chosen.ok().unwrap().text.expose_secret(), expected, "{now}");
+    }
+    let (first, kept) = (given(&short), tokens(&long));
+    let trouble = choose(
         &member(),
-        Some(&given(&short)),
-        Some(&tokens(&long)),
+        Some(&first),
+        Some(&kept),
         Some(&refused),
-        at(10),
+        at(7000),
     );
-    assert_eq!(chosen.unwrap().text.expose_secret(), short);
-    // The chart brings the first token back, long after it has expired.
-    let chosen = choose(
-        &member(),
-        Some(&given(&short)),
-        Some(&tokens(&long)),
-        None,
-        at(5000),
-    );
-    assert_eq!(chosen.unwrap().text.expose_secret(), long);
+    let expected = NoCredential::Expired(at(5600).to_string());
+    assert_eq!(trouble.err(), Some(expected), "the one that ended last");
 }
 
 #[test]
@@ -179,6 +180,8 @@ fn a_token_is_renewed_well_before_two_thirds_of_its_life() {
     );
     let warning = bearer::warning(&day, Some("forbidden"), at(51_850)).unwrap();
     assert!(warning.ends_with("is not renewed: forbidden"), "{warning}");
+    let before = bearer::warning(&day, Some("forbidden"), at(51_839));
+    assert_eq!(before, None, "that was about the token before");
     let opaque = token(&given("opaque"));
     assert_eq!(opaque.renewal(), None);
     assert!(
@@ -205,6 +208,24 @@ fn other_clocks_do_not_matter_once_a_token_is_ours() {
     }
 }
 
+/// A token that is of the future when it is given would have to be renewed after its end, by our clock.
+#[test]
+fn a_given_token_of_the_future_begins_now() {
+    // How far the member's clock is ahead, and when the token is renewed and ends.
+    for (skew, renewal, ends) in [
+        (0, 360, 600),
+        (-60, 300, 540),
+        (60, 360, 600),
+        (300, 360, 600),
+    ] {
+        let given = given(&jwt("envoy", skew, skew + 600));
+        let token = choose(&member(), Some(&given), None, None, at(0));
+        let token = token.ok().unwrap();
+        assert_eq!(token.renewal(), Some(at(renewal)), "{skew}");
+        assert_eq!(token.ends(), Some(at(ends)), "{skew}");
+    }
+}
+
 #[test]
 fn what_is_kept_is_found_again_and_others_are_left_alone() {
     let before = secret(bearer::TOKENS, &[("west", "w")]);
@@ -228,6 +249,78 @@ fn what_is_kept_is_found_again_and_others_are_left_alone() {
         .unwrap();
     assert_eq!(found.text.expose_secret(), token.text.expose_secret());
     assert_eq!(found.received, Some(at(7)));
+}
+
+/// What a member grants may be less than what it writes into the token. Of the two, the sooner end holds, also after a
+/// restart.
+#[tokio::test]
+async fn a_member_may_give_less_than_the_token_says() {
+    // When the token says that it ends, when the member does, and when it is over.
+    for (own, said, ends) in [(3600, 600, 600), (3600, 7200, 3600)] {
+        let text = jwt("envoy", 0, own);
+        let member_says = stub::client(move |_| {
+            let answer = serde_json::json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": {},
+                "spec": {"audiences": []},
+                "status": {"token": text, "expirationTimestamp": at(said).to_string()},
+            });
+            stub::said(http::StatusCode::CREATED, &answer)
+        });
+        let old = given(&jwt("envoy", -600, -1));
+        let first = choose(&member(), Some(&old), None, None, at(0));
+        let next = bearer::renew(&member_says, &first.ok().unwrap(), "tools", at(0)).await;
+        let next = next.unwrap();
+        assert_eq!(next.ends(), Some(at(ends)), "{said}");
+        let kept = bearer::keep(secret(bearer::TOKENS, &[]), "east", &next);
+        let found = choose(&member(), Some(&old), Some(&kept), None, at(0));
+        assert_eq!(found.ok().unwrap().ends(), Some(at(ends)), "{said}");
+    }
+}
+
+#[test]
+fn times_of_the_token_before_are_not_those_of_the_next() {
+    let before = secret(
+        bearer::TOKENS,
+        &[
+            ("east.received", "2026-01-27T09:22:55Z"),
+            ("east.expires", "2026-01-27T09:22:55Z"),
+        ],
+    );
+    let opaque = choose(&member(), Some(&given("opaque")), None, None, at(0));
+    let kept = bearer::keep(before, "east", &opaque.ok().unwrap());
+    let keys: Vec<String> = kept.data.unwrap().into_keys().collect();
+    assert_eq!(keys, ["east"]);
+}
+
+#[test]
+fn tokens_of_members_that_are_gone_are_forgotten() {
+    let keys = [
+        "east",
+        "east.expires",
+        "east.received",
+        "east-2",
+        "east-2.received",
+        "west.received",
+    ];
+    let kept = || secret(bearer::TOKENS, &keys.map(|key| (key, "a")));
+    let cases: [(&[&str], Option<&[&str]>); 4] = [
+        (&["east", "east-2", "west", "new"], None),
+        (
+            &["east", "west"],
+            Some(&["east", "east.expires", "east.received", "west.received"]),
+        ),
+        (
+            &["east-2", "west"],
+            Some(&["east-2", "east-2.received", "west.received"]),
+        ),
+        (&[], Some(&[])),
+    ];
+    for (members, expected) in cases {
+        let left = bearer::forget(kept(), members);
+        let left = left.map(|left| left.data.unwrap().into_keys().collect::<Vec<_>>());
+        let expected = expected.map(|keys| keys.iter().map(ToString::to_string).collect());
+        assert_eq!(left, expected, "{members:?}");
+    }
 }
 
 #[test]

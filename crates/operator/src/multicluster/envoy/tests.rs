@@ -1,8 +1,11 @@
+use std::sync::Mutex;
+
 use api::operator::License;
 use api::{MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
 use serde_json::json;
 
 use super::super::auth::NoCredential;
+use super::super::stub;
 use super::super::sync::Check;
 use super::*;
 
@@ -95,6 +98,50 @@ fn an_older_member_that_says_less_is_understood_and_pointed_out() {
             "{warning}"
         );
     }
+}
+
+/// The first attempt meets a token that was renewed at the same time, so that one is left as it is now.
+#[tokio::test]
+async fn tokens_of_members_that_are_gone_are_removed() {
+    let kept = |version: &str, east: &str, keys: &[&str]| {
+        let data: serde_json::Map<_, _> = keys
+            .iter()
+            .map(|key| ((*key).to_owned(), json!("YQ==")))
+            .collect();
+        let mut secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": TOKENS, "resourceVersion": version}, "data": data,
+        });
+        secret["data"]["east"] = json!(east);
+        secret
+    };
+    let stored = Arc::new(Mutex::new((
+        kept("1", "b2xk", &["west", "west.received"]),
+        0,
+    )));
+    let there = Arc::clone(&stored);
+    let secrets = stub::storing(move |secret| {
+        let (stored, writes) = &mut *there.lock().unwrap();
+        let Some(secret) = secret else {
+            return stub::said(http::StatusCode::OK, stored);
+        };
+        *writes += 1;
+        if *writes == 1 {
+            *stored = kept("2", "bmV3", &["west", "west.received"]);
+        }
+        if secret["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"] {
+            let conflict = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": ""});
+            return stub::said(http::StatusCode::CONFLICT, &conflict);
+        }
+        *stored = secret;
+        stub::said(http::StatusCode::OK, stored)
+    });
+    forget(&Api::namespaced(secrets, "tools"), &["east"])
+        .await
+        .unwrap();
+    let (stored, writes) = stored.lock().unwrap().clone();
+    assert_eq!(stored["data"], json!({"east": "bmV3"}));
+    assert_eq!(writes, 2);
 }
 
 #[test]

@@ -109,7 +109,7 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
     let parents: Api<MirrordMultiClusterSession> = Api::all(shared.client.clone());
     let name = parent.name_any();
     if let Some(report) = &plan.report {
-        if let Some(closed) = &report.closed {
+        if let Some(closed) = report.closed.as_ref().filter(|_| plan.delete) {
             tracing::info!(target: "audit", session = name, reason = closed.reason, "a session is over");
         }
         // A field that is absent must be said to be.

@@ -7,10 +7,12 @@ use api::multicluster::PARENT_LABEL;
 use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt as _};
 use kube::runtime::reflector::{ObjectRef, Store, store};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio::time::sleep;
 
+use super::AFTER_A_FAILURE;
 use super::plan::Observed;
 use crate::Shared;
 use crate::error::chain;
@@ -137,7 +139,8 @@ impl MemberChildren {
                 }
             };
             tokio::select! {
-                () = following => {}
+                // What was told of the failure holds until the cluster tells again.
+                () = following => continue,
                 changed = access.changed() => if changed.is_err() { return },
                 changed = health.wait_for(|health| self::is_well(health) != is_well) => {
                     if changed.is_err() { return }
@@ -148,6 +151,8 @@ impl MemberChildren {
         }
     }
 
+    /// Ends with the first failure, a moment after it. Whoever goes on from there is not told when the copy is complete
+    /// again, so everything is asked for anew.
     async fn follow_with(
         &self,
         client: Client,
@@ -156,7 +161,7 @@ impl MemberChildren {
     ) {
         let children: Api<MirrordClusterSession> = Api::all(client);
         let wanted = watcher::Config::default().labels(PARENT_LABEL);
-        let mut events = std::pin::pin!(watcher(children, wanted).default_backoff());
+        let mut events = std::pin::pin!(watcher(children, wanted));
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
@@ -171,14 +176,18 @@ impl MemberChildren {
                     }
                 }
                 Err(error) => {
-                    let why = chain(&error);
-                    tracing::warn!(
-                        cluster = self.keeper.member.name,
-                        error = why,
-                        "a member's sessions cannot be followed now"
-                    );
-                    self.following.send_replace(Following::Failing(why));
+                    let failing = Following::Failing(chain(&error));
+                    let before = self.following.send_replace(failing.clone());
+                    if before != failing {
+                        tracing::warn!(
+                            cluster = self.keeper.member.name,
+                            error = chain(&error),
+                            "a member's sessions cannot be followed now"
+                        );
+                    }
                     ring(bell);
+                    sleep(AFTER_A_FAILURE).await;
+                    return;
                 }
             }
         }
@@ -250,12 +259,18 @@ fn unreachable(access: &Access, health: &Health) -> Option<Observed> {
 
 #[cfg(test)]
 mod tests {
-    use api::MirrordClusterSessionSpec;
+    use std::time::Duration;
+
+    use api::operator::{MirrordOperatorSpec, MirrordOperatorStatus};
     use api::session::SessionPhase;
+    use api::{MirrordClusterSessionSpec, MirrordOperator};
     use jiff::Timestamp;
+    use tokio::time::timeout;
 
     use super::*;
     use crate::multicluster::auth::NoCredential;
+    use crate::multicluster::clusters::Method;
+    use crate::multicluster::stub;
     use crate::multicluster::sync::Check;
 
     /// After a restart nothing is known, and nothing must be concluded from it.
@@ -299,5 +314,71 @@ mod tests {
         let mut ready = child.clone();
         ready.status.as_mut().unwrap().phase = Some(SessionPhase::Ready);
         assert!(judged_by(&child) != judged_by(&ready));
+    }
+
+    fn well() -> Health {
+        let outcome = Ok(Box::new(MirrordOperator::new(
+            MirrordOperatorSpec::default(),
+            MirrordOperatorStatus::default(),
+        )));
+        let at = Timestamp::UNIX_EPOCH;
+        Health {
+            check: Some(Check { at, outcome }),
+            ..Health::default()
+        }
+    }
+
+    /// Answers each list, loses the first connection of those who watch, and keeps the next ones.
+    fn losing_the_first_watch() -> Client {
+        let mut watches = 0;
+        stub::client(move |asked| {
+            if !asked.contains("watch=true") {
+                let list = serde_json::json!({
+                    "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSessionList",
+                    "metadata": {"resourceVersion": "1"}, "items": [],
+                });
+                return stub::said(http::StatusCode::OK, &list);
+            }
+            watches += 1;
+            match watches {
+                1 => stub::cut(),
+                _ => stub::silence(),
+            }
+        })
+    }
+
+    #[tokio::test]
+    async fn a_member_is_followed_again_after_a_lost_connection() {
+        let keeper = Arc::new(MemberKeeper::new(stub::member(Method::BearerToken)));
+        keeper.access.send_replace(Access {
+            client: Some(losing_the_first_watch()),
+            ..Access::default()
+        });
+        keeper.health.send_replace(well());
+        let (store, writer) = store();
+        let member = MemberChildren {
+            keeper,
+            store,
+            following: watch::Sender::default(),
+        };
+        let mut following = member.following.subscribe();
+        let lost_and_found = async {
+            let is_failing = |following: &Following| matches!(following, Following::Failing(_));
+            following.wait_for(is_failing).await.unwrap();
+            assert!(matches!(
+                member.observe("mc-1-east"),
+                Observed::Unreachable(_)
+            ));
+            let is_going = |following: &Following| *following == Following::Going;
+            following.wait_for(is_going).await.unwrap();
+            assert_eq!(member.observe("mc-1-east"), Observed::Missing);
+        };
+        let bell = watch::Sender::default();
+        tokio::select! {
+            () = member.follow(writer, &bell) => panic!("nobody follows"),
+            found = timeout(Duration::from_secs(60), lost_and_found) => {
+                found.expect("the member is followed again");
+            }
+        }
     }
 }

@@ -20,6 +20,8 @@ const KEPT: Duration = Duration::from_secs(60);
 /// Changes are told, so this is only for what was tried and did not succeed.
 const SOON: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(10);
+/// How long an attempt to make a child may take to show. It is longer than anybody waits for the answer.
+const UNDER_WAY: Duration = Duration::from_secs(10);
 /// Before a cluster joins for the third time.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -372,7 +374,7 @@ fn ended_child(
     })
 }
 
-/// Children go, and then the parent. One whose cluster cannot be reached goes by itself, when its own window is over.
+/// Children go, and then the parent, which says so until then. One whose cluster cannot be reached goes by itself, when its own window is over.
 fn ending(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
@@ -382,14 +384,20 @@ fn ending(
     let window = Duration::from_secs(parent.spec.resume_window_secs) + STARTUP;
     let mut remove = Vec::new();
     let mut is_done = true;
-    for (cluster, child) in &status.cluster_sessions {
+    let mut children = status.cluster_sessions.clone();
+    for (cluster, child) in &mut children {
         let (is_gone, is_asked) = match observed.get(cluster).unwrap_or(&Observed::Unconfigured) {
-            Observed::Missing | Observed::Unconfigured => (true, false),
+            Observed::Unconfigured => (true, false),
+            // One that nobody has seen yet may still come.
+            Observed::Missing => (child.made || ending > UNDER_WAY, false),
             Observed::Unknown => (ending > window, false),
             // Its operator may be down while its API server is not.
             Observed::Unreachable(_) => (ending > window, child.made),
             found @ Observed::There(_) => match found.own(parent) {
-                Some(child) => (false, child.metadata.deletion_timestamp.is_none()),
+                Some(found) => {
+                    child.made = true;
+                    (false, found.metadata.deletion_timestamp.is_none())
+                }
                 None => (true, false),
             },
         };
@@ -398,10 +406,27 @@ fn ending(
         }
         is_done &= is_gone;
     }
+    // Why it failed, or what was said here before, holds. What was said while it was going on does not.
+    let is_final = matches!(
+        status.phase,
+        Some(MultiClusterPhase::Failed | MultiClusterPhase::Terminating)
+    );
+    let message = status.message.clone().filter(|_| is_final);
+    let message = message.unwrap_or_else(|| "the session was ended".to_owned());
+    let report = Report {
+        phase: MultiClusterPhase::Terminating,
+        message: Some(message),
+        cluster_sessions: children,
+        closed: status.closed.clone(),
+    };
+    let reporting = match is_done {
+        true => nothing(SOON),
+        false => reporting(status, report, SOON),
+    };
     Plan {
         remove,
         release: is_done,
-        ..nothing(SOON)
+        ..reporting
     }
 }
 

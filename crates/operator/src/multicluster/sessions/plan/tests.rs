@@ -274,10 +274,62 @@ fn a_parent_goes_after_its_children() {
         assert_eq!(removed(&plan), expected);
         assert_eq!(plan.release, release);
     }
+    // A child that was written down and never seen may be under way.
+    let mut early = begun();
+    early.metadata.deletion_timestamp = Some(Time(at(5)));
+    let cases = [
+        (Observed::Missing, Observed::Missing, 15, false),
+        (Observed::Missing, Observed::Missing, 16, true),
+        (Observed::Unconfigured, Observed::Unconfigured, 6, true),
+    ];
+    for (east, west, now, release) in cases {
+        assert_eq!(planned(&early, east, west, now).release, release, "{now}");
+    }
+    // It has come. When it is gone again, nobody waits any more.
+    let plan = planned(&early, ready(), ready(), 6);
+    assert_eq!(removed(&plan), ["east", "west"]);
+    let early = after(early, plan);
+    assert!(planned(&early, Observed::Missing, Observed::Missing, 7).release);
     // Nothing was written down, so nothing was made.
     let mut empty = super::tests::parent();
     empty.metadata.deletion_timestamp = Some(Time(at(0)));
     assert!(planned(&empty, Observed::Missing, Observed::Missing, 1).release);
+}
+
+#[test]
+fn a_parent_that_goes_says_so_once() {
+    let over = after(running(), planned(&running(), ready(), ready(), 1121));
+    let failing = after(begun(), planned(&begun(), ready(), failed(), 2));
+    let alone = after(running(), planned(&running(), ready(), cut(), 1010));
+    // What it was when it was deleted, and why it says that it goes.
+    let cases = [
+        (parent(), None),
+        (begun(), Some("the session was ended")),
+        (running(), Some("the session was ended")),
+        (alone, Some("the session was ended")),
+        (failing, Some("west: no pods")),
+        // That is written already.
+        (over, None),
+    ];
+    for (mut parent, expected) in cases {
+        parent.metadata.deletion_timestamp = Some(Time(at(2000)));
+        let children = |parent: &MirrordMultiClusterSession| {
+            parent
+                .status
+                .as_ref()
+                .map(|status| status.cluster_sessions.len())
+        };
+        let plan = planned(&parent, ready(), ready(), 2001);
+        let message = plan.report.as_ref().map(|report| report.message.as_deref());
+        assert_eq!(message, expected.map(Some));
+        let next = after(parent.clone(), plan);
+        assert_eq!(children(&next), children(&parent), "none is forgotten");
+        if let Some(status) = &next.status {
+            assert_eq!(status.phase, Some(MultiClusterPhase::Terminating));
+        }
+        let again = planned(&next, ready(), ready(), 2002);
+        assert_eq!(again.report, None);
+    }
 }
 
 /// Two Primaries can have sessions of one number, and children of one name.

@@ -82,7 +82,7 @@ fn children_are_removed_by_what_is_written_down() {
         let plan = planned(&parent, Observed::Missing, deleted(ready()), now);
         assert!(removed(&plan).is_empty(), "{step}");
         assert_eq!(plan.release, !is_written, "{step}");
-        let plan = planned(&parent, Observed::Missing, Observed::Missing, now);
+        let plan = planned(&parent, Observed::Missing, Observed::Missing, now + 11);
         assert!(plan.release, "{step}");
     }
 }
