@@ -215,6 +215,7 @@ impl MemberKeeper {
     /// Asks the member how it is, again and again, and at once when there is another client.
     async fn keep_asking(&self) {
         let mut changes = self.access.subscribe();
+        let mut was_refused = false;
         loop {
             let access = changes.borrow_and_update().clone();
             let Some(client) = access.client else {
@@ -239,7 +240,8 @@ impl MemberKeeper {
             } else {
                 AFTER_A_FAILURE
             };
-            let refused = access.token.filter(|_| code == Some(UNAUTHORIZED));
+            let is_refused = code == Some(UNAUTHORIZED);
+            let refused = access.token.filter(|_| is_refused);
             let at = Timestamp::now();
             self.health.send_modify(|health| {
                 health.check = Some(Check { at, outcome });
@@ -247,9 +249,12 @@ impl MemberKeeper {
                     health.refused = Some(refused.text);
                 }
             });
+            // A refusal makes another client where there is another token; where both are refused, they take turns.
+            let takes_turns = is_refused && was_refused;
+            was_refused = is_refused;
             tokio::select! {
                 () = sleep(pause) => {}
-                _ = changes.changed() => {}
+                _ = changes.changed(), if !takes_turns => {}
             }
         }
     }
