@@ -77,6 +77,7 @@ test("a session's traffic is seen, searched and paused", async ({ page }) => {
   // Leaves the field first, in which a letter would be a letter.
   await page.getByRole("tab", { name: /Requests/ }).click();
   const requests = page.getByRole("list", { name: "Requests" });
+  await expect(requests).toBeVisible();
   await page.keyboard.press("/");
   await page.keyboard.type("/broken");
   await expect(requests.locator(".event").first()).toContainText("GET /broken");
@@ -258,6 +259,7 @@ test("what is shown has names, roles and an order, and is used without a mouse",
 
   await page.getByRole("tab", { name: "Requests" }).click();
   const rows = page.getByRole("list", { name: "Requests" }).locator(".event > button");
+  await expect(rows.first()).toBeVisible();
   await page.keyboard.press("p");
   // Until then new rows come before the first one.
   await expect(page.getByRole("button", { name: /^Go on/ })).toBeVisible();

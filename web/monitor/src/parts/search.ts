@@ -1,9 +1,9 @@
-import { useEffect, useRef, type RefObject } from "react";
+import { useLayoutEffect, useRef, type RefObject } from "react";
 
 /** A field that "/" leads to. */
 export function useSearchKey(): RefObject<HTMLInputElement | null> {
   const field = useRef<HTMLInputElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const listen = (event: KeyboardEvent): void => {
       const inField = event.target instanceof HTMLElement && event.target.matches("input, textarea, select");
       if (event.key === "/" && !inField) {

@@ -1,4 +1,4 @@
-import { useEffect, useMemo, useRef, useState, type KeyboardEvent } from "react";
+import { useLayoutEffect, useMemo, useRef, useState, type KeyboardEvent } from "react";
 
 import { KINDS, bytes, clock, describe, duration, handling, isProblem, kindOf, type Kind } from "../format";
 import { useSearchKey } from "../parts/search";
@@ -26,7 +26,8 @@ export function Events({ events, missed, caption, isRequests = false }: Props) {
   const list = useRef<HTMLOListElement>(null);
 
   const last = events.at(-1)?.seq ?? 0;
-  useEffect(() => {
+  // What is to be seen can be used: no key is lost between both.
+  useLayoutEffect(() => {
     const listen = (event: globalThis.KeyboardEvent): void => {
       const inField = event.target instanceof HTMLElement && event.target.matches("input, textarea, select");
       if (event.key === "p" && !inField && !event.ctrlKey && !event.metaKey) setPausedAt((paused) => (paused === undefined ? last : undefined));

@@ -54,15 +54,15 @@ pub(crate) async fn secrets_are_nowhere(
     ensure!(session.ask(write).await? == PASSWORD);
     // While the session is there, with its objects.
     ensure!(!listed_sessions(story, shop)?.is_empty());
-    search(shop, operator, &user.token()?)?;
+    search(shop, operator, &user.token()?).await?;
     let said = session.end()?.stderr;
     ensure!(!said.contains(PASSWORD), "standin says it: {said}");
-    search(shop, operator, &user.token()?)
+    search(shop, operator, &user.token()?).await
 }
 
-fn search(shop: &Stage, operator: &Operator, token: &str) -> Result<()> {
+async fn search(shop: &Stage, operator: &Operator, token: &str) -> Result<()> {
     let signature = token.rsplit('.').next().context("no token")?;
-    for (what, text) in everything(shop, operator)? {
+    for (what, text) in everything(shop, operator).await? {
         for secret in [PASSWORD, &STANDARD.encode(PASSWORD), signature] {
             if let Some(found) = text.lines().find(|line| line.contains(secret)) {
                 anyhow::bail!("{what} has a secret: {found}");
@@ -73,7 +73,7 @@ fn search(shop: &Stage, operator: &Operator, token: &str) -> Result<()> {
 }
 
 /// Each with what it is. Each is something: a search through nothing would find nothing.
-fn everything(shop: &Stage, operator: &Operator) -> Result<Vec<(String, String)>> {
+async fn everything(shop: &Stage, operator: &Operator) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     let mut add = |what: &str, text: String, has: &str| {
         ensure!(text.contains(has), "{what} says nothing of {has}: {text}");
@@ -100,8 +100,12 @@ fn everything(shop: &Stage, operator: &Operator) -> Result<Vec<(String, String)>
             "--output=jsonpath={.spec.ephemeralContainers[*].name}",
         ])?;
         for agent in agents.split_whitespace() {
-            let logs = shop.kubectl(&["logs", pod, "--container", agent, "--tail=-1"])?;
-            add(agent, logs, "")?;
+            // One that was just ordered has a log when it has started.
+            let logs = until("the log of an agent", async || {
+                let logs = ["logs", pod, "--container", agent, "--tail=-1"];
+                shop.kubectl(&logs).map(Some)
+            });
+            add(agent, logs.await?, "")?;
         }
     }
     let kinds = shop.kubectl(&["api-resources", "--verbs=list", "--output=name"])?;
