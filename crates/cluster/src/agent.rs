@@ -62,7 +62,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long one attempt may take.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// The faster way is waited for as long as the other took, but within these bounds.
-const SHORTEST_GRACE: Duration = Duration::from_millis(200);
+const SHORTEST_GRACE: Duration = Duration::from_millis(500);
 const LONGEST_GRACE: Duration = Duration::from_secs(2);
 
 /// An agent that was made. It ends by itself when nobody comes.

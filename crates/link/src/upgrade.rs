@@ -14,10 +14,6 @@ pub const PROTOCOL: &str = "standin.link.v1";
 const LONGEST_HEAD: usize = 8 * 1024;
 const MOST_HEADERS: usize = 100;
 
-const YES: &str =
-    "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: standin.link.v1\r\n\r\n";
-const NO: &str = "HTTP/1.1 426 Upgrade Required\r\nConnection: Upgrade, close\r\nUpgrade: standin.link.v1\r\nContent-Length: 0\r\n\r\n";
-
 /// Answers a connection that comes through a proxy. One that does not begin with such a request is left as it is: links and TLS
 /// begin with another byte.
 pub async fn accept_upgrade(connection: &mut TcpStream) -> io::Result<()> {
@@ -26,7 +22,12 @@ pub async fn accept_upgrade(connection: &mut TcpStream) -> io::Result<()> {
         return Ok(());
     }
     let asks = read_request(connection).await?;
-    let answer = if asks { YES } else { NO };
+    let (status, more) = match asks {
+        true => ("101 Switching Protocols", ""),
+        false => ("426 Upgrade Required", "Content-Length: 0\r\n"),
+    };
+    let answer =
+        format!("HTTP/1.1 {status}\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n{more}\r\n");
     connection.write_all(answer.as_bytes()).await?;
     match asks {
         true => Ok(()),

@@ -65,6 +65,13 @@ struct Block {
     bytes: Vec<u8>,
 }
 
+/// Whose bytes they are.
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Client,
+    Program,
+}
+
 /// What a frame says.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
@@ -89,31 +96,7 @@ impl Observer {
         let mut finished = Vec::new();
         while let Some((said, used)) = self.requests.next(bytes) {
             bytes = bytes.get(used..).unwrap_or_default();
-            let (number, ends) = match said {
-                Some(Said::Head { stream, head, ends }) => {
-                    self.asked(stream, head, now);
-                    (stream, ends)
-                }
-                Some(Said::Data {
-                    stream,
-                    length,
-                    ends,
-                }) => {
-                    if let Some(stream) = self.streams.get_mut(&stream) {
-                        stream.exchange.received += length;
-                    }
-                    (stream, ends)
-                }
-                Some(Said::Reset { stream }) => {
-                    finished.extend(self.end_of(stream, now));
-                    continue;
-                }
-                None => continue,
-            };
-            if let Some(stream) = self.streams.get_mut(&number) {
-                stream.request_ended |= ends;
-                finished.extend(self.over(number, now));
-            }
+            finished.extend(said.and_then(|said| self.hear(Side::Client, said, now)));
         }
         finished
     }
@@ -123,33 +106,43 @@ impl Observer {
         let mut finished = Vec::new();
         while let Some((said, used)) = self.responses.next(bytes) {
             bytes = bytes.get(used..).unwrap_or_default();
-            let (number, ends) = match said {
-                Some(Said::Head { stream, head, ends }) => {
-                    self.answered(stream, &head, now);
-                    (stream, ends)
-                }
-                Some(Said::Data {
-                    stream,
-                    length,
-                    ends,
-                }) => {
-                    if let Some(stream) = self.streams.get_mut(&stream) {
-                        stream.exchange.sent += length;
-                    }
-                    (stream, ends)
-                }
-                Some(Said::Reset { stream }) => {
-                    finished.extend(self.end_of(stream, now));
-                    continue;
-                }
-                None => continue,
-            };
-            if let Some(stream) = self.streams.get_mut(&number) {
-                stream.answer_ended |= ends;
-                finished.extend(self.over(number, now));
-            }
+            finished.extend(said.and_then(|said| self.hear(Side::Program, said, now)));
         }
         finished
+    }
+
+    /// What a frame says, and the exchange that is over with it.
+    fn hear(&mut self, side: Side, said: Said, now: Instant) -> Option<Exchange> {
+        let (number, length, ends) = match said {
+            Said::Head { stream, head, ends } => {
+                match side {
+                    Side::Client => self.asked(stream, head, now),
+                    Side::Program => self.answered(stream, &head, now),
+                }
+                (stream, 0, ends)
+            }
+            Said::Data {
+                stream,
+                length,
+                ends,
+            } => (stream, length, ends),
+            Said::Reset { stream } => return self.end_of(stream, now),
+        };
+        let stream = self.streams.get_mut(&number)?;
+        match side {
+            Side::Client => {
+                stream.exchange.received += length;
+                stream.request_ended |= ends;
+            }
+            Side::Program => {
+                stream.exchange.sent += length;
+                stream.answer_ended |= ends;
+            }
+        }
+        let answered = stream.answered.map(|at| now.saturating_duration_since(at));
+        let is_long = answered.is_some_and(|since| since >= LONG);
+        let has_ended = stream.request_ended && stream.answer_ended;
+        (has_ended || is_long).then(|| self.end_of(number, now))?
     }
 
     /// Nothing more comes: what was asked is told with what is known.
@@ -197,15 +190,6 @@ impl Observer {
             stream.exchange.latency = now.saturating_duration_since(stream.since);
             stream.answered = Some(now);
         }
-    }
-
-    /// The exchange, when both of its sides have ended, or go on for too long after the answer began.
-    fn over(&mut self, number: u32, now: Instant) -> Option<Exchange> {
-        let stream = self.streams.get(&number)?;
-        let answered = stream.answered.map(|at| now.saturating_duration_since(at));
-        let is_long = answered.is_some_and(|since| since >= LONG);
-        let has_ended = stream.request_ended && stream.answer_ended;
-        (has_ended || is_long).then(|| self.end_of(number, now))?
     }
 
     fn end_of(&mut self, stream: u32, now: Instant) -> Option<Exchange> {
