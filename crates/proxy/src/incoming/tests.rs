@@ -1,6 +1,7 @@
 //! The proxy's side of incoming traffic, with an agent that does what a test says and listeners that are real.
 
 mod agent;
+mod clusters;
 mod tls;
 
 use std::net::{Ipv4Addr, SocketAddr};

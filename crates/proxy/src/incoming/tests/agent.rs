@@ -99,7 +99,12 @@ impl FakeAgent {
 
     /// A connection from a client.
     pub(super) async fn arrive(&self, arrived: &Arrived) -> Arriving {
-        let (_, from_application, answer) = self.until(|state| state.waiting.pop()).await;
+        let waiting = self.until(|state| {
+            // Those whose link is lost wait no more.
+            state.waiting.retain(|(_, _, answer)| !answer.is_closed());
+            state.waiting.pop()
+        });
+        let (_, from_application, answer) = waiting.await;
         let (to_application, body) = http2::body(4);
         let mut response = Response::new(body);
         *response.headers_mut() = arrived.to_headers();
