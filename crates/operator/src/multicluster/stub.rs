@@ -12,6 +12,7 @@ use hyper::body::Frame;
 use kube::Client;
 use kube::client::Body;
 use serde_json::Value;
+use tokio::sync::mpsc;
 
 use super::clusters::{Member, Method};
 
@@ -65,6 +66,15 @@ pub(crate) fn said(status: StatusCode, value: &Value) -> Answer {
 pub(crate) fn cut() -> Answer {
     let lost = io::Error::from(io::ErrorKind::ConnectionReset);
     Response::new(StreamBody::new(stream::iter([Err::<Frame<Bytes>, _>(lost)])).boxed_unsync())
+}
+
+/// An answer that says one thing after the other, each when a test does.
+pub(crate) fn telling(told: mpsc::UnboundedReceiver<Value>) -> Answer {
+    let told = stream::unfold(told, async |mut told| {
+        let line = format!("{}\n", told.recv().await?);
+        Some((Ok::<_, io::Error>(Frame::data(Bytes::from(line))), told))
+    });
+    Response::new(StreamBody::new(told).boxed_unsync())
 }
 
 /// An answer that goes on for ever, and says nothing.

@@ -3,6 +3,8 @@ use std::sync::Mutex;
 use api::operator::License;
 use api::{MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
 use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::super::auth::NoCredential;
 use super::super::stub;
@@ -142,6 +144,82 @@ async fn tokens_of_members_that_are_gone_are_removed() {
     let (stored, writes) = stored.lock().unwrap().clone();
     assert_eq!(stored["data"], json!({"east": "bmV3"}));
     assert_eq!(writes, 2);
+}
+
+fn given() -> serde_json::Value {
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+        "metadata": {
+            "name": "mirrord-cluster-east", "namespace": "tools", "resourceVersion": "2",
+            "labels": {"operator.metalbear.co/remote-cluster-credentials": "true"},
+        },
+        "data": {"bearerToken": "YQ=="},
+    })
+}
+
+/// An API server whose Secret of a member is there until a test says otherwise. No other object is there.
+fn with_secret(mut changes: Option<mpsc::UnboundedReceiver<serde_json::Value>>) -> Client {
+    stub::client(move |asked| {
+        let is_given = asked.contains("mirrord-cluster-east");
+        if asked.contains("watch=true") {
+            let changes = changes.take_if(|_| is_given);
+            return changes.map_or_else(stub::silence, stub::telling);
+        }
+        let list = json!({
+            "apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"},
+            "items": if is_given { vec![given()] } else { Vec::new() },
+        });
+        stub::said(http::StatusCode::OK, &list)
+    })
+}
+
+/// An administrator takes a member's Secret away: what is under way there ends now, everybody sees why, and it is reached
+/// again when the Secret is back.
+#[tokio::test]
+async fn a_member_whose_secret_goes_is_left_alone_until_it_is_back() {
+    let (change, changes) = mpsc::unbounded_channel();
+    let client = with_secret(Some(changes));
+    let keeper = Arc::new(MemberKeeper::new(stub::member(Method::BearerToken)));
+    let envoy = Envoy {
+        clusters: MultiCluster {
+            name: "hub".to_owned(),
+            default: "east".to_owned(),
+            is_management_only: true,
+            on_unreachable: api::multicluster::OnUnreachable::Continue,
+            members: vec![keeper.member.clone()],
+        },
+        sessions: ParentCache::follow(client.clone()),
+        secrets: Api::namespaced(client.clone(), "tools"),
+        client,
+        keepers: vec![Arc::clone(&keeper)],
+        eks: None,
+        namespace: "tools".to_owned(),
+    };
+    let error = || envoy.connected_clusters(now()).remove(0).error;
+    let told = async {
+        let mut access = keeper.access.subscribe();
+        let has_client = |access: &Access| access.client.is_some();
+        access.wait_for(has_client).await.unwrap();
+        envoy.client_of("east").unwrap();
+        let mut session = std::pin::pin!(envoy.unreachable("east"));
+        assert!(futures_util::poll!(session.as_mut()).is_pending());
+
+        let happen = |what: &str| change.send(json!({"type": what, "object": given()}));
+        happen("DELETED").unwrap();
+        let why = session.await;
+        assert!(why.contains("mirrord-cluster-east is not there"), "{why}");
+        assert_eq!(envoy.client_of("east").err(), Some(why.clone()));
+        assert_eq!(error(), Some(why.clone()));
+
+        happen("ADDED").unwrap();
+        access.wait_for(has_client).await.unwrap();
+        envoy.client_of("east").unwrap();
+        assert_ne!(error(), Some(why));
+    };
+    tokio::select! {
+        () = envoy.keep() => panic!("nobody keeps the member"),
+        told = timeout(Duration::from_secs(60), told) => told.expect("the Secret is followed"),
+    }
 }
 
 #[test]
