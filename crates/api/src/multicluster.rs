@@ -95,6 +95,9 @@ pub struct MirrordMultiClusterSessionStatus {
     /// When the client was last seen. Written by the replica that carries the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected_timestamp: Option<String>,
+    /// When the session failed. It is kept for a while, so that its client and people find the reason. Ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_timestamp: Option<String>,
     /// Set once, when the session is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<SessionClosed>,

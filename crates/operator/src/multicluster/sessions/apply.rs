@@ -131,6 +131,7 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
                 (cluster.clone(), child)
             }).collect::<BTreeMap<_, _>>(),
             "closed": report.closed,
+            "failedTimestamp": report.failed_timestamp,
         }});
         let patched = parents
             .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))

@@ -73,6 +73,7 @@ pub(super) struct Report {
     pub(super) message: Option<String>,
     pub(super) cluster_sessions: BTreeMap<String, ClusterSession>,
     pub(super) closed: Option<SessionClosed>,
+    pub(super) failed_timestamp: Option<String>,
 }
 
 impl Report {
@@ -82,6 +83,7 @@ impl Report {
             message: status.message.clone(),
             cluster_sessions: status.cluster_sessions.clone(),
             closed: status.closed.clone(),
+            failed_timestamp: status.failed_timestamp.clone(),
         })
     }
 }
@@ -104,6 +106,7 @@ pub(super) fn plan(
             message: Some(closed.message.clone()),
             cluster_sessions: status.cluster_sessions.clone(),
             closed: Some(closed),
+            failed_timestamp: status.failed_timestamp.clone(),
         };
         return Plan {
             delete: true,
@@ -134,6 +137,7 @@ fn beginning(
         message: None,
         cluster_sessions: children.collect(),
         closed: None,
+        failed_timestamp: None,
     };
     reporting(status, report, SOON)
 }
@@ -157,13 +161,15 @@ fn going_on(
     }
     let (phase, message) = phase(parent, &children, observed, was_ready, age);
     let is_complete = children.values().all(|child| child.ready);
+    let has_failed = phase == MultiClusterPhase::Failed;
     let report = Report {
         phase,
         message,
         cluster_sessions: children,
         closed: None,
+        failed_timestamp: has_failed.then(|| now.to_string()),
     };
-    if phase == MultiClusterPhase::Failed {
+    if has_failed {
         create.clear();
     }
     let look_again = if create.is_empty() && is_complete {
@@ -335,7 +341,11 @@ fn over(
     match (status.phase, seen) {
         (Some(MultiClusterPhase::Failed), _) => {
             let message = status.message.clone().unwrap_or_default();
-            (age > STARTUP + KEPT).then(|| closed("Failed", message))?
+            let failed = status.failed_timestamp.as_deref();
+            let failed = failed.and_then(|failed| failed.parse::<Timestamp>().ok());
+            // One that does not say when it failed is of an older operator.
+            let is_old = failed.is_none_or(|failed| since(Some(failed), now) > KEPT);
+            is_old.then(|| closed("Failed", message)).flatten()
         }
         (_, Some(seen)) if since(Some(seen), now) > window => closed(
             "ClientGone",
@@ -418,6 +428,7 @@ fn ending(
         message: Some(message),
         cluster_sessions: children,
         closed: status.closed.clone(),
+        failed_timestamp: status.failed_timestamp.clone(),
     };
     let reporting = match is_done {
         true => nothing(SOON),

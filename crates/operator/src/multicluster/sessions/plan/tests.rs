@@ -102,6 +102,7 @@ fn after(mut parent: MirrordMultiClusterSession, plan: Plan) -> MirrordMultiClus
             message: report.message,
             cluster_sessions: report.cluster_sessions,
             closed: report.closed,
+            failed_timestamp: report.failed_timestamp,
             ..before
         });
     }
@@ -204,6 +205,35 @@ fn a_session_is_ready_when_every_child_is() {
         failed.report.unwrap().message.as_deref(),
         Some("west: no pods")
     );
+}
+
+/// As long after it failed, whenever that was: who asked for it may look late, and a Primary may have been down.
+#[test]
+fn a_session_that_failed_is_kept_for_a_while() {
+    for fails in [2, 61, 119] {
+        let west = match fails {
+            2 => failed(),
+            _ => cut(),
+        };
+        let parent = after(begun(), planned(&begun(), ready(), west.clone(), fails));
+        let status = parent.status.as_ref().unwrap();
+        assert_eq!(status.phase, Some(MultiClusterPhase::Failed));
+        assert_eq!(status.failed_timestamp, Some(at(fails).to_string()));
+        // Whatever becomes of its clusters meanwhile.
+        for west in [west, ready(), Observed::Missing] {
+            let kept = planned(&parent, ready(), west.clone(), fails + 60);
+            assert_eq!((kept.report, kept.delete), (None, false), "{fails}");
+            let over = planned(&parent, ready(), west, fails + 61);
+            assert!(over.delete, "{fails}");
+            let report = over.report.unwrap();
+            assert_eq!(report.closed.unwrap().reason, "Failed");
+            assert_eq!(report.failed_timestamp, status.failed_timestamp);
+        }
+    }
+    // One of an operator that did not write it down yet.
+    let mut old = after(begun(), planned(&begun(), ready(), failed(), 2));
+    old.status.as_mut().unwrap().failed_timestamp = None;
+    assert!(planned(&old, ready(), failed(), 3).delete);
 }
 
 #[test]
