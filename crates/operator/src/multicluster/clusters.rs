@@ -294,10 +294,24 @@ fn server(server: Option<&str>) -> Result<Uri, &'static str> {
     if server.is_empty() {
         return Err("is missing: it is the address of the member's API server");
     }
-    let uri: Uri = server.parse().map_err(|_| "is no address")?;
-    let is_good = uri.scheme_str() == Some("https") && uri.host().is_some();
     // A credential goes there, so nobody else may read it.
-    is_good.then_some(uri).ok_or("must begin with https://")
+    if !server.starts_with("https://") {
+        return Err("must begin with https://");
+    }
+    let uri: Option<Uri> = server.parse().ok();
+    uri.filter(has_host)
+        .ok_or("names no host: it is https://HOST or https://HOST:PORT")
+}
+
+/// Whether an address has a host, and beside it nothing but a port and a path.
+fn has_host(uri: &Uri) -> bool {
+    let Some(authority) = uri.authority() else {
+        return false;
+    };
+    let host = authority.host();
+    let port = authority.port_u16();
+    let expected = port.map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+    !host.is_empty() && authority.as_str() == expected && uri.query().is_none()
 }
 
 fn authorities(data: Option<&str>) -> Result<Vec<Vec<u8>>, &'static str> {

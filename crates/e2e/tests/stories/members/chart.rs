@@ -14,6 +14,10 @@ use serde_json::{Value, json};
 
 use super::CHART;
 
+/// What looks like a certificate and like a key. The chart leaves reading them to the operator.
+const CERTIFICATE: &str = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==";
+const KEY: &str = "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCg==";
+
 /// `helm template` with these values.
 fn rendered(values: &Value, templates: &[&str]) -> Result<Output> {
     let binaries = Binaries::ensure(&Paths::from_environment(), &Progress::to_stderr())?;
@@ -37,15 +41,16 @@ fn rendered(values: &Value, templates: &[&str]) -> Result<Output> {
 
 /// A Primary with a member of each kind.
 fn primary() -> Value {
-    // The chart looks for a certificate, and leaves reading it to the operator.
-    let authority = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==";
+    let west = json!({
+        "authType": "mtls", "server": "https://west", "caData": CERTIFICATE, "tlsCrt": CERTIFICATE, "tlsKey": KEY,
+    });
     json!({
         "operator": {"multiCluster": {
             "enabled": true, "clusterName": "hub", "defaultCluster": "east", "managementOnly": true,
             "clusters": {
-                "east": {"authType": "bearerToken", "server": "https://east:6443", "caData": authority, "bearerToken": "a-first-token"},
-                "Team_Blue": {"authType": "eks", "server": "https://blue", "caData": authority, "region": "eu-north-1"},
-                "west": {"authType": "mtls", "server": "https://west", "caData": authority, "tlsCrt": "YQ==", "tlsKey": "Yg=="},
+                "east": {"authType": "bearerToken", "server": "https://east:6443", "caData": CERTIFICATE, "bearerToken": "a-first-token"},
+                "Team_Blue": {"authType": "eks", "server": "https://blue", "caData": CERTIFICATE, "region": "eu-north-1"},
+                "west": west,
             },
         }},
         "sa": {"roleArn": "arn:aws:iam::123456789012:role/standin"},
@@ -110,6 +115,16 @@ const WRONG: &[(&str, Option<&str>, &str)] = &[
         "`operator.multiCluster.clusters.east.server` must begin with https",
     ),
     (
+        "operator/multiCluster/clusters/east/server",
+        Some("\"https://\""),
+        "`operator.multiCluster.clusters.east.server` names no host",
+    ),
+    (
+        "operator/multiCluster/clusters/east/server",
+        Some("\"https://:6443\""),
+        "`operator.multiCluster.clusters.east.server` names no host",
+    ),
+    (
         "operator/multiCluster/clusters/east/caData",
         None,
         "`operator.multiCluster.clusters.east.caData` is missing",
@@ -153,6 +168,22 @@ const WRONG: &[(&str, Option<&str>, &str)] = &[
         "operator/multiCluster/clusters/west/tlsCrt",
         None,
         "`operator.multiCluster.clusters.west.tlsCrt` is missing",
+    ),
+    (
+        "operator/multiCluster/clusters/west/tlsCrt",
+        Some("\"YQ==\""),
+        "`operator.multiCluster.clusters.west.tlsCrt` is not base64 of a certificate",
+    ),
+    (
+        "operator/multiCluster/clusters/west/tlsKey",
+        Some("\"?\""),
+        "`operator.multiCluster.clusters.west.tlsKey` is not base64 of a key",
+    ),
+    // One with a password.
+    (
+        "operator/multiCluster/clusters/west/tlsKey",
+        Some("\"LS0tLS1CRUdJTiBFTkNSWVBURUQgUFJJVkFURSBLRVktLS0tLQo=\""),
+        "`operator.multiCluster.clusters.west.tlsKey` is not base64 of a key",
     ),
     (
         "operator/multiCluster/clusters/hub",
@@ -239,7 +270,7 @@ pub(super) async fn grants_what_it_says(_story: &Story<'_>) -> Result<()> {
         ],
     )?;
     let config = String::from_utf8(rendered(&primary(), &["multicluster-configmap"])?.stdout)?;
-    for secret in ["a-first-token", "YQ==", "Yg=="] {
+    for secret in ["a-first-token", KEY] {
         ensure!(
             !config.contains(&format!(" {secret}")),
             "a secret is in the ConfigMap:\n{config}"

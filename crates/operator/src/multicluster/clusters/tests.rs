@@ -145,6 +145,41 @@ fn every_wrong_combination_is_refused_by_its_key() {
 }
 
 #[test]
+fn a_server_is_a_host() {
+    let good = [
+        "https://staging",
+        "https://10.0.0.1:6443",
+        "https://[fd00::1]:6443",
+        "https://[fd00::1]",
+        "https://gate.example.com/clusters/staging",
+    ];
+    for server in good {
+        let clusters = read(&[("https://staging:6443", server)]).unwrap();
+        let expected: Uri = server.parse().unwrap();
+        assert_eq!(clusters.members[0].server, expected);
+    }
+    let wrong = [
+        "https://",
+        "https:///path",
+        "https://:6443",
+        "https://staging:",
+        "https://staging:port",
+        "https://staging:65536",
+        "https://anna@staging",
+        "https://stag ing",
+        "https://staging?watch",
+    ];
+    for server in wrong {
+        let message = read(&[("https://staging:6443", server)]).unwrap_err();
+        let expected = "`operator.multiCluster.clusters.staging.server` names no host";
+        assert!(
+            message.to_string().starts_with(expected),
+            "{server}: {message}"
+        );
+    }
+}
+
+#[test]
 fn an_authority_is_a_certificate() {
     let entry = |data: &str| {
         format!(
