@@ -21,3 +21,18 @@ name: mirrord-operator-envoy
 namespace: {{ .Release.Namespace }}
 {{- end -}}
 {{- end }}
+
+{{/* The ports at which the API servers of members are, and AWS where one of them is known by it. */}}
+{{- define "standin-operator.member-ports" -}}
+{{- $ports := list -}}
+{{- range .Values.operator.multiCluster.clusters -}}
+{{- $host := regexReplaceAll "^https://([^/]*).*$" .server "${1}" -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" $host | trimPrefix ":" | default "443") -}}
+{{- if eq .authType "eks" -}}
+{{- $ports = append $ports "443" -}}
+{{- end -}}
+{{- end -}}
+{{- range $ports | uniq | sortAlpha }}
+- {port: {{ . }}, protocol: TCP}
+{{- end -}}
+{{- end }}

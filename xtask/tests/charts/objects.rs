@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::rendering::{find, objects, read, words};
+use super::rendering::{find, objects, read, template, words};
 
 const NAME: &str = "mirrord-operator";
 
@@ -125,6 +125,53 @@ fn a_network_policy_with_addresses_lets_only_these_reach_the_api() {
     let egress = spec["egress"].as_array().unwrap();
     assert!(egress.iter().all(|rule| *rule != json!({})), "{egress:?}");
     assert!(egress.iter().any(|rule| rule["to"] == server), "{egress:?}");
+}
+
+/// A Primary that could not reach its members would have none.
+#[test]
+fn a_network_policy_lets_a_primary_reach_its_members() {
+    let certificate = "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCg==";
+    let member = |method: &str, server: &str| json!({"authType": method, "server": server, "caData": certificate});
+    let mut eks = member("eks", "https://blue.example.com");
+    eks["region"] = json!("eu-north-1");
+    let primary = json!({
+        "enabled": true, "clusterName": "hub", "defaultCluster": "east", "managementOnly": true,
+        "clusters": {
+            "east": member("bearerToken", "https://east:6443"),
+            "west": member("mtls", "https://[fd00::1]:6443/clusters/west"),
+            "north": member("mtls", "https://[fd00::1]"),
+            "blue": eks,
+        },
+    });
+    let primary = format!("operator.multiCluster={primary}");
+    let settings = [
+        "networkPolicy.enabled=true",
+        &primary,
+        "sa.roleArn=arn:aws:iam::1:role/a",
+        "networkPolicy.apiServerCidrs={10.0.0.1/32}",
+        "networkPolicy.memberCidrs={10.1.0.0/16,fd00::/64}",
+    ];
+    let rules = |settings: &[&str]| {
+        let objects = objects(settings);
+        let policy = find(&objects, "NetworkPolicy", NAME).unwrap()["spec"].clone();
+        // Nobody else may reach the operator for that.
+        let ingress = policy["ingress"].to_string();
+        assert!(!ingress.contains("10.1.0.0"), "{ingress}");
+        policy["egress"].as_array().unwrap().clone()
+    };
+    let ports = json!([{"port": 443, "protocol": "TCP"}, {"port": 6443, "protocol": "TCP"}]);
+    let members = json!([{"ipBlock": {"cidr": "10.1.0.0/16"}}, {"ipBlock": {"cidr": "fd00::/64"}}]);
+    let narrow = json!({"ports": ports, "to": members});
+    assert_eq!(rules(&settings).last(), Some(&narrow));
+    assert_eq!(rules(&settings[..4]).last(), Some(&json!({"ports": ports})));
+    // Where everything can be reached, members can.
+    assert_eq!(rules(&settings[..3]).last(), Some(&json!({})));
+    let useless = [settings[0], settings[1], settings[2], settings[4]];
+    let refused = template(&useless).unwrap_err();
+    assert!(
+        refused.contains("`networkPolicy.apiServerCidrs` is not"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -113,7 +113,7 @@ const SETTINGS: &[(&str, &str)] = &[
 
 /// Values that go only together with others, and have tests of their own where they are used.
 fn is_tested_elsewhere(path: &str) -> bool {
-    path.starts_with("operator.multiCluster")
+    path.starts_with("operator.multiCluster") || path == "networkPolicy.memberCidrs"
 }
 
 /// What must be refused, and a word of the reason.
@@ -197,6 +197,18 @@ const WRONG: &[(&str, &str)] = &[
     (
         "networkPolicy.apiServerCidrs={10.0.0.1}",
         "/networkPolicy/apiServerCidrs/0",
+    ),
+    (
+        "networkPolicy.memberCidrs={10.0.0.1}",
+        "/networkPolicy/memberCidrs/0",
+    ),
+    (
+        "networkPolicy.memberCidrs=10.0.0.1/32",
+        "/networkPolicy/memberCidrs",
+    ),
+    (
+        "networkPolicy.apiServerCidrs={10.0.0.1/32}+networkPolicy.memberCidrs={10.0.0.2/32}",
+        "`networkPolicy.memberCidrs` is set, and `operator.multiCluster.enabled` is not",
     ),
     ("serviceMonitor.interval=often", "/serviceMonitor/interval"),
     ("grafanaDashboard.labels.a=1", "got number, want string"),
