@@ -3,18 +3,15 @@
 //! What an operation is for decides who gets it (`protocol::route`). What must be consistent, and what leaves the target,
 //! goes to one agent, always the same as long as it is there: the *first*. What is about the target's own traffic goes to
 //! all. Agents join and leave while a session goes on; whoever has something running with each of them follows
-//! [`Changes`].
+//! [`Changes`], and makes one answer of what they say.
 //!
 //! The router decides and remembers. What an agent is (a connection, a stub of a test) is a type of the caller.
 
 mod changes;
 mod members;
 
-use std::future::Future;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
-use protocol::{Reach, route};
 use tokio::sync::watch;
 
 pub use changes::{Change, Changes};
@@ -26,24 +23,6 @@ pub use members::Preference;
 pub struct Router<Id, Agent> {
     /// From whoever sees agents come and go to everybody.
     members: Arc<watch::Sender<Members<Id, Agent>>>,
-}
-
-/// Who gets a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Recipients<Id, Agent> {
-    One(Id, Agent),
-    All(Vec<(Id, Agent)>),
-    /// There is no agent now.
-    Nobody,
-    /// No agent of this version knows such a request.
-    Unknown,
-}
-
-/// What all agents said to one question.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answers<Id, Answer, Error> {
-    pub agreed: Vec<(Id, Answer)>,
-    pub failed: Vec<(Id, Error)>,
 }
 
 impl<Id, Agent> Router<Id, Agent>
@@ -78,47 +57,6 @@ where
         self.members.borrow().all()
     }
 
-    /// Who gets a request with this path.
-    pub fn recipients(&self, path: &str) -> Recipients<Id, Agent> {
-        let Some(route) = route(path) else {
-            return Recipients::Unknown;
-        };
-        match route.reach() {
-            Reach::One => self
-                .first()
-                .map_or(Recipients::Nobody, |(id, agent)| Recipients::One(id, agent)),
-            Reach::All => match self.all() {
-                all if all.is_empty() => Recipients::Nobody,
-                all => Recipients::All(all),
-            },
-        }
-    }
-
-    /// Asks all agents at the same time. One that is slow delays the answer, and no other agent.
-    pub async fn ask_all<Answer, Error, Asking>(
-        &self,
-        ask: impl Fn(Agent) -> Asking,
-    ) -> Answers<Id, Answer, Error>
-    where
-        Asking: Future<Output = Result<Answer, Error>>,
-    {
-        let asking = self.all().into_iter().map(|(id, agent)| {
-            let asking = ask(agent);
-            async move { (id, asking.await) }
-        });
-        let mut answers = Answers {
-            agreed: Vec::new(),
-            failed: Vec::new(),
-        };
-        for (id, answer) in join_all(asking).await {
-            match answer {
-                Ok(answer) => answers.agreed.push((id, answer)),
-                Err(error) => answers.failed.push((id, error)),
-            }
-        }
-        answers
-    }
-
     /// Who joins and who leaves from now on, beginning with those who are there.
     pub fn changes(&self) -> Changes<Id, Agent> {
         Changes::new(self.members.subscribe())
@@ -145,31 +83,6 @@ mod tests {
             router.join(*id, *agent, Preference::Preferred);
         }
         router
-    }
-
-    #[test]
-    fn requests_go_to_one_or_to_all() {
-        let router = router(&[("a", 1), ("b", 2)]);
-        let check = |path: &str, expected: Recipients<&'static str, u32>| {
-            assert_eq!(router.recipients(path), expected, "{path}");
-        };
-        check("/standin.session.v1.Files/Open", Recipients::One("a", 1));
-        check("/standin.session.v1/outgoing/tcp", Recipients::One("a", 1));
-        let all = Recipients::All(vec![("a", 1), ("b", 2)]);
-        check("/standin.session.v1.Incoming/Subscribe", all.clone());
-        check("/standin.session.v1.Control/Ping", all);
-        check("/somebody.else/Does", Recipients::Unknown);
-    }
-
-    #[test]
-    fn without_agents_nobody_is_asked() {
-        let router = router(&[]);
-        for path in [
-            "/standin.session.v1.Files/Open",
-            "/standin.session.v1.Control/Ping",
-        ] {
-            assert_eq!(router.recipients(path), Recipients::Nobody, "{path}");
-        }
     }
 
     #[test]
@@ -205,20 +118,5 @@ mod tests {
         router.leave(&"waiting");
         assert_eq!(router.first(), None);
         assert_eq!(router.all(), [("traffic", 1)]);
-    }
-
-    #[tokio::test]
-    async fn answers_tell_who_agreed() {
-        let router = router(&[("a", 1), ("b", 2), ("c", 3)]);
-        let answers = router
-            .ask_all(|agent| async move {
-                match agent {
-                    2 => Err("no"),
-                    agent => Ok(agent * 10),
-                }
-            })
-            .await;
-        assert_eq!(answers.agreed, [("a", 10), ("c", 30)]);
-        assert_eq!(answers.failed, [("b", "no")]);
     }
 }

@@ -13,6 +13,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use link::LinkError;
 use link::http2::{BoxError, Client};
+use protocol::Route;
 use tokio::sync::watch;
 use tower_service::Service;
 
@@ -73,6 +74,11 @@ impl Connection {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        debug_assert!(
+            is_for_one(request.uri().path()),
+            "{} is for all agents, or for none",
+            request.uri().path()
+        );
         // The usual case needs no waiting.
         if let State::There(Member { client, .. }) = &*self.state.borrow()
             && !client.is_closed()
@@ -90,6 +96,11 @@ impl Default for Connection {
         let state = Arc::new(watch::Sender::new(State::Awaited));
         Self { state }
     }
+}
+
+/// Whether an operation may be asked of one agent alone. The target's traffic comes from all of them.
+fn is_for_one(path: &str) -> bool {
+    protocol::route(path).is_some_and(|route| route != Route::Traffic)
 }
 
 /// Waits for a client that can be used. One that is closed will be replaced: the keeper sees its link end.

@@ -62,6 +62,8 @@ pub struct Subscribed {
     pub again: bool,
     /// How many agents have it for us.
     pub agents: usize,
+    /// The clusters of these agents, in a session over several: each once, in order.
+    pub clusters: Vec<String>,
     /// Other sessions that are served first.
     pub earlier: Vec<Earlier>,
 }
@@ -106,9 +108,7 @@ impl fmt::Display for IncomingEvent {
         write!(formatter, "{kind} {} of ", self.port)?;
         match (&self.agent, &self.news) {
             (Some(agent), _) => formatter.write_str(&agent.place())?,
-            (None, News::Subscribed(Subscribed { agents, .. })) if *agents > 1 => {
-                write!(formatter, "{agents} pods")?;
-            }
+            (None, News::Subscribed(subscribed)) => subscribed.write_place(formatter)?,
             (None, _) => formatter.write_str("the target")?,
         }
         formatter.write_str(": ")?;
@@ -173,6 +173,22 @@ impl fmt::Display for News {
 }
 
 impl Subscribed {
+    /// Where all agents are together.
+    fn write_place(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pods = || counted(self.agents as u64, "pod");
+        match self.clusters.as_slice() {
+            [] if self.agents == 1 => formatter.write_str("the target"),
+            [] => formatter.write_str(&pods()),
+            [cluster] => write!(formatter, "{} in cluster {cluster}", pods()),
+            clusters => write!(
+                formatter,
+                "{} in the clusters {}",
+                pods(),
+                clusters.join(", ")
+            ),
+        }
+    }
+
     /// Who is served first, in words.
     fn names(&self, takes_all: bool) -> String {
         let earlier = self.earlier.iter();
@@ -322,6 +338,7 @@ mod tests {
             flushed: 0,
             again: false,
             agents: 1,
+            clusters: Vec::new(),
             earlier: Vec::new(),
         }
     }
@@ -373,6 +390,34 @@ mod tests {
             "port 8080 of the target: 3 requests got no answer from the program; the application at the target got them \
              instead, except for 1, whose clients got no answer",
         );
+    }
+
+    #[test]
+    fn a_port_is_where_its_agents_are() {
+        let cases: &[(usize, &[&str], &str)] = &[
+            (1, &[], "port 8080 of the target: "),
+            (3, &[], "port 8080 of 3 pods: "),
+            (1, &["east"], "port 8080 of 1 pod in cluster east: "),
+            (
+                3,
+                &["east", "west"],
+                "port 8080 of 3 pods in the clusters east, west: ",
+            ),
+        ];
+        for (agents, clusters, expected) in cases {
+            let event = IncomingEvent {
+                port: 8080,
+                is_udp: false,
+                agent: None,
+                news: News::Subscribed(Subscribed {
+                    agents: *agents,
+                    clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),
+                    ..subscribed(true, None)
+                }),
+            };
+            let text = event.to_string();
+            assert!(text.starts_with(expected), "{text}");
+        }
     }
 
     #[test]

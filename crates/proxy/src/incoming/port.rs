@@ -1,6 +1,6 @@
 //! The life of one port: from its first listener to its last, at all agents that there are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -216,7 +216,7 @@ impl Port {
                 at_agent.told = None;
                 if round.is_answered {
                     self.before.insert(id.clone());
-                    self.tell_subscribed(Some(id), &[&ours]);
+                    self.tell_subscribed(Some(id), &[(id, &ours)]);
                 }
                 at_agent.state = State::Ours(ours);
                 round.look_who_is_first();
@@ -239,7 +239,7 @@ impl Port {
                     ours.earlier = earlier;
                     // Otherwise it is told when the application's call is answered.
                     if round.is_answered {
-                        self.tell_subscribed(Some(id), &[ours]);
+                        self.tell_subscribed(Some(id), &[(id, ours)]);
                     }
                 }
                 round.look_who_is_first();
@@ -272,14 +272,18 @@ impl Port {
             self.refuse(errno, reason, Some(&id));
             return false;
         }
-        let ours: Vec<&Ours> = round.agents.values().filter_map(AtAgent::ours).collect();
+        let ours: Vec<(&AgentId, &Ours)> = round
+            .agents
+            .iter()
+            .filter_map(|(id, at)| Some((id, at.ours()?)))
+            .collect();
         let nobody = ours.is_empty() && self.shared.steals() && self.before.is_empty();
         if nobody {
             // An agent that is lost while it is asked says nothing; another one will be there.
             return true;
         }
         if !ours.is_empty() {
-            let weakest = ours.iter().map(|ours| ours.checked).min();
+            let weakest = ours.iter().map(|(_, ours)| ours.checked).min();
             self.tell_subscribed(None, &ours);
             round.watch().checked(weakest.unwrap_or(Checked::Nothing));
         }
@@ -334,7 +338,13 @@ impl Port {
         rules.filter(self.local, self.key.port).map(describe)
     }
 
-    fn tell_subscribed(&self, id: Option<&AgentId>, ours: &[&Ours]) {
+    /// One answer for what all of these agents have answered.
+    fn tell_subscribed(&self, id: Option<&AgentId>, all: &[(&AgentId, &Ours)]) {
+        let ours: Vec<&Ours> = all.iter().map(|(_, ours)| *ours).collect();
+        let clusters: BTreeSet<&String> = all
+            .iter()
+            .filter_map(|(agent, _)| agent.cluster.as_ref())
+            .collect();
         let subscribed = Subscribed {
             local: self.local,
             steals: self.shared.steals(),
@@ -348,7 +358,8 @@ impl Port {
             flushed: ours.iter().map(|ours| ours.flushed).sum(),
             again: ours.iter().any(|ours| ours.again),
             agents: ours.len(),
-            earlier: who_is_first(ours),
+            clusters: clusters.into_iter().cloned().collect(),
+            earlier: who_is_first(&ours),
         };
         self.tell(id, News::Subscribed(subscribed));
     }

@@ -156,6 +156,7 @@ fn requests_are_told_with_their_port() {
         flushed: 0,
         again: false,
         agents: 1,
+        clusters: Vec::new(),
         earlier: Vec::new(),
     }));
     told(News::Silent {
@@ -216,7 +217,7 @@ fn requests_are_told_with_their_port() {
 #[test]
 fn a_cluster_that_comes_back_does_not_take_a_port_for_itself() {
     let monitor = Monitor::on();
-    let told = |cluster: Option<&str>, checked| {
+    let told = |cluster: Option<&str>, clusters: &[&str], checked| {
         let agent = cluster.map(|cluster| crate::AgentId {
             cluster: Some(cluster.to_owned()),
             ..crate::AgentId::default()
@@ -233,20 +234,21 @@ fn a_cluster_that_comes_back_does_not_take_a_port_for_itself() {
                 mesh: None,
                 flushed: 0,
                 again: cluster.is_some(),
-                agents: 1,
+                agents: clusters.len(),
+                clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),
                 earlier: Vec::new(),
             }),
         }));
     };
-    told(None, Checked::Outside);
-    told(Some("west"), Checked::Loopback);
+    told(None, &["east", "west"], Checked::Outside);
+    told(Some("west"), &["west"], Checked::Loopback);
     let port = monitor.ports().remove(0);
     assert_eq!((port.cluster, port.checked.as_str()), (None, "outside"));
     let clusters = events(&monitor).into_iter().map(|event| match event {
         Event::PortSubscription { cluster, .. } => cluster,
         other => panic!("{other:?}"),
     });
-    let expected = [None, Some("west".to_owned())];
+    let expected = [Some("east, west".to_owned()), Some("west".to_owned())];
     assert_eq!(clusters.collect::<Vec<_>>(), expected);
 }
 

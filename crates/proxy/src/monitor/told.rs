@@ -50,7 +50,7 @@ impl Monitor {
                 match &incoming.news {
                     News::Subscribed(subscribed) => {
                         let row = row(incoming, subscribed, now);
-                        recorder.emit(now, subscription(&row));
+                        recorder.emit(now, subscription(&row, subscribed));
                         recorder.subscribed(incoming.is_udp, row);
                         return;
                     }
@@ -145,7 +145,9 @@ fn row(incoming: &IncomingEvent, subscribed: &Subscribed, now: u64) -> PortRow {
     }
 }
 
-fn subscription(row: &PortRow) -> Told {
+/// Of one agent, or of all together, which may be in several clusters.
+fn subscription(row: &PortRow, subscribed: &Subscribed) -> Told {
+    let all = (!subscribed.clusters.is_empty()).then(|| subscribed.clusters.join(", "));
     Told::PortSubscription {
         port: row.port,
         local_port: row.local_port,
@@ -153,6 +155,6 @@ fn subscription(row: &PortRow) -> Told {
         mode: row.mode,
         filter: row.filter.clone(),
         checked: row.checked.clone(),
-        cluster: row.cluster.clone(),
+        cluster: row.cluster.clone().or(all),
     }
 }

@@ -299,9 +299,14 @@ async fn a_cluster_that_is_lost_in_the_middle_of_a_request_resets_that_one_only(
 /// What was under way goes on where it was, with what was said meanwhile.
 #[tokio::test]
 async fn a_cluster_that_is_back_within_the_window_loses_nothing_of_a_request() {
-    let session = TwoClusters::begin(Cluster::new("west", LONG)).await;
+    let mut session = TwoClusters::begin(Cluster::new("west", LONG)).await;
     let (listener, address) = listener().await;
     session.world.listen(address, false).await.unwrap();
+    // Both have answered, and the user gets one answer.
+    let place = "port 8080 of 2 pods in the clusters east, west: ";
+    session
+        .is_told(|event| event.to_string().starts_with(place))
+        .await;
     let mut in_east = Stolen::begin(&session.east, &listener).await;
     let mut in_west = Stolen::begin(&session.west, &listener).await;
 
