@@ -23,7 +23,7 @@ use anyhow::{Context, Result, anyhow};
 use config::{FileMode, Resolved, Settings};
 use proxy::{Launch, Monitor, Session, Tell};
 
-pub(crate) use agent::{access, program as agent_program};
+pub(crate) use agent::{access, coordinated_clusters, program as agent_program};
 pub(crate) use arguments::{ClusterFlags, ExecArguments, WayFlags};
 pub(crate) use progress::{Progress, colors};
 

@@ -9,7 +9,7 @@ use cluster::{Cluster, Listing};
 use config::Settings;
 
 use crate::exec::settings::load_with;
-use crate::exec::{ClusterFlags, Progress, WayFlags, access};
+use crate::exec::{ClusterFlags, Progress, WayFlags, access, coordinated_clusters};
 use crate::table;
 
 #[derive(Debug, Args)]
@@ -44,23 +44,26 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (listing, namespace, is_there) = runtime.block_on(async {
+    let (listing, nothing) = runtime.block_on(async {
         let cluster = Cluster::connect(&access(&settings)).await?;
         let namespace = cluster.namespace().to_owned();
-        let listing = list(&cluster, &namespace, &settings, &progress).await?;
-        let is_there = match listing.targets.is_empty() {
-            true => cluster::has_namespace(&cluster, &namespace).await,
+        let (listing, way) = list(&cluster, &namespace, &settings, &progress).await?;
+        let nothing = match listing.targets.is_empty() {
+            true => Some(nothing(
+                &namespace,
+                &looked(&cluster, &namespace, way).await,
+            )),
             false => None,
         };
-        Ok::<_, cluster::Error>((listing, namespace, is_there))
+        Ok::<_, cluster::Error>((listing, nothing))
     })?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&listing.targets)?);
     } else {
         print!("{}", table(&listing));
     }
-    if listing.targets.is_empty() {
-        progress.say(&nothing(&namespace, is_there));
+    if let Some(nothing) = nothing {
+        progress.say(&nothing);
     }
     for warning in &listing.warnings {
         progress.say(warning);
@@ -74,10 +77,49 @@ pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn nothing(namespace: &str, is_there: Option<bool>) -> String {
-    let what = match is_there {
-        Some(false) => format!("there is no namespace {namespace}"),
-        Some(true) | None => format!("there is nothing in the namespace {namespace}"),
+/// Who was asked.
+#[derive(Clone, Copy)]
+enum Way {
+    /// This cluster, by the user or by its operator.
+    One,
+    /// An operator, which may coordinate other clusters.
+    Many,
+}
+
+/// Where there is nothing.
+enum Looked {
+    /// In this cluster, and whether the namespace is there, if that can be known.
+    Here(Option<bool>),
+    /// In these clusters.
+    In(Vec<String>),
+}
+
+/// A Primary may have neither targets nor their namespaces, so its own say nothing of what there is.
+async fn looked(cluster: &Cluster, namespace: &str, way: Way) -> Looked {
+    let has_namespace = cluster::has_namespace(cluster, namespace);
+    match way {
+        Way::One => Looked::Here(has_namespace.await),
+        Way::Many => match cluster::operator(cluster).await {
+            Ok(operator) => match coordinated_clusters(&operator) {
+                Some(clusters) => Looked::In(clusters),
+                None => Looked::Here(has_namespace.await),
+            },
+            Err(error) => {
+                tracing::debug!(%error, "whether there are several clusters is not known");
+                Looked::Here(None)
+            }
+        },
+    }
+}
+
+fn nothing(namespace: &str, looked: &Looked) -> String {
+    let what = match looked {
+        Looked::Here(Some(false)) => format!("there is no namespace {namespace}"),
+        Looked::Here(_) => format!("there is nothing in the namespace {namespace}"),
+        Looked::In(clusters) => format!(
+            "nothing was found in the namespace {namespace} of the clusters {}",
+            clusters.join(", ")
+        ),
     };
     format!("{what}; -n names another one, --context another cluster")
 }
@@ -89,21 +131,26 @@ async fn list(
     namespace: &str,
     settings: &Settings,
     progress: &Progress,
-) -> cluster::Result<Listing> {
+) -> cluster::Result<(Listing, Way)> {
     let operator = settings.operator;
     let through_operator = match operator {
         Some(forced) => forced,
         None => cluster::has_operator(cluster).await?,
     };
+    let with_own_rights = async || Ok((cluster::list(cluster, namespace).await?, Way::One));
     if !through_operator {
-        return cluster::list(cluster, namespace).await;
+        return with_own_rights().await;
     }
+    let way = match settings.multi_cluster {
+        Some(false) => Way::One,
+        Some(true) | None => Way::Many,
+    };
     let listing = cluster::list_through_operator(cluster, namespace, settings.multi_cluster).await;
     let error = match listing {
         Err(error) if operator.is_none() => error,
-        result => return result,
+        result => return result.map(|listing| (listing, way)),
     };
-    let listing = cluster::list(cluster, namespace).await;
+    let listing = with_own_rights().await;
     match (listing, &error) {
         // What is missing is a right at the operator's, which is less than those for the other way.
         (Err(_), cluster::Error::MayNot { .. }) => Err(error),
@@ -144,12 +191,20 @@ mod tests {
     #[test]
     fn a_namespace_that_is_not_there_is_told_from_an_empty_one() {
         let rest = "-n names another one, --context another cluster";
-        for (is_there, what) in [
-            (Some(false), "there is no namespace shop"),
-            (Some(true), "there is nothing in the namespace shop"),
-            (None, "there is nothing in the namespace shop"),
+        let members = Looked::In(vec!["east".to_owned(), "west".to_owned()]);
+        for (looked, what) in [
+            (Looked::Here(Some(false)), "there is no namespace shop"),
+            (
+                Looked::Here(Some(true)),
+                "there is nothing in the namespace shop",
+            ),
+            (Looked::Here(None), "there is nothing in the namespace shop"),
+            (
+                members,
+                "nothing was found in the namespace shop of the clusters east, west",
+            ),
         ] {
-            assert_eq!(nothing("shop", is_there), format!("{what}; {rest}"));
+            assert_eq!(nothing("shop", &looked), format!("{what}; {rest}"));
         }
     }
 

@@ -23,7 +23,9 @@ pub(crate) use in_cluster::{InCluster, access, cluster_of, ensure_meant};
 use local::LocalAgent;
 pub(crate) use local::program;
 use operator::ThroughOperator;
-pub(crate) use operator::{Clusters, Way, choose as choose_way, is_targetless};
+pub(crate) use operator::{
+    Clusters, Way, choose as choose_way, coordinated_clusters, is_targetless,
+};
 
 use super::log::Verbosity;
 use super::progress::Progress;

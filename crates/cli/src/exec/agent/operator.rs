@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use agents::OperatorAgents;
-pub(crate) use clusters::Clusters;
+pub(crate) use clusters::{Clusters, coordinated_clusters};
 
 use crate::exec::holder;
 use crate::exec::progress::Progress;

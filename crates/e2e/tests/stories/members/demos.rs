@@ -183,6 +183,14 @@ async fn management_only(scene: &Scene<'_>) -> Result<()> {
         !row(&listed).is_empty() && !listed.contains("CLUSTERS"),
         "{listed}"
     );
+    // A namespace that the Primary does not have either may be elsewhere.
+    let mut elsewhere = standin_in(scene.shop("hub")?)?;
+    let said = elsewhere.args(["ls", "-n", "elsewhere"]).output()?.stderr;
+    let said = String::from_utf8_lossy(&said);
+    ensure!(
+        said.contains("in the namespace elsewhere of the clusters east, west"),
+        "{said}"
+    );
     let session = StandIn::start(scene, "hub", &["--steal"])?;
     for cluster in ["east", "west"] {
         scene

@@ -119,6 +119,11 @@ fn is_primary(operator: &MirrordOperator) -> bool {
     features.any(|feature| feature == Feature::MultiClusterPrimary.as_str())
 }
 
+/// The clusters in which a Primary's sessions are. Nothing, where the operator is for one cluster.
+pub(crate) fn coordinated_clusters(operator: &MirrordOperator) -> Option<Vec<String>> {
+    is_primary(operator).then(|| workload_clusters(operator))
+}
+
 fn workload_clusters(operator: &MirrordOperator) -> Vec<String> {
     let roles = operator.spec.multi_cluster.as_ref();
     let primary = roles.filter(|roles| !roles.management_only);
@@ -321,8 +326,9 @@ mod tests {
             MirrordOperator::new(spec, status)
         };
         assert!(is_primary(&operator(true)));
-        assert_eq!(workload_clusters(&operator(true)), ["east", "west"]);
-        assert_eq!(workload_clusters(&operator(false)), ["hub", "east", "west"]);
+        let clusters = |operator| coordinated_clusters(&operator).unwrap();
+        assert_eq!(clusters(operator(true)), ["east", "west"]);
+        assert_eq!(clusters(operator(false)), ["hub", "east", "west"]);
         assert_eq!(
             troubles(&operator(false)),
             ["the operator cannot reach the cluster west: no Secret"]
@@ -332,5 +338,6 @@ mod tests {
             MirrordOperatorStatus::default(),
         );
         assert!(!is_primary(&single));
+        assert_eq!(coordinated_clusters(&single), None);
     }
 }
