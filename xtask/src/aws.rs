@@ -1,5 +1,6 @@
-//! The AWS CLI and a stand-in for AWS itself (moto), with which a session's identity is tested. Both come from the Python
-//! package index: distributions have neither, or one that is years old.
+//! The AWS CLI and a stand-in for AWS itself (moto), with which a session's identity is tested, and botocore, with whose
+//! tokens for EKS ours are compared. All come from the Python package index: distributions have none of them, or one that is
+//! years old.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,9 +11,11 @@ use anyhow::{Context, Result};
 use crate::{packages, process, workspace};
 
 /// The server needs no more than this of what moto would bring along.
-const PACKAGES: [&str; 4] = [
+const PACKAGES: [&str; 5] = [
     "awscli==1.46.2",
     "moto==5.2.5",
+    // Moto would take any.
+    "botocore==1.44.0",
     "flask==3.1.3",
     "flask-cors==6.0.5",
 ];

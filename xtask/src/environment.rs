@@ -9,7 +9,7 @@ pub(crate) const PROGRAMS: &str = "STANDIN_PROGRAMS";
 /// The folder of the compiled programs that stand in, for the stories.
 pub(crate) const FIXTURES: &str = "STANDIN_FIXTURES";
 
-/// The folder of the AWS CLI and of moto, for the tests of sessions.
+/// The folder of the AWS CLI, moto and botocore, for the tests of sessions and of tokens.
 pub(crate) const AWS_TOOLS: &str = "STANDIN_AWS_TOOLS";
 
 /// The folder of the running package's manifest. Set by `cargo run`.

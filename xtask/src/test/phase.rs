@@ -162,13 +162,16 @@ fn run_unit_tests(root: &Path) -> Result<Outcome> {
     let standin = build_standin(root)?;
     let aws_tools = aws::folder()?;
     let mut command = lab::cargo(root);
-    command.env(environment::PROGRAMS, &standin).args([
-        "test",
-        "--locked",
-        "--workspace",
-        "--exclude=e2e",
-        "--no-fail-fast",
-    ]);
+    command
+        .env(environment::PROGRAMS, &standin)
+        .env(environment::AWS_TOOLS, &aws_tools)
+        .args([
+            "test",
+            "--locked",
+            "--workspace",
+            "--exclude=e2e",
+            "--no-fail-fast",
+        ]);
     let mut outcome = count(Runner::Cargo, "cargo test", command)?;
     // What needs root is ignored above, so that `cargo test` works for everyone.
     for package in NEED_ROOT {
