@@ -1,12 +1,13 @@
 //! What goes wrong between clusters, one thing after the other, in one lab: a hub without targets, east, which is the
 //! Default, and west. Sessions start with the Default and go on without others. After each fault, what there is in all
-//! clusters is counted: nothing may be there that was not there before.
+//! clusters is counted, down to the rules in the networks of pods: nothing may be there that was not there before.
 
 mod credentials;
 mod network;
 mod people;
 mod requests;
 mod restarts;
+mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -77,8 +78,11 @@ pub(super) async fn members_come_and_go(story: &Story<'_>) -> Result<()> {
         requests::none_is_lost_and_none_comes_twice(&scene),
     )
     .await;
-    told.fault("a token is revoked", credentials::token_revoked(&scene))
-        .await;
+    told.fault(
+        "a token is revoked, and its Secret goes",
+        credentials::token_over(&scene),
+    )
+    .await;
     told.fault(
         "a certificate expires, and its Secret goes",
         credentials::certificate_over(&scene),
@@ -216,7 +220,9 @@ impl<'clusters> Scene<'clusters> {
             let kinds = "mirrordmulticlustersessions.operator.metalbear.co,mirrordclustersessions.mirrord.metalbear.co";
             counts.insert(format!("sessions in {name}"), count(kinds)?);
             counts.insert(format!("Secrets in {name}"), count("secrets")?);
-            counts.insert(format!("agents in {name}"), running_agents(operator)?);
+            let pods = pods(operator)?;
+            counts.insert(format!("agents in {name}"), agents_of(&pods));
+            counts.insert(format!("rules in {name}"), self.rules(&pods)?);
         }
         Ok(counts)
     }
@@ -234,16 +240,26 @@ fn envoy_token(member: &Operator) -> Result<String> {
     Ok(token.trim().to_owned())
 }
 
-/// The entries of those that have ended stay in their pods.
 fn running_agents(operator: &Operator) -> Result<usize> {
+    Ok(agents_of(&pods(operator)?))
+}
+
+/// The shop's pods.
+fn pods(operator: &Operator) -> Result<Vec<Value>> {
     let pods = operator.kubectl_in(SHOP, &["get", "pods", "--output=json"])?;
     let pods: Value = serde_json::from_str(&pods)?;
-    let pods = pods["items"].as_array().into_iter().flatten();
-    let agents = pods.filter_map(|pod| pod["status"]["ephemeralContainerStatuses"].as_array());
+    Ok(pods["items"].as_array().cloned().unwrap_or_default())
+}
+
+/// The entries of those that have ended stay in their pods.
+fn agents_of(pods: &[Value]) -> usize {
+    let agents = pods
+        .iter()
+        .filter_map(|pod| pod["status"]["ephemeralContainerStatuses"].as_array());
     let agents = agents.flatten();
-    Ok(agents
+    agents
         .filter(|agent| agent["state"]["running"].is_object())
-        .count())
+        .count()
 }
 
 /// Tells one fault after the other, and what went wrong at the end: one that does does not hide the next.

@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 
 use super::super::credential;
 use super::super::{certificate_secret, make_certificate};
-use super::{Client, LONG, Scene, envoy_token, is_away};
+use super::{Client, LONG, Scene, envoy_token, is_away, ready_in};
 
-/// The account is made anew, so its tokens are nobody's. It is the Default's.
-pub(super) async fn token_revoked(scene: &Scene<'_>) -> Result<()> {
+/// The account is made anew, so its tokens are nobody's. It is the Default's. Then the Secret goes: a member that is to be
+/// left alone, although the hub has a token of its own for it.
+pub(super) async fn token_over(scene: &Scene<'_>) -> Result<()> {
     let client = Client::start(&scene.hub, 9, LONG).await?;
     let before = client.has_all().await?;
     let account = "mirrord-operator-envoy";
@@ -33,6 +34,28 @@ pub(super) async fn token_revoked(scene: &Scene<'_>) -> Result<()> {
     let token = json!({"stringData": {"bearerToken": envoy_token(&scene.east)?}}).to_string();
     let secret = ["patch", "secret", "mirrord-cluster-east", "--patch", &token];
     scene.hub.stage.kubectl(&secret)?;
+    scene.is_connected("east").await?;
+    ensure!(
+        client.has_all().await? == before,
+        "there are other agents than before"
+    );
+    let stage = &scene.hub.stage;
+    let secret = ["get", "secret", "mirrord-cluster-east", "--output=json"];
+    let mut secret: Value = serde_json::from_str(&stage.kubectl(&secret)?)?;
+    stage.kubectl(&["delete", "secret", "mirrord-cluster-east"])?;
+    scene
+        .is_away("east", "mirrord-cluster-east is not there")
+        .await?;
+    let places = client
+        .is_told("east is away, and its agents may come back", |places| {
+            is_away(places, "east") && ready_in(places, "east").len() == 2
+        })
+        .await?;
+    client.uses(&places, "west").await?;
+    for key in ["uid", "resourceVersion", "creationTimestamp"] {
+        secret["metadata"][key].take();
+    }
+    stage.apply(&secret.to_string())?;
     scene.is_connected("east").await?;
     ensure!(
         client.has_all().await? == before,

@@ -14,7 +14,7 @@ use lab::Progress;
 
 use super::super::super::surroundings::{Running, standin_in};
 use super::restarts;
-use super::{Operator, SHOP, Scene, network};
+use super::{Operator, SHOP, Scene, network, pods};
 
 /// Answers every request, and prints what was asked for.
 const SERVER: &str = "\
@@ -130,6 +130,13 @@ async fn breaking(scene: &Scene<'_>, session: &Running, streams: &[Requests]) ->
         Ok(())
     };
     both("the start").await?;
+    for member in [&scene.east, &scene.west] {
+        // What is counted when all is over can be seen.
+        ensure!(
+            scene.rules(&pods(member)?)? > 0,
+            "a session steals without a rule"
+        );
+    }
     restarts::kill(&scene.hub)?;
     both("the end of the Primary").await?;
     restarts::kill(&scene.west)?;
