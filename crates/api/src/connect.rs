@@ -186,6 +186,9 @@ pub struct Places {
     /// The clusters of a session over several. Empty, where there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clusters: Vec<PlaceCluster>,
+    /// This replica of the operator is about to end: the client should connect to another, and then leave.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
 }
 
 /// A cluster of a session, as seen from the Primary.

@@ -1,6 +1,8 @@
 //! One story: its stages, and what is printed when it goes wrong.
 
 use std::any::Any;
+use std::io;
+use std::os::fd::AsFd as _;
 use std::panic::{self, AssertUnwindSafe};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context as _, Result, anyhow};
 use lab::Lab;
 use libtest_mimic::{Failed, Trial};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::unistd::geteuid;
 use tokio::runtime::Runtime;
 
@@ -68,6 +71,7 @@ where
             context.uninstall();
         }
         context.clear();
+        let_output_wait();
         report
     })
     .with_ignored_flag(match needs {
@@ -75,6 +79,16 @@ where
         Needs::Clusters => false,
         Needs::Lab => !world::is_lab(),
     })
+}
+
+/// Programs that a story starts may make the pipe to which all print non-blocking, as Node.js does. A result that does not
+/// fit into it at once would then end this program, and the result would be lost.
+fn let_output_wait() {
+    for output in [io::stdout().as_fd(), io::stderr().as_fd()] {
+        let flags = fcntl(output, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
+        let waiting = flags.map(|flags| flags - OFlag::O_NONBLOCK);
+        let _ = waiting.and_then(|flags| fcntl(output, FcntlArg::F_SETFL(flags)));
+    }
 }
 
 fn words_of(cause: &(dyn Any + Send)) -> String {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -21,7 +21,7 @@ use atomic_waker::AtomicWaker;
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_util::sync::PollSender;
@@ -80,6 +80,8 @@ struct Inner {
     next: AtomicU32,
     /// Channels that somebody here still has.
     held: AtomicUsize,
+    /// From the last channel to whoever waits until there is none.
+    released: Notify,
     /// What has come and was not read yet, with what it costs.
     unread: AtomicUsize,
     /// What waits to be told to the other end.
@@ -186,6 +188,20 @@ impl Channels {
     fn tell(&self, frame: &Frame) {
         self.inner.waiting.fetch_add(1, Ordering::AcqRel);
         let _ = self.control.send(Message::Binary(frame.encode()));
+    }
+
+    /// Waits until nobody here has a channel any more.
+    pub async fn unused(&self) {
+        loop {
+            let released = self.inner.released.notified();
+            let mut released = pin!(released);
+            // From here on nothing is missed.
+            released.as_mut().enable();
+            if self.inner.held.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            released.await;
+        }
     }
 
     fn channel(&self, number: u32) -> Channel {
@@ -531,7 +547,9 @@ impl Drop for Channel {
                 self.forget(&bytes);
             }
         }
-        self.channels.inner.held.fetch_sub(1, Ordering::AcqRel);
+        if self.channels.inner.held.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.channels.inner.released.notify_waiters();
+        }
     }
 }
 

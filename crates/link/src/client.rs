@@ -85,7 +85,16 @@ impl<D: Dial> Client<D> {
         let mut progress = self.progress();
         loop {
             let attached = Instant::now();
-            if self.until_not(Event::Attached).await == Event::Over {
+            let event = tokio::select! {
+                event = self.until_not(Event::Attached) => event,
+                pipe = self.another_pipe() => {
+                    if self.move_to(pipe).await {
+                        continue;
+                    }
+                    Event::Lost
+                }
+            };
+            if event == Event::Over {
                 break;
             }
             if attached.elapsed() >= GOOD_CONNECTION {
@@ -112,6 +121,39 @@ impl<D: Dial> Client<D> {
 
     async fn until_not(&self, seen: Event) -> Event {
         until_not(&self.shared, seen).await
+    }
+
+    /// Makes another pipe when the one that there is should be left. Until then that one is used.
+    async fn another_pipe(&self) -> D::Pipe {
+        self.dialer.moved().await;
+        let redial = self.settings.redial;
+        let mut failures = 0;
+        loop {
+            match timeout(redial.attempt_timeout, self.dialer.dial()).await {
+                Ok(Ok(pipe)) => return pipe,
+                Ok(Err(error)) => tracing::debug!(%error, "a link cannot move yet"),
+                Err(_) => tracing::debug!("a link cannot move yet: nobody answers"),
+            }
+            failures += 1;
+            sleep(redial.pause(failures, rand::random())).await;
+        }
+    }
+
+    /// Moves to another pipe. The peer has the old one until it knows of the new, so that it never misses us. False if it
+    /// did not work: the link is then without a connection, or over.
+    async fn move_to(&mut self, pipe: D::Pipe) -> bool {
+        self.attempts = self.attempts.wrapping_add(1);
+        let Some(left) = self.shared.set_aside() else {
+            return false;
+        };
+        let limit = self.settings.redial.attempt_timeout;
+        let moved = timeout(limit, self.attach(pipe)).await;
+        drop(left);
+        let is_moved = matches!(moved, Ok(Ok(())));
+        if !is_moved {
+            self.shared.report_loss("it could not move".to_owned());
+        }
+        is_moved
     }
 
     /// Tries until there is a connection, or there can be none.
@@ -163,12 +205,21 @@ impl<D: Dial> Client<D> {
     async fn attempt(&mut self) -> Result<(), Failure> {
         self.attempts = self.attempts.wrapping_add(1);
         let limit = self.settings.redial.attempt_timeout;
-        let greeted = timeout(limit, self.dial_and_greet()).await;
-        let (pipe, answer) = greeted.unwrap_or_else(|_| {
+        let attached = timeout(limit, async {
+            let pipe = self.dialer.dial().await;
+            let pipe =
+                pipe.map_err(|error| Failure::Retry(LinkError::Unreachable(Arc::new(error))))?;
+            self.attach(pipe).await
+        });
+        attached.await.unwrap_or_else(|_| {
             let error = io::Error::from(io::ErrorKind::TimedOut);
             Err(Failure::Retry(LinkError::NoGreeting(Arc::new(error))))
-        })?;
-        match answer {
+        })
+    }
+
+    /// Greets over a pipe, and makes it the link's.
+    async fn attach(&self, mut pipe: D::Pipe) -> Result<(), Failure> {
+        match greet(&mut pipe, &self.hello()).await? {
             Answer::Welcome(welcome) => {
                 let mut inner = self.shared.lock();
                 let attached = inner.machine.welcomed(now(), &welcome);
@@ -178,14 +229,6 @@ impl<D: Dial> Client<D> {
             }
             Answer::Refuse { refusal, version } => Err(failure(refusal, version)),
         }
-    }
-
-    async fn dial_and_greet(&self) -> Result<(D::Pipe, Answer), Failure> {
-        let pipe = self.dialer.dial().await;
-        let mut pipe =
-            pipe.map_err(|error| Failure::Retry(LinkError::Unreachable(Arc::new(error))))?;
-        let answer = greet(&mut pipe, &self.hello()).await?;
-        Ok((pipe, answer))
     }
 
     fn hello(&self) -> Hello {

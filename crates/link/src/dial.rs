@@ -1,6 +1,6 @@
 //! Pipes, and who makes them.
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
 
@@ -20,6 +20,12 @@ pub trait Dial: Send + Sync + 'static {
 
     /// Makes one pipe, or says why not. A failure is retried; there is no need to try twice here.
     fn dial(&self) -> impl Future<Output = io::Result<Self::Pipe>> + Send;
+
+    /// Ends when the pipe that was made last is to be left for another one although it works, because who carries it is
+    /// about to go. The link then moves without a moment in which the other end misses it.
+    fn moved(&self) -> impl Future<Output = ()> + Send {
+        pending()
+    }
 }
 
 /// Dials TCP.

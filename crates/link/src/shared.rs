@@ -116,6 +116,27 @@ impl Shared {
         self.wakers.driver.wake();
     }
 
+    /// Takes the pipe away, for another one to come in its place. As long as it is not dropped, the peer misses nobody.
+    /// None of a link that is over or has none.
+    pub(crate) fn set_aside(&self) -> Option<Box<dyn Pipe>> {
+        let mut inner = self.lock();
+        if inner.machine.ending().is_some() {
+            return None;
+        }
+        let pipe = inner.pipe.take()?;
+        inner.machine.detach(now(), None);
+        Some(pipe)
+    }
+
+    /// There is no connection, and none is about to come by itself.
+    pub(crate) fn report_loss(&self, why: String) {
+        self.status.send_replace(Status::Reconnecting {
+            since: now(),
+            attempts: 0,
+            last_error: why,
+        });
+    }
+
     /// Reads for the user: from what has arrived, or else from the pipe.
     pub(crate) fn poll_read(
         &self,
@@ -374,13 +395,8 @@ impl Shared {
         if inner.machine.ending().is_some() {
             return;
         }
-        let now = now();
-        inner.machine.detach(now, malformed);
-        self.status.send_replace(Status::Reconnecting {
-            since: now,
-            attempts: 0,
-            last_error: why.to_string(),
-        });
+        inner.machine.detach(now(), malformed);
+        self.report_loss(why.to_string());
     }
 
     fn wake_users(&self, inner: &Inner) {

@@ -4,6 +4,7 @@ mod bounds;
 mod endings;
 mod failures;
 mod http2;
+mod moving;
 mod network;
 mod resuming;
 mod transports;

@@ -153,6 +153,10 @@ impl<D: Dial> Dial for TlsDialer<D> {
             });
         connecting.await
     }
+
+    async fn moved(&self) {
+        self.inner.moved().await;
+    }
 }
 
 /// For the server: turns accepted connections into TLS ones. Anybody may come, and shows a token later.

@@ -35,10 +35,12 @@ mod targets;
 mod uninstall;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use link::tls::Identity;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -74,10 +76,21 @@ pub(crate) struct Shared {
     pub(crate) nodes: Nodes,
     /// Cancelled when this replica is about to end, so that nobody new is sent to it.
     pub(crate) ending: CancellationToken,
-    /// Cancelled a little later, when nobody new comes any more: those who are here are sent elsewhere.
+    /// Cancelled a little later, when nobody new comes any more: those who are here are told to go elsewhere.
     pub(crate) leaving: CancellationToken,
     /// The tasks that carry sessions.
     pub(crate) relays: TaskTracker,
+}
+
+/// How long a client may take to go to another replica. It has found one before it leaves this one.
+const MOVES_WITHIN: Duration = Duration::from_secs(8);
+
+impl Shared {
+    /// Waits until this replica carries nobody any more.
+    pub(crate) async fn left(&self) {
+        self.leaving.cancelled().await;
+        sleep(MOVES_WITHIN).await;
+    }
 }
 
 /// Runs an operator until `shutdown`, and then until what is under way is done.

@@ -1,10 +1,11 @@
 //! Keeps a session's connection to the operator: made again whenever it is lost, through whichever replica answers.
 //!
 //! The links of a session are above it and outlive every connection. They dial when theirs is lost; until the operator is
-//! there again a dial waits a moment and then says why it cannot be made.
+//! there again a dial waits a moment and then says why it cannot be made. A replica that is about to end says so: there is
+//! then another connection before the links leave the old one, and no agent misses its client.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use api::connect::{Places, SESSION_IS_OVER};
@@ -23,10 +24,14 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 /// The pauses between attempts to come back.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// A replica that ends carries its sessions for some seconds more; another one is to be found within them.
+const LONGEST_PAUSE_OF_A_MOVE: Duration = Duration::from_secs(1);
 /// How long one attempt may take. The operator may have to start agents anew.
 const ATTEMPT: Duration = Duration::from_secs(90);
 /// How long a dial waits for the operator.
 const DIAL: Duration = Duration::from_secs(3);
+/// How long links may take to leave a connection for the next.
+const MOVED_WITHIN: Duration = Duration::from_secs(10);
 /// How long to wait until the operator has heard of the end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -43,7 +48,7 @@ pub struct Carrier {
 /// The connection, from the keeper to those who dial.
 #[derive(Debug, Clone)]
 enum Line {
-    /// Left when the connection is lost.
+    /// Left when the connection is lost, or another one is there in its place.
     There(Arc<OperatorConnection>),
     /// Left when there is another one, or none is to be. Why there is none now.
     Away(String),
@@ -56,6 +61,8 @@ enum Line {
 pub struct CarriedDialer {
     line: watch::Receiver<Line>,
     place: u32,
+    /// The connection that was dialled through last.
+    used: Arc<Mutex<Weak<OperatorConnection>>>,
 }
 
 impl Carrier {
@@ -92,6 +99,7 @@ impl Carrier {
         CarriedDialer {
             line: self.line.clone(),
             place,
+            used: Arc::default(),
         }
     }
 
@@ -143,6 +151,14 @@ async fn first(session: &OperatorSession) -> Result<OperatorConnection> {
     }
 }
 
+/// Why a connection is of no more use.
+enum Left {
+    /// It has ended, for this reason.
+    Ended(String),
+    /// The replica will end it soon.
+    Leaving,
+}
+
 struct Keeper {
     session: OperatorSession,
     line: watch::Sender<Line>,
@@ -152,7 +168,19 @@ struct Keeper {
 impl Keeper {
     async fn keep(self, mut connection: Arc<OperatorConnection>) {
         loop {
-            let why = self.follow(&connection).await;
+            let why = match self.follow(&connection).await {
+                Left::Ended(why) => why,
+                Left::Leaving => match self.find_another(&connection).await {
+                    Ok(next) => {
+                        tracing::info!("another replica of the operator carries the session");
+                        self.say(Line::There(Arc::clone(&next)));
+                        let left = std::mem::replace(&mut connection, next);
+                        tokio::spawn(timeout(MOVED_WITHIN, async move { left.unused().await }));
+                        continue;
+                    }
+                    Err(why) => why,
+                },
+            };
             tracing::info!(why, "the connection to the operator has ended");
             if why == SESSION_IS_OVER {
                 self.say(Line::Over("it was ended in the cluster".to_owned()));
@@ -169,24 +197,51 @@ impl Keeper {
         }
     }
 
-    /// Passes on where agents are, until the connection ends.
-    async fn follow(&self, connection: &OperatorConnection) -> String {
+    /// Passes on where agents are, until the connection ends or is to be left.
+    async fn follow(&self, connection: &OperatorConnection) -> Left {
         let mut places = connection.places.clone();
         loop {
             tokio::select! {
                 changed = places.changed() => match changed {
                     Ok(()) => {
                         let now = places.borrow_and_update().clone();
+                        if now.leaving {
+                            return Left::Leaving;
+                        }
                         self.places.send_if_modified(|before| {
                             let is_new = *before != now;
                             *before = now;
                             is_new
                         });
                     }
-                    Err(_) => return connection.ended().await,
+                    Err(_) => return Left::Ended(connection.ended().await),
                 },
-                why = connection.ended() => return why,
+                why = connection.ended() => return Left::Ended(why),
             }
+        }
+    }
+
+    /// Connects to another replica while this connection is still used. If it ends before that, the reason.
+    async fn find_another(
+        &self,
+        connection: &OperatorConnection,
+    ) -> std::result::Result<Arc<OperatorConnection>, String> {
+        let another = async {
+            let mut pause = SHORTEST_PAUSE;
+            loop {
+                match self.session.connect().await {
+                    Ok(another) => return Arc::new(another),
+                    Err(error) => {
+                        tracing::debug!(error = chain(&error), "no other replica is there yet");
+                    }
+                }
+                sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+                pause = (pause * 2).min(LONGEST_PAUSE_OF_A_MOVE);
+            }
+        };
+        tokio::select! {
+            another = another => Ok(another),
+            why = connection.ended() => Err(why),
         }
     }
 
@@ -226,21 +281,43 @@ fn is_final(error: &Error) -> bool {
     )
 }
 
+impl CarriedDialer {
+    fn open(&self, connection: &Arc<OperatorConnection>) -> Channel {
+        *self.used() = Arc::downgrade(connection);
+        connection.open(self.place)
+    }
+
+    fn used(&self) -> MutexGuard<'_, Weak<OperatorConnection>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Dial for CarriedDialer {
     type Pipe = Channel;
+
+    async fn moved(&self) {
+        let mut line = self.line.clone();
+        let is_another = |line: &Line| match line {
+            Line::There(connection) => !std::ptr::eq(self.used().as_ptr(), Arc::as_ptr(connection)),
+            Line::Away(_) | Line::Over(_) => false,
+        };
+        if line.wait_for(is_another).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 
     async fn dial(&self) -> io::Result<Channel> {
         let mut line = self.line.clone();
         let found = line.wait_for(|line| !matches!(line, Line::Away(_)));
         let why = match timeout(DIAL, found).await {
             Ok(Ok(line)) => match &*line {
-                Line::There(connection) => return Ok(connection.open(self.place)),
+                Line::There(connection) => return Ok(self.open(connection)),
                 Line::Over(why) | Line::Away(why) => why.clone(),
             },
             Ok(Err(_)) => "the session has ended".to_owned(),
             Err(_) => match &*self.line.borrow() {
                 Line::Away(why) | Line::Over(why) => why.clone(),
-                Line::There(connection) => return Ok(connection.open(self.place)),
+                Line::There(connection) => return Ok(self.open(connection)),
             },
         };
         Err(io::Error::new(io::ErrorKind::NotConnected, why))

@@ -179,6 +179,11 @@ impl OperatorConnection {
         self.channels.open(place)
     }
 
+    /// Waits until nobody uses it any more.
+    pub(super) async fn unused(&self) {
+        self.channels.unused().await;
+    }
+
     /// Says that the session is done, so that nobody waits for us.
     pub fn say_farewell(&self) {
         self.channels.say_farewell();

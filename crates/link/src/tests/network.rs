@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, split};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::{
     Accepted, Buffers, Dial, Link, LinkError, LinkServer, ServerSettings, Settings, SharedToken,
@@ -44,6 +44,8 @@ struct State {
     /// New links, from the network to the test.
     links: mpsc::UnboundedSender<Result<Link, LinkError>>,
     dialled: AtomicU32,
+    /// The client is to leave the pipe that it has, from the test to the client.
+    moves: Notify,
     /// How many bytes a pipe holds.
     depth: usize,
 }
@@ -53,6 +55,8 @@ pub(super) enum Weather {
     Good,
     /// Pipes are cut as soon as they are made.
     Down,
+    /// No pipe is made. Those that there are stay.
+    Full,
     /// Bytes vanish, in both directions, and nobody is told.
     Silent,
 }
@@ -78,6 +82,7 @@ impl Network {
             server_settings,
             links,
             dialled: AtomicU32::new(0),
+            moves: Notify::new(),
             depth,
         }));
         (network, NewLinks(new_links))
@@ -108,6 +113,11 @@ impl Network {
         self.set(Weather::Good);
     }
 
+    /// Tells the client to leave the pipe that it has for another one.
+    pub(super) fn ask_to_move(&self) {
+        self.0.moves.notify_one();
+    }
+
     /// Each of the next pipes carries as many bytes, the last number first. Pipes after these last.
     pub(super) fn set_budgets(&self, budgets: Vec<u64>) {
         *self.0.budgets.lock().unwrap() = budgets;
@@ -133,7 +143,7 @@ impl Dial for Network {
 
     async fn dial(&self) -> io::Result<DuplexStream> {
         self.0.dialled.fetch_add(1, Ordering::Relaxed);
-        if *self.0.weather.borrow() == Weather::Down {
+        if matches!(*self.0.weather.borrow(), Weather::Down | Weather::Full) {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let budget = self.0.budgets.lock().unwrap().pop().unwrap_or(u64::MAX);
@@ -154,6 +164,10 @@ impl Dial for Network {
             }
         });
         Ok(client)
+    }
+
+    async fn moved(&self) {
+        self.0.moves.notified().await;
     }
 }
 

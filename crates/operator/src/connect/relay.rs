@@ -2,6 +2,7 @@
 //! here, and nothing is remembered that is not in the session's object.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ where
     };
     shared.metrics.connections.inc();
     relay.heartbeat(true).await;
-    let mut driver = std::pin::pin!(driver);
+    let mut driver = pin!(driver);
     let ended = tokio::select! {
         result = &mut driver => result,
         // What was said last still goes out.
@@ -76,6 +77,8 @@ impl Relay {
         let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT));
         heartbeats.tick().await;
         let mut said = None;
+        let mut is_leaving = false;
+        let mut left = pin!(self.shared.left());
         loop {
             tokio::select! {
                 event = events.recv() => match event {
@@ -88,16 +91,20 @@ impl Relay {
                     let Some(session) = self.session().filter(|_| changed.is_ok()) else {
                         return self.channels.end(SESSION_IS_OVER);
                     };
-                    let places = places(&session);
+                    let places = Places { leaving: is_leaving, ..places(&session) };
                     if said.as_ref() != Some(&places) {
                         self.say(&places);
                         said = Some(places);
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat(false).await,
-                () = self.shared.leaving.cancelled() => {
-                    return self.channels.end("this replica ends; come back");
+                () = self.shared.leaving.cancelled(), if !is_leaving => {
+                    is_leaving = true;
+                    if let Some(session) = self.session() {
+                        self.say(&Places { leaving: true, ..places(&session) });
+                    }
                 }
+                () = &mut left => return self.channels.end("this replica ends; come back"),
             }
         }
     }
@@ -176,7 +183,7 @@ pub(crate) fn places(session: &MirrordClusterSession) -> Places {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
     Places {
         places: places_of(pods.unwrap_or_default()),
-        clusters: Vec::new(),
+        ..Places::default()
     }
 }
 

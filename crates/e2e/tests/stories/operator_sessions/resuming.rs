@@ -103,7 +103,8 @@ async fn no_request_is_lost_while_replicas_are_drained(
 ) -> Result<()> {
     shop.client_pod("load").await?;
     let mut session = session_for(story, shop, "deployment/web")?;
-    session.args(["--steal"]);
+    let log = tempfile::NamedTempFile::new()?;
+    session.args(["--steal", "--log-file"]).arg(log.path());
     // Slow enough that some are always on their way.
     let mut server = Server::start(session, "slowly")?;
     let all = pods(shop).await?;
@@ -171,6 +172,12 @@ async fn no_request_is_lost_while_replicas_are_drained(
     ensure!(
         lines.matches("slowly").count() == lines.matches("200").count(),
         "{lines}"
+    );
+    let log = std::fs::read_to_string(log.path())?;
+    ensure!(
+        log.contains("another replica of the operator carries the session")
+            && !log.contains("the connection to the operator has ended"),
+        "it did not go to another replica before it left one: {log}"
     );
     drop(server);
     Ok(())

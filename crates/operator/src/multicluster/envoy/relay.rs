@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ where
     };
     shared.metrics.connections.inc();
     router.heartbeat().await;
-    let mut driver = std::pin::pin!(driver);
+    let mut driver = pin!(driver);
     let ended = tokio::select! {
         result = &mut driver => result,
         // What was said last still goes out.
@@ -83,8 +84,13 @@ impl MultiClusterRouter {
         let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT));
         heartbeats.tick().await;
         let mut said = None;
+        let mut is_leaving = false;
+        let mut left = pin!(self.shared.left());
         loop {
-            let places = places(&parent, &legs);
+            let places = Places {
+                leaving: is_leaving,
+                ..places(&parent, &legs)
+            };
             if said.as_ref() != Some(&places) {
                 self.say(&places);
                 said = Some(places);
@@ -104,9 +110,8 @@ impl MultiClusterRouter {
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat().await,
-                () = self.shared.leaving.cancelled() => {
-                    return self.channels.end("this replica ends; come back");
-                }
+                () = self.shared.leaving.cancelled(), if !is_leaving => is_leaving = true,
+                () = &mut left => return self.channels.end("this replica ends; come back"),
             }
         }
     }
