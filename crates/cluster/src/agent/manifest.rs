@@ -122,7 +122,12 @@ impl Plan<'_> {
                 set("hostPID", json!(true));
                 set("enableServiceLinks", json!(false));
             }
-            None => set("nodeSelector", json!(settings.node_selector)),
+            None => {
+                // Our image is for Linux, whatever else there is in a cluster.
+                let mut selector = json!({ "kubernetes.io/os": "linux" });
+                merge(&mut selector, &settings.node_selector);
+                set("nodeSelector", selector);
+            }
         }
         if let Some(account) = &settings.service_account {
             set("serviceAccountName", json!(account));
@@ -325,6 +330,8 @@ mod tests {
         let job = plan(&settings()).job(None).unwrap();
         let pod = job.spec.unwrap().template.spec.unwrap();
         assert_eq!((pod.node_name, pod.host_pid), (None, None));
+        let linux = ("kubernetes.io/os".to_owned(), "linux".to_owned());
+        assert_eq!(pod.node_selector, Some([linux].into()));
         let container = &pod.containers[0];
         let context = container.security_context.clone().unwrap();
         assert_eq!(context.run_as_non_root, Some(true));
