@@ -100,6 +100,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 async fn look(session: Arc<MirrordClusterSession>, shared: Arc<Shared>) -> Result<Action, Error> {
     let now = Timestamp::now();
+    let status = session.status.as_ref();
+    if status.is_some_and(|status| status.connected_timestamp.is_some()) {
+        shared.users.saw(&session.spec.owner);
+    }
     let wanted = validate::validate(&session);
     let plan = if session.metadata.deletion_timestamp.is_some() {
         let left = match &wanted {

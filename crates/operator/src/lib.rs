@@ -34,6 +34,7 @@ mod sessions;
 mod settings;
 mod targets;
 mod uninstall;
+mod users;
 
 use std::sync::Arc;
 
@@ -60,6 +61,7 @@ use crate::multicluster::envoy::Envoy;
 use crate::nodes::Nodes;
 use crate::policies::PolicyCache;
 use crate::server::{Trust, TrustKeeper};
+use crate::users::Users;
 
 /// What all parts of an operator have in common.
 pub(crate) struct Shared {
@@ -75,6 +77,7 @@ pub(crate) struct Shared {
     pub(crate) envoy: Option<Envoy>,
     pub(crate) nodes: Nodes,
     pub(crate) background: Background,
+    pub(crate) users: Users,
     /// Cancelled when this replica is about to end, so that nobody new is sent to it.
     pub(crate) ending: CancellationToken,
     /// Cancelled a little later, when nobody new comes any more: those who are here are sent elsewhere.
@@ -106,6 +109,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
     let shared = Arc::new(Shared {
         sessions: SessionCache::follow(client.clone(), &background, "sessions"),
         policies: PolicyCache::follow(&client, &background),
+        users: Users::write_down(client.clone(), &settings, &background),
         identity: certificates.identity()?,
         nodes: Nodes::new(
             client.clone(),
