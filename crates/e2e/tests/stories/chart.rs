@@ -218,7 +218,15 @@ fn what_a_lost_release_has_left_is_taken_over(release: &Release) -> Result<()> {
     };
     let left: Vec<&str> = all.split("\n---\n").filter(is_left).collect();
     ensure!(left.len() > 10, "{} objects", left.len());
-    stage.apply(&left.join("\n---\n"))?;
+    // One of them has a namespace, and the others have none.
+    let left = left.join("\n---\n");
+    stage.cluster.client.apply("kube-system", &left)?;
+    // Helm itself adds this to whatever it makes.
+    for name in release.objects()? {
+        if name.starts_with("customresourcedefinition") {
+            stage.kubectl(&["label", &name, "app.kubernetes.io/managed-by=Helm"])?;
+        }
+    }
     for command in way_out("gone", &stage.namespace)? {
         stage.kubectl(&command.split_whitespace().collect::<Vec<_>>())?;
     }
