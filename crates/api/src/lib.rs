@@ -30,9 +30,6 @@ pub const GROUP: &str = "operator.metalbear.co";
 pub const VERSION: &str = "v1";
 pub const GROUP_VERSION: &str = "operator.metalbear.co/v1";
 
-/// What both ends of a session's WebSocket must agree on. Others use the same addresses for another protocol.
-pub const SUBPROTOCOL: &str = "standin.link.v1";
-
 /// The custom resources that the operator stores, for charts and for tests.
 pub fn custom_resource_definitions()
 -> Vec<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition>

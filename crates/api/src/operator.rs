@@ -103,8 +103,9 @@ pub struct MirrordOperatorStatus {
     pub copy_targets: Vec<String>,
     #[serde(default)]
     pub sessions: Vec<RunningSession>,
-    #[serde(default)]
-    pub statistics: Statistics,
+    /// Absent where nobody counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub statistics: Option<Statistics>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -147,7 +148,7 @@ pub struct RunningSession {
     pub ports: Vec<SessionPort>,
 }
 
-/// How many different users were seen, in a day and in thirty.
+/// How many different users have had sessions, on this day and in thirty with it. Days are those of UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Statistics {
     pub dau: u32,

@@ -309,9 +309,33 @@ impl std::fmt::Display for SessionId {
     }
 }
 
+/// As kubectl writes ages: the largest unit that is not too coarse.
+pub fn age(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ages_are_short() {
+        let cases = [
+            (5, "5s"),
+            (119, "119s"),
+            (120, "2m"),
+            (7200, "2h"),
+            (864_000, "10d"),
+        ];
+        for (seconds, expected) in cases {
+            assert_eq!(age(seconds), expected);
+        }
+    }
 
     #[test]
     fn ports_are_told_in_few_words() {

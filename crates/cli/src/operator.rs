@@ -77,25 +77,3 @@ impl Where {
         })
     }
 }
-
-/// As kubectl writes ages: the largest unit that is not too coarse.
-fn age(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_are_short() {
-        for (seconds, expected) in [(5, "5s"), (120, "2m"), (7200, "2h"), (864_000, "10d")] {
-            assert_eq!(age(seconds), expected);
-        }
-    }
-}

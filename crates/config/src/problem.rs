@@ -87,6 +87,8 @@ pub enum ProblemKind {
         most: usize,
         found: usize,
     },
+    #[error("`{found}` is no pair of ports")]
+    Pair { found: String },
     #[error("nothing is said here")]
     Empty { keys: Vec<String> },
     #[error("`{key}` needs `{needed}` beside it")]
@@ -202,6 +204,9 @@ impl ProblemKind {
             Self::OutOfRange { .. } => "write a number in that range, without quotes",
             Self::WrongLength { most: 2, .. } => {
                 "a pair is `[local, remote]`, such as `[8081, 8080]`"
+            }
+            Self::Pair { .. } => {
+                "a pair is `local:remote`, such as `8081:8080`, or `[local, remote]`, such as `[8081, 8080]`"
             }
             Self::WrongLength { .. } => "write what the list should have, or remove the key",
             Self::Empty { keys } => {

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use crate::problem::ProblemKind;
 use crate::report::MOST_KEPT;
 use crate::settings::{Target, check_method, check_pattern, check_query, check_regex, check_time};
-use crate::shape::{self, Check, Kind, ListShape, MapShape, Shape, TextShape};
+use crate::shape::{self, Check, Expand, Kind, ListShape, MapShape, Shape, TextShape};
 use crate::tree::{Key, Node, Span, Value};
 
 pub use suggest::closest;
@@ -270,10 +270,17 @@ impl Reader<'_> {
     }
 
     fn wrong_kind(&mut self, node: &Node, shape: &Shape) -> Option<Node> {
-        let kind = ProblemKind::WrongKind {
-            allowed: shape.allowed.clone(),
-            found: node.kind_name(),
-            advice: advice(node, shape),
+        let kind = match (&node.value, shape.expand) {
+            // It is of a kind that is allowed, and not of the form.
+            (Value::Text(found) | Value::Number(found), Some(Expand::Pair | Expand::Pairs)) => {
+                let found = found.clone();
+                ProblemKind::Pair { found }
+            }
+            _ => ProblemKind::WrongKind {
+                allowed: shape.allowed.clone(),
+                found: node.kind_name(),
+                advice: advice(node, shape),
+            },
         };
         self.report(kind, node.span);
         None

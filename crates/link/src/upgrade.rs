@@ -7,7 +7,8 @@ use httparse::{EMPTY_HEADER, Request, Status};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// What the request asks to change to.
+/// What the request asks to change to, and what both ends of a session's WebSocket through an operator must agree on: others
+/// use the same addresses for another protocol.
 pub const PROTOCOL: &str = "standin.link.v1";
 
 /// A longer request is none of ours: proxies add a few lines to it.

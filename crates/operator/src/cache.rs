@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
+use crate::background::Background;
 use crate::error::chain;
 
 /// Sessions of this cluster.
@@ -130,14 +131,14 @@ where
         + Sync
         + 'static,
 {
-    /// Begins to follow. The copy is filled a little later.
-    pub(crate) fn follow(client: Client) -> Self {
+    /// Begins to follow. The copy is filled a little later. `what` is followed, in a word.
+    pub(crate) fn follow(client: Client, background: &Background, what: &'static str) -> Self {
         let (reader, writer) = store();
         let (bell, changes) = watch::channel(0);
         let (fill, filled) = watch::channel(false);
-        let sessions: Api<Object> = Api::all(client);
-        tokio::spawn(async move {
-            let events = watcher(sessions, watcher::Config::default()).default_backoff();
+        let objects: Api<Object> = Api::all(client);
+        background.spawn(what, async move {
+            let events = watcher(objects, watcher::Config::default()).default_backoff();
             let mut events = std::pin::pin!(reflector(writer, events));
             let mut known = HashMap::new();
             while let Some(event) = events.next().await {
@@ -151,7 +152,11 @@ where
                         }
                     }
                     Err(error) => {
-                        tracing::warn!(error = chain(&error), "sessions cannot be followed now");
+                        tracing::warn!(
+                            what,
+                            error = chain(&error),
+                            "objects cannot be followed now"
+                        );
                     }
                 }
             }

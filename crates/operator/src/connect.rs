@@ -12,7 +12,7 @@ use api::connect::{
     ConnectParameters, SESSION_ID_HEADER,
 };
 use api::session::{FINALIZER, SessionId, SessionOwner, SessionPhase};
-use api::{MirrordClusterSession, MirrordClusterSessionSpec, SUBPROTOCOL, TargetPath};
+use api::{MirrordClusterSession, MirrordClusterSessionSpec, TargetPath};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use kube::ResourceExt as _;
 use link::tls::Fingerprint;
+use link::upgrade::PROTOCOL;
 use link::websocket::{Role, WebSocketStream, accept_key};
 use tokio::time::{Instant, timeout};
 
@@ -159,9 +160,9 @@ pub(crate) fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim);
-    if !offered.into_iter().any(|protocol| protocol == SUBPROTOCOL) {
+    if !offered.into_iter().any(|protocol| protocol == PROTOCOL) {
         return Err(Refusal::bad_request(format!(
-            "this operator speaks `{SUBPROTOCOL}`, which the client does not offer; use `standin` of the operator's version"
+            "this operator speaks `{PROTOCOL}`, which the client does not offer; use `standin` of the operator's version"
         )));
     }
     Ok(key.to_owned())
@@ -173,10 +174,7 @@ pub(crate) fn switching(accept: &str) -> Answer {
     let headers = answer.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    headers.insert(
-        SEC_WEBSOCKET_PROTOCOL,
-        HeaderValue::from_static(SUBPROTOCOL),
-    );
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
     if let Ok(accept) = HeaderValue::from_str(accept) {
         headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     }

@@ -15,8 +15,8 @@ use std::time::Duration;
 use api::MirrordClusterSession;
 use api::session::SessionPhase;
 use cluster::Cluster;
-use futures_util::StreamExt as _;
 use futures_util::stream::{iter, select};
+use futures_util::{FutureExt as _, StreamExt as _};
 use http::StatusCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -33,6 +33,7 @@ use self::validate::Invalid;
 pub(crate) use self::validate::Wanted;
 pub(crate) use self::validate::{agent_mode, workload};
 use crate::Shared;
+use crate::background::caught;
 use crate::cache::Notable as _;
 use crate::error::{Error, chain};
 use crate::multicluster::sessions::assertion;
@@ -83,7 +84,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         iter(all.map(|session| Ok(ReconcileRequest::from(ObjectRef::from_obj(&*session)))))
     });
     let requests = select(select(trigger_self(followed, ()), by_pods), by_policies);
-    let look = |session, shared| Box::pin(look(session, shared));
+    // A mistake about one session is not one about all others, nor does it come again with each new leader.
+    let look = |session, shared| Box::pin(caught(look(session, shared)).map(|looked| looked?));
     applier(
         look,
         after_failure,
@@ -98,6 +100,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 async fn look(session: Arc<MirrordClusterSession>, shared: Arc<Shared>) -> Result<Action, Error> {
     let now = Timestamp::now();
+    let status = session.status.as_ref();
+    if status.is_some_and(|status| status.connected_timestamp.is_some()) {
+        shared.users.saw(&session.spec.owner);
+    }
     let wanted = validate::validate(&session);
     let plan = if session.metadata.deletion_timestamp.is_some() {
         let left = match &wanted {

@@ -52,6 +52,10 @@ pub enum Error {
     NotJudged(String),
     #[error("a member was asked to {doing}, and gave none")]
     NoToken { doing: String },
+    #[error("the operator has a mistake: {0}")]
+    Panicked(String),
+    #[error("{0}: this replica cannot go on without it, and is to be started again")]
+    TaskFailed(String),
     #[error("cannot listen on {address}")]
     Listen {
         address: std::net::SocketAddr,

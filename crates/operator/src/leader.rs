@@ -89,7 +89,8 @@ impl Election {
             tracing::info!("this replica runs the controllers now");
             metrics.is_leader.set(1);
             tokio::select! {
-                () = work() => {}
+                // Whatever has ended it may be there still.
+                () = work() => sleep(BETWEEN_LOOKS).await,
                 () = self.until_lost() => {}
             }
             metrics.is_leader.set(0);

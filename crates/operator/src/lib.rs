@@ -10,6 +10,7 @@ mod address;
 mod answer;
 mod audit;
 mod authorize;
+mod background;
 mod cache;
 mod certificates;
 mod connect;
@@ -33,6 +34,7 @@ mod sessions;
 mod settings;
 mod targets;
 mod uninstall;
+mod users;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +53,7 @@ pub use crate::settings::{
 };
 pub use crate::uninstall::uninstall;
 
+use crate::background::Background;
 use crate::cache::SessionCache;
 use crate::certificates::CertificateKeeper;
 use crate::leader::Election;
@@ -60,6 +63,7 @@ use crate::multicluster::envoy::Envoy;
 use crate::nodes::Nodes;
 use crate::policies::PolicyCache;
 use crate::server::{Trust, TrustKeeper};
+use crate::users::Users;
 
 /// What all parts of an operator have in common.
 pub(crate) struct Shared {
@@ -74,6 +78,8 @@ pub(crate) struct Shared {
     /// Other clusters, where this operator is their Primary.
     pub(crate) envoy: Option<Envoy>,
     pub(crate) nodes: Nodes,
+    pub(crate) background: Background,
+    pub(crate) users: Users,
     /// Cancelled when this replica is about to end, so that nobody new is sent to it.
     pub(crate) ending: CancellationToken,
     /// Cancelled a little later, when nobody new comes any more: those who are here are told to go elsewhere.
@@ -102,7 +108,11 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         doing: "be reached".to_owned(),
         source: Box::new(source),
     })?;
-    let envoy = Envoy::new(&client, &settings)?;
+    // A failure of our own is for us alone, not for whoever may tell us to end.
+    let (metrics, ending) = (Metrics::new(), shutdown.child_token());
+    let background = Background::new(ending.clone(), metrics.failed_tasks.clone());
+    let needed = background.end_with_guard();
+    let envoy = Envoy::new(&client, &settings, &background)?;
     let certificates = CertificateKeeper::start(client.clone(), settings.clone()).await?;
     let trust = TrustKeeper::start(client.clone(), certificates.subscribe()).await?;
     let (listener, probes) = (
@@ -110,8 +120,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         listen(settings.listen_for_probes).await?,
     );
     let shared = Arc::new(Shared {
-        sessions: SessionCache::follow(client.clone()),
-        policies: PolicyCache::follow(&client),
+        sessions: SessionCache::follow(client.clone(), &background, "sessions"),
+        policies: PolicyCache::follow(&client, &background),
+        users: Users::write_down(client.clone(), &settings, &background),
         identity: certificates.identity()?,
         nodes: Nodes::new(
             client.clone(),
@@ -120,10 +131,11 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
             certificates.node()?,
         ),
         client,
-        metrics: Metrics::new(),
+        metrics,
         trust: trust.subscribe(),
         envoy,
-        ending: shutdown.clone(),
+        background: background.clone(),
+        ending: ending.clone(),
         leaving: CancellationToken::new(),
         relays: TaskTracker::new(),
         settings,
@@ -133,49 +145,38 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         version = env!("CARGO_PKG_VERSION"),
         "the operator is there"
     );
-    let background = CancellationToken::new();
-    let _ends_with_us = background.clone().drop_guard();
-    for task in [
-        tokio::spawn(
-            background
-                .clone()
-                .run_until_cancelled_owned(certificates.keep()),
-        ),
-        tokio::spawn(background.clone().run_until_cancelled_owned(trust.keep())),
-        tokio::spawn(
-            background
-                .clone()
-                .run_until_cancelled_owned(probes::serve(Arc::clone(&shared), probes)),
-        ),
-        tokio::spawn(
-            background
-                .clone()
-                .run_until_cancelled_owned(lead(Arc::clone(&shared))),
-        ),
-        tokio::spawn(
-            background
-                .clone()
-                .run_until_cancelled_owned(keep_members(Arc::clone(&shared))),
-        ),
-    ] {
-        drop(task);
+    background.spawn("certificates", certificates.keep());
+    background.spawn("trust", trust.keep());
+    background.spawn("probes", probes::serve(Arc::clone(&shared), probes));
+    background.spawn("leader", lead(Arc::clone(&shared)));
+    if shared.envoy.is_some() {
+        background.spawn("members", keep_members(Arc::clone(&shared)));
     }
     let (client, settings) = (shared.client.clone(), shared.settings.clone());
-    server::serve(shared, listener, shutdown).await;
-    background.cancel();
+    server::serve(shared, listener, ending).await;
+    drop(needed);
     Election::resign(client, &settings).await;
-    Ok(())
+    match background.failure() {
+        Some(failure) => Err(Error::TaskFailed(failure.to_string())),
+        None => Ok(()),
+    }
 }
 
-/// Runs the controllers whenever this replica is the leader.
+/// Runs the controllers whenever this replica is the leader. One that ends is begun again, and counted; one that panics takes
+/// this task along.
 async fn lead(shared: Arc<Shared>) {
     Election::new(shared.client.clone(), &shared.settings)
         .lead(&shared.metrics, || async {
-            tokio::select! {
-                () = controller::run(Arc::clone(&shared)) => {}
-                () = multicluster::sessions::run(&shared) => {}
-                () = renew_tokens(&shared) => {}
-            }
+            let ended = tokio::select! {
+                () = controller::run(Arc::clone(&shared)) => "controller",
+                () = multicluster::sessions::run(&shared) => "parents_controller",
+                () = renew_tokens(&shared) => "tokens",
+            };
+            tracing::error!(
+                task = ended,
+                "what the leader runs has ended, and begins again"
+            );
+            shared.background.count(ended);
         })
         .await;
 }

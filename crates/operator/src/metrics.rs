@@ -22,6 +22,13 @@ pub(crate) struct DirectionLabels {
     pub(crate) direction: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct TaskLabels {
+    pub(crate) task: &'static str,
+}
+
+pub(crate) type FailedTasks = Family<TaskLabels, Counter>;
+
 /// What is counted. Each is cheap enough to count always.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -33,6 +40,7 @@ pub(crate) struct Metrics {
     pub(crate) sessions_ended: Counter,
     pub(crate) session_start_seconds: Histogram,
     pub(crate) is_leader: Gauge,
+    pub(crate) failed_tasks: FailedTasks,
 }
 
 impl Metrics {
@@ -46,6 +54,7 @@ impl Metrics {
             sessions_ended: Counter::default(),
             session_start_seconds: Histogram::new(exponential_buckets(0.05, 2.0, 10)),
             is_leader: Gauge::default(),
+            failed_tasks: Family::default(),
         };
         metrics.register();
         // A number that appears only when it is first counted is one whose first step nobody sees.
@@ -95,6 +104,11 @@ impl Metrics {
             "is_leader",
             "Whether this replica runs the controllers",
             self.is_leader.clone(),
+        );
+        registry.register(
+            "failed_tasks",
+            "Work in the background that has ended or panicked",
+            self.failed_tasks.clone(),
         );
     }
 

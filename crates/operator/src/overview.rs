@@ -21,6 +21,7 @@ pub(crate) fn operator(
     license: Option<License>,
     sessions: &[Session],
     connected_clusters: Option<Vec<ConnectedCluster>>,
+    statistics: Option<Statistics>,
 ) -> MirrordOperator {
     let primary = connected_clusters
         .is_some()
@@ -44,8 +45,7 @@ pub(crate) fn operator(
         connected_clusters: connected_clusters.unwrap_or_default(),
         copy_targets: Vec::new(),
         sessions: sessions.iter().map(running).collect(),
-        // Users are counted by the usage records, which there are none of yet.
-        statistics: Statistics::default(),
+        statistics,
     };
     MirrordOperator::new(spec, status)
 }

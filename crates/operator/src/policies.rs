@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
 use crate::Shared;
+use crate::background::Background;
 use crate::cache::ObjectCache;
 use crate::controller::Wanted;
 use crate::error::{Doing as _, Result};
@@ -106,10 +107,10 @@ pub(crate) struct PolicyCache {
 }
 
 impl PolicyCache {
-    pub(crate) fn follow(client: &Client) -> Self {
+    pub(crate) fn follow(client: &Client, background: &Background) -> Self {
         Self {
-            everywhere: ObjectCache::follow(client.clone()),
-            here: ObjectCache::follow(client.clone()),
+            everywhere: ObjectCache::follow(client.clone(), background, "cluster_policies"),
+            here: ObjectCache::follow(client.clone(), background, "policies"),
         }
     }
 

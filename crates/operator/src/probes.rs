@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::Shared;
+use crate::background::Failure;
 
 /// Before the next connection is accepted, when one could not be.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -77,11 +78,22 @@ where
 
 fn answer(shared: &Shared, path: &str) -> (StatusCode, String) {
     match path {
-        "/readyz" if shared.ending.is_cancelled() => {
-            (StatusCode::SERVICE_UNAVAILABLE, "ending\n".to_owned())
-        }
-        "/healthz" | "/readyz" => (StatusCode::OK, "ok\n".to_owned()),
         "/metrics" => (StatusCode::OK, shared.metrics.text()),
+        _ => health(
+            path,
+            shared.background.failure(),
+            shared.ending.is_cancelled(),
+        ),
+    }
+}
+
+fn health(path: &str, failure: Option<&Failure>, is_ending: bool) -> (StatusCode, String) {
+    match (path, failure) {
+        ("/healthz" | "/readyz", Some(failure)) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("{failure}\n"))
+        }
+        ("/readyz", None) if is_ending => (StatusCode::SERVICE_UNAVAILABLE, "ending\n".to_owned()),
+        ("/healthz" | "/readyz", None) => (StatusCode::OK, "ok\n".to_owned()),
         _ => (StatusCode::NOT_FOUND, "nothing is here\n".to_owned()),
     }
 }
@@ -93,6 +105,31 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    #[test]
+    fn a_replica_without_one_of_its_tasks_is_neither_healthy_nor_ready() {
+        let failure = Failure {
+            task: "trust",
+            why: "has ended by itself".to_owned(),
+        };
+        let failed = "the task `trust` has ended by itself\n";
+        for (path, failure, is_ending, code, text) in [
+            ("/healthz", None, false, 200, "ok\n"),
+            ("/readyz", None, false, 200, "ok\n"),
+            ("/healthz", None, true, 200, "ok\n"),
+            ("/readyz", None, true, 503, "ending\n"),
+            ("/healthz", Some(&failure), true, 503, failed),
+            ("/readyz", Some(&failure), true, 503, failed),
+            ("/other", Some(&failure), true, 404, "nothing is here\n"),
+        ] {
+            let answered = health(path, failure, is_ending);
+            assert_eq!(
+                (answered.0.as_u16(), answered.1.as_str()),
+                (code, text),
+                "{path}"
+            );
+        }
+    }
 
     /// Fails once, as when no descriptor is left.
     struct FailsFirst {

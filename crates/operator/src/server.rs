@@ -29,7 +29,7 @@ use crate::error::{Error, chain};
 use crate::front_proxy::User;
 use crate::metrics::RequestLabels;
 use crate::targets::{Found, Wanted};
-use crate::{Shared, discovery, multicluster, openapi, overview, sessions, targets};
+use crate::{Shared, discovery, multicluster, openapi, overview, sessions, targets, users};
 
 /// Before the next connection is accepted, when one could not be.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -168,7 +168,9 @@ async fn answer_asked(
             let license = overview::license(client, &shared.settings).await?;
             let clusters = shared.envoy.as_ref();
             let clusters = clusters.map(|envoy| envoy.connected_clusters(now));
-            let operator = overview::operator(&shared.settings, license, &sessions, clusters);
+            let statistics = users::statistics(client, &shared.settings, now).await;
+            let operator =
+                overview::operator(&shared.settings, license, &sessions, clusters, statistics);
             Ok(match asked {
                 Asked::Operators => list(&[operator], form),
                 _ => one(&operator, form),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::multicluster::{parent_id, parent_name};
-use api::session::{Session, SessionCluster, SessionId, SessionPort, SessionSpec};
+use api::session::{Session, SessionCluster, SessionId, SessionPort, SessionSpec, age};
 use api::{MirrordClusterSession, MirrordMultiClusterSession};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -236,16 +236,6 @@ impl Listed for Session {
     }
 }
 
-/// As kubectl writes ages: the largest unit that is not too coarse.
-fn age(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7200 => format!("{}m", seconds / 60),
-        7200..172_800 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,19 +309,5 @@ mod tests {
                 ),
             ]
         );
-    }
-
-    #[test]
-    fn ages_are_short() {
-        let cases = [
-            (5, "5s"),
-            (119, "119s"),
-            (120, "2m"),
-            (7200, "2h"),
-            (864_000, "10d"),
-        ];
-        for (seconds, expected) in cases {
-            assert_eq!(age(seconds), expected);
-        }
     }
 }

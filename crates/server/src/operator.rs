@@ -89,6 +89,12 @@ pub(crate) struct OperatorArguments {
     /// A Secret in the operator's namespace for the registry of that image, for agents that are pods there
     #[arg(long, value_name = "NAME")]
     agent_image_pull_secret: Vec<String>,
+    /// What agents that are pods reserve, such as cpu=50m
+    #[arg(long, value_name = "RESOURCE=QUANTITY", value_parser = quantity)]
+    agent_request: Vec<(String, String)>,
+    /// What agents that are pods may use at most, such as memory=256Mi
+    #[arg(long, value_name = "RESOURCE=QUANTITY", value_parser = quantity)]
+    agent_limit: Vec<(String, String)>,
     /// How much agents say in their logs
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     agent_log: LevelFilter,
@@ -174,9 +180,23 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
             ephemeral: Some(true),
             startup_timeout: Duration::from_secs(60),
             resume_window: Duration::from_secs(arguments.session_ttl),
-            pod: PodSettings::default(),
+            pod: PodSettings {
+                requests: arguments.agent_request.into_iter().collect(),
+                limits: arguments.agent_limit.into_iter().collect(),
+                ..PodSettings::default()
+            },
         },
     })
+}
+
+/// Which quantities there are is known to the chart, and to the API server when a pod is made.
+fn quantity(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, quantity)) if !name.is_empty() && !quantity.is_empty() => {
+            Ok((name.to_owned(), quantity.to_owned()))
+        }
+        _ => Err("write it as RESOURCE=QUANTITY, such as cpu=50m".to_owned()),
+    }
 }
 
 fn clusters(path: &Path) -> Result<MultiCluster> {
@@ -227,6 +247,36 @@ mod tests {
     struct Program {
         #[command(flatten)]
         arguments: OperatorArguments,
+    }
+
+    #[test]
+    fn agents_have_the_resources_that_are_asked_for() {
+        let with = |more: &[&'static str]| {
+            let needed = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
+            Program::try_parse_from(needed.iter().chain(more))
+        };
+        let given = with(&[
+            "--agent-request=cpu=50m",
+            "--agent-request=memory=32Mi",
+            "--agent-limit=memory=1e+09",
+        ]);
+        let pod = settings(given.unwrap().arguments).unwrap().agent.pod;
+        let map = |pairs: &[(&str, &str)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(name, quantity)| ((*name).to_owned(), (*quantity).to_owned()));
+            pairs.collect()
+        };
+        assert_eq!(pod.requests, map(&[("cpu", "50m"), ("memory", "32Mi")]));
+        assert_eq!(pod.limits, map(&[("memory", "1e+09")]));
+        for wrong in [
+            "--agent-limit=cpu",
+            "--agent-limit=cpu=",
+            "--agent-limit==1",
+        ] {
+            let refused = with(&[wrong]).unwrap_err().to_string();
+            assert!(refused.contains("RESOURCE=QUANTITY, such as"), "{refused}");
+        }
     }
 
     #[test]

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use super::rendering::{find, objects, read, template, words};
 
 const NAME: &str = "mirrord-operator";
+const UNINSTALL: &str = "mirrord-operator-uninstall";
+const AGENTS: &str = "mirrord-node-agent";
 
 /// Whether a selector picks what has these labels.
 fn selects(selector: &Value, labels: &Value) -> bool {
@@ -19,6 +21,7 @@ fn selects(selector: &Value, labels: &Value) -> bool {
 fn optional_objects_are_there_only_when_asked_for() {
     for (kind, name, setting) in [
         ("NetworkPolicy", NAME, "networkPolicy.enabled=true"),
+        ("NetworkPolicy", UNINSTALL, "networkPolicy.enabled=true"),
         ("ServiceMonitor", NAME, "serviceMonitor.enabled=true"),
         (
             "ConfigMap",
@@ -61,7 +64,7 @@ fn whatever_selects_the_operator_finds_its_pods_and_nothing_else() {
     let objects = objects(&settings);
     let pods =
         &find(&objects, "Deployment", NAME).unwrap()["spec"]["template"]["metadata"]["labels"];
-    let job = find(&objects, "Job", "mirrord-operator-uninstall").unwrap();
+    let job = find(&objects, "Job", UNINSTALL).unwrap();
     let others = &job["spec"]["template"]["metadata"]["labels"];
     for (kind, name, path) in [
         ("Deployment", NAME, "/spec/selector/matchLabels"),
@@ -175,6 +178,135 @@ fn a_network_policy_lets_a_primary_reach_its_members() {
 }
 
 #[test]
+fn the_job_that_uninstalls_reaches_the_api_server_and_nobody_reaches_it() {
+    for (settings, server) in [
+        (vec!["networkPolicy.enabled=true"], json!({})),
+        (
+            vec![
+                "networkPolicy.enabled=true",
+                "networkPolicy.apiServerCidrs={10.0.0.1/32}",
+            ],
+            json!({"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]}),
+        ),
+    ] {
+        let objects = objects(&settings);
+        let policy = find(&objects, "NetworkPolicy", UNINSTALL).unwrap();
+        // A hook would come too late, or be gone before the Job is.
+        assert_eq!(policy["metadata"].get("annotations"), None);
+        let spec = &policy["spec"];
+        let job = find(&objects, "Job", UNINSTALL).unwrap();
+        let pods = &job["spec"]["template"]["metadata"]["labels"];
+        assert!(selects(&spec["podSelector"]["matchLabels"], pods), "{spec}");
+        assert_eq!(spec["policyTypes"], json!(["Ingress", "Egress"]));
+        assert_eq!(spec.get("ingress"), None);
+        let egress = spec["egress"].as_array().unwrap();
+        assert!(egress.contains(&server), "{egress:?}");
+        let dns = json!([{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]);
+        assert!(egress.iter().any(|rule| rule["ports"] == dns), "{egress:?}");
+        assert_eq!(egress.len(), 2);
+    }
+}
+
+#[test]
+fn only_the_operator_reaches_the_agents_in_its_namespace() {
+    let policy = |mode: &str| {
+        let mode = format!("operator.agent.mode={mode}");
+        let objects = objects(&["networkPolicy.enabled=true", &mode]);
+        let policy = find(&objects, "NetworkPolicy", "mirrord-agent").cloned();
+        (objects, policy)
+    };
+    // Those in the pods of targets are under the policies of these.
+    assert_eq!(policy("ephemeral").1, None);
+    for mode in ["node", "pod"] {
+        let (objects, policy) = policy(mode);
+        let policy = policy.unwrap();
+        let spec = &policy["spec"];
+        assert_eq!(spec["policyTypes"], json!(["Ingress"]));
+        let [rule] = spec["ingress"].as_array().unwrap().as_slice() else {
+            panic!("not one rule: {spec}");
+        };
+        let ports = json!([{"port": 20000, "endPort": 31999, "protocol": "TCP"}]);
+        assert_eq!(rule["ports"], ports);
+        // Without a selector of namespaces it is about pods of this one.
+        let [from] = rule["from"].as_array().unwrap().as_slice() else {
+            panic!("not one source: {rule}");
+        };
+        assert_eq!(from.as_object().unwrap().len(), 1, "{from}");
+        let sources = &from["podSelector"]["matchLabels"];
+        let operator = find(&objects, "Deployment", NAME).unwrap();
+        let operator = &operator["spec"]["template"]["metadata"]["labels"];
+        assert!(selects(sources, operator), "{sources}");
+        let selector = &spec["podSelector"];
+        match find(&objects, "DaemonSet", AGENTS) {
+            Some(agents) => {
+                let agents = &agents["spec"]["template"]["metadata"]["labels"];
+                assert!(selects(&selector["matchLabels"], agents), "{selector}");
+                assert!(!selects(&selector["matchLabels"], operator), "{selector}");
+                assert!(!selects(sources, agents), "{sources}");
+            }
+            None => {
+                let label = "operator.metalbear.co/session";
+                let expressions = json!([{"key": label, "operator": "Exists"}]);
+                assert_eq!(selector["matchExpressions"], expressions);
+                let observe = read("crates/operator/src/controller/observe.rs");
+                assert!(
+                    observe.contains(&format!("{label:?}")),
+                    "the operator labels agents otherwise"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_for_linux_is_where_linux_is() {
+    let all = objects(&["operator.agent.mode=node", "operator.nodeSelector.disk=ssd"]);
+    for (kind, name, expected) in [
+        (
+            "Deployment",
+            NAME,
+            json!({"kubernetes.io/os": "linux", "disk": "ssd"}),
+        ),
+        (
+            "Job",
+            UNINSTALL,
+            json!({"kubernetes.io/os": "linux", "disk": "ssd"}),
+        ),
+        // Targets are on other nodes as well.
+        ("DaemonSet", AGENTS, json!({"kubernetes.io/os": "linux"})),
+    ] {
+        let pod = &find(&all, kind, name).unwrap()["spec"]["template"]["spec"];
+        assert_eq!(pod["nodeSelector"], expected, "{kind}");
+    }
+    let usual = objects(&[]);
+    let pod = &find(&usual, "Deployment", NAME).unwrap()["spec"]["template"]["spec"];
+    assert_eq!(pod["nodeSelector"], json!({"kubernetes.io/os": "linux"}));
+}
+
+#[test]
+fn agents_have_the_resources_that_are_asked_for_wherever_they_are() {
+    let objects = objects(&[
+        "operator.agent.mode=node",
+        "operator.agent.resources.requests.cpu=50m",
+        "operator.agent.resources.limits.memory=1Gi",
+        "operator.agent.resources.limits.cpu=2",
+    ]);
+    let agents = find(&objects, "DaemonSet", AGENTS).unwrap();
+    let resources = &agents["spec"]["template"]["spec"]["containers"][0]["resources"];
+    let expected = json!({"requests": {"cpu": "50m"}, "limits": {"memory": "1Gi", "cpu": 2}});
+    assert_eq!(*resources, expected);
+    let deployment = find(&objects, "Deployment", NAME).unwrap();
+    let arguments = words(&deployment["spec"]["template"]["spec"]["containers"][0]["args"]);
+    for argument in [
+        "--agent-request=cpu=50m",
+        "--agent-limit=memory=1Gi",
+        "--agent-limit=cpu=2",
+    ] {
+        assert!(arguments.iter().any(|it| it == argument), "{arguments:?}");
+    }
+}
+
+#[test]
 fn agents_have_the_image_of_the_charts_own_version() {
     let chart: Value = serde_saphyr::from_str(&read("charts/standin-operator/Chart.yaml")).unwrap();
     let version = chart["version"].as_str().unwrap();
@@ -213,7 +345,7 @@ fn agents_have_the_image_of_the_charts_own_version() {
             arguments.contains(&argument),
             "{argument} is not in {arguments:?}"
         );
-        let job = find(&objects, "Job", "mirrord-operator-uninstall").unwrap();
+        let job = find(&objects, "Job", UNINSTALL).unwrap();
         let uninstall = &job["spec"]["template"]["spec"]["containers"][0]["image"];
         assert_eq!(*uninstall, *operator, "{settings:?}");
     }
@@ -222,7 +354,7 @@ fn agents_have_the_image_of_the_charts_own_version() {
 #[test]
 fn the_operators_own_pods_have_no_privileges() {
     let objects = objects(&[]);
-    for (kind, name) in [("Deployment", NAME), ("Job", "mirrord-operator-uninstall")] {
+    for (kind, name) in [("Deployment", NAME), ("Job", UNINSTALL)] {
         let pod = &find(&objects, kind, name).unwrap()["spec"]["template"]["spec"];
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true, "{kind}");
         assert_eq!(
@@ -245,9 +377,9 @@ fn the_operators_own_pods_have_no_privileges() {
 
 #[test]
 fn agents_on_nodes_have_exactly_what_entering_a_container_takes() {
-    assert!(find(&objects(&[]), "DaemonSet", "mirrord-node-agent").is_none());
+    assert!(find(&objects(&[]), "DaemonSet", AGENTS).is_none());
     let objects = objects(&["operator.agent.mode=node", "operator.agent.image=a.b/c:1"]);
-    let agents = find(&objects, "DaemonSet", "mirrord-node-agent").unwrap();
+    let agents = find(&objects, "DaemonSet", AGENTS).unwrap();
     let pod = &agents["spec"]["template"]["spec"];
     assert_eq!(pod["automountServiceAccountToken"], false);
     assert_eq!(pod["hostPID"], true);
@@ -291,7 +423,7 @@ fn every_custom_resource_of_the_chart_is_guarded() {
 #[test]
 fn the_api_goes_before_everything_else() {
     let objects = objects(&[]);
-    let job = find(&objects, "Job", "mirrord-operator-uninstall").unwrap();
+    let job = find(&objects, "Job", UNINSTALL).unwrap();
     assert_eq!(job["metadata"]["annotations"]["helm.sh/hook"], "pre-delete");
     let container = &job["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(words(&container["args"]), ["operator-uninstall"]);

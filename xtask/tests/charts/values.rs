@@ -28,6 +28,14 @@ const SETTINGS: &[(&str, &str)] = &[
     ("operator.agent.log", "operator.agent.log=debug"),
     ("operator.agent.mode", "operator.agent.mode=node"),
     (
+        "operator.agent.resources.limits",
+        "operator.agent.resources.limits.memory=1Gi",
+    ),
+    (
+        "operator.agent.resources.requests",
+        "operator.agent.resources.requests.cpu=50m",
+    ),
+    (
         "operator.agent.targetless",
         "operator.agent.targetless=false",
     ),
@@ -165,6 +173,18 @@ const WRONG: &[(&str, &str)] = &[
         "/operator/agent/targetless",
     ),
     ("operator.agent.log=loud", "/operator/agent/log"),
+    (
+        "operator.agent.resources.request.cpu=1",
+        "'request' not allowed",
+    ),
+    (
+        "operator.agent.resources.requests.cpu=much",
+        "/operator/agent/resources/requests/cpu",
+    ),
+    (
+        "operator.resources.limits.memory=1GB",
+        "/operator/resources/limits/memory",
+    ),
     ("operator.agent.image=a b", "/operator/agent/image"),
     ("operator.log.json=1", "got number, want boolean"),
     ("operator.resources.limit.memory=1Gi", "'limit' not allowed"),

@@ -1,6 +1,7 @@
 //! The workflows of a release: in which order their jobs run, and what the shell of their steps does, with real
 //! repositories and real Helm, and stand-ins for what would reach the world.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -114,6 +115,41 @@ fn charts_are_released_only_after_their_image_and_the_programs() {
     let at = |words: &str| text.find(words).unwrap_or_else(|| panic!("no {words}"));
     assert!(at("docker manifest inspect") < at("release push-charts"));
     assert!(charts["on"]["workflow_dispatch"].is_object() || text.contains("workflow_dispatch:"));
+}
+
+/// The folders of a crate and of all those of ours that it is made of.
+fn folders_of(folder: &str) -> BTreeSet<String> {
+    let manifest: toml::Value = toml::from_str(&read(&format!("{folder}/Cargo.toml"))).unwrap();
+    let dependencies = manifest["dependencies"].as_table().unwrap();
+    let ours = dependencies
+        .values()
+        .filter_map(|dependency| dependency.get("path")?.as_str()?.strip_prefix("../"));
+    let below = ours.flat_map(|name| folders_of(&format!("crates/{name}")));
+    below.chain([folder.to_owned()]).collect()
+}
+
+#[test]
+fn the_chart_is_tried_whenever_what_it_is_made_of_changes() {
+    let charts = workflow(".github/workflows/charts.yml");
+    let paths = words(&charts["on"]["pull_request"]["paths"]);
+    let mut needed = folders_of("crates/server");
+    assert!(needed.contains("crates/splitter"), "{needed:?}");
+    needed.extend(["charts", "xtask", "proto"].map(str::to_owned));
+    let mut expected: BTreeSet<String> = needed.iter().map(|it| format!("{it}/**")).collect();
+    expected.extend(
+        [
+            "Cargo.toml",
+            "Cargo.lock",
+            "rust-toolchain.toml",
+            ".ci/chart",
+        ]
+        .map(str::to_owned),
+    );
+    expected.insert(".github/workflows/charts.yml".to_owned());
+    assert_eq!(paths.into_iter().collect::<BTreeSet<_>>(), expected);
+    let steps = charts["jobs"]["install"]["steps"].as_array().unwrap();
+    let checks = |step: &Value| step["run"] == "cargo xtask generate --check";
+    assert!(steps.iter().any(checks), "generated files are not compared");
 }
 
 /// Text of whoever starts a workflow must never be read as shell.

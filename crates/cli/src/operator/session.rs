@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use api::session::{Session, SessionCluster, SessionId, SessionPort};
+use api::session::{Session, SessionCluster, SessionId, SessionPort, age};
 use clap::{Args, Subcommand};
 
-use super::{Where, age};
+use super::Where;
 use crate::table;
 
 #[derive(Debug, Subcommand)]

@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use anyhow::Result;
 use api::MirrordOperator;
 use api::operator::{ConnectedCluster, MultiClusterRoles, RunningSession};
+use api::session::age;
 use clap::Args;
 use cluster::OperatorReplicas;
 use serde::Serialize;
 
+use super::Where;
 use super::session::ports;
-use super::{Where, age};
 use crate::table;
 
 const OURS: &str = env!("CARGO_PKG_VERSION");

@@ -122,7 +122,12 @@ impl Plan<'_> {
                 set("hostPID", json!(true));
                 set("enableServiceLinks", json!(false));
             }
-            None => set("nodeSelector", json!(settings.node_selector)),
+            None => {
+                // Our image is for Linux, whatever else there is in a cluster.
+                let mut selector = json!({ "kubernetes.io/os": "linux" });
+                merge(&mut selector, &settings.node_selector);
+                set("nodeSelector", selector);
+            }
         }
         if let Some(account) = &settings.service_account {
             set("serviceAccountName", json!(account));
@@ -311,12 +316,24 @@ mod tests {
         assert_eq!(pod.host_pid, Some(true));
         assert_eq!(pod.host_network, None);
         assert_eq!(pod.automount_service_account_token, Some(false));
-        let context = pod.containers[0].security_context.clone().unwrap();
-        assert_eq!(context.privileged, Some(false));
-        assert_eq!(context.read_only_root_filesystem, Some(true));
+        assert_eq!((pod.service_account_name, pod.volumes), (None, None));
+        let [container] = pod.containers.as_slice() else {
+            panic!("not one container: {:?}", pod.containers);
+        };
+        assert_eq!(container.volume_mounts, None);
         assert_eq!(
-            context.capabilities.unwrap().add.unwrap(),
-            ["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID", "SYS_ADMIN"]
+            json!(container.security_context),
+            json!({
+                "runAsUser": 0,
+                "runAsGroup": 0,
+                "runAsNonRoot": false,
+                "privileged": false,
+                "readOnlyRootFilesystem": true,
+                "capabilities": {
+                    "drop": ["ALL"],
+                    "add": ["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID", "SYS_ADMIN"],
+                },
+            })
         );
     }
 
@@ -325,10 +342,24 @@ mod tests {
         let job = plan(&settings()).job(None).unwrap();
         let pod = job.spec.unwrap().template.spec.unwrap();
         assert_eq!((pod.node_name, pod.host_pid), (None, None));
+        let linux = ("kubernetes.io/os".to_owned(), "linux".to_owned());
+        assert_eq!(pod.node_selector, Some([linux].into()));
+        assert_eq!(pod.automount_service_account_token, Some(false));
+        assert_eq!((pod.service_account_name, pod.volumes), (None, None));
         let container = &pod.containers[0];
-        let context = container.security_context.clone().unwrap();
-        assert_eq!(context.run_as_non_root, Some(true));
-        assert_eq!(context.capabilities.unwrap().add, None);
+        assert_eq!(
+            json!(container.security_context),
+            json!({
+                "runAsUser": 65532,
+                "runAsGroup": 65532,
+                "runAsNonRoot": true,
+                "privileged": false,
+                "readOnlyRootFilesystem": true,
+                "allowPrivilegeEscalation": false,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            })
+        );
         let arguments = container.args.clone().unwrap();
         assert!(arguments.contains(&"--targetless".to_owned()));
     }

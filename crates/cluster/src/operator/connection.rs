@@ -9,7 +9,7 @@ use api::connect::{
     ConnectParameters, Places, SESSION_ID_HEADER,
 };
 use api::session::SessionId;
-use api::{GROUP_VERSION, SUBPROTOCOL, TargetPath};
+use api::{GROUP_VERSION, TargetPath};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::{Request, StatusCode};
@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use link::Dial;
 use link::channels::{Channel, Channels, Event, limits};
 use link::tls::Identity;
+use link::upgrade::PROTOCOL;
 use link::websocket::{Role, Upgrade, WebSocketStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
@@ -96,7 +97,7 @@ impl OperatorSession {
     /// Connects, when the session's agents are there.
     pub async fn connect(&self) -> Result<OperatorConnection> {
         let action = "connect to the operator";
-        let upgrade = Upgrade::to(SUBPROTOCOL);
+        let upgrade = Upgrade::to(PROTOCOL);
         let request = self.request(&upgrade);
         let request = request.map_err(|error| Error::api(action, kube::Error::HttpError(error)))?;
         let response = self.cluster.client.send(request).await;

@@ -19,6 +19,10 @@ const FIRST: &str = concat!(
     "/fixtures/charts/standin-operator-0.1.0.tgz"
 );
 const API_SERVICE: &str = "v1.operator.metalbear.co";
+const TROUBLESHOOTING: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../docs/troubleshooting.md"
+));
 
 pub(crate) fn stories(world: &Arc<LaterWorld>) -> Vec<Trial> {
     vec![
@@ -190,7 +194,68 @@ async fn beside_a_foreign_operator(story: &Story<'_>) -> Result<()> {
         let installed = left.iter().any(|name| name.contains("mirrord-operator"));
         ensure!(!installed, "something was installed: {left:?}");
     }
-    Ok(())
+    let taken_over = what_a_lost_release_has_left_is_taken_over(&release);
+    release.remove_everything()?;
+    taken_over
+}
+
+/// The namespace was deleted with the release in it. What is outside of it is left, and says whose it was.
+fn what_a_lost_release_has_left_is_taken_over(release: &Release) -> Result<()> {
+    let stage = &release.stage;
+    let all = release.helm(&["template", "gone", CHART, "--kube-version=1.30.0"])?;
+    // An API that nobody serves would be in everybody's way.
+    let outside = [
+        "CustomResourceDefinition",
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ];
+    let is_left = |document: &&str| {
+        let kind = document.lines().find_map(|it| it.strip_prefix("kind: "));
+        kind.is_some_and(|kind| outside.contains(&kind))
+            || document.contains("namespace: kube-system")
+    };
+    let left: Vec<&str> = all.split("\n---\n").filter(is_left).collect();
+    ensure!(left.len() > 10, "{} objects", left.len());
+    // One of them has a namespace, and the others have none.
+    let left = left.join("\n---\n");
+    stage.cluster.client.apply("kube-system", &left)?;
+    // Helm itself adds this to whatever it makes.
+    for name in release.objects()? {
+        if name.starts_with("customresourcedefinition") {
+            stage.kubectl(&["label", &name, "app.kubernetes.io/managed-by=Helm"])?;
+        }
+    }
+    for command in way_out("gone", &stage.namespace)? {
+        stage.kubectl(&command.split_whitespace().collect::<Vec<_>>())?;
+    }
+    let refused = release.install(CHART, &["--dry-run=server"]);
+    let refused = format!("{:#}", refused.err().context("it was not refused")?);
+    let whose = format!("(release gone in namespace {})", stage.namespace);
+    ensure!(refused.contains(&whose), "{refused}");
+    for command in way_out("standin", &stage.namespace)? {
+        stage.kubectl(&command.split_whitespace().collect::<Vec<_>>())?;
+    }
+    // Helm itself looks whose everything is, also in a rehearsal.
+    release.install(CHART, &["--dry-run=server"])
+}
+
+/// The commands of the page, without `kubectl`, for a release.
+fn way_out(name: &str, namespace: &str) -> Result<Vec<String>> {
+    let (_, block) = TROUBLESHOOTING
+        .split_once("```sh\nkubectl annotate ")
+        .context("the page has no way out")?;
+    let (block, _) = block.split_once("```").context("it has no end")?;
+    let block = format!("annotate {}", block.replace("\\\n", " "))
+        .replace("release-name=standin", &format!("release-name={name}"))
+        .replace(
+            "release-namespace=standin",
+            &format!("release-namespace={namespace}"),
+        );
+    let commands = block.lines().filter(|line| !line.trim().is_empty());
+    let commands = commands.map(|line| line.trim_start_matches("kubectl ").to_owned());
+    Ok(commands.collect())
 }
 
 /// The operator's pods are gone, a session's object waits for it to clean up, and nobody is left to do that.
@@ -269,13 +334,19 @@ impl Release {
         let stage = story.stage().await?;
         let release = Release { stage };
         // What a story that failed has left is not this one's matter.
-        for name in release.objects()? {
-            let arguments = ["delete", &name, "--ignore-not-found", "--timeout=30s"];
-            let _ = release.stage.kubectl(&arguments);
-            let elsewhere = [&arguments[..], &["--namespace=kube-system"]].concat();
-            let _ = release.stage.kubectl(&elsewhere);
-        }
+        release.remove_everything()?;
         Ok(release)
+    }
+
+    /// Whatever a chart has made, and whoever.
+    fn remove_everything(&self) -> Result<()> {
+        for name in self.objects()? {
+            let arguments = ["delete", &name, "--ignore-not-found", "--timeout=30s"];
+            let _ = self.stage.kubectl(&arguments);
+            let elsewhere = [&arguments[..], &["--namespace=kube-system"]].concat();
+            let _ = self.stage.kubectl(&elsewhere);
+        }
+        Ok(())
     }
 
     /// What the operator keeps in its Secret.

@@ -5,6 +5,7 @@
 mod nodes;
 mod pods;
 mod rights;
+mod targets;
 
 use std::path::Path;
 use std::sync::Arc;

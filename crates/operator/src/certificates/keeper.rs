@@ -18,7 +18,7 @@ use crate::error::{Doing as _, Error, Result, chain};
 use crate::settings::Settings;
 
 /// Renewals are due in months. This is how long a change by another replica, or by a person, may stay unseen.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(60);
+const BETWEEN_LOOKS: Duration = Duration::from_secs(20);
 const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
 /// Two replicas that start at once may both find nothing. The second one to write is told, and looks again.
 const CONFLICT: u16 = 409;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Metrics, RequestLabels};
+use super::{Metrics, RequestLabels, TaskLabels};
 
 const DASHBOARD: &str = include_str!("../../../../charts/standin-operator/files/dashboard.json");
 const PAGE: &str = include_str!("../../../../docs/observability.md");
@@ -19,6 +19,8 @@ fn families() -> BTreeMap<String, String> {
         code: 200,
     };
     metrics.requests.get_or_create(&labels).inc();
+    let labels = TaskLabels { task: "trust" };
+    metrics.failed_tasks.get_or_create(&labels).inc();
     let text = metrics.text();
     text.lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))

@@ -22,6 +22,7 @@ use super::auth::identity::WebIdentity;
 use super::auth::mtls;
 use super::clusters::{Method, MultiCluster};
 use super::sync::{Access, Health, MemberKeeper};
+use crate::background::Background;
 use crate::cache::ParentCache;
 use crate::error::{Doing as _, Error, Result, chain};
 use crate::settings::Settings;
@@ -49,7 +50,11 @@ pub(crate) struct Envoy {
 
 impl Envoy {
     /// None, where the operator is for one cluster.
-    pub(crate) fn new(client: &Client, settings: &Settings) -> Result<Option<Self>> {
+    pub(crate) fn new(
+        client: &Client,
+        settings: &Settings,
+        background: &Background,
+    ) -> Result<Option<Self>> {
         let Some(clusters) = settings.multi_cluster.clone() else {
             return Ok(None);
         };
@@ -69,7 +74,7 @@ impl Envoy {
             eks: identity.map(EksTokens::new).map(Arc::new),
             namespace: settings.namespace.clone(),
             secrets: Api::namespaced(client.clone(), &settings.namespace),
-            sessions: ParentCache::follow(client.clone()),
+            sessions: ParentCache::follow(client.clone(), background, "parents"),
             client: client.clone(),
             clusters,
         }))

@@ -64,6 +64,10 @@ async fn look(
     let Some(envoy) = &shared.envoy else {
         return Ok(Action::await_change());
     };
+    let status = parent.status.as_ref();
+    if status.is_some_and(|status| status.connected_timestamp.is_some()) {
+        shared.users.saw(&parent.spec.owner);
+    }
     let observed = observe(&leading, &parent);
     let settings = &shared.settings.session;
     let plan = plan(&parent, &observed, settings, Timestamp::now());

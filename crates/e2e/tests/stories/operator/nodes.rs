@@ -12,6 +12,7 @@ use link::tls::{Identity, TlsDialer, Trust};
 use link::{Link, Settings};
 
 use super::Operator;
+use super::targets::{targets_of_every_kind_are_served, users_are_counted};
 use crate::stories::operator_sessions::policies::policies_reach_sessions_that_run;
 use crate::stories::operator_sessions::secrets::{TALKATIVE, give_password, secrets_are_nowhere};
 use crate::stories::operator_sessions::serving::without_a_target_it_sees_the_network;
@@ -36,6 +37,7 @@ pub(super) async fn agents_wait_on_nodes(story: &Story<'_>) -> Result<()> {
     shop.web().await?;
     shop.kubectl(&["set", "env", "deployment/web", "WEB_GREETING=hello"])?;
     shop.kubectl(&["rollout", "status", "deployment/web", "--timeout=120s"])?;
+    targets_of_every_kind_are_served(&shop).await?;
     policies_bind_whatever_the_target_is_called(story, &shop).await?;
     an_agent_that_is_replaced_is_another_one(&operator, &shop).await?;
     shop.client_pod("client").await?;
@@ -44,6 +46,8 @@ pub(super) async fn agents_wait_on_nodes(story: &Story<'_>) -> Result<()> {
     give_password(&shop)?;
     secrets_are_nowhere(story, &shop, &operator).await?;
     without_a_target_it_sees_the_network(story, &shop).await?;
+    // The administrator, and the one without a target.
+    users_are_counted(&operator, 2).await?;
     let entries = shop.kubectl(&[
         "get",
         "pods",

@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{EvictParams, ListParams};
 use lab::HOST;
 
-use super::super::cluster_sessions::start_checkout;
+use super::super::cluster_sessions::{start_checkout, succeed};
 use super::super::operator::Operator;
 use super::serving::{Server, answers_from, pods};
 use super::{Shell, listed_sessions, nothing_is_left, session_for, with_operator};
 
 /// Opened before the faults, one for each: the server ends a connection after one answer.
-const OPEN: &str = "exec 3<>/dev/tcp/web/80 4<>/dev/tcp/web/80 5<>/dev/tcp/web/80 && echo opened";
+const OPEN: &str = "exec 3<>/dev/tcp/web/80 4<>/dev/tcp/web/80 5<>/dev/tcp/web/80 6<>/dev/tcp/web/80 && echo opened";
 
 pub(super) async fn sessions_outlive_cuts_and_restarts(story: &Story<'_>) -> Result<()> {
     let shop = story.stage_in(0).await?;
@@ -40,6 +40,10 @@ pub(super) async fn sessions_outlive_cuts_and_restarts(story: &Story<'_>) -> Res
 async fn outlive(story: &Story<'_>, shop: &Stage, operator: &Operator) -> Result<()> {
     let mut session = Shell::start(session_for(story, shop, "deployment/checkout")?)?;
     ensure!(session.ask(OPEN).await? == "opened");
+    // It takes until the operator looks at its certificates again, so the other faults come meanwhile.
+    shop.client_pod("witness").await?;
+    let authorities = served_authorities(shop, operator).await?;
+    spoil_authority(operator)?;
 
     let lab = story.lab()?;
     let name = &shop.cluster.name;
@@ -58,6 +62,14 @@ async fn outlive(story: &Story<'_>, shop: &Stage, operator: &Operator) -> Result
         .await
         .context("after a restart of the API server")?;
 
+    certificates_are_exchanged(shop, operator, &authorities).await?;
+    still_open(&mut session, 6)
+        .await
+        .context("after new certificates")?;
+    let mut another = session_for(story, shop, "deployment/checkout")?;
+    let another = succeed(another.args(["--", "sh", "-c", "echo $GREETING"]))?;
+    ensure!(another.stdout.trim() == "from the pod", "{another}");
+
     // All replicas at once, without a word.
     let gone = operator.stage.kubectl(&[
         "delete",
@@ -75,6 +87,48 @@ async fn outlive(story: &Story<'_>, shop: &Stage, operator: &Operator) -> Result
     ensure!(ended.code == Some(0), "{ended}");
     ensure!(!ended.stderr.contains("another agent"), "{ended}");
     Ok(())
+}
+
+/// Without the authority's key, no certificate can be made by it, and there has to be a new one.
+fn spoil_authority(operator: &Operator) -> Result<()> {
+    let patch = r#"--patch={"stringData": {"ca.key": "not a key"}}"#;
+    let secret = "secret/mirrord-operator-tls";
+    operator.stage.kubectl(&["patch", secret, patch]).map(drop)
+}
+
+/// By whom the certificate of each replica is, as whoever connects sees it. An authority's name has the second in it at which
+/// it was made.
+async fn served_authorities(shop: &Stage, operator: &Operator) -> Result<Vec<String>> {
+    let selector = ListParams::default().labels("app.kubernetes.io/component=operator");
+    let mut authorities = Vec::new();
+    for pod in operator.stage.pods().list(&selector).await? {
+        let address = pod.status.and_then(|status| status.pod_ip);
+        let script = format!(
+            "curl --silent --insecure --verbose --max-time 10 https://{}:8443/ 2>&1 | grep -o 'standin-operator-ca@[0-9]*'",
+            address.context("no address")?
+        );
+        let issuer = shop.run("witness", &["sh", "-c", &script]).await?;
+        authorities.extend(issuer.lines().next().map(str::to_owned));
+    }
+    ensure!(authorities.len() == 2, "{authorities:?}");
+    Ok(authorities)
+}
+
+/// All replicas have certificates by another authority than before, and the API server believes them.
+async fn certificates_are_exchanged(
+    shop: &Stage,
+    operator: &Operator,
+    before: &[String],
+) -> Result<()> {
+    until("new certificates", async || {
+        let now = served_authorities(shop, operator).await?;
+        let are_new = now.iter().all(|authority| !before.contains(authority));
+        ensure!(are_new && now[0] == now[1], "{before:?}, {now:?}");
+        Ok(Some(()))
+    })
+    .await?;
+    let operators = ["get", "mirrordoperators", "operator", "--output=name"];
+    shop.kubectl(&operators).map(drop)
 }
 
 /// A connection from before carries a request and its answer, and a new one can be made.

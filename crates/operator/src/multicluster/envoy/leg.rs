@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::connect::{ConnectParameters, Place, Places, SESSION_IS_OVER};
 use api::multicluster::{CHILD_HEADER, child_name};
-use api::{GROUP_VERSION, MirrordMultiClusterSession, SUBPROTOCOL};
+use api::{GROUP_VERSION, MirrordMultiClusterSession};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;
@@ -244,7 +244,7 @@ impl Question {
         &self,
         client: Client,
     ) -> Result<WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>, NotConnected> {
-        let upgrade = Upgrade::to(SUBPROTOCOL);
+        let upgrade = Upgrade::to(link::upgrade::PROTOCOL);
         let request = upgrade
             .ask(Request::get(&self.path))
             .header(CHILD_HEADER, &self.child)
