@@ -168,7 +168,7 @@ fn a_network_policy_lets_a_primary_reach_its_members() {
     assert_eq!(rules(&settings).last(), Some(&narrow));
     assert_eq!(rules(&settings[..4]).last(), Some(&json!({"ports": ports})));
     // Where everything can be reached, members can.
-    assert_eq!(rules(&settings[..3]).last(), Some(&json!({})));
+    assert!(rules(&settings[..3]).contains(&json!({})));
     let useless = [settings[0], settings[1], settings[2], settings[4]];
     let refused = template(&useless).unwrap_err();
     assert!(

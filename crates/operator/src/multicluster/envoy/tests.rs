@@ -5,11 +5,14 @@ use api::{MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::super::auth::NoCredential;
 use super::super::stub;
 use super::super::sync::Check;
 use super::*;
+use crate::background::Background;
+use crate::metrics::FailedTasks;
 
 fn now() -> Timestamp {
     "2026-01-27T09:22:55Z".parse().unwrap()
@@ -180,6 +183,7 @@ async fn a_member_whose_secret_goes_is_left_alone_until_it_is_back() {
     let (change, changes) = mpsc::unbounded_channel();
     let client = with_secret(Some(changes));
     let keeper = Arc::new(MemberKeeper::new(stub::member(Method::BearerToken)));
+    let background = Background::new(CancellationToken::new(), FailedTasks::default());
     let envoy = Envoy {
         clusters: MultiCluster {
             name: "hub".to_owned(),
@@ -188,7 +192,7 @@ async fn a_member_whose_secret_goes_is_left_alone_until_it_is_back() {
             on_unreachable: api::multicluster::OnUnreachable::Continue,
             members: vec![keeper.member.clone()],
         },
-        sessions: ParentCache::follow(client.clone()),
+        sessions: ParentCache::follow(client.clone(), &background, "parents"),
         secrets: Api::namespaced(client.clone(), "tools"),
         client,
         keepers: vec![Arc::clone(&keeper)],

@@ -338,6 +338,7 @@ mod tests {
         let mut now = Places {
             places: vec![place(2, "west")],
             clusters: vec![cluster("east", true), cluster("west", false)],
+            ..Places::default()
         };
         let mut known = Known::new();
         assert_eq!(

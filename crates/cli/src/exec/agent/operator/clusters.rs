@@ -229,6 +229,7 @@ mod tests {
             let now = Places {
                 places: places.iter().copied().cloned().collect(),
                 clusters: vec![cluster("east", true, east), cluster("west", false, west)],
+                ..Places::default()
             };
             assert_eq!(are_awaited(&now), expected, "{now:?}");
         };
