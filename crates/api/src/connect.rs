@@ -202,6 +202,30 @@ pub struct PlaceCluster {
     /// Why it cannot be reached now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// How often the Primary has left a replica of the cluster's operator for another one, because that replica was about
+    /// to end. After each time, channels to this cluster should be opened anew, and then the old ones closed.
+    #[serde(default, skip_serializing_if = "is_never")]
+    pub moves: u32,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes fields by reference"
+)]
+fn is_never(times: &u32) -> bool {
+    *times == 0
+}
+
+impl Places {
+    /// How often channels to a place had to be opened anew over this connection.
+    pub fn moves(&self, place: u32) -> u32 {
+        let place = self.places.iter().find(|known| known.number == place);
+        let cluster = place.and_then(|place| place.cluster.as_deref());
+        let mut clusters = self.clusters.iter();
+        clusters
+            .find(|known| Some(known.name.as_str()) == cluster)
+            .map_or(0, |known| known.moves)
+    }
 }
 
 /// One pod of the session, to which channels can be opened.

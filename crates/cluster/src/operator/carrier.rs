@@ -61,8 +61,15 @@ enum Line {
 pub struct CarriedDialer {
     line: watch::Receiver<Line>,
     place: u32,
-    /// The connection that was dialled through last.
-    used: Arc<Mutex<Weak<OperatorConnection>>>,
+    used: Arc<Mutex<Used>>,
+}
+
+/// What was dialled through last.
+#[derive(Debug, Default)]
+struct Used {
+    connection: Weak<OperatorConnection>,
+    /// Over that connection, as [`Places::moves`] says.
+    moves: u32,
 }
 
 impl Carrier {
@@ -283,12 +290,27 @@ fn is_final(error: &Error) -> bool {
 
 impl CarriedDialer {
     fn open(&self, connection: &Arc<OperatorConnection>) -> Channel {
-        *self.used() = Arc::downgrade(connection);
+        *self.used() = Used {
+            connection: Arc::downgrade(connection),
+            moves: connection.places.borrow().moves(self.place),
+        };
         connection.open(self.place)
     }
 
-    fn used(&self) -> MutexGuard<'_, Weak<OperatorConnection>> {
+    fn used(&self) -> MutexGuard<'_, Used> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_used(&self, connection: &Arc<OperatorConnection>) -> bool {
+        std::ptr::eq(self.used().connection.as_ptr(), Arc::as_ptr(connection))
+    }
+
+    /// Waits until the Primary reaches the place in another way, over the same connection.
+    async fn moved_behind(&self, mut places: watch::Receiver<Places>) {
+        let is_another = |places: &Places| places.moves(self.place) != self.used().moves;
+        if places.wait_for(is_another).await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -297,12 +319,25 @@ impl Dial for CarriedDialer {
 
     async fn moved(&self) {
         let mut line = self.line.clone();
-        let is_another = |line: &Line| match line {
-            Line::There(connection) => !std::ptr::eq(self.used().as_ptr(), Arc::as_ptr(connection)),
-            Line::Away(_) | Line::Over(_) => false,
-        };
-        if line.wait_for(is_another).await.is_err() {
-            std::future::pending::<()>().await;
+        loop {
+            // Nothing of the connection is kept but what it says: it ends when its users have left it.
+            let places = match &*line.borrow_and_update() {
+                Line::There(connection) if !self.has_used(connection) => return,
+                Line::There(connection) => Some(connection.places.clone()),
+                Line::Away(_) | Line::Over(_) => None,
+            };
+            let moved_behind = async {
+                match places {
+                    Some(places) => self.moved_behind(places).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = moved_behind => return,
+                changed = line.changed() => if changed.is_err() {
+                    std::future::pending::<()>().await;
+                },
+            }
         }
     }
 
@@ -321,5 +356,74 @@ impl Dial for CarriedDialer {
             },
         };
         Err(io::Error::new(io::ErrorKind::NotConnected, why))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::connect::{Place, PlaceCluster};
+    use link::channels::{Channels, limits};
+    use link::websocket::{Role, WebSocketStream};
+    use tokio::io::duplex;
+
+    use super::*;
+
+    fn places(moves: u32) -> Places {
+        Places {
+            places: vec![Place {
+                number: 7,
+                cluster: Some("east".to_owned()),
+                ..Place::default()
+            }],
+            clusters: vec![PlaceCluster {
+                name: "east".to_owned(),
+                moves,
+                ..PlaceCluster::default()
+            }],
+            leaving: false,
+        }
+    }
+
+    async fn is_moved(dialer: &CarriedDialer) -> bool {
+        let moved = timeout(Duration::from_secs(1), dialer.moved()).await;
+        moved.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_moves_with_its_connection_and_with_its_cluster() {
+        let connect = async |said: Places| {
+            let (ours, theirs) = duplex(64 * 1024);
+            let ours = WebSocketStream::from_raw_socket(ours, Role::Client, Some(limits())).await;
+            let theirs =
+                WebSocketStream::from_raw_socket(theirs, Role::Server, Some(limits())).await;
+            let (primary, events, driver) = Channels::over(theirs);
+            tokio::spawn(driver);
+            primary.say(serde_json::to_vec(&said).unwrap().into());
+            let connection = Arc::new(OperatorConnection::over(ours));
+            let mut heard = connection.places.clone();
+            heard.wait_for(|places| *places == said).await.unwrap();
+            (connection, primary, events)
+        };
+        let (connection, primary, _events) = connect(places(0)).await;
+        let (tell, line) = watch::channel(Line::There(connection));
+        let dialer = CarriedDialer {
+            line,
+            place: 7,
+            used: Arc::default(),
+        };
+        let _pipe = dialer.dial().await.unwrap();
+        assert!(!is_moved(&dialer).await);
+        primary.say(serde_json::to_vec(&places(1)).unwrap().into());
+        assert!(is_moved(&dialer).await);
+        let _pipe = dialer.dial().await.unwrap();
+        assert!(!is_moved(&dialer).await);
+        // Another replica of the Primary has counted for itself.
+        let (another, _primary, _events) = connect(places(1)).await;
+        tell.send_replace(Line::There(another));
+        assert!(is_moved(&dialer).await);
+        let _pipe = dialer.dial().await.unwrap();
+        assert!(!is_moved(&dialer).await);
+        tell.send_replace(Line::Away("cut".to_owned()));
+        assert!(!is_moved(&dialer).await);
     }
 }

@@ -140,7 +140,7 @@ fn header_text(text: &str) -> String {
 }
 
 impl OperatorConnection {
-    fn over<S>(socket: WebSocketStream<S>) -> Self
+    pub(super) fn over<S>(socket: WebSocketStream<S>) -> Self
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {

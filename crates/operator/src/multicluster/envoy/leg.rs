@@ -1,21 +1,27 @@
 //! One cluster's part of a client's connection. It is made again and again as long as the client is there.
+//!
+//! A replica of the member's operator that is about to end says so: there is then a connection to another one before the
+//! client hears that it should open its channels anew, and no agent misses its client.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::connect::{ConnectParameters, Place, Places, SESSION_IS_OVER};
+use api::connect::{ConnectParameters, Place};
 use api::multicluster::{CHILD_HEADER, child_name};
 use api::{GROUP_VERSION, MirrordMultiClusterSession};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;
 use kube::{Client, ResourceExt as _};
-use link::channels::{Channels, Event, limits};
+use link::channels::{Channels, limits};
 use link::websocket::{Role, Upgrade, WebSocketStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+mod line;
+
+use self::line::{Line, NotConnected, Word};
 use crate::Shared;
 use crate::connect::ports::PortBook;
 use crate::connect::relay;
@@ -25,6 +31,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The child is ready, so a member answers at once, or not.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// A replica that ends carries its sessions for some seconds more; another one is to be found within them.
+const LONGEST_PAUSE_OF_A_MOVE: Duration = Duration::from_secs(1);
+/// How long the client may take to leave a connection for the next.
+const MOVED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Ends when it is dropped.
 pub(super) struct Leg {
@@ -44,6 +54,8 @@ pub(super) struct LegState {
     pub(super) error: Option<String>,
     /// Absent without a connection, and in this cluster, which needs none.
     pub(super) channels: Option<Channels>,
+    /// How often these channels have replaced others that still worked.
+    pub(super) moves: u32,
 }
 
 impl LegState {
@@ -55,23 +67,6 @@ impl LegState {
             self.places.clear();
         }
         self.error = Some(why.text);
-    }
-}
-
-/// Why a member is not connected.
-#[derive(Debug)]
-struct NotConnected {
-    text: String,
-    /// The member has no such session, so no agent of it either.
-    is_over: bool,
-}
-
-impl NotConnected {
-    fn for_now(text: impl Into<String>) -> Self {
-        Self {
-            text: text.into(),
-            is_over: false,
-        }
     }
 }
 
@@ -95,7 +90,7 @@ impl Leg {
         let (state, known) = watch::channel(LegState {
             places: before.map_or_else(Vec::new, |child| relay::places_of(&child.pods)),
             error: Some("it is being connected".to_owned()),
-            channels: None,
+            ..LegState::default()
         });
         let shared = Arc::clone(shared);
         let task = if is_here {
@@ -140,7 +135,7 @@ async fn follow_here(shared: Arc<Shared>, child: String, state: watch::Sender<Le
             error: session
                 .is_none()
                 .then(|| "its part here is not known yet".to_owned()),
-            channels: None,
+            ..LegState::default()
         };
         state.send_if_modified(|state| {
             let is_new = state.places != next.places || state.error != next.error;
@@ -182,24 +177,21 @@ impl Question {
         let mut pause = FIRST_PAUSE;
         let mut lost = Instant::now();
         loop {
-            let attempt = async {
-                let client = envoy.client_of(&self.cluster);
-                self.connect(client.map_err(NotConnected::for_now)?).await
-            };
-            let why = match timeout(PATIENCE, attempt).await {
-                Ok(Ok(socket)) => {
+            let why = match self.attempt(envoy).await {
+                Ok(line) => {
                     let began = Instant::now();
-                    let why = self.use_connection(socket, envoy, state).await;
+                    let why = tokio::select! {
+                        why = follow(line, state, async || self.attempt(envoy).await) => why,
+                        // A network that is cut says nothing.
+                        why = envoy.unreachable(&self.cluster) => NotConnected::for_now(why),
+                    };
                     lost = Instant::now();
                     if began.elapsed() > LONGEST_PAUSE {
                         pause = FIRST_PAUSE;
                     }
                     why
                 }
-                Ok(Err(why)) => why,
-                Err(_) => {
-                    NotConnected::for_now(format!("no answer within {} s", PATIENCE.as_secs()))
-                }
+                Err(why) => why,
             };
             tracing::debug!(
                 session = self.child,
@@ -214,29 +206,16 @@ impl Question {
         }
     }
 
-    /// Until it ends; then why.
-    async fn use_connection<S>(
-        &self,
-        socket: WebSocketStream<S>,
-        envoy: &super::Envoy,
-        state: &watch::Sender<LegState>,
-    ) -> NotConnected
-    where
-        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-    {
-        let (channels, events, driver) = Channels::over(socket);
-        state.send_modify(|state| {
-            state.channels = Some(channels);
-            state.error = None;
-        });
-        tokio::select! {
-            ended = driver => match ended {
-                Ok(()) => NotConnected::for_now("the connection has ended"),
-                Err(error) => NotConnected::for_now(format!("the connection is lost: {error}")),
-            },
-            ended = listen(events, state) => ended,
-            // A network that is cut says nothing.
-            why = envoy.unreachable(&self.cluster) => NotConnected::for_now(why),
+    async fn attempt(&self, envoy: &super::Envoy) -> Result<Line, NotConnected> {
+        let client = envoy
+            .client_of(&self.cluster)
+            .map_err(NotConnected::for_now)?;
+        match timeout(PATIENCE, self.connect(client)).await {
+            Ok(socket) => socket.map(Line::over),
+            Err(_) => {
+                let text = format!("no answer within {} s", PATIENCE.as_secs());
+                Err(NotConnected::for_now(text))
+            }
         }
     }
 
@@ -269,26 +248,47 @@ impl Question {
     }
 }
 
-/// Until the member ends the connection; then why.
-async fn listen(
-    mut events: mpsc::UnboundedReceiver<Event>,
+/// Says what the member says, until it ends the connection; then why. A replica that is about to end is left for the one
+/// that `connect` finds.
+async fn follow(
+    mut line: Line,
     state: &watch::Sender<LegState>,
+    connect: impl AsyncFn() -> Result<Line, NotConnected>,
 ) -> NotConnected {
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::News(news) => {
-                if let Ok(places) = serde_json::from_slice::<Places>(&news) {
-                    state.send_modify(|state| state.places = places.places);
-                }
+    state.send_modify(|state| {
+        state.channels = Some(line.channels.clone());
+        state.error = None;
+    });
+    loop {
+        match line.next().await {
+            Word::End(why) => return why,
+            Word::Places(places) if places.leaving => {
+                let next = tokio::select! {
+                    next = find_another(&connect) => next,
+                    why = line.end() => return why,
+                };
+                state.send_modify(|state| {
+                    state.channels = Some(next.channels.clone());
+                    state.moves += 1;
+                });
+                let left = std::mem::replace(&mut line, next);
+                tokio::spawn(timeout(MOVED_WITHIN, left.leave()));
             }
-            Event::Closed(text) => {
-                let is_over = text == SESSION_IS_OVER;
-                return NotConnected { text, is_over };
-            }
-            Event::Opened { .. } | Event::Farewell => {}
+            Word::Places(places) => state.send_modify(|state| state.places = places.places),
         }
     }
-    NotConnected::for_now("the connection has ended")
+}
+
+async fn find_another(connect: &impl AsyncFn() -> Result<Line, NotConnected>) -> Line {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match connect().await {
+            Ok(line) => return line,
+            Err(why) => tracing::debug!(error = why.text, "no other replica is there yet"),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE_OF_A_MOVE);
+    }
 }
 
 /// A refusal is a `Status`, as everywhere in Kubernetes.
@@ -309,7 +309,111 @@ async fn refused(answer: http::Response<kube::client::Body>) -> NotConnected {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use api::connect::{Places, SESSION_IS_OVER};
+    use link::channels::Event;
+    use tokio::io::duplex;
+    use tokio::sync::mpsc;
+
     use super::*;
+
+    /// A connection to a replica of a member, and that replica's end of it.
+    async fn replica() -> (Line, Channels, mpsc::UnboundedReceiver<Event>) {
+        let (ours, theirs) = duplex(64 * 1024);
+        let ours = WebSocketStream::from_raw_socket(ours, Role::Client, Some(limits())).await;
+        let theirs = WebSocketStream::from_raw_socket(theirs, Role::Server, Some(limits())).await;
+        let (channels, events, driver) = Channels::over(theirs);
+        tokio::spawn(driver);
+        (Line::over(ours), channels, events)
+    }
+
+    fn tell(replica: &Channels, places: &Places) {
+        replica.say(serde_json::to_vec(places).unwrap().into());
+    }
+
+    async fn opened(events: &mut mpsc::UnboundedReceiver<Event>) -> link::channels::Channel {
+        match events.recv().await {
+            Some(Event::Opened { place: 7, channel }) => channel,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_leaves_is_used_until_the_client_has_left_it() {
+        let (line, old, mut old_events) = replica().await;
+        let (next, new, mut new_events) = replica().await;
+        let answers = Mutex::new(vec![Ok(next), Err(NotConnected::for_now("none is ready"))]);
+        let (state, mut known) = watch::channel(LegState::default());
+        let followed = tokio::spawn(async move {
+            let connect = async || answers.lock().unwrap().pop().unwrap();
+            follow(line, &state, connect).await.text
+        });
+        let before = known.wait_for(|state| state.channels.is_some()).await;
+        let before = before.unwrap().channels.clone().unwrap();
+        let used = before.open(7);
+        let mut at_the_agent = opened(&mut old_events).await;
+        tell(
+            &old,
+            &Places {
+                leaving: true,
+                ..Places::default()
+            },
+        );
+        let after = known.wait_for(|state| state.moves == 1).await;
+        let after = after.unwrap().channels.clone().unwrap();
+        let _moved = after.open(7);
+        let _agent = opened(&mut new_events).await;
+        // What is under way over the old one still arrives.
+        let mut used = used;
+        tokio::io::AsyncWriteExt::write_all(&mut used, b"last")
+            .await
+            .unwrap();
+        let mut bytes = [0; 4];
+        tokio::io::AsyncReadExt::read_exact(&mut at_the_agent, &mut bytes)
+            .await
+            .unwrap();
+        assert_eq!(&bytes, b"last");
+        drop((used, before));
+        while let Some(event) = old_events.recv().await {
+            assert!(matches!(event, Event::Closed(_)), "{event:?}");
+        }
+        // And the new one is listened to.
+        tell(
+            &new,
+            &Places {
+                places: vec![Place::default()],
+                ..Places::default()
+            },
+        );
+        known
+            .wait_for(|state| state.places.len() == 1)
+            .await
+            .unwrap();
+        new.end(SESSION_IS_OVER);
+        assert_eq!(followed.await.unwrap(), SESSION_IS_OVER);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_ends_before_another_is_there_is_lost() {
+        let (line, old, _events) = replica().await;
+        let (state, known) = watch::channel(LegState::default());
+        let followed = tokio::spawn(async move {
+            let connect = async || Err(NotConnected::for_now("none is ready"));
+            follow(line, &state, connect).await.text
+        });
+        tell(
+            &old,
+            &Places {
+                leaving: true,
+                ..Places::default()
+            },
+        );
+        sleep(Duration::from_secs(3)).await;
+        old.end("this replica ends; come back");
+        assert_eq!(followed.await.unwrap(), "this replica ends; come back");
+        assert_eq!(known.borrow().moves, 0);
+    }
 
     #[test]
     fn agents_are_forgotten_when_none_of_them_can_come_back() {

@@ -243,6 +243,7 @@ fn merged(names: &[&str], default: &str, states: &BTreeMap<usize, LegState>) -> 
             name: (*name).to_owned(),
             is_default: *name == default,
             error: state.error.clone(),
+            moves: state.moves,
         });
         for place in state.places {
             let Some(number) = joined(index, place.number) else {

@@ -137,6 +137,19 @@ async fn breaking(scene: &Scene<'_>, session: &Running, streams: &[Requests]) ->
             "a session steals without a rule"
         );
     }
+    let by_service = |stream: &Requests| -> Result<usize> {
+        let said = scene.west.kubectl_in(SHOP, &["logs", &stream.pod])?;
+        Ok(received(&said, "\"GET /", " ").len())
+    };
+    let before = by_service(&streams[1])?;
+    restarts::drain(&scene.west).await?;
+    both("a member's replicas have been drained").await?;
+    let after = by_service(&streams[1])?;
+    ensure!(
+        before == after,
+        "the service got {} requests while replicas of its operator were drained",
+        after - before
+    );
     restarts::kill(&scene.hub)?;
     both("the end of the Primary").await?;
     restarts::kill(&scene.west)?;

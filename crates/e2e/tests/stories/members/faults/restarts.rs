@@ -1,4 +1,4 @@
-//! Operators that are killed without a word, in every phase of a session.
+//! Operators that go: killed without a word, in every phase of a session, or drained.
 
 use anyhow::{Result, ensure};
 use e2e::until;
@@ -11,6 +11,32 @@ pub(super) fn kill(operator: &Operator) -> Result<()> {
     let gone = ["delete", "pod", selector, "--force", "--grace-period=0"];
     operator.stage.kubectl(&gone)?;
     operator.wait()
+}
+
+/// The one replica goes as from a drained node, while another one is there; and that one may go again.
+pub(super) async fn drain(operator: &Operator) -> Result<()> {
+    let replicas = || -> Result<Vec<String>> {
+        let selector = "--selector=app.kubernetes.io/component=operator";
+        let pods = ["get", "pods", selector, "--output=name"];
+        let pods = operator.stage.kubectl(&pods)?;
+        Ok(pods.split_whitespace().map(str::to_owned).collect())
+    };
+    let scale = |replicas: &str| -> Result<()> {
+        let scale = ["scale", "deployment/mirrord-operator", replicas];
+        operator.stage.kubectl(&scale)?;
+        operator.wait()
+    };
+    let old = replicas()?;
+    scale("--replicas=2")?;
+    for pod in &old {
+        operator.stage.kubectl(&["delete", pod])?;
+    }
+    operator.wait()?;
+    scale("--replicas=1")?;
+    until("one replica", async || {
+        Ok((replicas()?.len() == 1).then_some(()))
+    })
+    .await
 }
 
 pub(super) async fn of_a_member(scene: &Scene<'_>) -> Result<()> {
