@@ -3,30 +3,22 @@
 //! The target's `resolv.conf` and hosts file are read for every question, as its own programs would: they may change at
 //! any time. Questions leave from the target's network namespace.
 
-use bytes::Bytes;
 use protocol::dns::ResolvConf;
 use protocol::rpc::dns_server::Dns;
 use protocol::rpc::{
     DnsSettingsRequest, DnsSettingsResponse, ExchangeRequest, ExchangeResponse, LookupRequest,
     LookupResponse,
 };
-use rustix::buffer::spare_capacity;
-use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, read};
 use rustix::system::uname;
 use tonic::{Request, Response, Status};
 
 use crate::Result;
 use crate::connection::Connection;
-use crate::files::Tree;
 
 mod exchange;
 mod lookup;
 
 pub(crate) use exchange::Silent;
-
-/// What is read of a configuration file. More than that is no configuration.
-const FILE_BYTES: usize = 1024 * 1024;
 
 #[tonic::async_trait]
 impl Dns for Connection {
@@ -34,7 +26,7 @@ impl Dns for Connection {
         &self,
         request: Request<ExchangeRequest>,
     ) -> Result<Response<ExchangeResponse>, Status> {
-        let settings = self.resolv_conf().await?;
+        let settings = self.nameservers().await?;
         let query = request.into_inner().query;
         let (answer, nameserver) = exchange::exchange(&self.agent, &settings, &query).await?;
         let reach = exchange::reach(&self.agent, &answer).await?;
@@ -76,29 +68,17 @@ impl Dns for Connection {
 
 impl Connection {
     async fn resolv_conf(&self) -> Result<ResolvConf> {
-        let text = self.configuration(b"/etc/resolv.conf").await?;
-        let names = self.agent.names().run(|| Ok(uname())).await?;
-        let hostname = names.nodename().to_string_lossy();
-        Ok(ResolvConf::parse(&text, &hostname))
-    }
-
-    /// The text of a file, or nothing when the target cannot read it: libc goes on without it, too.
-    async fn configuration(&self, path: &'static [u8]) -> Result<Bytes> {
-        self.in_tree(move |tree| Ok(read_file(tree, path).unwrap_or_default()))
-            .await
-    }
-}
-
-fn read_file(tree: Tree<'_>, path: &[u8]) -> Result<Bytes, Errno> {
-    let file = tree.open(path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?;
-    let mut text = Vec::with_capacity(4096);
-    while text.len() < FILE_BYTES {
-        text.reserve(4096);
-        match read(&file, spare_capacity(&mut text)) {
-            Ok(0) => break,
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+        let settings = self.nameservers().await?;
+        if !settings.needs_hostname() {
+            return Ok(settings);
         }
+        let names = self.agent.names().run(|| Ok(uname())).await?;
+        Ok(settings.with_hostname(&names.nodename().to_string_lossy()))
     }
-    Ok(text.into())
+
+    /// All but the search list of a file that has none: enough for a whole name.
+    async fn nameservers(&self) -> Result<ResolvConf> {
+        let text = self.configuration(b"/etc/resolv.conf").await?;
+        Ok(ResolvConf::parse(&text))
+    }
 }

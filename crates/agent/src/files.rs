@@ -5,7 +5,9 @@
 
 use std::pin::Pin;
 
+use bytes::Bytes;
 use futures_util::Stream;
+use protocol::files::FIRST_BYTES;
 use protocol::rpc::files_server::Files;
 use protocol::rpc::{
     AccessRequest, AllocateRequest, CloseRequest, CloseResponse, Done, GetAttributeRequest,
@@ -52,13 +54,36 @@ impl Connection {
         self.agent.files().run(job).await
     }
 
+    async fn open_file(&self, request: OpenRequest) -> Result<open::Opened> {
+        self.admit().await?;
+        match at_once::open(&self.agent, &request) {
+            Some(opened) => opened,
+            None => self.open_in_tree(request).await,
+        }
+    }
+
+    /// The text of a configuration file, or nothing when the target cannot read it: libc goes on without it, too. Of a
+    /// longer one than a file of this kind ever is, the beginning.
+    pub(crate) async fn configuration(&self, path: &'static [u8]) -> Result<Bytes> {
+        let request = OpenRequest {
+            path: Bytes::from_static(path),
+            first_bytes: FIRST_BYTES,
+            ..OpenRequest::default()
+        };
+        match self.open_file(request).await {
+            Ok(opened) => Ok(opened.response.first_bytes),
+            Err(Error::Operation { .. }) => Ok(Bytes::new()),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn open_in_tree(&self, request: OpenRequest) -> Result<open::Opened> {
         let agent = self.agent.clone();
         self.in_tree(move |tree| {
             let opened = open::open(tree, &request, open::Reading::All);
             let opened = opened.map_err(Error::operation("open this path"))?;
-            if let (Some(file), Some(metadata)) = (&opened.file, &opened.response.metadata) {
-                agent.local_devices().learn(file, metadata);
+            if let Some(metadata) = &opened.response.metadata {
+                agent.local_devices().learn(&opened.file, metadata);
             }
             Ok(opened)
         })
@@ -90,15 +115,10 @@ impl Files for Connection {
     type ListStream = Pin<Box<dyn Stream<Item = Result<ListResponse, Status>> + Send>>;
 
     async fn open(&self, request: Request<OpenRequest>) -> Answer<OpenResponse> {
-        let request = request.into_inner();
-        self.admit().await?;
-        let opened = match at_once::open(&self.agent, &request) {
-            Some(opened) => opened?,
-            None => self.open_in_tree(request).await?,
-        };
-        let handle = match opened.file {
-            Some(file) => self.handles.insert(file)?,
-            None => 0,
+        let opened = self.open_file(request.into_inner()).await?;
+        let handle = match opened.is_kept {
+            true => self.handles.insert(opened.file)?,
+            false => 0,
         };
         Ok(Response::new(OpenResponse {
             handle,

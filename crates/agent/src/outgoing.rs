@@ -13,7 +13,10 @@ use protocol::outgoing::{Connected, TcpConnect, UdpOpen, UdpPeer, UnixConnect};
 use protocol::rpc::outgoing_server::Outgoing;
 use protocol::rpc::{RouteRequest, RouteResponse};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, connect_unspec, getsockname,
+    socket_with, sockopt,
+};
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tonic::body::Body;
 use tonic::{Request as Call, Response as Answer, Status};
@@ -113,11 +116,7 @@ impl Outgoing for Connection {
         self.admit().await?;
         let address = request.into_inner().address;
         let address: SocketAddr = address.parse().map_err(|_| Error::Missing("address"))?;
-        // Connecting a UDP socket sends nothing, and asks the routing table.
-        let socket = open_udp(&self.agent, address.is_ipv4(), None, Some(address)).await?;
-        let local = socket.local_addr();
-        let mut local = local.map_err(Error::io("ask for the own address"))?;
-        local.set_port(0);
+        let local = source(&self.agent, address).await?;
         Ok(Answer::new(RouteResponse {
             local_address: local.to_string(),
         }))
@@ -131,15 +130,7 @@ pub(crate) async fn connect_tcp(
     bind_to: Option<SocketAddr>,
 ) -> Result<TcpStream> {
     let family = family(address.ip());
-    let spare = agent.spare_sockets();
-    let ready = match bind_to {
-        None => spare.take(family),
-        Some(_) => None,
-    };
-    let socket = match ready {
-        Some(socket) => socket,
-        None => make_socket(agent, family, SocketType::STREAM, bind_to).await?,
-    };
+    let socket = socket(agent, family, SocketType::STREAM, bind_to).await?;
     let socket = TcpSocket::from_std_stream(socket.into());
     let stream = socket.connect(address).await;
     let stream = stream.map_err(Error::io("connect to this address"))?;
@@ -147,7 +138,7 @@ pub(crate) async fn connect_tcp(
     stream
         .set_nodelay(true)
         .map_err(Error::io("set up a connection"))?;
-    spare.prepare(agent.sockets(), family);
+    prepare(agent, family, SocketType::STREAM);
     Ok(stream)
 }
 
@@ -157,10 +148,9 @@ pub(crate) async fn open_udp(
     bind_to: Option<SocketAddr>,
     peer: Option<SocketAddr>,
 ) -> Result<UdpSocket> {
-    let family = if ipv4 {
-        AddressFamily::INET
-    } else {
-        AddressFamily::INET6
+    let family = match ipv4 {
+        true => AddressFamily::INET,
+        false => AddressFamily::INET6,
     };
     // Unbound sockets have an address only after they have sent: a client wants to know it before.
     let any: SocketAddr = match ipv4 {
@@ -168,13 +158,54 @@ pub(crate) async fn open_udp(
         false => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let bind_to = bind_to.or(peer.is_none().then_some(any));
-    let socket = make_socket(agent, family, SocketType::DGRAM, bind_to).await?;
+    let socket = socket(agent, family, SocketType::DGRAM, bind_to).await?;
     let socket = UdpSocket::from_std(socket.into()).map_err(Error::io("open a UDP socket"))?;
     if let Some(peer) = peer {
         let connected = socket.connect(peer).await;
         connected.map_err(Error::io("connect to this address"))?;
+        prepare(agent, family, SocketType::DGRAM);
     }
     Ok(socket)
+}
+
+/// From where the target reaches an address. Connecting a UDP socket sends nothing, and asks the routing table. The socket
+/// is as new afterwards, and serves the next who asks.
+pub(crate) async fn source(agent: &Agent, address: SocketAddr) -> Result<SocketAddr> {
+    let family = family(address.ip());
+    let socket = socket(agent, family, SocketType::DGRAM, None).await?;
+    let find = || {
+        connect(&socket, &address)?;
+        SocketAddr::try_from(getsockname(&socket)?)
+    };
+    let mut source = find().map_err(Error::operation("find a way to this address"))?;
+    source.set_port(0);
+    if connect_unspec(&socket).is_ok() {
+        let spare = agent.spare_sockets();
+        spare.put(family, SocketType::DGRAM, socket);
+    }
+    Ok(source)
+}
+
+/// A socket inside the target's network: a spare one, if that will do.
+async fn socket(
+    agent: &Agent,
+    family: AddressFamily,
+    kind: SocketType,
+    bind_to: Option<SocketAddr>,
+) -> Result<OwnedFd> {
+    let spare = match bind_to {
+        None => agent.spare_sockets().take(family, kind),
+        Some(_) => None,
+    };
+    match spare {
+        Some(socket) => Ok(socket),
+        None => make_socket(agent, family, kind, bind_to).await,
+    }
+}
+
+fn prepare(agent: &Agent, family: AddressFamily, kind: SocketType) {
+    let spare = agent.spare_sockets();
+    spare.prepare(agent.sockets(), family, kind);
 }
 
 async fn make_socket(
@@ -185,10 +216,6 @@ async fn make_socket(
 ) -> Result<OwnedFd> {
     let make = move || {
         let socket = new_socket(family, kind).map_err(Error::operation("make a socket"))?;
-        if kind == SocketType::DGRAM {
-            // Whether an address is a broadcast address is known only where it is used.
-            let _ = sockopt::set_socket_broadcast(&socket, true);
-        }
         if let Some(address) = bind_to {
             bind(&socket, &address).map_err(Error::operation("bind to this address"))?;
         }
@@ -199,7 +226,12 @@ async fn make_socket(
 
 fn new_socket(family: AddressFamily, kind: SocketType) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(family, kind, flags, None)
+    let socket = socket_with(family, kind, flags, None)?;
+    if kind == SocketType::DGRAM {
+        // Whether an address is a broadcast address is known only where it is used.
+        let _ = sockopt::set_socket_broadcast(&socket, true);
+    }
+    Ok(socket)
 }
 
 fn family(address: IpAddr) -> AddressFamily {

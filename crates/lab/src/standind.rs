@@ -1,4 +1,5 @@
-//! The image of the program beside services: `standind`, linked statically, in an image that has nothing else.
+//! The image of the program beside services: `standind` and the operator that it becomes there, linked statically, in an
+//! image that has nothing else.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -96,9 +97,11 @@ fn flags(repository: &Path, profile: Profile) -> String {
     flags
 }
 
-/// The image with the program.
+/// The image with the program, and with the operator that was built beside it.
 pub fn image(reference: &str, program: &Path) -> Image {
+    let operator = program.with_file_name("standind-operator");
     Image::new(reference)
         .file("/standind", program, 0o755)
+        .file("/standind-operator", &operator, 0o755)
         .entrypoint(["/standind"])
 }

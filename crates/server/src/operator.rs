@@ -1,16 +1,18 @@
-//! `standind operator`: arguments to settings, and signals to the end.
+//! `standind-operator`: what `standind` becomes in the roles of the operator. Arguments to settings, and signals to the end.
+#![allow(clippy::print_stderr, reason = "a program: stderr carries talk")]
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
-use ::operator::{
+use anyhow::{Context, Result};
+use clap::{Args, Parser, ValueEnum};
+use operator::{
     AgentMode, AgentSettings, MemberAuthorization, MultiCluster, PodSettings, SessionSettings,
     Settings,
 };
-use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -19,6 +21,15 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The shortest time that a session waits for its client. A link takes so long to notice that a connection is dead.
 const SHORTEST: u64 = 15;
+
+#[derive(Debug, Parser)]
+#[command(name = "standind", version, arg_required_else_help = true)]
+enum Role {
+    /// Serve sessions to everybody who may have them, through the cluster's API server
+    Operator(OperatorArguments),
+    /// Take the operator's API away and end its sessions, before it is removed
+    OperatorUninstall,
+}
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Mode {
@@ -38,7 +49,7 @@ impl From<Mode> for AgentMode {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct OperatorArguments {
+struct OperatorArguments {
     /// The namespace in which the operator runs
     #[arg(long, value_name = "NAME")]
     namespace: String,
@@ -119,7 +130,21 @@ pub(crate) struct OperatorArguments {
     log_json: bool,
 }
 
-pub(crate) fn run(arguments: OperatorArguments) -> Result<()> {
+fn main() -> ExitCode {
+    let result = match Role::parse() {
+        Role::Operator(arguments) => run(arguments),
+        Role::OperatorUninstall => uninstall(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("standind: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: OperatorArguments) -> Result<()> {
     start_log(arguments.log, arguments.log_json);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -128,18 +153,18 @@ pub(crate) fn run(arguments: OperatorArguments) -> Result<()> {
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
         end_with_signals(shutdown.clone())?;
-        ::operator::run(settings(arguments)?, shutdown).await?;
+        operator::run(settings(arguments)?, shutdown).await?;
         Ok(())
     })
 }
 
-pub(crate) fn uninstall() -> Result<()> {
+fn uninstall() -> Result<()> {
     start_log(LevelFilter::INFO, true);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    Ok(runtime.block_on(::operator::uninstall())?)
+    Ok(runtime.block_on(operator::uninstall())?)
 }
 
 fn settings(arguments: OperatorArguments) -> Result<Settings> {
@@ -207,7 +232,7 @@ fn clusters(path: &Path) -> Result<MultiCluster> {
 
 fn start_log(level: LevelFilter, as_json: bool) {
     // What others log may contain headers, and headers may contain secrets.
-    let ours = ["api", "audit", "cluster", "link", "operator", "standind"];
+    let ours = ["api", "audit", "cluster", "link", "operator"];
     let others = level.min(LevelFilter::WARN);
     let filter = Targets::new()
         .with_default(others)
@@ -239,8 +264,6 @@ fn end_with_signals(shutdown: CancellationToken) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
     #[derive(Debug, Parser)]

@@ -5,7 +5,7 @@
 //! dead nameserver costs one slow answer and not all of them.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,8 +20,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::agent::Agent;
-use crate::error::errno_of;
-use crate::outgoing::{connect_tcp, open_udp, receive_one};
+use crate::outgoing::{connect_tcp, open_udp, receive_one, source};
 use crate::{Error, Result};
 
 /// After this long without a word, the next server is asked as well.
@@ -101,47 +100,36 @@ pub(crate) async fn exchange(
     Ok((Bytes::from(query.finish(answer)), server))
 }
 
-/// From where the target reaches the addresses in an answer. Connecting a socket for datagrams sends nothing, and asks the
-/// routing table.
+/// From where the target reaches the addresses in an answer.
 pub(crate) async fn reach(agent: &Agent, answer: &[u8]) -> Result<Vec<Reach>> {
     let records = message::records(answer).unwrap_or_default();
     let addresses = records
         .iter()
         .filter(|record| record.section == Section::Answer)
         .filter_map(|record| record.address(answer));
-    let addresses: Vec<IpAddr> = addresses.take(MOST_REACHED).collect();
-    if addresses.is_empty() {
-        return Ok(Vec::new());
+    let mut reached = Vec::new();
+    for address in addresses.take(MOST_REACHED) {
+        let (from, failure) = match source(agent, SocketAddr::new(address, DISCARD)).await {
+            Ok(from) => (bytes_of(from.ip()), None),
+            Err(Error::Operation { action, source }) => {
+                let failure = Failure::from_errno(source.raw_os_error(), action);
+                (Bytes::new(), Some(failure))
+            }
+            Err(error) => return Err(error),
+        };
+        reached.push(Reach {
+            address: bytes_of(address),
+            from,
+            failure,
+        });
     }
-    let find = move || Ok(addresses.into_iter().map(reach_one).collect());
-    agent.sockets().run(find).await
+    Ok(reached)
 }
 
-fn reach_one(address: IpAddr) -> Reach {
-    let any: IpAddr = match address {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let bytes = |address: IpAddr| match address {
+fn bytes_of(address: IpAddr) -> Bytes {
+    match address {
         IpAddr::V4(address) => Bytes::copy_from_slice(&address.octets()),
         IpAddr::V6(address) => Bytes::copy_from_slice(&address.octets()),
-    };
-    let from = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect((address, DISCARD))?;
-        socket.local_addr()
-    });
-    let (from, failure) = match from {
-        Ok(from) => (bytes(from.ip()), None),
-        Err(error) => {
-            let number = errno_of(&error).raw_os_error();
-            let failure = Failure::from_errno(number, "find a way to this address");
-            (Bytes::new(), Some(failure))
-        }
-    };
-    Reach {
-        address: bytes(address),
-        from,
-        failure,
     }
 }
 

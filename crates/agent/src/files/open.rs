@@ -16,8 +16,9 @@ use super::tree::{Tree, doing};
 use crate::grant::Doing;
 
 pub(crate) struct Opened {
-    /// None when the first bytes are all there is and no handle is wanted.
-    pub(crate) file: Option<OpenFile>,
+    pub(crate) file: OpenFile,
+    /// Not, when the first bytes are all there is and then no handle is wanted.
+    pub(crate) is_kept: bool,
     /// Without a handle.
     pub(crate) response: OpenResponse,
 }
@@ -53,15 +54,15 @@ pub(crate) fn open(
             first => first.unwrap_or_default(),
         };
     }
-    let keep = !(first.whole && request.forget_when_whole);
     Ok(Opened {
-        file: keep.then(|| OpenFile {
+        file: OpenFile {
             path: request.path.clone(),
             is_writable: doing(flags) == Doing::Changing,
             descriptor,
             append: request.append,
             is_read_only: tree.is_read_only(&request.path),
-        }),
+        },
+        is_kept: !(first.whole && request.forget_when_whole),
         response: OpenResponse {
             handle: 0,
             metadata: Some(metadata),

@@ -21,12 +21,14 @@ pub struct ResolvConf {
     pub rotate: bool,
     /// Ask over TCP only.
     pub tcp: bool,
+    /// Whether the file says which names to try.
+    has_search: bool,
 }
 
 impl ResolvConf {
-    /// Reads the text of the file. The domain of `hostname` is the search list of a file that has none.
+    /// Reads the text of the file.
     #[must_use]
-    pub fn parse(text: &[u8], hostname: &str) -> Self {
+    pub fn parse(text: &[u8]) -> Self {
         let mut settings = Self {
             nameservers: Vec::new(),
             search: Vec::new(),
@@ -35,8 +37,8 @@ impl ResolvConf {
             attempts: 2,
             rotate: false,
             tcp: false,
+            has_search: false,
         };
-        let mut has_search = false;
         for line in String::from_utf8_lossy(text).lines() {
             if line.starts_with(['#', ';']) {
                 continue;
@@ -49,11 +51,11 @@ impl ResolvConf {
                 // The last of these lines counts.
                 Some("domain") => {
                     settings.search = words.next().map(domain).into_iter().collect();
-                    has_search = true;
+                    settings.has_search = true;
                 }
                 Some("search") => {
                     settings.search = words.map(domain).collect();
-                    has_search = true;
+                    settings.has_search = true;
                 }
                 Some("options") => words.for_each(|option| settings.set_option(option)),
                 _ => {}
@@ -63,11 +65,26 @@ impl ResolvConf {
         if settings.nameservers.is_empty() {
             settings.nameservers = vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), PORT)];
         }
-        if !has_search && let Some((_, own_domain)) = hostname.split_once('.') {
-            settings.search = vec![domain(own_domain)];
-        }
         settings.search.retain(|domain| !domain.is_empty());
         settings
+    }
+
+    /// Whether the file leaves it to the host's name which names to try.
+    #[must_use]
+    pub fn needs_hostname(&self) -> bool {
+        !self.has_search
+    }
+
+    /// The domain of the host's name is the search list of a file that has none.
+    #[must_use]
+    pub fn with_hostname(mut self, hostname: &str) -> Self {
+        if self.needs_hostname()
+            && let Some((_, own_domain)) = hostname.split_once('.')
+        {
+            self.search = vec![domain(own_domain)];
+            self.search.retain(|domain| !domain.is_empty());
+        }
+        self
     }
 
     fn set_option(&mut self, option: &str) {
@@ -137,7 +154,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> ResolvConf {
-        ResolvConf::parse(text.as_bytes(), "checkout-1.shop.internal")
+        ResolvConf::parse(text.as_bytes()).with_hostname("checkout-1.shop.internal")
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl ThisMachine {
     /// Whom programs of this machine ask.
     pub(crate) fn settings(&self) -> ResolvConf {
         let text = std::fs::read(&self.resolv_conf).unwrap_or_default();
-        ResolvConf::parse(&text, "")
+        ResolvConf::parse(&text)
     }
 
     async fn ask(&self, message: Bytes) -> Option<Bytes> {
