@@ -23,7 +23,7 @@ use clap::{Args, Parser};
 #[command(name = "standind", version, arg_required_else_help = true)]
 enum Role {
     /// Work beside a target: its environment, files, names and connections, for one session
-    Agent(agent::AgentArguments),
+    Agent(Box<agent::AgentArguments>),
     /// Wait on a node, and work beside those of its containers that the operator names
     NodeAgent(agent::node::NodeArguments),
     /// Serve sessions to everybody who may have them, through the cluster's API server

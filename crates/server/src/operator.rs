@@ -26,7 +26,7 @@ const SHORTEST: u64 = 15;
 #[command(name = "standind", version, arg_required_else_help = true)]
 enum Role {
     /// Serve sessions to everybody who may have them, through the cluster's API server
-    Operator(OperatorArguments),
+    Operator(Box<OperatorArguments>),
     /// Take the operator's API away and end its sessions, before it is removed
     OperatorUninstall,
 }
@@ -132,7 +132,7 @@ struct OperatorArguments {
 
 fn main() -> ExitCode {
     let result = match Role::parse() {
-        Role::Operator(arguments) => run(arguments),
+        Role::Operator(arguments) => run(*arguments),
         Role::OperatorUninstall => uninstall(),
     };
     match result {

@@ -181,7 +181,7 @@ impl Question {
                 Ok(line) => {
                     let began = Instant::now();
                     let why = tokio::select! {
-                        why = follow(line, state, async || self.attempt(envoy).await) => why,
+                        why = follow(line, state, || self.attempt(envoy)) => why,
                         // A network that is cut says nothing.
                         why = envoy.unreachable(&self.cluster) => NotConnected::for_now(why),
                     };
@@ -250,11 +250,14 @@ impl Question {
 
 /// Says what the member says, until it ends the connection; then why. A replica that is about to end is left for the one
 /// that `connect` finds.
-async fn follow(
+async fn follow<Connecting>(
     mut line: Line,
     state: &watch::Sender<LegState>,
-    connect: impl AsyncFn() -> Result<Line, NotConnected>,
-) -> NotConnected {
+    connect: impl Fn() -> Connecting,
+) -> NotConnected
+where
+    Connecting: Future<Output = Result<Line, NotConnected>>,
+{
     state.send_modify(|state| {
         state.channels = Some(line.channels.clone());
         state.error = None;
@@ -279,7 +282,10 @@ async fn follow(
     }
 }
 
-async fn find_another(connect: &impl AsyncFn() -> Result<Line, NotConnected>) -> Line {
+async fn find_another<Connecting>(connect: &impl Fn() -> Connecting) -> Line
+where
+    Connecting: Future<Output = Result<Line, NotConnected>>,
+{
     let mut pause = FIRST_PAUSE;
     loop {
         match connect().await {
@@ -309,6 +315,7 @@ async fn refused(answer: http::Response<kube::client::Body>) -> NotConnected {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
     use std::sync::Mutex;
 
     use api::connect::{Places, SESSION_IS_OVER};
@@ -346,7 +353,7 @@ mod tests {
         let answers = Mutex::new(vec![Ok(next), Err(NotConnected::for_now("none is ready"))]);
         let (state, mut known) = watch::channel(LegState::default());
         let followed = tokio::spawn(async move {
-            let connect = async || answers.lock().unwrap().pop().unwrap();
+            let connect = || ready(answers.lock().unwrap().pop().unwrap());
             follow(line, &state, connect).await.text
         });
         let before = known.wait_for(|state| state.channels.is_some()).await;
@@ -399,7 +406,7 @@ mod tests {
         let (line, old, _events) = replica().await;
         let (state, known) = watch::channel(LegState::default());
         let followed = tokio::spawn(async move {
-            let connect = async || Err(NotConnected::for_now("none is ready"));
+            let connect = || ready(Err(NotConnected::for_now("none is ready")));
             follow(line, &state, connect).await.text
         });
         tell(
