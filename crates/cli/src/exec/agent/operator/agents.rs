@@ -329,6 +329,7 @@ mod tests {
             name: name.to_owned(),
             is_default,
             error: None,
+            moves: 0,
         };
         let came = |place, cluster: &str, preference| Difference::Came {
             place,

@@ -215,6 +215,7 @@ mod tests {
             name: name.to_owned(),
             is_default,
             error: error.map(str::to_owned),
+            moves: 0,
         }
     }
 
