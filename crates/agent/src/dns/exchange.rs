@@ -5,6 +5,7 @@
 //! dead nameserver costs one slow answer and not all of them.
 
 use std::collections::HashMap;
+use std::future::pending;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use protocol::dns::{Judgement, Query, ResolvConf, judge};
 use protocol::rpc::{Failure, Reach};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::agent::Agent;
 use crate::outgoing::{connect_tcp, open_udp, receive_one, source};
@@ -148,29 +149,31 @@ impl Race<'_> {
         let mut asked = FuturesUnordered::new();
         let mut unwilling = None;
         let mut failure = Error::operation("reach a nameserver")(Errno::TIMEDOUT);
-        let mut ask_next_at = Instant::now();
         loop {
+            // At once, and not when a timer has run that is already over: it would take a millisecond to notice.
+            asked.extend(turns.next().map(|server| self.ask(server)));
+            if asked.is_empty() {
+                return unwilling.ok_or(failure);
+            }
+            let next = async {
+                match turns.len() {
+                    0 => pending().await,
+                    _ => sleep(PATIENCE.min(self.patience)).await,
+                }
+            };
             tokio::select! {
-                () = sleep_until(ask_next_at), if turns.len() > 0 => {
-                    asked.extend(turns.next().map(|server| self.ask(server)));
-                    ask_next_at = Instant::now() + PATIENCE.min(self.patience);
-                }
-                Some((server, answer)) = asked.next(), if !asked.is_empty() => {
-                    match answer {
-                        Ok(answer) if judge(&answer) == Judgement::Final => {
-                            self.agent.silent_nameservers().forget(server);
-                            return Ok((answer, server));
-                        }
-                        Ok(answer) => unwilling = unwilling.or(Some((answer, server))),
-                        Err(error) => {
-                            self.agent.silent_nameservers().remember(server);
-                            failure = error;
-                        }
+                () = next => {}
+                Some((server, answer)) = asked.next() => match answer {
+                    Ok(answer) if judge(&answer) == Judgement::Final => {
+                        self.agent.silent_nameservers().forget(server);
+                        return Ok((answer, server));
                     }
-                    // No reason to wait any longer.
-                    ask_next_at = Instant::now();
-                }
-                else => return unwilling.ok_or(failure),
+                    Ok(answer) => unwilling = unwilling.or(Some((answer, server))),
+                    Err(error) => {
+                        self.agent.silent_nameservers().remember(server);
+                        failure = error;
+                    }
+                },
             }
         }
     }
