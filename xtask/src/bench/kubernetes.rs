@@ -5,6 +5,7 @@
 //! Everything is in a lab of one cluster with the images present. Whoever makes requests is in the network of the node; the
 //! developer is on the machine and reaches nothing but the API server. Baselines are taken in the same run, in turn.
 
+mod forward;
 mod memory;
 mod operator;
 mod outgoing;

@@ -202,7 +202,6 @@ mod tests {
             b"# comment\n; comment\n\xff\xff\nnameserver\nnameserver nonsense\n  nameserver fe80::1%3\nnameserver ::1\n\
             nameserver 10.0.0.1\nnameserver 10.0.0.2\ndomain first.example\nsearch a b\n\
             options ndots:99 timeout:0 attempts:x rotate use-vc unknown:1\n",
-            "host",
         );
         assert_eq!(
             settings.nameservers,

@@ -296,7 +296,7 @@ fn services_of_this_machine_are_not_asked() {
 fn nameservers_of_this_machine() {
     let world = World::new();
     let text = fs::read("/etc/resolv.conf").unwrap_or_default();
-    let own = ResolvConf::parse(&text, "").nameservers[0];
+    let own = ResolvConf::parse(&text).nameservers[0];
     let table = [
         // Its own, for a program that shall see this machine's names.
         ("{dns: false}", own, DestinationChoice::Local),

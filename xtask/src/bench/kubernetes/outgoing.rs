@@ -1,14 +1,12 @@
 //! What a program in a session asks of the cluster: connections to a Service and names.
 
-use std::net::TcpListener;
-use std::process::Stdio;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde_json::json;
 
-use super::site::{NAMESPACE, Site};
+use super::forward::Forward;
+use super::site::Site;
 use crate::bench::load::Ground as _;
-use crate::bench::session::programs::{Program, Worker};
+use crate::bench::session::programs::Worker;
 use crate::bench::session::{mebi, median, micro};
 use crate::bench::{Extent, Row};
 
@@ -52,34 +50,15 @@ fn names(inside: &mut Worker) -> Result<[Row; 2]> {
 fn bulk(site: &mut Site, inside: &mut Worker, extent: &Extent) -> Result<Row> {
     let milliseconds = if extent.quick { 1000 } else { 3000 };
     let order = |address: &str| json!({"do": "send", "address": address, "milliseconds": milliseconds, "streams": 1});
-    let (_forward, forwarded) = port_forward(site)?;
-    let mut bare = bare_worker(site)?;
+    let mut forward = Forward::start(site, "service/servers", SINK)?;
+    let forwarded = order(forward.address());
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for _ in 0..extent.rounds(5) {
         with.extend(inside.measure(&order(&site.server(SINK)), "all")?);
-        without.extend(bare.measure(&order(&forwarded), "all")?);
+        without.extend(forward.worker().measure(&forwarded, "all")?);
     }
     let name = "one outgoing stream (baseline: kubectl port-forward)";
     Ok(Row::new(name, mebi(median(with)), "MiB/s")
         .baseline(mebi(median(without)))
         .ratio_at_least(2.0))
-}
-
-/// A worker on the developer's machine, in no session.
-fn bare_worker(site: &Site) -> Result<Worker> {
-    let mut command = std::process::Command::new(&site.programs().workload);
-    command.arg("worker");
-    Worker::start(command)
-}
-
-/// `kubectl port-forward` to the same server, and where it listens.
-fn port_forward(site: &Site) -> Result<(Program, String)> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let mut command = site.client()?.kubectl();
-    command
-        .args(["--namespace", NAMESPACE, "port-forward", "service/servers"])
-        .arg(format!("{port}:{SINK}"))
-        .stdin(Stdio::null());
-    let (program, _) = Program::start(command).context("forwarding a port with kubectl")?;
-    Ok((program, format!("127.0.0.1:{port}")))
 }

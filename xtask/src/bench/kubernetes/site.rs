@@ -22,7 +22,7 @@ const MANIFESTS: &str = include_str!("site.yaml");
 
 /// The application's port that sessions take, and where it listens once more.
 const APPLICATION: u16 = 8080;
-const DIRECT: u16 = 8081;
+pub(super) const DIRECT: u16 = 8081;
 
 /// Services with a name of their own, each of which is asked for once.
 const NAMES: usize = 40;

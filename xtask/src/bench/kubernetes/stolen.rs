@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 
+use super::forward::Forward;
 use super::raw_relay::{self, RawRelay};
-use super::site::{Site, Through};
+use super::site::{DIRECT, Site, TARGET, Through};
 use crate::bench::load::{Load, requests, times};
 use crate::bench::server::Mode;
 use crate::bench::{Extent, Row};
@@ -28,7 +29,20 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
         rows.push(p50.ratio_at_most(6.0));
         rows.push(p99.ratio_at_most(3.0));
     }
+    rows.extend(forwarded(site, extent)?);
     Ok(rows)
+}
+
+/// What the way alone costs that a session without an operator goes: API server and kubelet, to the pod and back.
+fn forwarded(site: &mut Site, extent: &Extent) -> Result<[Row; 2]> {
+    let load = Load::full(1, extent);
+    let mut forward = Forward::start(site, TARGET, DIRECT)?;
+    let way = forward.way();
+    let [through] = load.compare(&mut forward, extent, &[way])?;
+    let way = site.direct();
+    let [direct] = load.compare(site, extent, &[way])?;
+    let name = "not stolen, `kubectl port-forward`, one connection (baseline: the pod)";
+    Ok(times(name, &through, &direct))
 }
 
 /// Through an operator, beside a relay that does nothing but carry bytes the same way.
