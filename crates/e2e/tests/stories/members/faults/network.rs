@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use e2e::until;
 use lab::component::API_SERVER;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Client, LONG, SHOP, SHORT, Scene, is_away, ready_in, running_agents};
 
@@ -100,14 +101,15 @@ pub(super) async fn cut_within_the_window(scene: &Scene<'_>) -> Result<()> {
     let before = client.has_all().await?;
     // Shorter than anybody notices. The time is the fault, and nothing is waited for.
     lab.cut("hub", "west")?;
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    sleep(Duration::from_secs(5)).await;
     lab.heal_link("hub", "west")?;
     ensure!(
         client.has_all().await? == before,
         "a short cut changes something"
     );
-    // As long as it takes until everybody has noticed.
+    // Longer than it takes until everybody has noticed.
     lab.cut("hub", "west")?;
+    let healed = Instant::now() + Duration::from_secs(45);
     scene.is_away("west", "").await?;
     let places = client
         .is_told("west is away, and its agents may come back", |places| {
@@ -115,6 +117,7 @@ pub(super) async fn cut_within_the_window(scene: &Scene<'_>) -> Result<()> {
         })
         .await?;
     client.uses(&places, "east").await?;
+    sleep_until(healed).await;
     lab.heal_link("hub", "west")?;
     scene.is_connected("west").await?;
     ensure!(
