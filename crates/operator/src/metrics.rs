@@ -35,7 +35,7 @@ pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) requests: Family<RequestLabels, Counter>,
     pub(crate) refused_strangers: Counter,
-    pub(crate) connections: Gauge,
+    connections: Gauge,
     pub(crate) relayed_bytes: Family<DirectionLabels, Counter<u64, AtomicU64>>,
     pub(crate) sessions_ended: Counter,
     pub(crate) session_start_seconds: Histogram,
@@ -112,11 +112,26 @@ impl Metrics {
         );
     }
 
+    /// Counts a connection for as long as this is kept, however its end comes.
+    pub(crate) fn connected(&self) -> Connected {
+        self.connections.inc();
+        Connected(self.connections.clone())
+    }
+
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);
         text
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Connected(Gauge);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
 

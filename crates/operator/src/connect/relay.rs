@@ -1,6 +1,7 @@
 //! Carries a session's bytes: channels of the client's WebSocket on one side, agents on the other. Nothing is understood
 //! here, and nothing is remembered that is not in the session's object.
 
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -47,7 +48,7 @@ where
         name,
         channels,
     };
-    shared.metrics.connections.inc();
+    let _connected = shared.metrics.connected();
     relay.heartbeat(true).await;
     let mut driver = pin!(driver);
     let ended = tokio::select! {
@@ -61,7 +62,6 @@ where
     }
     relay.ports.flush().await;
     relay.heartbeat(false).await;
-    shared.metrics.connections.dec();
 }
 
 struct Relay {
@@ -138,7 +138,8 @@ impl Relay {
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             match reach(address).await {
-                Ok(agent) => carry(&shared, channel, agent).await,
+                // How it ends is between both ends.
+                Ok(agent) => drop(carry(&shared, channel, agent).await),
                 Err(error) => {
                     channel.refuse(&format!("the agent at {address} does not answer: {error}"));
                 }
@@ -219,11 +220,11 @@ pub(crate) fn address_of(
         .ok_or_else(not_yet)
 }
 
-pub(crate) async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
+pub(crate) async fn reach(address: SocketAddr) -> io::Result<TcpStream> {
     let began = Instant::now();
     loop {
         let attempt = timeout(ATTEMPT, TcpStream::connect(address)).await;
-        match attempt.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
+        match attempt.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(stream) => {
                 link::set_tcp_options(&stream)?;
                 return Ok(stream);
@@ -234,7 +235,12 @@ pub(crate) async fn reach(address: SocketAddr) -> std::io::Result<TcpStream> {
     }
 }
 
-pub(crate) async fn carry(shared: &Shared, mut channel: Channel, agent: TcpStream) {
+/// Carries bytes until both ends are done with it, or one is lost. Answers the client's end, if it is not.
+pub(crate) async fn carry(
+    shared: &Shared,
+    mut client: Channel,
+    agent: impl AsyncRead + AsyncWrite + Unpin,
+) -> Result<(), (Channel, io::Error)> {
     let counter = |direction| {
         let counters = &shared.metrics.relayed_bytes;
         let counter = counters.get_or_create(&DirectionLabels { direction });
@@ -247,6 +253,8 @@ pub(crate) async fn carry(shared: &Shared, mut channel: Channel, agent: TcpStrea
     // Counted as they go: a session may last for days, and end by being cut.
     let agent = InspectWriter::new(agent, counter("to_agent"));
     let mut agent = InspectReader::new(agent, counter("to_client"));
-    // How it ended is between both ends.
-    let _ = copy_bidirectional_with_sizes(&mut channel, &mut agent, BUFFER, BUFFER).await;
+    match copy_bidirectional_with_sizes(&mut client, &mut agent, BUFFER, BUFFER).await {
+        Ok(_) => Ok(()),
+        Err(error) => Err((client, error)),
+    }
 }

@@ -80,27 +80,28 @@ impl TrustKeeper {
 
     pub(crate) async fn keep(mut self) {
         loop {
-            tokio::select! {
-                _ = self.certificates.changed() => {}
-                () = sleep(BETWEEN_LOOKS) => {}
-            }
-            if let Err(error) = self.look().await {
+            let has_changed = tokio::select! {
+                changed = self.certificates.changed() => changed.is_ok(),
+                () = sleep(BETWEEN_LOOKS) => false,
+            };
+            if let Err(error) = self.look(has_changed).await {
                 tracing::warn!(error = chain(&error), "trust could not be looked after");
             }
         }
     }
 
-    async fn look(&mut self) -> Result<()> {
+    async fn look(&mut self, has_changed: bool) -> Result<()> {
         let front_proxy = FrontProxy::read(&self.client).await?;
-        let is_new = self.certificates.has_changed().unwrap_or_default()
-            || front_proxy != self.current.borrow().front_proxy;
-        let certificates = self.certificates.borrow_and_update().clone();
-        // Also when it was only the certificates that changed: `changed` has seen that already.
-        let trust = Trust::new(front_proxy, &certificates)?;
-        if is_new {
-            tracing::info!("certificates or the front proxy have changed");
-        }
+        let is_new = front_proxy != self.current.borrow().front_proxy;
+        // Also where nothing is new: what failed the last time may not fail now.
+        let trust = Trust::new(front_proxy, &self.certificates.borrow_and_update())?;
         self.current.send_replace(Arc::new(trust));
+        if has_changed {
+            tracing::info!("new certificates are shown from now on");
+        }
+        if is_new {
+            tracing::info!("the front proxy has changed");
+        }
         Ok(())
     }
 }

@@ -17,20 +17,17 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use link::channels::{Channel, Channels, Event};
 use link::websocket::WebSocketStream;
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::{interval, timeout};
 
 use super::leg::{Leg, LegState};
 use crate::Shared;
 use crate::connect::relay;
-use crate::metrics::DirectionLabels;
 
 /// How often the parent's object says that the client is there, where there is no reason to hurry.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const FAREWELL: Duration = Duration::from_secs(2);
-/// As large as the messages of a WebSocket, so that each is one write.
-const BUFFER: usize = 128 * 1024;
 /// A place's number has the cluster's in its upper bits.
 const BITS: u32 = 20;
 
@@ -44,7 +41,7 @@ where
         name,
         channels,
     };
-    shared.metrics.connections.inc();
+    let _connected = shared.metrics.connected();
     router.heartbeat().await;
     let mut driver = pin!(driver);
     let ended = tokio::select! {
@@ -56,7 +53,6 @@ where
         tracing::debug!(session = router.name, %error, "a client's connection ended");
     }
     router.heartbeat().await;
-    shared.metrics.connections.dec();
 }
 
 struct MultiClusterRouter {
@@ -147,7 +143,7 @@ impl MultiClusterRouter {
             match relay::address_of(&session, number) {
                 Ok(address) => tokio::spawn(async move {
                     match relay::reach(address).await {
-                        Ok(agent) => relay::carry(&shared, channel, agent).await,
+                        Ok(agent) => drop(relay::carry(&shared, channel, agent).await),
                         Err(error) => channel
                             .refuse(&format!("the agent at {address} does not answer: {error}")),
                     }
@@ -160,7 +156,7 @@ impl MultiClusterRouter {
         match &state.channels {
             Some(channels) => {
                 let member = channels.open(number);
-                tokio::spawn(async move { carry(&shared, channel, member).await });
+                tokio::spawn(async move { carry_to_member(&shared, channel, member).await });
             }
             None => {
                 let why = state.error.as_deref().unwrap_or("no connection");
@@ -191,21 +187,12 @@ impl MultiClusterRouter {
     }
 }
 
-async fn carry(shared: &Shared, mut client: Channel, mut member: Channel) {
-    let carried = copy_bidirectional_with_sizes(&mut client, &mut member, BUFFER, BUFFER).await;
-    match carried {
-        Ok((to_agent, to_client)) => {
-            for (direction, bytes) in [("to_agent", to_agent), ("to_client", to_client)] {
-                let labels = DirectionLabels { direction };
-                let counter = shared.metrics.relayed_bytes.get_or_create(&labels);
-                counter.inc_by(bytes);
-            }
-        }
-        // The member's own words go on to the client.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            client.refuse(&error.to_string());
-        }
-        Err(_) => {}
+async fn carry_to_member(shared: &Shared, client: Channel, member: Channel) {
+    // The member's own words go on to the client. How else it ends is between both ends.
+    if let Err((client, error)) = relay::carry(shared, client, member).await
+        && error.kind() == io::ErrorKind::ConnectionRefused
+    {
+        client.refuse(&error.to_string());
     }
 }
 
