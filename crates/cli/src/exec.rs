@@ -16,7 +16,7 @@ mod target;
 mod watch;
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
@@ -37,19 +37,25 @@ use watch::{About, Watch};
 
 pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
     let progress = Progress::new(arguments.quiet);
-    let result = run_session(arguments, &progress);
+    let result = match arguments.print_config {
+        true => print_config(arguments, &progress).map(|()| None),
+        false => run_session(arguments, &progress).map(Some),
+    };
     // Errors are shown where the line of the progress was.
     progress.clear();
-    result
+    // Of a signal we die at once, so whatever a session has here must be gone before that.
+    Ok(result?.map_or(ExitCode::SUCCESS, ending::end_as))
 }
 
-fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCode> {
-    if arguments.print_config {
-        let mut resolved = settings::load(arguments, progress)?;
-        magic::add_what_is_known(&mut resolved, &arguments.command);
-        print!("{}", settings::describe(&resolved));
-        return Ok(ExitCode::SUCCESS);
-    }
+fn print_config(arguments: &ExecArguments, progress: &Progress) -> Result<()> {
+    let mut resolved = settings::load(arguments, progress)?;
+    magic::add_what_is_known(&mut resolved, &arguments.command);
+    print!("{}", settings::describe(&resolved));
+    Ok(())
+}
+
+/// Answers how the program has ended.
+fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitStatus> {
     let verbosity = Verbosity(arguments.verbose);
     if let Some(log) = log::start(verbosity, arguments.log_file.clone())? {
         progress.note(&format!("the log is {}", log.display()));
@@ -106,7 +112,7 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitCod
     runtime.block_on(watch.end());
     runtime.block_on(agent.end());
     runtime.shutdown_background();
-    Ok(ending::end_as(status))
+    Ok(status)
 }
 
 /// The agent, and what the user calls the target.

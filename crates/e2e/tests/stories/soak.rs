@@ -243,7 +243,10 @@ impl Turn<'_> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("standin.yaml");
         std::fs::write(&file, "agent:\n  communication_timeout: 2\n")?;
+        let temporary = folder.path().join("temporary");
+        std::fs::create_dir(&temporary)?;
         let mut session = exec_for(self.story, self.ground.shop, "deployment/web")?;
+        session.env("TMPDIR", &temporary);
         session.arg("--config-file").arg(&file);
         session.args(["--steal", "--", "python3", "-c", SERVER]);
         let mut session = Running::start(session, &[("OPERATOR", self.through)])?;
@@ -267,6 +270,12 @@ impl Turn<'_> {
         until("the processes here to end", async || {
             let alive: Vec<_> = family.iter().filter(|pid| is_alive(**pid)).collect();
             ensure!(alive.is_empty(), "{alive:?} of {family:?} are alive");
+            Ok(Some(()))
+        })
+        .await?;
+        until("the folders here to go", async || {
+            let left = std::fs::read_dir(&temporary)?.next().transpose()?;
+            ensure!(left.is_none(), "{left:?} is left");
             Ok(Some(()))
         })
         .await?;
