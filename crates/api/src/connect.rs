@@ -217,14 +217,13 @@ fn is_never(times: &u32) -> bool {
 }
 
 impl Places {
-    /// How often channels to a place had to be opened anew over this connection.
-    pub fn moves(&self, place: u32) -> u32 {
-        let place = self.places.iter().find(|known| known.number == place);
-        let cluster = place.and_then(|place| place.cluster.as_deref());
+    /// How often channels to a place had to be opened anew over this connection. None, if there is no such place in any
+    /// of several clusters.
+    pub fn moves(&self, place: u32) -> Option<u32> {
+        let place = self.places.iter().find(|known| known.number == place)?;
         let mut clusters = self.clusters.iter();
-        clusters
-            .find(|known| Some(known.name.as_str()) == cluster)
-            .map_or(0, |known| known.moves)
+        let cluster = clusters.find(|known| Some(&known.name) == place.cluster.as_ref())?;
+        Some(cluster.moves)
     }
 }
 

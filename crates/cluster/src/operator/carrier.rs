@@ -292,7 +292,7 @@ impl CarriedDialer {
     fn open(&self, connection: &Arc<OperatorConnection>) -> Channel {
         *self.used() = Used {
             connection: Arc::downgrade(connection),
-            moves: connection.places.borrow().moves(self.place),
+            moves: connection.places.borrow().moves(self.place).unwrap_or(0),
         };
         connection.open(self.place)
     }
@@ -307,7 +307,10 @@ impl CarriedDialer {
 
     /// Waits until the Primary reaches the place in another way, over the same connection.
     async fn moved_behind(&self, mut places: watch::Receiver<Places>) {
-        let is_another = |places: &Places| places.moves(self.place) != self.used().moves;
+        let is_another = |places: &Places| {
+            let now = places.moves(self.place);
+            now.is_some_and(|now| now != self.used().moves)
+        };
         if places.wait_for(is_another).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -412,6 +415,9 @@ mod tests {
             used: Arc::default(),
         };
         let _pipe = dialer.dial().await.unwrap();
+        assert!(!is_moved(&dialer).await);
+        // A place that is gone has not moved.
+        primary.say(serde_json::to_vec(&Places::default()).unwrap().into());
         assert!(!is_moved(&dialer).await);
         primary.say(serde_json::to_vec(&places(1)).unwrap().into());
         assert!(is_moved(&dialer).await);

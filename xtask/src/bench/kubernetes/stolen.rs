@@ -33,7 +33,8 @@ pub(super) fn rows(site: &mut Site, extent: &Extent) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What the way alone costs that a session without an operator goes: API server and kubelet, to the pod and back.
+/// The way that everybody knows from a developer's machine to a pod, to compare: API server, kubelet and container runtime.
+/// Sessions go past the last two where the API server reaches pods.
 fn forwarded(site: &mut Site, extent: &Extent) -> Result<[Row; 2]> {
     let load = Load::full(1, extent);
     let mut forward = Forward::start(site, TARGET, DIRECT)?;
