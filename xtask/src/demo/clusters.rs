@@ -5,6 +5,7 @@ mod sessions;
 
 use std::process::{self, ExitCode};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lab::binaries::Binaries;
@@ -20,6 +21,8 @@ use crate::{node, privilege, table, workspace};
 /// The lab that `--keep` leaves running. Others are named for their process, so that two demos never meet.
 const KEPT: &str = "demo";
 const NAMESPACE: &str = "standin-demo";
+const WAYS_KNOWN_WITHIN: Duration = Duration::from_secs(30);
+const BETWEEN_ORDERS: Duration = Duration::from_millis(500);
 
 pub(super) fn run(arguments: &DemoArguments, clusters: usize) -> Result<ExitCode> {
     let paths = Paths::from_environment();
@@ -156,11 +159,22 @@ fn show(clients: &[Client], progress: &Progress) -> Result<()> {
         })
     })?;
     for client in clients {
-        let answer = shop::order(client, NAMESPACE, "book", 2)?;
+        let answer = first_order(client)?;
         println!("\nAn order in {}:", client.name());
         print!("{}", render(client.name(), &answer)?);
     }
     Ok(())
+}
+
+/// Pods are ready a moment before every node knows the way to them.
+fn first_order(client: &Client) -> Result<Value> {
+    let began = Instant::now();
+    loop {
+        match shop::order(client, NAMESPACE, "book", 2) {
+            Err(_) if began.elapsed() < WAYS_KNOWN_WITHIN => thread::sleep(BETWEEN_ORDERS),
+            answer => return Ok(answer?),
+        }
+    }
 }
 
 /// Who took part in an order. Someone of another cluster among them would mean that the clusters are not apart.
