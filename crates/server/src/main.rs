@@ -1,7 +1,7 @@
 //! `standind`, the program that runs beside services: one role per process.
 //!
 //! There is an agent for every session, and often on every node, so this program has only what agents need. The operator,
-//! with all that it knows of Kubernetes, is four times as large. It is a program of its own, which takes our place.
+//! with all that it knows of Kubernetes, is a program of its own, which takes our place.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,

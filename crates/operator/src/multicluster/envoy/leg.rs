@@ -320,7 +320,7 @@ mod tests {
 
     use api::connect::{Places, SESSION_IS_OVER};
     use link::channels::Event;
-    use tokio::io::duplex;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
     use tokio::sync::mpsc;
 
     use super::*;
@@ -358,7 +358,7 @@ mod tests {
         });
         let before = known.wait_for(|state| state.channels.is_some()).await;
         let before = before.unwrap().channels.clone().unwrap();
-        let used = before.open(7);
+        let mut used = before.open(7);
         let mut at_the_agent = opened(&mut old_events).await;
         tell(
             &old,
@@ -372,14 +372,9 @@ mod tests {
         let _moved = after.open(7);
         let _agent = opened(&mut new_events).await;
         // What is under way over the old one still arrives.
-        let mut used = used;
-        tokio::io::AsyncWriteExt::write_all(&mut used, b"last")
-            .await
-            .unwrap();
+        used.write_all(b"last").await.unwrap();
         let mut bytes = [0; 4];
-        tokio::io::AsyncReadExt::read_exact(&mut at_the_agent, &mut bytes)
-            .await
-            .unwrap();
+        at_the_agent.read_exact(&mut bytes).await.unwrap();
         assert_eq!(&bytes, b"last");
         drop((used, before));
         while let Some(event) = old_events.recv().await {
