@@ -65,7 +65,7 @@ fn become_operator() -> Result<()> {
         .exec();
     Err(error).with_context(|| {
         format!(
-            "{} does not start: it is beside standind in the image, and nowhere else",
+            "{} does not start: use the container image, which has it, or put it beside standind",
             operator.display()
         )
     })
