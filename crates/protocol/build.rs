@@ -1,4 +1,4 @@
-//! Turns `proto/session.proto` into Rust. `protox` reads it, so no `protoc` program is needed.
+//! Generates Rust from `proto/session.proto`. `protox` parses it, so no `protoc` program is needed.
 
 use std::path::PathBuf;
 use std::{env, fs};
@@ -14,9 +14,9 @@ fn main() -> anyhow::Result<()> {
     fs::write(out_dir.join("session.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".")
-        // The connection is an argument: nothing here dials or listens.
+        // The generated code neither dials nor listens: callers supply the connection.
         .build_transport(false)
-        // It may have a key in it: see `incoming.rs`.
+        // It may contain a private key: see `incoming.rs`.
         .skip_debug([".standin.session.v1.TargetTls"])
         .compile_fds(descriptors)?;
     Ok(())

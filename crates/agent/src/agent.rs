@@ -1,102 +1,99 @@
-//! The agent: a target, and the threads that act for it.
+//! The agent: a target, and the thread pools that act as the target.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use protocol::grant::Grant;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use crate::connection::Connection;
-use crate::dns::Silent;
+use crate::dns::SilentNameservers;
 use crate::files::{Handles, LocalDevices, Tree};
 use crate::grant::Rules;
 use crate::identity::OwnIdentity;
-use crate::incoming::{AllHeld, HeldPorts, Ports, Reachable};
-use crate::outgoing::{OpenConnections, Spare};
+use crate::incoming::{AllClaims, ClaimedPorts, Ports, ReachabilityWatch};
+use crate::outgoing::{OpenConnections, SpareSockets};
 use crate::target::Target;
 use crate::workers::{Pool, Workers};
 use crate::{Error, Result, connection};
 
-/// File operations that may block at the same time, for instance on a network file system of the target.
-const FILE_THREADS: usize = 32;
-/// Making a socket never blocks.
-const SOCKET_THREADS: usize = 1;
+/// The maximum number of concurrent file operations. They may block, for instance on a network file system of the target.
+const MAX_FILE_THREADS: usize = 32;
+/// One thread is enough: creating a socket never blocks.
+const MAX_SOCKET_THREADS: usize = 1;
 
 /// Serves the session protocol for one target. Cheap to clone; all clones are the same agent.
 #[derive(Debug, Clone)]
-pub struct Agent(Arc<Inside>);
+pub struct Agent(Arc<Inner>);
 
 #[derive(Debug)]
-struct Inside {
+struct Inner {
     target: Target,
     token: Option<Token>,
-    /// From whoever decides what sessions may do to everything that is under way.
+    /// What sessions may do. Running operations watch for changes.
     rules: watch::Sender<Arc<Rules>>,
-    /// What the clients have open, to judge it again.
+    /// The open files of all clients, which are checked again when the rules change.
     open_files: Mutex<Vec<Weak<Handles>>>,
     open_connections: OpenConnections,
     files: Workers,
     sockets: Workers,
-    names: Workers,
-    silent_nameservers: Silent,
+    uts: Workers,
+    silent_nameservers: SilentNameservers,
     ports: Arc<Ports>,
-    held_ports: Arc<HeldPorts>,
-    spare_sockets: Spare,
+    claimed_ports: Arc<ClaimedPorts>,
+    spare_sockets: SpareSockets,
     local_devices: LocalDevices,
-    /// As whom the runtime's threads access files.
+    /// The credentials of the runtime's threads.
     own_identity: OwnIdentity,
-    /// End the threads with the agent.
+    /// Dropping the pools ends their threads.
     _pools: [Pool; 3],
 }
 
-/// The secret that a client must know. It is never shown.
+/// The secret that a client must present. Its `Debug` output does not contain it.
 struct Token(String);
 
 impl Agent {
-    /// An agent for a process of this machine. Says at once when the rights for it are lacking.
+    /// An agent for a process of this machine. Fails if permissions to inspect the process are missing.
     pub fn for_process(pid: u32) -> Result<Self> {
         Self::build(Target::find(pid)?, None, Rules::default())
     }
 
-    /// The same, for sessions that may do only what they are granted.
+    /// Like [`for_process`](Self::for_process), with a grant that restricts sessions.
     pub fn for_process_with_grant(pid: u32, grant: &Grant) -> Result<Self> {
-        let rules = Rules::understand(grant)?;
+        let rules = Rules::parse(grant)?;
         Self::build(Target::find(pid)?, None, rules)
     }
 
-    /// The same, for clients that know `token` only. An empty token is none.
+    /// Like [`for_process`](Self::for_process), only for clients with this token. An empty token means no token.
     pub fn for_process_with_token(pid: u32, token: impl Into<String>) -> Result<Self> {
         let token = Some(token.into()).filter(|token| !token.is_empty());
         Self::build(Target::find(pid)?, token, Rules::default())
     }
 
     fn build(target: Target, token: Option<String>, rules: Rules) -> Result<Self> {
-        let inside = Arc::new_cyclic(|inside: &std::sync::Weak<Inside>| {
-            // The threads never keep the agent alive: it ends them.
-            let with_target = |act: fn(&Target) -> Result<()>| {
-                let inside = inside.clone();
-                move || {
-                    inside
-                        .upgrade()
-                        .map_or(Ok(()), |inside| act(&inside.target))
-                }
+        let inner = Arc::new_cyclic(|inner: &Weak<Inner>| {
+            // The threads have only weak references, because dropping the agent must end them.
+            let with_target = |setup: fn(&Target) -> Result<()>| {
+                let inner = inner.clone();
+                move || inner.upgrade().map_or(Ok(()), |inner| setup(&inner.target))
             };
             let pools = [
                 Pool::new(
                     "files",
-                    FILE_THREADS,
-                    with_target(|target| target.identity.take()),
+                    MAX_FILE_THREADS,
+                    with_target(|target| target.identity.assume()),
                 ),
                 Pool::new(
                     "sockets",
-                    SOCKET_THREADS,
+                    MAX_SOCKET_THREADS,
                     with_target(|target| target.network.enter()),
                 ),
-                Pool::new("names", 1, with_target(|target| target.names.enter())),
+                Pool::new("uts", 1, with_target(|target| target.uts.enter())),
             ];
-            Inside {
+            Inner {
                 target,
                 token: token.map(Token),
                 rules: watch::Sender::new(Arc::new(rules)),
@@ -104,37 +101,43 @@ impl Agent {
                 open_connections: OpenConnections::default(),
                 files: pools[0].workers(),
                 sockets: pools[1].workers(),
-                names: pools[2].workers(),
-                silent_nameservers: Silent::default(),
+                uts: pools[2].workers(),
+                silent_nameservers: SilentNameservers::default(),
                 ports: Arc::default(),
-                held_ports: Arc::default(),
-                spare_sockets: Spare::default(),
+                claimed_ports: Arc::default(),
+                spare_sockets: SpareSockets::default(),
                 local_devices: LocalDevices::default(),
                 own_identity: OwnIdentity::of_this_thread(),
                 _pools: pools,
             }
         });
-        Ok(Self(inside))
+        Ok(Self(inner))
     }
 
-    /// Tries everything that needs a right once, so that what is lacking is said before the first client comes.
+    /// Starts one thread of each pool, so that missing permissions are reported before the first client connects.
     pub async fn check(&self) -> Result<()> {
-        for workers in [self.files(), self.sockets(), self.names()] {
+        for workers in [self.files(), self.sockets(), self.uts()] {
             workers.run(|| Ok(())).await?;
         }
         Ok(())
     }
 
-    /// Serves one client until it closes the connection. Everything that the client has opened is closed with it.
+    /// Serves one client until it closes the connection. All resources of the client are then closed.
     pub async fn serve_connection<IO>(&self, io: IO) -> Result<()>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        self.serve_connection_while(io, Reachable::always()).await
+        self.serve_resumable_connection(io, ReachabilityWatch::always())
+            .await
     }
 
-    /// The same, for a client that may be out of reach for a while: then it is not given what somebody else can answer.
-    pub async fn serve_connection_while<IO>(&self, io: IO, reachable: Reachable) -> Result<()>
+    /// Like [`serve_connection`](Self::serve_connection), for a client that may be temporarily unreachable. Meanwhile,
+    /// incoming requests that the application can handle are not sent to it.
+    pub async fn serve_resumable_connection<IO>(
+        &self,
+        io: IO,
+        reachable: ReachabilityWatch,
+    ) -> Result<()>
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -142,8 +145,8 @@ impl Agent {
         connection::serve(Arc::new(connection), io).await
     }
 
-    /// Prepares for the end: gives the target's traffic back, and waits until nothing seems to be under way on the connections
-    /// that pass through here. Not all of them are a session's. The caller may be less patient.
+    /// Prepares for shutdown: stops redirecting the target's traffic, and waits until the connections through this agent are
+    /// idle. Not all of them belong to a session. The caller may apply a timeout.
     pub async fn end(&self) {
         self.ports().end().await;
     }
@@ -154,24 +157,24 @@ impl Agent {
         self.0.target.pid
     }
 
-    /// Whether the target has ended. Operations then fail with a reason of their own.
+    /// Whether the target has exited. Operations then fail with a separate reason.
     #[must_use]
-    pub fn target_is_gone(&self) -> bool {
-        self.0.target.is_gone()
+    pub fn target_has_exited(&self) -> bool {
+        self.0.target.has_exited()
     }
 
-    /// What sessions may do from now on. What they may not do any more ends: subscriptions, connections and open files.
-    /// Answers whether anything is different. What cannot be understood changes nothing.
+    /// Replaces the grant. Subscriptions, connections and open files that are now forbidden are closed. Returns whether the
+    /// grant has changed. A grant that cannot be parsed changes nothing.
     pub async fn regrant(&self, grant: &Grant) -> Result<bool> {
-        let rules = Rules::understand(grant)?;
-        let is_news = self.0.rules.send_if_modified(|current| {
-            let is_news = current.grant() != grant;
-            if is_news {
+        let rules = Rules::parse(grant)?;
+        let has_changed = self.0.rules.send_if_modified(|current| {
+            let has_changed = current.grant() != grant;
+            if has_changed {
                 *current = Arc::new(rules);
             }
-            is_news
+            has_changed
         });
-        if is_news {
+        if has_changed {
             self.open_connections().reset_forbidden(&self.rules());
             let agent = self.clone();
             self.files()
@@ -181,48 +184,43 @@ impl Agent {
                 })
                 .await?;
         }
-        Ok(is_news)
+        Ok(has_changed)
     }
 
     fn close_forbidden_files(&self) {
         let rules = self.rules();
         let tree = Tree::of(self, &rules);
-        for handles in self.open_files().iter().filter_map(Weak::upgrade) {
+        for handles in self.0.open_files.lock().iter().filter_map(Weak::upgrade) {
             handles.retain(|file| tree.still_allows(file));
         }
     }
 
-    /// Has these files judged whenever what sessions may do changes.
-    pub(crate) fn watch_over(&self, handles: &Arc<Handles>) {
-        let mut all = self.open_files();
+    /// Registers the open files of a connection, which are checked whenever the grant changes.
+    pub(crate) fn track_handles(&self, handles: &Arc<Handles>) {
+        let mut all = self.0.open_files.lock();
         all.retain(|handles| handles.strong_count() > 0);
         all.push(Arc::downgrade(handles));
-    }
-
-    fn open_files(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Handles>>> {
-        let all = self.0.open_files.lock();
-        all.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn open_connections(&self) -> &OpenConnections {
         &self.0.open_connections
     }
 
-    /// What sessions may do now.
+    /// The current rules.
     pub(crate) fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.0.rules.borrow())
     }
 
-    /// Waits until something is forbidden that was not.
+    /// Resolves with the error of `is_allowed` as soon as the rules forbid the operation.
     pub(crate) async fn until_forbidden(&self, is_allowed: impl Fn(&Rules) -> Result<()>) -> Error {
         let mut rules = self.0.rules.subscribe();
         loop {
-            let judged = is_allowed(&rules.borrow_and_update());
-            if let Err(error) = judged {
+            let verdict = is_allowed(&rules.borrow_and_update());
+            if let Err(error) = verdict {
                 return error;
             }
             if rules.changed().await.is_err() {
-                // Nobody is left to decide anything.
+                // The agent was dropped, so the rules no longer change.
                 std::future::pending::<()>().await;
             }
         }
@@ -232,19 +230,19 @@ impl Agent {
         &self.0.target
     }
 
-    /// Threads that are the target's user.
+    /// Threads with the target's credentials.
     pub(crate) fn files(&self) -> &Workers {
         &self.0.files
     }
 
-    /// A thread inside the target's network.
+    /// A thread in the target's network namespace.
     pub(crate) fn sockets(&self) -> &Workers {
         &self.0.sockets
     }
 
-    /// A thread that has the target's hostname.
-    pub(crate) fn names(&self) -> &Workers {
-        &self.0.names
+    /// A thread in the target's UTS namespace, which has the target's host name.
+    pub(crate) fn uts(&self) -> &Workers {
+        &self.0.uts
     }
 
     pub(crate) fn local_devices(&self) -> &LocalDevices {
@@ -255,31 +253,31 @@ impl Agent {
         &self.0.own_identity
     }
 
-    /// Sockets of the target's network that are there already.
-    pub(crate) fn spare_sockets(&self) -> &Spare {
+    /// Sockets that were created in the target's network in advance.
+    pub(crate) fn spare_sockets(&self) -> &SpareSockets {
         &self.0.spare_sockets
     }
 
-    pub(crate) fn silent_nameservers(&self) -> &Silent {
+    pub(crate) fn silent_nameservers(&self) -> &SilentNameservers {
         &self.0.silent_nameservers
     }
 
-    /// What of the target's traffic is redirected to this agent.
+    /// The ports whose traffic is redirected to this agent.
     pub(crate) fn ports(&self) -> &Arc<Ports> {
         &self.0.ports
     }
 
-    /// Which ports sessions have, now and as it changes, until the agent is gone.
+    /// Watches the ports that sessions have claimed, until the agent ends.
     #[must_use]
-    pub fn watch_ports(&self) -> watch::Receiver<AllHeld> {
-        self.held_ports().subscribe()
+    pub fn watch_ports(&self) -> watch::Receiver<AllClaims> {
+        self.claimed_ports().subscribe()
     }
 
-    pub(crate) fn held_ports(&self) -> &Arc<HeldPorts> {
-        &self.0.held_ports
+    pub(crate) fn claimed_ports(&self) -> &Arc<ClaimedPorts> {
+        &self.0.claimed_ports
     }
 
-    /// Whether a client that sends `token` may go on. Takes the same time wherever they differ.
+    /// Whether `token` is the agent's token. Compares in constant time.
     pub(crate) fn accepts(&self, token: &str) -> bool {
         let Some(Token(expected)) = &self.0.token else {
             return true;
@@ -292,8 +290,8 @@ impl Agent {
     }
 }
 
-/// Lets this process hold as many descriptors as the system allows it: each connection of a session is one. For the
-/// program that hosts the agent; the agent itself changes nothing that others share.
+/// Raises this process's limit of file descriptors to its hard limit: each connection of a session needs one. The program
+/// that hosts the agent calls it, because the agent itself changes no process-wide settings.
 pub fn raise_descriptor_limit() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -301,8 +299,8 @@ pub fn raise_descriptor_limit() -> Result<()> {
         maximum: limit.maximum,
     };
     setrlimit(Resource::Nofile, raised).map_err(|source| crate::Error::Agent {
-        action: "raise its limit of descriptors",
-        hint: "raise it from outside (`ulimit -n`), or go on with fewer connections",
+        action: "raise its limit of file descriptors",
+        hint: "raise it before starting the agent (`ulimit -n`), or use fewer connections",
         source,
     })
 }

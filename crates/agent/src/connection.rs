@@ -1,4 +1,4 @@
-//! One client: HTTP/2 on a byte stream, gRPC calls and raw streams side by side.
+//! One client's HTTP/2 connection on a byte stream, with gRPC calls and raw streams.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use link::http2::after_others;
+use link::http2::poll_last;
 use protocol::rpc::control_server::ControlServer;
 use protocol::rpc::dns_server::DnsServer;
 use protocol::rpc::env_server::EnvServer;
@@ -18,7 +18,7 @@ use protocol::rpc::files_server::FilesServer;
 use protocol::rpc::incoming_server::IncomingServer;
 use protocol::rpc::outgoing_server::OutgoingServer;
 use protocol::{
-    MESSAGE_BYTES, files as file_streams, incoming as incoming_streams,
+    MAX_MESSAGE_BYTES, files as file_streams, incoming as incoming_streams,
     outgoing as outgoing_streams,
 };
 use tokio::io::{AsyncRead, AsyncWrite, BufWriter};
@@ -28,114 +28,116 @@ use tonic::codegen::Service;
 
 use crate::agent::Agent;
 use crate::files::{self, Handles};
-use crate::incoming::{self, Presence, Reachable, Subscriptions};
+use crate::incoming::{self, ClientReachability, ReachabilityWatch, Subscriptions};
 use crate::outgoing;
 use crate::{Error, Result};
 
-/// How much one stream may have on the way: what a fast line carries in 40 ms. It is what one slow reader costs.
+/// The flow-control window of a stream: the data of 40 ms on a fast network. One slow reader costs this much memory.
 pub(crate) const STREAM_WINDOW: u32 = 4 * 1024 * 1024;
-/// Streams at the same time.
-pub(crate) const STREAMS: u32 = 8192;
-/// The largest that HTTP/2 has, so that it takes hundreds of stalled readers, each with a full window, to stop the others.
+/// The maximum number of concurrent streams.
+pub(crate) const MAX_STREAMS: u32 = 8192;
+/// The flow-control window of the connection: the maximum of HTTP/2, so that only hundreds of stalled readers, each with a
+/// full window, can block the other streams.
 pub(crate) const CONNECTION_WINDOW: u32 = i32::MAX.unsigned_abs();
-/// What a stream may have waiting for the link.
+/// The maximum number of bytes that a stream buffers for sending.
 pub(crate) const SEND_BUFFER: usize = 512 * 1024;
-pub(crate) const FRAME: u32 = 128 * 1024;
-/// Frames up to this size are copied together; larger ones are written as they are.
-const GATHERED: usize = 16 * 1024;
-/// A client may give up on many calls at once, and is known: it is no attacker.
-pub(crate) const RESETS: usize = 64 * 1024;
+/// The maximum size of a DATA frame.
+pub(crate) const MAX_FRAME: u32 = 128 * 1024;
+/// Smaller frames are combined in a buffer of this size; larger ones are written directly.
+const WRITE_BUFFER: usize = 16 * 1024;
+/// The maximum number of reset streams. It is high, because a client may cancel many calls at once, and it is authenticated.
+pub(crate) const MAX_RESETS: usize = 64 * 1024;
 /// How long a stream waits for Hello.
-const HELLO: Duration = Duration::from_secs(10);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What belongs to one client.
+/// The state of one client's connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) agent: Agent,
     pub(crate) access: Access,
-    pub(crate) reachable: Reachable,
-    /// From what a peer reports of its session to `reachable`.
-    pub(crate) presence: Option<watch::Sender<Presence>>,
+    pub(crate) reachable: ReachabilityWatch,
+    /// The sender of `reachable`, for the reports of a peer.
+    pub(crate) reachability: Option<watch::Sender<ClientReachability>>,
     pub(crate) handles: Arc<Handles>,
     pub(crate) subscriptions: Arc<Subscriptions>,
-    /// From Hello to everything that waits for it.
-    greeting: watch::Sender<Greeting>,
+    /// Calls wait until Hello is accepted.
+    hello: watch::Sender<HelloState>,
 }
 
-/// What a client may ask for.
+/// Which operations a client may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Everything, if it knows the agent's token.
+    /// All operations, if it has the agent's token.
     Session,
-    /// The target's traffic: it is another agent, which has proven that it could redirect it itself.
+    /// Only incoming traffic: the client is another agent, which has proved that it could redirect the traffic itself.
     Peer,
 }
 
+/// The result of Hello on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Greeting {
-    /// Until Hello.
-    Awaited,
+pub(crate) enum HelloState {
+    Pending,
     Accepted,
-    /// For good: a second try needs a new connection.
-    Refused,
+    /// Final: another attempt needs a new connection.
+    Rejected,
 }
 
 impl Connection {
-    pub(crate) fn of_session(agent: Agent, reachable: Reachable) -> Self {
+    pub(crate) fn of_session(agent: Agent, reachable: ReachabilityWatch) -> Self {
         Self::new(agent, Access::Session, reachable, None)
     }
 
     pub(crate) fn of_peer(agent: Agent) -> Self {
-        let (presence, reachable) = watch::channel(Presence::Here);
-        let reachable = Reachable::new(reachable);
-        Self::new(agent, Access::Peer, reachable, Some(presence))
+        let (reachability, reachable) = watch::channel(ClientReachability::Connected);
+        let reachable = ReachabilityWatch::new(reachable);
+        Self::new(agent, Access::Peer, reachable, Some(reachability))
     }
 
     fn new(
         agent: Agent,
         access: Access,
-        reachable: Reachable,
-        presence: Option<watch::Sender<Presence>>,
+        reachable: ReachabilityWatch,
+        reachability: Option<watch::Sender<ClientReachability>>,
     ) -> Self {
         let handles = Arc::default();
-        agent.watch_over(&handles);
+        agent.track_handles(&handles);
         Self {
             agent,
             access,
             reachable,
-            presence,
+            reachability,
             handles,
             subscriptions: Arc::default(),
-            greeting: watch::Sender::new(Greeting::Awaited),
+            hello: watch::Sender::new(HelloState::Pending),
         }
     }
 
-    pub(crate) fn greet(&self, greeting: Greeting) {
-        // The first word counts, so that a refused client cannot try again.
-        self.greeting.send_if_modified(|current| {
-            let first = *current == Greeting::Awaited;
+    /// Records the result of Hello. Only the first one counts, so that a rejected client cannot try again.
+    pub(crate) fn finish_hello(&self, result: HelloState) {
+        self.hello.send_if_modified(|current| {
+            let first = *current == HelloState::Pending;
             if first {
-                *current = greeting;
+                *current = result;
             }
             first
         });
     }
 
-    /// Lets a call through when Hello was accepted and the target is there. Waits for a Hello that is on its way.
+    /// Succeeds if Hello was accepted and the target is running. Waits for a pending Hello.
     pub(crate) async fn admit(&self) -> Result<()> {
-        if *self.greeting.borrow() == Greeting::Accepted {
+        if *self.hello.borrow() == HelloState::Accepted {
             return self.require_target();
         }
-        let mut greeting = self.greeting.subscribe();
-        let answered = greeting.wait_for(|greeting| *greeting != Greeting::Awaited);
-        match tokio::time::timeout(HELLO, answered).await {
-            Ok(Ok(greeting)) if *greeting == Greeting::Accepted => {}
+        let mut hello = self.hello.subscribe();
+        let finished = hello.wait_for(|state| *state != HelloState::Pending);
+        match tokio::time::timeout(HELLO_TIMEOUT, finished).await {
+            Ok(Ok(state)) if *state == HelloState::Accepted => {}
             _ => return Err(Error::NoHello),
         }
         self.require_target()
     }
 
-    /// A peer has a target of its own, in the same network.
+    /// Checks that the target is running. It does not matter for a peer, which has its own target in the same network.
     fn require_target(&self) -> Result<()> {
         match self.access {
             Access::Session => self.agent.target().require(),
@@ -152,21 +154,21 @@ where
         let connection = Arc::clone(&connection);
         async move { Ok::<_, Infallible>(route(connection, request).await) }
     });
-    // What HTTP/2 writes one by one, such as the head and the end of an answer, leaves together: one packet wakes the
-    // client once. HTTP/2 flushes whenever it has written what there is.
-    let io = BufWriter::with_capacity(GATHERED, io);
+    // Combines small writes of HTTP/2, such as the headers and the trailers of a response, into one packet, which wakes the
+    // client once. HTTP/2 flushes when it has nothing more to write.
+    let io = BufWriter::with_capacity(WRITE_BUFFER, io);
     let serving = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_concurrent_streams(STREAMS)
-        .max_frame_size(FRAME)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_frame_size(MAX_FRAME)
         .max_send_buf_size(SEND_BUFFER)
-        .max_pending_accept_reset_streams(RESETS)
+        .max_pending_accept_reset_streams(MAX_RESETS)
         .max_local_error_reset_streams(None)
         .serve_connection(TokioIo::new(io), service);
-    // What all streams have to say at a time leaves together, too.
-    Ok(after_others(pin!(serving)).await?)
+    // Polls after other ready tasks, so that the output of all streams is sent together, too.
+    Ok(poll_last(pin!(serving)).await?)
 }
 
 async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
@@ -176,8 +178,8 @@ async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Respo
     };
     macro_rules! serve {
         ($server:ident) => {{
-            let server = $server::from_arc(connection).max_decoding_message_size(MESSAGE_BYTES);
-            let mut server = server.max_encoding_message_size(MESSAGE_BYTES);
+            let server = $server::from_arc(connection).max_decoding_message_size(MAX_MESSAGE_BYTES);
+            let mut server = server.max_encoding_message_size(MAX_MESSAGE_BYTES);
             match server.call(request).await {
                 Ok(response) => response,
                 Err(never) => match never {},
@@ -202,7 +204,7 @@ async fn route(connection: Arc<Connection>, request: Request<Incoming>) -> Respo
 }
 
 async fn stream(connection: &Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
-    let answer = async {
+    let response = async {
         connection.admit().await?;
         let path = request.uri().path();
         match path {
@@ -216,10 +218,10 @@ async fn stream(connection: &Arc<Connection>, request: Request<Incoming>) -> Res
             _ => Ok(unknown()),
         }
     };
-    answer.await.unwrap_or_else(|error| failed(&error))
+    response.await.unwrap_or_else(|error| failed(&error))
 }
 
-/// What an older agent answers to what only newer clients know.
+/// The response to an unknown operation, for instance of a newer client.
 fn unknown() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = http::StatusCode::NOT_FOUND;

@@ -5,7 +5,7 @@ use std::{fs, io};
 
 use bytes::Bytes;
 use protocol::control::{FEATURES, VERSION};
-use protocol::files::FIRST_BYTES;
+use protocol::files::MAX_FIRST_BYTES;
 use protocol::rpc::control_server::Control;
 use protocol::rpc::{
     HelloRequest, HelloResponse, Limits, PingRequest, PingResponse, Target as TargetMessage,
@@ -14,12 +14,12 @@ use rustix::system::uname;
 use tonic::{Request, Response, Status};
 
 use crate::agent::Agent;
-use crate::connection::{Access, Connection, Greeting, STREAMS};
-use crate::files::{HANDLES, READ_BYTES};
+use crate::connection::{Access, Connection, HelloState, MAX_STREAMS};
+use crate::files::{MAX_HANDLES, MAX_READ_BYTES};
 use crate::{Error, Result};
 
-/// More are not worth a message: a machine with so many is no container.
-const MOST_MOUNTS: usize = 512;
+/// The maximum number of mount points in a message. A system with more is not a container.
+const MAX_MOUNTS: usize = 512;
 
 #[tonic::async_trait]
 impl Control for Connection {
@@ -28,54 +28,54 @@ impl Control for Connection {
         request: Request<HelloRequest>,
     ) -> Result<Response<HelloResponse>, Status> {
         let request = request.into_inner();
-        let greeting = judge(self, &request);
-        self.greet(match &greeting {
-            Ok(()) => Greeting::Accepted,
-            Err(_) => Greeting::Refused,
+        let verdict = check_hello(self, &request);
+        self.finish_hello(match &verdict {
+            Ok(()) => HelloState::Accepted,
+            Err(_) => HelloState::Rejected,
         });
-        if let Err(error) = greeting {
-            tracing::warn!(client = request.client, %error, "a client was refused");
+        if let Err(error) = verdict {
+            tracing::warn!(client = request.client, %error, "client rejected");
             return Err(error.into());
         }
-        // A connection that was refused once stays so.
+        // A connection that was rejected before stays rejected.
         self.admit().await?;
-        tracing::info!(client = request.client, "a client has come");
+        tracing::info!(client = request.client, "client connected");
         Ok(Response::new(HelloResponse {
             version: Some(VERSION),
             features: FEATURES.iter().map(ToString::to_string).collect(),
             agent: concat!("standind ", env!("CARGO_PKG_VERSION")).to_owned(),
             target: Some(describe(&self.agent).await?),
             limits: Some(Limits {
-                read_bytes: READ_BYTES,
-                first_bytes: FIRST_BYTES,
-                handles: HANDLES,
-                streams: STREAMS,
+                read_bytes: MAX_READ_BYTES,
+                first_bytes: MAX_FIRST_BYTES,
+                handles: MAX_HANDLES,
+                streams: MAX_STREAMS,
             }),
         }))
     }
 
     async fn ping(&self, request: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
         match self.admit().await {
-            // Whether it is there is what the answer says.
+            // The response says whether the target is running.
             Ok(()) | Err(Error::TargetGone(_)) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(Response::new(PingResponse {
             payload: request.into_inner().payload,
-            target_is_there: !self.agent.target_is_gone(),
+            target_alive: !self.agent.target_has_exited(),
         }))
     }
 }
 
-fn judge(connection: &Connection, request: &HelloRequest) -> Result<()> {
+fn check_hello(connection: &Connection, request: &HelloRequest) -> Result<()> {
     let version = request.version.ok_or(Error::Missing("version"))?;
-    if !VERSION.understands(version) {
+    if !VERSION.is_compatible_with(version) {
         return Err(Error::WrongVersion {
             client: version.major,
             agent: VERSION.major,
         });
     }
-    // A peer has shown another secret before.
+    // A peer has authenticated with another secret before.
     if connection.access == Access::Session && !connection.agent.accepts(&request.token) {
         return Err(Error::WrongToken);
     }
@@ -83,7 +83,7 @@ fn judge(connection: &Connection, request: &HelloRequest) -> Result<()> {
 }
 
 async fn describe(agent: &Agent) -> Result<TargetMessage> {
-    let system = agent.names().run(|| Ok(uname())).await?;
+    let system = agent.uts().run(|| Ok(uname())).await?;
     let target = agent.target();
     Ok(TargetMessage {
         pid: target.pid,
@@ -99,20 +99,20 @@ async fn describe(agent: &Agent) -> Result<TargetMessage> {
     })
 }
 
-/// Where something is mounted in the target's root.
+/// The mount points inside the target's root.
 fn mounts(pid: u32) -> io::Result<Vec<Bytes>> {
     let text = fs::read(format!("/proc/{pid}/mountinfo"))?;
-    Ok(mounts_in(&text))
+    Ok(parse_mounts(&text))
 }
 
-/// The places of mounts in the text of `mountinfo`, in which the kernel writes odd characters as numbers.
-fn mounts_in(text: &[u8]) -> Vec<Bytes> {
+/// The mount points in the text of `mountinfo`, in which the kernel escapes special characters as octal numbers.
+fn parse_mounts(text: &[u8]) -> Vec<Bytes> {
     let lines = text.split(|byte| *byte == b'\n');
-    let places = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
-    places.take(MOST_MOUNTS).map(unescaped).collect()
+    let mount_points = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    mount_points.take(MAX_MOUNTS).map(unescape).collect()
 }
 
-fn unescaped(mut text: &[u8]) -> Bytes {
+fn unescape(mut text: &[u8]) -> Bytes {
     let mut plain = Vec::with_capacity(text.len());
     while let Some((first, rest)) = text.split_first() {
         let number = match text {
@@ -132,7 +132,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
     u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
 }
 
-/// Where the target works, inside its own root. The kernel tells both as seen from outside.
+/// The target's working directory, relative to its root. The kernel shows both as seen from outside.
 fn working_directory(pid: u32) -> io::Result<Vec<u8>> {
     let root = fs::read_link(format!("/proc/{pid}/root"))?;
     let directory = fs::read_link(format!("/proc/{pid}/cwd"))?;
@@ -148,9 +148,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_of_mounts_are_read() {
+    fn mount_points_are_parsed() {
         let text = b"1 0 0:1 / / rw - overlay o rw\n3 1 0:3 /a /tmp/my\\040config ro - ext4 d ro\n4 1 0:4 / /a\\134b\\9 rw - tmpfs t rw\n";
-        assert_eq!(mounts_in(text), ["/", "/tmp/my config", "/a\\b\\9"]);
+        assert_eq!(parse_mounts(text), ["/", "/tmp/my config", "/a\\b\\9"]);
         assert!(!mounts(std::process::id()).unwrap().is_empty());
     }
 }

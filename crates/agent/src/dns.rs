@@ -1,7 +1,7 @@
-//! Dns: names as the target resolves them.
+//! DNS: resolves names as the target does.
 //!
-//! The target's `resolv.conf` and hosts file are read for every question, as its own programs would: they may change at
-//! any time. Questions leave from the target's network namespace.
+//! The target's `resolv.conf` and hosts file are read for every query, as its own programs do: they may change at any time.
+//! Queries are sent from the target's network namespace.
 
 use protocol::dns::ResolvConf;
 use protocol::rpc::dns_server::Dns;
@@ -18,7 +18,7 @@ use crate::connection::Connection;
 mod exchange;
 mod lookup;
 
-pub(crate) use exchange::Silent;
+pub(crate) use exchange::SilentNameservers;
 
 #[tonic::async_trait]
 impl Dns for Connection {
@@ -28,11 +28,11 @@ impl Dns for Connection {
     ) -> Result<Response<ExchangeResponse>, Status> {
         let settings = self.nameservers().await?;
         let query = request.into_inner().query;
-        let (answer, nameserver) = exchange::exchange(&self.agent, &settings, &query).await?;
-        let reach = exchange::reach(&self.agent, &answer).await?;
+        let (response, nameserver) = exchange::exchange(&self.agent, &settings, &query).await?;
+        let route_hints = exchange::route_hints(&self.agent, &response).await?;
         Ok(Response::new(ExchangeResponse {
-            reach,
-            answer,
+            response,
+            route_hints,
             nameserver: nameserver.to_string(),
         }))
     }
@@ -72,11 +72,11 @@ impl Connection {
         if !settings.needs_hostname() {
             return Ok(settings);
         }
-        let names = self.agent.names().run(|| Ok(uname())).await?;
-        Ok(settings.with_hostname(&names.nodename().to_string_lossy()))
+        let system = self.agent.uts().run(|| Ok(uname())).await?;
+        Ok(settings.with_hostname(&system.nodename().to_string_lossy()))
     }
 
-    /// All but the search list of a file that has none: enough for a whole name.
+    /// The settings without a search list derived from the host name: sufficient for absolute names.
     async fn nameservers(&self) -> Result<ResolvConf> {
         let text = self.configuration(b"/etc/resolv.conf").await?;
         Ok(ResolvConf::parse(&text))

@@ -1,9 +1,9 @@
-//! Env: the target's environment, as the kernel keeps it since the target's program was started.
+//! Env: the target's environment at the start of its program, as the kernel keeps it.
 
 use bytes::Bytes;
 use protocol::rpc::env_server::Env;
 use protocol::rpc::{ListEnvRequest, ListEnvResponse};
-use protocol::{MESSAGE_BYTES, env};
+use protocol::{MAX_MESSAGE_BYTES, env};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::Read as _;
@@ -12,8 +12,8 @@ use tonic::{Request, Response, Status};
 use crate::connection::Connection;
 use crate::{Error, Result};
 
-/// What fits into one message, with room for what the message adds.
-const ENVIRONMENT_BYTES: usize = MESSAGE_BYTES / 2;
+/// The maximum size of the environment. It must fit into one message, with its overhead.
+const MAX_ENVIRONMENT_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
 #[tonic::async_trait]
 impl Env for Connection {
@@ -25,14 +25,14 @@ impl Env for Connection {
         let pid = self.agent.pid();
         let environment = tokio::task::spawn_blocking(move || read(pid)).await;
         let environment = match environment.unwrap_or_else(|_| Err(cannot_read(Errno::IO))) {
-            // The kernel shows it to the target's user. Root without the right to read every file is another one.
+            // The kernel lets the target's user read it. Root without the capability to read all files is not that user.
             Err(Error::Agent {
                 source: Errno::ACCESS,
                 ..
             }) => self.agent.files().run(move || read(pid)).await?,
             environment => environment?,
         };
-        // The kernel answers an empty environment for a process that has ended in the meantime.
+        // The environment of a process that has exited in the meantime reads as empty.
         self.agent.target().require()?;
         let mut variables = env::parse(&environment);
         let rules = self.agent.rules();
@@ -48,11 +48,11 @@ fn read(pid: u32) -> Result<Bytes> {
     };
     let file = File::open(format!("/proc/{pid}/environ")).map_err(failed)?;
     let mut environment = Vec::new();
-    let limit = ENVIRONMENT_BYTES as u64 + 1;
+    let limit = MAX_ENVIRONMENT_BYTES as u64 + 1;
     file.take(limit)
         .read_to_end(&mut environment)
         .map_err(failed)?;
-    if environment.len() > ENVIRONMENT_BYTES {
+    if environment.len() > MAX_ENVIRONMENT_BYTES {
         return Err(Error::Operation {
             action: "send an environment this large",
             source: Errno::TOOBIG,

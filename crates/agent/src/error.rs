@@ -1,17 +1,18 @@
-//! Everything that can go wrong in the agent, and how the client is told.
+//! Errors of the agent, and their conversion to failures for the client.
 
+use error_chain::error_chain;
 use protocol::failure::{Failure, Reason};
 use rustix::io::Errno;
 use tonic::Status;
 
-use crate::incoming::redirect::{MeetingPoint, Port};
+use crate::incoming::redirect::{PeerEndpoint, Port};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What the target itself would have got.
+    /// A system call failed, as it would have for the target.
     #[error("cannot {action}")]
     Operation {
         action: &'static str,
@@ -19,20 +20,20 @@ pub enum Error {
         source: Errno,
     },
 
-    #[error("there is no process {0}: look for the target again")]
+    #[error("there is no process {0}: find the target again")]
     NoTarget(u32),
 
     #[error(
-        "process {0} is a thread of the kernel, which has neither files nor an environment: choose a program"
+        "process {0} is a kernel thread, which has neither files nor an environment: choose another process"
     )]
     KernelThread(u32),
-    #[error("there is no container {0} here: look for the target again")]
+    #[error("there is no container {0} here: find the target again")]
     NoContainer(String),
 
     #[error("the target, process {0}, has ended: start the session again on a running one")]
     TargetGone(u32),
 
-    /// The agent lacks a right or a resource.
+    /// The agent lacks permissions or resources.
     #[error("the agent cannot {action}: {hint}")]
     Agent {
         action: &'static str,
@@ -47,34 +48,34 @@ pub enum Error {
     PortTaken {
         port: Port,
         holder: String,
-        /// Where the holder can be asked to share it.
-        meeting_point: Option<MeetingPoint>,
+        /// Where the holder accepts other agents that want to share the port.
+        peer_endpoint: Option<PeerEndpoint>,
     },
 
     #[error(
-        "nothing that is sent to {port} of the target arrives at the agent: look for rules that take it before, with `nft \
-         list ruleset` and `iptables-legacy -t mangle -S` in the target's network"
+        "traffic to {port} of the target does not reach the agent: check for rules that redirect it before, with `nft list \
+         ruleset` and `iptables-legacy -t mangle -S` in the target's network"
     )]
-    NothingArrives { port: Port },
+    NotRedirected { port: Port },
 
-    /// A filter that cannot be, or somebody else who has the port.
+    /// An invalid filter, or a conflict with another session.
     #[error(transparent)]
     Claim(#[from] splitter::Error),
 
     #[error("the target's certificate cannot be used: {0}")]
     Certificate(&'static str),
 
-    #[error("there is no subscription {0}: subscribe, and use the number that the first event has")]
+    #[error("there is no subscription {0}: subscribe, and use the id in the first event")]
     NoSubscription(u64),
 
-    /// What another agent answered, which has the port.
+    /// The failure that another agent, which redirects the port, returned.
     #[error("{}", .0.detail)]
     Peer(Failure),
 
-    #[error("the agent that has the port cannot be reached")]
+    #[error("the agent that redirects the port is unreachable")]
     PeerGone,
 
-    #[error("the agent is about to end: start the session again")]
+    #[error("the agent is shutting down: start the session again")]
     Ending,
 
     #[error("the subscription has ended")]
@@ -83,24 +84,22 @@ pub enum Error {
     #[error("a policy of the cluster's administrators does not let sessions {0}")]
     Forbidden(&'static str),
 
-    #[error("what sessions may do cannot be understood: {0}")]
+    #[error("the grant cannot be parsed: {0}")]
     Grant(String),
 
     #[error("the token is not this agent's: use the one it was started with")]
     WrongToken,
 
     #[error(
-        "the client speaks version {client} of the protocol and the agent (standind {release}) version {agent}: install the same release on both sides",
+        "the client uses version {client} of the protocol and the agent (standind {release}) uses version {agent}: install the same release on both sides",
         release = env!("CARGO_PKG_VERSION")
     )]
     WrongVersion { client: u32, agent: u32 },
 
-    #[error(
-        "the connection did not begin with a Hello that was accepted: connect again, and say Hello first"
-    )]
+    #[error("the connection has no accepted Hello: connect again, and send Hello first")]
     NoHello,
 
-    #[error("the request names no {0}")]
+    #[error("the request has no {0}")]
     Missing(&'static str),
 
     #[error("the request does not follow the protocol")]
@@ -115,7 +114,7 @@ impl Error {
         move |source| Self::Operation { action, source }
     }
 
-    /// A failure of the standard library or of the runtime in something that the target would have done.
+    /// An error of the standard library or the runtime in an operation of the target.
     pub(crate) fn io(action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::Operation {
             action,
@@ -139,10 +138,10 @@ impl Error {
             }
             Self::Peer(failure) => return failure.clone(),
             Self::KernelThread(_)
-            | Self::NothingArrives { .. }
+            | Self::NotRedirected { .. }
             | Self::PeerGone
             | Self::Grant(_) => Reason::Agent,
-            Self::Claim(error) => return Failure::new(Reason::BadRequest, chain(error)),
+            Self::Claim(error) => return Failure::new(Reason::BadRequest, error_chain(error)),
             Self::NoSubscription(_) | Self::SubscriptionEnded | Self::Certificate(_) => {
                 Reason::BadRequest
             }
@@ -168,19 +167,7 @@ impl From<Error> for Status {
     }
 }
 
-/// An error and what caused it, as one text: the client gets no more than that.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
-/// The error number in an error of the standard library. One without a number did not come from the system.
+/// The error number of an I/O error. An error without a number did not come from the system and becomes `EIO`.
 pub(crate) fn errno_of(error: &std::io::Error) -> Errno {
     error
         .raw_os_error()

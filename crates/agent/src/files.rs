@@ -1,49 +1,50 @@
-//! Files: the target's, with the target's permissions.
+//! Files: operations on the target's files, with the target's permissions.
 //!
-//! Every operation is a short job for a thread that has the target's identity. [`tree`] resolves paths, [`operations`]
-//! does what a call asks, and this file turns messages into jobs. What needs no waiting is done [`at_once`]. Bytes of files go through [`stream`].
+//! Every operation is a short job for a thread with the target's credentials. [`tree`] resolves paths, [`operations`]
+//! implements the calls, and this file turns messages into jobs. Operations that cannot block run on the runtime's threads
+//! ([`nonblocking`]). The contents of files are transferred by [`stream`].
 
 use std::pin::Pin;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use protocol::files::FIRST_BYTES;
+use protocol::files::MAX_FIRST_BYTES;
 use protocol::rpc::files_server::Files;
 use protocol::rpc::{
-    AccessRequest, AllocateRequest, CloseRequest, CloseResponse, Done, GetAttributeRequest,
-    GetAttributeResponse, LinkRequest, ListAttributesRequest, ListAttributesResponse, ListRequest,
-    ListResponse, MakeDirectoryRequest, MakeNodeRequest, OpenRequest, OpenResponse, Place,
-    ReadLinkRequest, ReadLinkResponse, RemoveAttributeRequest, RemoveDirectoryRequest,
-    RenameRequest, ResolvePathRequest, ResolvePathResponse, SeekRequest, SeekResponse,
-    SetAttributeRequest, SetModeRequest, SetOwnerRequest, SetTimesRequest, StatFilesystemRequest,
-    StatFilesystemResponse, StatRequest, StatResponse, SymbolicLinkRequest, SyncRequest,
-    TruncateRequest, UnlinkRequest, place,
+    AccessRequest, AllocateRequest, CloseRequest, CloseResponse, Done, FileRef,
+    GetAttributeRequest, GetAttributeResponse, LinkRequest, ListAttributesRequest,
+    ListAttributesResponse, ListRequest, ListResponse, MakeDirectoryRequest, MakeNodeRequest,
+    OpenRequest, OpenResponse, ReadLinkRequest, ReadLinkResponse, RemoveAttributeRequest,
+    RemoveDirectoryRequest, RenameRequest, ResolvePathRequest, ResolvePathResponse, SeekRequest,
+    SeekResponse, SetAttributeRequest, SetModeRequest, SetOwnerRequest, SetTimesRequest,
+    StatFilesystemRequest, StatFilesystemResponse, StatRequest, StatResponse, SymbolicLinkRequest,
+    SyncRequest, TruncateRequest, UnlinkRequest, file_ref,
 };
 use tonic::{Request, Response, Status};
 
 use crate::connection::Connection;
 use crate::{Error, Result};
 
-mod at_once;
 mod attributes;
-mod canonical;
+mod canonicalize;
 mod handles;
 mod listing;
 mod metadata;
+mod nonblocking;
 mod open;
 mod operations;
 mod stream;
 mod tree;
 
-pub(crate) use at_once::LocalDevices;
-pub(crate) use handles::{HANDLES, Handles};
-pub(crate) use stream::{READ_BYTES, read, write};
-pub(crate) use tree::{Located, Tree};
+pub(crate) use handles::{Handles, MAX_HANDLES};
+pub(crate) use nonblocking::LocalDevices;
+pub(crate) use stream::{MAX_READ_BYTES, read, write};
+pub(crate) use tree::{FileLocation, Tree};
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 impl Connection {
-    /// Does `operation` in the target's tree, as the target.
+    /// Runs `operation` in the target's tree, with the target's credentials.
     pub(crate) async fn in_tree<T: Send + 'static>(
         &self,
         operation: impl FnOnce(Tree<'_>) -> Result<T> + Send + 'static,
@@ -54,20 +55,20 @@ impl Connection {
         self.agent.files().run(job).await
     }
 
-    async fn open_file(&self, request: OpenRequest) -> Result<open::Opened> {
+    async fn open_file(&self, request: OpenRequest) -> Result<open::OpenedFile> {
         self.admit().await?;
-        match at_once::open(&self.agent, &request) {
+        match nonblocking::open(&self.agent, &request) {
             Some(opened) => opened,
             None => self.open_in_tree(request).await,
         }
     }
 
-    /// The text of a configuration file, or nothing when the target cannot read it: libc goes on without it, too. Of a
-    /// longer one than a file of this kind ever is, the beginning.
+    /// The text of a configuration file. It is empty if the target cannot read the file: libc ignores that, too. A file that
+    /// is far longer than usual is truncated.
     pub(crate) async fn configuration(&self, path: &'static [u8]) -> Result<Bytes> {
         let request = OpenRequest {
             path: Bytes::from_static(path),
-            first_bytes: FIRST_BYTES,
+            first_bytes: MAX_FIRST_BYTES,
             ..OpenRequest::default()
         };
         match self.open_file(request).await {
@@ -77,10 +78,10 @@ impl Connection {
         }
     }
 
-    async fn open_in_tree(&self, request: OpenRequest) -> Result<open::Opened> {
+    async fn open_in_tree(&self, request: OpenRequest) -> Result<open::OpenedFile> {
         let agent = self.agent.clone();
         self.in_tree(move |tree| {
-            let opened = open::open(tree, &request, open::Reading::All);
+            let opened = open::open(tree, &request, open::ReadMode::All);
             let opened = opened.map_err(Error::operation("open this path"))?;
             if let Some(metadata) = &opened.response.metadata {
                 agent.local_devices().learn(&opened.file, metadata);
@@ -90,22 +91,22 @@ impl Connection {
         .await
     }
 
-    async fn answer<T: Send + 'static>(
+    async fn respond<T: Send + 'static>(
         &self,
         operation: impl FnOnce(Tree<'_>) -> Result<T> + Send + 'static,
-    ) -> Answer<T> {
+    ) -> RpcResult<T> {
         Ok(Response::new(self.in_tree(operation).await?))
     }
 
-    /// Finds what a request is about; handles belong to this connection.
-    fn locate(&self, place: Option<Place>) -> Result<Located> {
-        let place = place.ok_or(Error::Missing("place"))?;
-        match place.place.ok_or(Error::Missing("path or handle"))? {
-            place::Place::Path(path) => Ok(Located::Path {
+    /// The file of a request. Handles belong to this connection.
+    fn locate(&self, file_ref: Option<FileRef>) -> Result<FileLocation> {
+        let file_ref = file_ref.ok_or(Error::Missing("file"))?;
+        match file_ref.file.ok_or(Error::Missing("path or handle"))? {
+            file_ref::File::Path(path) => Ok(FileLocation::Path {
                 path,
-                follow: !place.no_follow,
+                follow: !file_ref.no_follow,
             }),
-            place::Place::Handle(handle) => Ok(Located::Open(self.handles.get(handle)?)),
+            file_ref::File::Handle(handle) => Ok(FileLocation::Open(self.handles.get(handle)?)),
         }
     }
 }
@@ -114,7 +115,7 @@ impl Connection {
 impl Files for Connection {
     type ListStream = Pin<Box<dyn Stream<Item = Result<ListResponse, Status>> + Send>>;
 
-    async fn open(&self, request: Request<OpenRequest>) -> Answer<OpenResponse> {
+    async fn open(&self, request: Request<OpenRequest>) -> RpcResult<OpenResponse> {
         let opened = self.open_file(request.into_inner()).await?;
         let handle = match opened.is_kept {
             true => self.handles.insert(opened.file)?,
@@ -126,7 +127,7 @@ impl Files for Connection {
         }))
     }
 
-    async fn close(&self, request: Request<CloseRequest>) -> Answer<CloseResponse> {
+    async fn close(&self, request: Request<CloseRequest>) -> RpcResult<CloseResponse> {
         let closed = self.handles.remove(&request.into_inner().handles);
         // The last close of a file may block, for instance to write it back to a server.
         self.agent
@@ -139,181 +140,181 @@ impl Files for Connection {
         Ok(Response::new(CloseResponse {}))
     }
 
-    async fn stat(&self, request: Request<StatRequest>) -> Answer<StatResponse> {
-        let place = self.locate(request.into_inner().place)?;
+    async fn stat(&self, request: Request<StatRequest>) -> RpcResult<StatResponse> {
+        let location = self.locate(request.into_inner().file)?;
         self.admit().await?;
-        if let Some(answer) = at_once::stat(&self.agent, &place) {
-            return Ok(Response::new(answer?));
+        if let Some(result) = nonblocking::stat(&self.agent, &location) {
+            return Ok(Response::new(result?));
         }
         let agent = self.agent.clone();
-        self.answer(move |tree| operations::stat(tree, &place, agent.local_devices()))
+        self.respond(move |tree| operations::stat(tree, &location, agent.local_devices()))
             .await
     }
 
-    async fn list(&self, request: Request<ListRequest>) -> Answer<Self::ListStream> {
+    async fn list(&self, request: Request<ListRequest>) -> RpcResult<Self::ListStream> {
         let request = request.into_inner();
-        let place = self.locate(request.place)?;
-        let entries = listing::list(self, place, !request.without_metadata).await?;
+        let location = self.locate(request.file)?;
+        let entries = listing::list(self, location, !request.without_metadata).await?;
         Ok(Response::new(Box::pin(entries)))
     }
 
-    async fn read_link(&self, request: Request<ReadLinkRequest>) -> Answer<ReadLinkResponse> {
-        let place = self.locate(request.into_inner().place)?;
-        self.answer(move |tree| operations::read_link(tree, &place))
+    async fn read_link(&self, request: Request<ReadLinkRequest>) -> RpcResult<ReadLinkResponse> {
+        let location = self.locate(request.into_inner().file)?;
+        self.respond(move |tree| operations::read_link(tree, &location))
             .await
     }
 
     async fn resolve_path(
         &self,
         request: Request<ResolvePathRequest>,
-    ) -> Answer<ResolvePathResponse> {
+    ) -> RpcResult<ResolvePathResponse> {
         let path = request.into_inner().path;
-        self.answer(move |tree| canonical::canonical(tree, &path))
+        self.respond(move |tree| canonicalize::resolve_path(tree, &path))
             .await
     }
 
-    async fn access(&self, request: Request<AccessRequest>) -> Answer<Done> {
+    async fn access(&self, request: Request<AccessRequest>) -> RpcResult<Done> {
         let mut request = request.into_inner();
-        let place = self.locate(request.place.take())?;
+        let location = self.locate(request.file.take())?;
         self.admit().await?;
-        if let Some(answer) = at_once::access(&self.agent, &place, &request) {
-            return Ok(Response::new(answer?));
+        if let Some(result) = nonblocking::access(&self.agent, &location, &request) {
+            return Ok(Response::new(result?));
         }
-        self.answer(move |tree| operations::access(tree, &place, &request))
+        self.respond(move |tree| operations::access(tree, &location, &request))
             .await
     }
 
     async fn stat_filesystem(
         &self,
         request: Request<StatFilesystemRequest>,
-    ) -> Answer<StatFilesystemResponse> {
-        let place = self.locate(request.into_inner().place)?;
-        self.answer(move |tree| operations::stat_filesystem(tree, &place))
+    ) -> RpcResult<StatFilesystemResponse> {
+        let location = self.locate(request.into_inner().file)?;
+        self.respond(move |tree| operations::stat_filesystem(tree, &location))
             .await
     }
 
-    async fn make_directory(&self, request: Request<MakeDirectoryRequest>) -> Answer<Done> {
+    async fn make_directory(&self, request: Request<MakeDirectoryRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        self.answer(move |tree| operations::make_directory(tree, &request))
+        self.respond(move |tree| operations::make_directory(tree, &request))
             .await
     }
 
-    async fn make_node(&self, request: Request<MakeNodeRequest>) -> Answer<Done> {
+    async fn make_node(&self, request: Request<MakeNodeRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        self.answer(move |tree| operations::make_node(tree, &request))
+        self.respond(move |tree| operations::make_node(tree, &request))
             .await
     }
 
-    async fn remove_directory(&self, request: Request<RemoveDirectoryRequest>) -> Answer<Done> {
+    async fn remove_directory(&self, request: Request<RemoveDirectoryRequest>) -> RpcResult<Done> {
         let path = request.into_inner().path;
-        self.answer(move |tree| operations::remove_directory(tree, &path))
+        self.respond(move |tree| operations::remove_directory(tree, &path))
             .await
     }
 
-    async fn unlink(&self, request: Request<UnlinkRequest>) -> Answer<Done> {
+    async fn unlink(&self, request: Request<UnlinkRequest>) -> RpcResult<Done> {
         let path = request.into_inner().path;
-        self.answer(move |tree| operations::unlink(tree, &path))
+        self.respond(move |tree| operations::unlink(tree, &path))
             .await
     }
 
-    async fn rename(&self, request: Request<RenameRequest>) -> Answer<Done> {
+    async fn rename(&self, request: Request<RenameRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        self.answer(move |tree| operations::rename(tree, &request))
+        self.respond(move |tree| operations::rename(tree, &request))
             .await
     }
 
-    async fn link(&self, request: Request<LinkRequest>) -> Answer<Done> {
+    async fn link(&self, request: Request<LinkRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
         let from = self.locate(request.from)?;
-        self.answer(move |tree| operations::link(tree, &from, &request.to))
+        self.respond(move |tree| operations::link(tree, &from, &request.to))
             .await
     }
 
-    async fn symbolic_link(&self, request: Request<SymbolicLinkRequest>) -> Answer<Done> {
+    async fn symbolic_link(&self, request: Request<SymbolicLinkRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        self.answer(move |tree| operations::symbolic_link(tree, &request))
+        self.respond(move |tree| operations::symbolic_link(tree, &request))
             .await
     }
 
-    async fn set_mode(&self, request: Request<SetModeRequest>) -> Answer<Done> {
+    async fn set_mode(&self, request: Request<SetModeRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        let place = self.locate(request.place)?;
-        self.answer(move |tree| operations::set_mode(tree, &place, request.mode))
+        let location = self.locate(request.file)?;
+        self.respond(move |tree| operations::set_mode(tree, &location, request.mode))
             .await
     }
 
-    async fn set_owner(&self, request: Request<SetOwnerRequest>) -> Answer<Done> {
+    async fn set_owner(&self, request: Request<SetOwnerRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        let place = self.locate(request.place)?;
-        self.answer(move |tree| operations::set_owner(tree, &place, request.uid, request.gid))
+        let location = self.locate(request.file)?;
+        self.respond(move |tree| operations::set_owner(tree, &location, request.uid, request.gid))
             .await
     }
 
-    async fn set_times(&self, request: Request<SetTimesRequest>) -> Answer<Done> {
+    async fn set_times(&self, request: Request<SetTimesRequest>) -> RpcResult<Done> {
         let mut request = request.into_inner();
-        let place = self.locate(request.place.take())?;
-        self.answer(move |tree| operations::set_times(tree, &place, &request))
+        let location = self.locate(request.file.take())?;
+        self.respond(move |tree| operations::set_times(tree, &location, &request))
             .await
     }
 
-    async fn truncate(&self, request: Request<TruncateRequest>) -> Answer<Done> {
+    async fn truncate(&self, request: Request<TruncateRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        let place = self.locate(request.place)?;
-        self.answer(move |tree| operations::truncate(tree, &place, request.size))
+        let location = self.locate(request.file)?;
+        self.respond(move |tree| operations::truncate(tree, &location, request.size))
             .await
     }
 
-    async fn allocate(&self, request: Request<AllocateRequest>) -> Answer<Done> {
-        let request = request.into_inner();
-        let file = self.handles.get(request.handle)?;
-        self.answer(move |_| operations::allocate(&file, &request))
-            .await
-    }
-
-    async fn sync(&self, request: Request<SyncRequest>) -> Answer<Done> {
+    async fn allocate(&self, request: Request<AllocateRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
         let file = self.handles.get(request.handle)?;
-        self.answer(move |_| operations::sync(&file, request.data_only))
+        self.respond(move |_| operations::allocate(&file, &request))
             .await
     }
 
-    async fn seek(&self, request: Request<SeekRequest>) -> Answer<SeekResponse> {
+    async fn sync(&self, request: Request<SyncRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
         let file = self.handles.get(request.handle)?;
-        self.answer(move |_| operations::seek(&file, &request))
+        self.respond(move |_| operations::sync(&file, request.data_only))
+            .await
+    }
+
+    async fn seek(&self, request: Request<SeekRequest>) -> RpcResult<SeekResponse> {
+        let request = request.into_inner();
+        let file = self.handles.get(request.handle)?;
+        self.respond(move |_| operations::seek(&file, &request))
             .await
     }
 
     async fn get_attribute(
         &self,
         request: Request<GetAttributeRequest>,
-    ) -> Answer<GetAttributeResponse> {
+    ) -> RpcResult<GetAttributeResponse> {
         let request = request.into_inner();
-        let place = self.locate(request.place)?;
-        self.answer(move |tree| attributes::get(tree, &place, &request.name))
+        let location = self.locate(request.file)?;
+        self.respond(move |tree| attributes::get(tree, &location, &request.name))
             .await
     }
 
     async fn list_attributes(
         &self,
         request: Request<ListAttributesRequest>,
-    ) -> Answer<ListAttributesResponse> {
-        let place = self.locate(request.into_inner().place)?;
-        self.answer(move |tree| attributes::list(tree, &place))
+    ) -> RpcResult<ListAttributesResponse> {
+        let location = self.locate(request.into_inner().file)?;
+        self.respond(move |tree| attributes::list(tree, &location))
             .await
     }
 
-    async fn set_attribute(&self, request: Request<SetAttributeRequest>) -> Answer<Done> {
+    async fn set_attribute(&self, request: Request<SetAttributeRequest>) -> RpcResult<Done> {
         let mut request = request.into_inner();
-        let place = self.locate(request.place.take())?;
-        self.answer(move |tree| attributes::set(tree, &place, &request))
+        let location = self.locate(request.file.take())?;
+        self.respond(move |tree| attributes::set(tree, &location, &request))
             .await
     }
 
-    async fn remove_attribute(&self, request: Request<RemoveAttributeRequest>) -> Answer<Done> {
+    async fn remove_attribute(&self, request: Request<RemoveAttributeRequest>) -> RpcResult<Done> {
         let request = request.into_inner();
-        let place = self.locate(request.place)?;
-        self.answer(move |tree| attributes::remove(tree, &place, &request.name))
+        let location = self.locate(request.file)?;
+        self.respond(move |tree| attributes::remove(tree, &location, &request.name))
             .await
     }
 }

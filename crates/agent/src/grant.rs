@@ -1,5 +1,5 @@
-//! What sessions may do, understood when the agent is told. What cannot be understood stops the agent: a rule that is
-//! overlooked would be a hole.
+//! The rules of a grant, parsed and enforced. A grant that cannot be parsed is an error: ignoring a rule would be a security
+//! hole.
 
 mod addresses;
 mod wildcard;
@@ -15,15 +15,15 @@ use self::addresses::AddressRule;
 pub(crate) use self::addresses::Transport;
 use crate::{Error, Result};
 
-/// Where the kernel shows the variables of processes, also those that are hidden.
+/// The files with the environments of processes, which contain hidden variables.
 const ENVIRONMENTS: &str = "^/proc/[^/]+(/task/[^/]+)?/environ$";
 
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
-    /// As they were told.
+    /// The grant from which the rules were parsed.
     grant: Grant,
     incoming: IncomingRules,
-    /// None, where there is nothing to enforce: then nothing is slower.
+    /// `None` if there are no rules for files, so that file operations skip the checks.
     files: Option<FileRules>,
     only: Vec<Vec<AddressRule>>,
     none_of: Vec<AddressRule>,
@@ -43,15 +43,15 @@ pub(crate) struct FileRules {
     hidden: RegexSet,
 }
 
-/// What is done with a file.
+/// How a file is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
-    Reading,
-    Changing,
+pub(crate) enum FileAccess {
+    Read,
+    Write,
 }
 
 impl Rules {
-    pub(crate) fn understand(grant: &Grant) -> Result<Self> {
+    pub(crate) fn parse(grant: &Grant) -> Result<Self> {
         let header_filters = grant.incoming.header_filters.iter();
         let header_filters = header_filters.map(|text| regex::Regex::new(text).map_err(malformed));
         let files = &grant.files;
@@ -86,12 +86,12 @@ impl Rules {
         })
     }
 
-    /// Whose session it is, if somebody else than the client has said so.
+    /// The owner of the session, if the grant names it.
     pub(crate) fn holder(&self) -> Option<&str> {
         self.grant.holder.as_deref()
     }
 
-    /// What the target's health probes ask for at a port.
+    /// The paths of the target's health probes at a port.
     pub(crate) fn probe_paths(&self, port: u32) -> &[String] {
         let paths = u16::try_from(port).ok();
         let paths = paths.and_then(|port| self.grant.incoming.probes.get(&port));
@@ -122,8 +122,8 @@ impl Rules {
                 forbidden("steal its traffic without a filter")
             }
             IncomingMode::Steal => {
-                let mut needed = rules.header_filters.iter();
-                match needed.all(|needed| narrows(request.filter.as_ref(), needed)) {
+                let mut required = rules.header_filters.iter();
+                match required.all(|required| satisfies(request.filter.as_ref(), required)) {
                     true => Ok(()),
                     false => forbidden("steal its traffic with this header filter"),
                 }
@@ -132,28 +132,32 @@ impl Rules {
     }
 
     pub(crate) fn allow_address(&self, transport: Transport, address: SocketAddr) -> Result<()> {
-        let fits = |rules: &[AddressRule]| rules.iter().any(|rule| rule.fits(transport, address));
-        if fits(&self.none_of) || !self.only.iter().all(|only| fits(only)) {
+        let matches =
+            |rules: &[AddressRule]| rules.iter().any(|rule| rule.matches(transport, address));
+        if matches(&self.none_of) || !self.only.iter().all(|only| matches(only)) {
             return Err(Error::Forbidden("connect to this address"));
         }
         Ok(())
     }
 }
 
-/// Whether every request that fits the filter fits one header filter that is as it has to be.
-fn narrows(filter: Option<&HttpFilter>, needed: &regex::Regex) -> bool {
+/// Whether every request that matches `filter` matches a header filter that satisfies `required`.
+fn satisfies(filter: Option<&HttpFilter>, required: &regex::Regex) -> bool {
     let Some(filter) = filter.and_then(|filter| filter.filter.as_ref()) else {
         return false;
     };
     match filter {
-        http_filter::Filter::Header(text) => needed.is_match(text),
+        http_filter::Filter::Header(text) => required.is_match(text),
         http_filter::Filter::AllOf(filters) => {
             let mut filters = filters.filters.iter();
-            filters.any(|filter| narrows(Some(filter), needed))
+            filters.any(|filter| satisfies(Some(filter), required))
         }
         http_filter::Filter::AnyOf(filters) => {
             let filters = &filters.filters;
-            !filters.is_empty() && filters.iter().all(|filter| narrows(Some(filter), needed))
+            !filters.is_empty()
+                && filters
+                    .iter()
+                    .all(|filter| satisfies(Some(filter), required))
         }
         http_filter::Filter::Path(_)
         | http_filter::Filter::Method(_)
@@ -162,12 +166,12 @@ fn narrows(filter: Option<&HttpFilter>, needed: &regex::Regex) -> bool {
 }
 
 impl FileRules {
-    /// `path` has no symbolic links in it.
-    pub(crate) fn allow(&self, path: &[u8], doing: Doing) -> Result<(), Errno> {
+    /// Fails if the access is forbidden. `path` has no symbolic links.
+    pub(crate) fn allow(&self, path: &[u8], file_access: FileAccess) -> Result<(), Errno> {
         if self.hidden.is_match(path) {
             return Err(Errno::NOENT);
         }
-        if doing == Doing::Changing && self.read_only.is_match(path) {
+        if file_access == FileAccess::Write && self.read_only.is_match(path) {
             return Err(Errno::ROFS);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! As whom the target accesses files, and how a thread becomes that.
+//! The target's credentials for file access, and how a thread assumes them.
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -9,18 +9,18 @@ use rustix::thread::{
 
 use crate::{Error, Result, sys};
 
-/// The credentials with which the kernel judges the target's access to files.
+/// The credentials by which the kernel checks the target's access to files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) groups: Vec<u32>,
-    /// Those in effect. None of them when they count only in a user namespace that is not ours.
+    /// The effective capabilities. Empty if they apply only in another user namespace than ours.
     pub(crate) capabilities: CapabilitySet,
 }
 
 impl Identity {
-    /// Reads the text of `/proc/<pid>/status`. None: it is not such a text.
+    /// Parses the text of `/proc/<pid>/status`. `None` if it is malformed.
     pub(crate) fn parse(status: &str, same_user_namespace: bool) -> Option<Self> {
         let field = |name: &str| {
             let line = status.lines().find(|line| line.starts_with(name))?;
@@ -43,33 +43,34 @@ impl Identity {
         })
     }
 
-    /// Gives this identity to the calling thread, for good. The caller's mask has been applied to every mode before it
-    /// reaches the agent, so the thread has none.
-    pub(crate) fn take(&self) -> Result<()> {
+    /// Permanently gives these credentials to the calling thread. The client has applied its umask to every mode already, so
+    /// the thread's umask is empty.
+    pub(crate) fn assume(&self) -> Result<()> {
         match sys::own_filesystem_settings() {
-            // The filter that container runtimes put around processes may forbid it. Then all of the agent's threads have
-            // no mask, and none of them makes files for anybody else.
+            // The seccomp filter of a container runtime may forbid it. Then all threads of the agent share the empty umask,
+            // which is harmless: they create files only for the target.
             Ok(()) | Err(Errno::PERM) => umask(Mode::empty()),
-            Err(errno) => return Err(refused("take a umask per thread")(errno)),
+            Err(errno) => return Err(missing_permission("take a umask per thread")(errno)),
         };
-        self.take_groups()
-            .map_err(refused("take the target's groups"))?;
-        sys::set_filesystem_group(self.gid).map_err(refused("take the target's group"))?;
-        sys::set_filesystem_user(self.uid).map_err(refused("take the target's user"))?;
-        self.take_capabilities()
-            .map_err(refused("take the target's capabilities"))
+        self.assume_groups()
+            .map_err(missing_permission("take the target's groups"))?;
+        sys::set_filesystem_group(self.gid)
+            .map_err(missing_permission("take the target's group"))?;
+        sys::set_filesystem_user(self.uid).map_err(missing_permission("take the target's user"))?;
+        self.assume_capabilities()
+            .map_err(missing_permission("take the target's capabilities"))
     }
 
-    fn take_groups(&self) -> Result<(), Errno> {
-        let wanted: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
-        // Needs a right that an agent of the same user does not have, and does not need.
-        if getgroups()? == wanted {
+    fn assume_groups(&self) -> Result<(), Errno> {
+        let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
+        // The call needs a capability that an agent of the same user lacks, and does not need.
+        if getgroups()? == groups {
             return Ok(());
         }
-        set_thread_groups(&wanted)
+        set_thread_groups(&groups)
     }
 
-    fn take_capabilities(&self) -> Result<(), Errno> {
+    fn assume_capabilities(&self) -> Result<(), Errno> {
         let own = capabilities(None)?;
         let sets = CapabilitySets {
             effective: own.permitted & self.capabilities,
@@ -80,7 +81,7 @@ impl Identity {
     }
 }
 
-/// What the agent's threads are before they become anything.
+/// The agent's own credentials, which its threads have at start.
 #[derive(Debug)]
 pub(crate) struct OwnIdentity(Option<(Identity, CapabilitySets)>);
 
@@ -102,9 +103,10 @@ impl OwnIdentity {
 }
 
 impl Identity {
-    /// Does something with this identity on a thread that has the agent's own, and has it again afterwards. `None` if the thread
-    /// cannot become this. For what creates nothing: the thread's mask stays.
-    pub(crate) fn act<T>(&self, own: &OwnIdentity, work: impl FnOnce() -> T) -> Option<T> {
+    /// Runs `work` with these credentials on a thread with the agent's own credentials, and restores those afterwards.
+    /// `None` if the thread cannot assume the credentials. `work` must not create files, because the thread's umask
+    /// stays.
+    pub(crate) fn run_as<T>(&self, own: &OwnIdentity, work: impl FnOnce() -> T) -> Option<T> {
         let (own, sets) = own.0.as_ref()?;
         let effective = sets.permitted & self.capabilities;
         if (self.uid, self.gid, &self.groups, effective)
@@ -112,28 +114,28 @@ impl Identity {
         {
             return Some(work());
         }
-        let take_ids = |wanted: &Self| -> Result<(), Errno> {
+        let set_ids = |identity: &Self| -> Result<(), Errno> {
             if self.groups != own.groups {
-                let groups: Vec<Gid> = wanted.groups.iter().copied().map(Gid::from_raw).collect();
+                let groups: Vec<Gid> = identity.groups.iter().copied().map(Gid::from_raw).collect();
                 set_thread_groups(&groups)?;
             }
-            sys::set_filesystem_group(wanted.gid)?;
-            sys::set_filesystem_user(wanted.uid)
+            sys::set_filesystem_group(identity.gid)?;
+            sys::set_filesystem_user(identity.uid)
         };
-        let take = || {
-            take_ids(self)?;
+        let assume = || {
+            set_ids(self)?;
             set_capabilities(None, CapabilitySets { effective, ..*sets })
         };
-        let done = take().is_ok().then(work);
-        // The rights come back first: they are what the rest needs.
-        if let Err(errno) = set_capabilities(None, *sets).and_then(|()| take_ids(own)) {
-            tracing::error!(%errno, "a thread of the agent could not take its own identity back");
+        let result = assume().is_ok().then(work);
+        // Capabilities are restored first, because restoring the ids needs them.
+        if let Err(errno) = set_capabilities(None, *sets).and_then(|()| set_ids(own)) {
+            tracing::error!(%errno, "restoring thread credentials failed");
         }
-        done
+        result
     }
 }
 
-fn refused(action: &'static str) -> impl FnOnce(Errno) -> Error {
+fn missing_permission(action: &'static str) -> impl FnOnce(Errno) -> Error {
     move |source| Error::Agent {
         action,
         hint: "it needs the capabilities SETUID and SETGID, or the target's own user",
@@ -149,7 +151,7 @@ mod tests {
         Groups:\t1001 2000 \nCapInh:\t0000000000000000\nCapEff:\t0000000000000003\n";
 
     #[test]
-    fn the_fourth_id_is_the_one_for_files() {
+    fn file_system_ids_are_parsed() {
         let identity = Identity::parse(STATUS, true).unwrap();
         assert_eq!(
             identity,
@@ -164,7 +166,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn a_thread_that_acts_as_another_is_itself_again_afterwards() {
+    fn run_as_restores_the_credentials_of_the_thread() {
         let own = OwnIdentity::of_this_thread();
         let before = (getgroups().unwrap(), capabilities(None).unwrap());
         let other = Identity {
@@ -177,7 +179,7 @@ mod tests {
         std::fs::write(&secret, "").unwrap();
         std::fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600))
             .unwrap();
-        let as_other = other.act(&own, || {
+        let as_other = other.run_as(&own, || {
             let ids = (sys::filesystem_user(), sys::filesystem_group());
             let groups: Vec<u32> = getgroups().unwrap().into_iter().map(Gid::as_raw).collect();
             let effective = capabilities(None).unwrap().effective;
@@ -199,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_of_another_user_namespace_do_not_count() {
+    fn capabilities_of_another_user_namespace_are_ignored() {
         let identity = Identity::parse(STATUS, false).unwrap();
         assert_eq!(identity.capabilities, CapabilitySet::empty());
     }
 
     #[test]
-    fn what_is_no_status_is_refused() {
+    fn malformed_status_is_rejected() {
         let check = |text: &str| assert_eq!(Identity::parse(text, true), None, "{text}");
         check("");
         check("Uid:\t1\t2\t3\nGid:\t1\t2\t3\t4\nGroups:\nCapEff:\t0\n");

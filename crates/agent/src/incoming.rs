@@ -1,37 +1,38 @@
-//! Incoming: the target's traffic, for those who ask for it.
+//! Incoming traffic: steals or mirrors the target's traffic for the sessions that subscribe to it.
 //!
-//! ```text
-//!   redirect      what arrives at a port reaches us instead of the application
-//!   ports         one splitter for each such port: each request to the session that wants it, the rest to the application
-//!   datagrams     the same for UDP, where there is nothing to split
-//!   queue         a session, as a place where connections go: its `incoming/accept` requests
-//!   stream        a connection, as such a request: one body each way
-//!   keeper        a subscription from its beginning to its end, here or, through `peers`, at another agent
-//!   held          which ports sessions have, for whoever looks from outside
-//! ```
+//! A subscription claims traffic of one port. Stolen connections go to the session instead of the application; mirrored
+//! ones are copies. If a session disconnects or is too slow, clients lose nothing: a request whose response has not begun
+//! is forwarded to the application.
 //!
-//! A session that is gone, or too slow, loses nothing for the clients: what it has not begun to answer goes to the
-//! application.
+//! | module | what it does |
+//! |---|---|
+//! | [`redirect`] | redirects the traffic of chosen ports to the agent instead of the application |
+//! | `ports` | manages the redirected ports, one splitter for each: it routes each request to the session that claims it |
+//! | `datagrams` | the same for UDP, where flows are routed as a whole |
+//! | `accept_pool` | the pending `incoming/accept` requests of a session: its destination for stolen connections |
+//! | `stream` | one connection as such a request: one body for each direction |
+//! | `subscription_task` | runs a subscription from start to end, at this agent or, through `peers`, at another one |
+//! | `claimed_ports` | the ports that sessions have claimed, for status reports |
 
+mod accept_pool;
+mod application;
 mod certificates;
+mod claimed_ports;
 mod connections;
 mod datagrams;
-mod fate;
 mod filter;
-mod held;
-mod keeper;
-mod lent;
-mod original;
+mod filter_description;
 mod peers;
 mod port;
 mod ports;
-mod queue;
-mod reachable;
+mod reachability;
+mod reclaimable;
 pub mod redirect;
-mod shown;
+mod reset;
+mod spec;
 mod stream;
 mod subscription;
-mod wanted;
+mod subscription_task;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -46,94 +47,105 @@ use protocol::rpc::{ReportRequest, ReportResponse, SubscribeEvent, SubscribeRequ
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant};
 use tonic::body::Body;
-use tonic::{Request as Call, Response as Answer, Status};
+use tonic::{Request as GrpcRequest, Response as GrpcResponse, Status};
 
-pub(crate) use self::held::HeldPorts;
-pub use self::held::{AllHeld, HeldPort, Patterns};
+pub(crate) use self::claimed_ports::ClaimedPorts;
+pub use self::claimed_ports::{AllClaims, ClaimedPort, PatternVisibility};
 pub(crate) use self::ports::Ports;
-pub use self::reachable::{Presence, Reachable};
+pub use self::reachability::{ClientReachability, ReachabilityWatch};
+use self::spec::SubscriptionSpec;
 pub(crate) use self::subscription::Subscriptions;
-use self::wanted::Wanted;
 use crate::connection::{Access, Connection};
 use crate::{Error, Result};
 
 #[tonic::async_trait]
 impl Incoming for Connection {
-    type SubscribeStream = Events;
+    type SubscribeStream = EventStream;
 
-    async fn subscribe(&self, request: Call<SubscribeRequest>) -> Result<Answer<Events>, Status> {
+    async fn subscribe(
+        &self,
+        request: GrpcRequest<SubscribeRequest>,
+    ) -> Result<GrpcResponse<EventStream>, Status> {
         self.admit().await?;
         let mut request = request.into_inner();
         if self.access == Access::Session {
-            // A peer enforces what its own session may do, and says whose it is.
+            // A peer agent enforces the rules of its own session, and sets the holder and owner itself.
             let rules = self.agent.rules();
             rules.allow_subscription(&request)?;
-            request.held_for_milliseconds = 0;
+            request.claim_age_milliseconds = 0;
             if let Some(holder) = rules.holder() {
-                request.holder = known_as(holder, &request.holder);
-                request.owner = owned_by(holder, &request.owner);
+                request.holder = display_holder(holder, &request.holder);
+                request.owner = qualified_owner(holder, &request.owner);
             }
             let probes = rules.probe_paths(request.port);
             request.probe_paths.extend_from_slice(probes);
         }
-        let wanted = Wanted::validate(request)?;
-        let tls = wanted.request.tls.as_ref();
+        let spec = SubscriptionSpec::validate(request)?;
+        let tls = spec.request.tls.as_ref();
         if self.access == Access::Peer && tls.is_some_and(|tls| tls.certificate.is_empty()) {
-            // The files of our own target are not a peer's to name.
+            // A peer agent may not read files of this agent's target.
             return Err(Error::Missing("certificate").into());
         }
-        let events = keeper::subscribe(self, wanted).await?;
-        Ok(Answer::new(Events(events)))
+        let events = subscription_task::subscribe(self, spec).await?;
+        Ok(GrpcResponse::new(EventStream(events)))
     }
 
-    async fn report(&self, request: Call<ReportRequest>) -> Result<Answer<ReportResponse>, Status> {
+    async fn report(
+        &self,
+        request: GrpcRequest<ReportRequest>,
+    ) -> Result<GrpcResponse<ReportResponse>, Status> {
         self.admit().await?;
-        let Some(presence) = &self.presence else {
-            // It is known of a session's own link.
+        let Some(reachability) = &self.reachability else {
+            // For a session, the agent takes it from the session's own link.
             return Err(Status::unimplemented("only agents report"));
         };
-        let away_for = request.into_inner().away_for_milliseconds;
-        presence.send_replace(match away_for {
-            None => Presence::Here,
-            Some(time) => Presence::AwayUntil(Instant::now() + Duration::from_millis(time)),
+        let resume_window = request.into_inner().resume_window_milliseconds;
+        reachability.send_replace(match resume_window {
+            None => ClientReachability::Connected,
+            Some(time) => {
+                ClientReachability::DisconnectedUntil(Instant::now() + Duration::from_millis(time))
+            }
         });
-        Ok(Answer::new(ReportResponse {}))
+        Ok(GrpcResponse::new(ReportResponse {}))
     }
 }
 
-/// Who is there, and what he says of himself: others are told both, and the first is true.
-fn known_as(holder: &str, said: &str) -> String {
-    match said {
-        "" => holder.to_owned(),
-        said => format!("{holder} ({})", said.chars().take(80).collect::<String>()),
+/// The name of a holder for other users: the authenticated name, then the name that the client claims.
+fn display_holder(authenticated: &str, claimed: &str) -> String {
+    match claimed {
+        "" => authenticated.to_owned(),
+        claimed => {
+            let claimed: String = claimed.chars().take(80).collect();
+            format!("{authenticated} ({claimed})")
+        }
     }
 }
 
-/// Whose it is, where somebody else than the client has said who he is: what he says of himself only tells his machines
-/// apart.
-fn owned_by(holder: &str, said: &str) -> String {
-    match said {
+/// The owner of a claim when the client was authenticated by another component: the owner that the client claims only
+/// distinguishes the machines of the authenticated user.
+fn qualified_owner(authenticated: &str, claimed: &str) -> String {
+    match claimed {
         "" => String::new(),
-        said => format!("{holder}\n{said}"),
+        claimed => format!("{authenticated}\n{claimed}"),
     }
 }
 
-/// A connection of a subscription: answered when there is one.
+/// Serves `incoming/accept`: responds when the subscription has a connection.
 pub(crate) async fn accept(
     connection: &Arc<Connection>,
     request: Request<RequestBody>,
 ) -> Result<Response<Body>> {
     let Accept { subscription } = Accept::from_headers(request.headers())?;
-    let found = connection.subscriptions.find(subscription);
-    let found = found.ok_or(Error::NoSubscription(subscription))?;
-    found.wait(request.into_body()).await
+    let subscribed = connection.subscriptions.find(subscription);
+    let subscribed = subscribed.ok_or(Error::NoSubscription(subscription))?;
+    subscribed.next_connection(request.into_body()).await
 }
 
-/// What happens to a subscription, until the caller ends the call: dropping this ends the subscription.
+/// The events of a subscription. Dropping the stream, as when the caller ends the call, ends the subscription.
 #[derive(Debug)]
-pub(crate) struct Events(mpsc::Receiver<Result<SubscribeEvent, Status>>);
+pub(crate) struct EventStream(mpsc::Receiver<Result<SubscribeEvent, Status>>);
 
-impl Stream for Events {
+impl Stream for EventStream {
     type Item = Result<SubscribeEvent, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -146,17 +158,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_claims_to_be_somebody_else_is_named_first() {
-        assert_eq!(known_as("eve", ""), "eve");
-        assert_eq!(known_as("eve", "anna@laptop"), "eve (anna@laptop)");
-        assert_eq!(known_as("eve", &"a".repeat(500)).len(), 86);
+    fn the_authenticated_name_comes_before_the_claimed_one() {
+        assert_eq!(display_holder("eve", ""), "eve");
+        assert_eq!(display_holder("eve", "anna@laptop"), "eve (anna@laptop)");
+        assert_eq!(display_holder("eve", &"a".repeat(500)).len(), 86);
     }
 
     #[test]
-    fn whoever_claims_to_be_somebody_else_owns_nothing_of_him() {
-        assert_eq!(owned_by("eve", ""), "");
-        assert_ne!(owned_by("eve", "a"), owned_by("anna", "a"));
-        assert_ne!(owned_by("eve", "a"), owned_by("eve", "b"));
-        assert_eq!(owned_by("eve", "a"), owned_by("eve", "a"));
+    fn a_claimed_owner_never_matches_another_authenticated_user() {
+        assert_eq!(qualified_owner("eve", ""), "");
+        assert_ne!(qualified_owner("eve", "a"), qualified_owner("anna", "a"));
+        assert_ne!(qualified_owner("eve", "a"), qualified_owner("eve", "b"));
+        assert_eq!(qualified_owner("eve", "a"), qualified_owner("eve", "a"));
     }
 }

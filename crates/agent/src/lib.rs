@@ -1,16 +1,23 @@
-//! The part of a session that runs beside the target.
+//! The agent: the part of a session that runs next to the target.
 //!
-//! An [`Agent`] knows one target process and serves the session protocol for it on any byte stream. What it does, it does
-//! as the target would:
+//! An [`Agent`] serves the session protocol for one target process on any byte stream. It acts as the target would: with the
+//! target's root directory, credentials and network namespace. All buffers are bounded. A body is only read when the other
+//! side has consumed the data before, so a slow reader slows down only its own stream.
 //!
-//! - [`files`]: paths resolve inside the target's root, by threads that have the target's user, groups and capabilities;
-//! - [`outgoing`] and [`dns`]: sockets are made by a thread inside the target's network namespace, and driven by the
-//!   runtime that everything else runs on, so thousands of connections need no threads of their own;
-//! - [`env`](mod@env): as the kernel keeps it;
-//! - [`incoming`]: what arrives at chosen ports of the target reaches the agent first, and whoever asked for it.
-//!
-//! Nothing is buffered without a bound. A body is only read when the other side takes what was read before, so a slow
-//! reader slows its own source down and nobody else.
+//! | module | what it does |
+//! |---|---|
+//! | [`agent`](mod@agent) | the agent: a target, its thread pools and its grant |
+//! | [`connection`] | one client's HTTP/2 connection: routes gRPC calls and raw streams |
+//! | [`control`] | `Hello` and `Ping` |
+//! | [`env`](mod@env) | the target's environment, as the kernel keeps it |
+//! | [`files`] | file operations: paths resolve inside the target's root, on threads with the target's credentials |
+//! | [`dns`] | DNS lookups with the target's configuration |
+//! | [`outgoing`] | outgoing sockets: created by a thread in the target's network namespace, polled by the runtime |
+//! | [`incoming`] | incoming traffic: redirects ports of the target to the agent, and steals or mirrors it for sessions |
+//! | [`grant`] | enforces the policy for sessions |
+//! | [`target`], [`container`], [`identity`], [`user_namespace`] | finds the target; its credentials and namespaces |
+//! | [`workers`] | thread pools whose threads have the target's credentials or namespaces |
+//! | [`sys`] | system calls that need `unsafe` |
 
 mod agent;
 mod connection;
@@ -32,5 +39,7 @@ mod workers;
 pub use agent::{Agent, raise_descriptor_limit};
 pub use container::process_of_container;
 pub use error::{Error, Result};
-pub use incoming::{AllHeld, HeldPort, Patterns, Presence, Reachable};
+pub use incoming::{
+    AllClaims, ClaimedPort, ClientReachability, PatternVisibility, ReachabilityWatch,
+};
 pub use user_namespace::enter_user_namespace_of;

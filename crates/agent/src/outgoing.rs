@@ -1,7 +1,7 @@
-//! Outgoing: connections from where the target is.
+//! Outgoing: connections from the target's network.
 //!
-//! A socket belongs for good to the network namespace in which it was made. So a thread inside the target's namespace
-//! only makes sockets; connecting and moving bytes is the runtime's work, however many there are.
+//! A socket permanently belongs to the network namespace in which it was created. So a thread in the target's namespace only
+//! creates sockets. The runtime connects them and transfers the bytes, so many connections need no further threads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -18,8 +18,8 @@ use rustix::net::{
     socket_with, sockopt,
 };
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
+use tonic::Status;
 use tonic::body::Body;
-use tonic::{Request as Call, Response as Answer, Status};
 
 use crate::agent::Agent;
 use crate::connection::{Connection, succeeded};
@@ -27,16 +27,16 @@ use crate::grant::Transport;
 use crate::{Error, Result};
 
 mod datagrams;
-mod open;
+mod open_connections;
 mod relay;
-mod spare;
+mod spare_sockets;
 mod unix_socket;
 
 pub(crate) use datagrams::receive_one;
-pub(crate) use open::OpenConnections;
-pub(crate) use spare::Spare;
+pub(crate) use open_connections::OpenConnections;
+pub(crate) use spare_sockets::SpareSockets;
 
-/// A TCP connection. The response's headers are sent when it is up.
+/// Opens a TCP connection. The response headers are sent when it is established.
 pub(crate) async fn tcp(
     connection: &Arc<Connection>,
     request: Request<Incoming>,
@@ -45,20 +45,20 @@ pub(crate) async fn tcp(
     let rules = connection.agent.rules();
     rules.allow_address(Transport::Tcp, connect.address)?;
     let stream = connect_tcp(&connection.agent, connect.address, connect.bind).await?;
-    let ends = Connected {
+    let addresses = Connected {
         local: stream
             .local_addr()
-            .map_err(Error::io("ask for the own address"))?,
+            .map_err(Error::io("read the local address"))?,
         peer: Some(connect.address),
     };
     let stream = Arc::new(stream);
     let open = connection.agent.open_connections();
     open.add(connect.address, &stream, &connection.agent.rules());
     let body = relay::relay(stream, request.into_body());
-    Ok(succeeded(ends.to_headers(), body))
+    Ok(succeeded(addresses.to_headers(), body))
 }
 
-/// A UDP socket.
+/// Opens a UDP socket.
 pub(crate) async fn udp(
     connection: &Arc<Connection>,
     request: Request<Incoming>,
@@ -75,20 +75,20 @@ pub(crate) async fn udp(
     }
     let socket = open_udp(&connection.agent, ipv4, open.bind, peer).await?;
     let local = socket.local_addr();
-    let ends = Connected {
-        local: local.map_err(Error::io("ask for the own address"))?,
+    let addresses = Connected {
+        local: local.map_err(Error::io("read the local address"))?,
         peer,
     };
-    let socket = datagrams::RuledSocket {
+    let socket = datagrams::RestrictedSocket {
         socket,
         peer,
         agent: connection.agent.clone(),
     };
     let body = datagrams::relay(Arc::new(socket), request.into_body());
-    Ok(succeeded(ends.to_headers(), body))
+    Ok(succeeded(addresses.to_headers(), body))
 }
 
-/// A connection to a Unix socket that carries a stream.
+/// Connects to a Unix stream socket.
 pub(crate) async fn unix(
     connection: &Arc<Connection>,
     request: Request<Incoming>,
@@ -99,7 +99,7 @@ pub(crate) async fn unix(
     Ok(succeeded(http::HeaderMap::new(), body))
 }
 
-/// A connection to a Unix socket that carries datagrams or packets.
+/// Connects to a Unix datagram or sequenced-packet socket.
 pub(crate) async fn unix_datagram(
     connection: &Arc<Connection>,
     request: Request<Incoming>,
@@ -112,18 +112,21 @@ pub(crate) async fn unix_datagram(
 
 #[tonic::async_trait]
 impl Outgoing for Connection {
-    async fn route(&self, request: Call<RouteRequest>) -> Result<Answer<RouteResponse>, Status> {
+    async fn route(
+        &self,
+        request: tonic::Request<RouteRequest>,
+    ) -> Result<tonic::Response<RouteResponse>, Status> {
         self.admit().await?;
         let address = request.into_inner().address;
         let address: SocketAddr = address.parse().map_err(|_| Error::Missing("address"))?;
         let local = source(&self.agent, address).await?;
-        Ok(Answer::new(RouteResponse {
+        Ok(tonic::Response::new(RouteResponse {
             local_address: local.to_string(),
         }))
     }
 }
 
-/// Connects from inside the target's network, and waits as long as the kernel does.
+/// Connects from the target's network. The only timeout is the kernel's.
 pub(crate) async fn connect_tcp(
     agent: &Agent,
     address: SocketAddr,
@@ -134,7 +137,7 @@ pub(crate) async fn connect_tcp(
     let socket = TcpSocket::from_std_stream(socket.into());
     let stream = socket.connect(address).await;
     let stream = stream.map_err(Error::io("connect to this address"))?;
-    // The application's own socket decides when to send; what arrives here was sent.
+    // The application's own socket has decided when to send, so bytes are sent on immediately.
     stream
         .set_nodelay(true)
         .map_err(Error::io("set up a connection"))?;
@@ -152,7 +155,7 @@ pub(crate) async fn open_udp(
         true => AddressFamily::INET,
         false => AddressFamily::INET6,
     };
-    // Unbound sockets have an address only after they have sent: a client wants to know it before.
+    // The client needs the local address now, and an unbound socket has one only after the first send.
     let any: SocketAddr = match ipv4 {
         true => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
         false => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -168,8 +171,8 @@ pub(crate) async fn open_udp(
     Ok(socket)
 }
 
-/// From where the target reaches an address. Connecting a UDP socket sends nothing, and asks the routing table. The socket
-/// is as new afterwards, and serves the next who asks.
+/// The local address from which the target would connect to an address. Connecting a UDP socket sends nothing, but looks up
+/// the route. The socket is disconnected afterwards and can be reused.
 pub(crate) async fn source(agent: &Agent, address: SocketAddr) -> Result<SocketAddr> {
     let family = family(address.ip());
     let socket = socket(agent, family, SocketType::DGRAM, None).await?;
@@ -177,7 +180,7 @@ pub(crate) async fn source(agent: &Agent, address: SocketAddr) -> Result<SocketA
         connect(&socket, &address)?;
         SocketAddr::try_from(getsockname(&socket)?)
     };
-    let mut source = find().map_err(Error::operation("find a way to this address"))?;
+    let mut source = find().map_err(Error::operation("find a route to this address"))?;
     source.set_port(0);
     if connect_unspec(&socket).is_ok() {
         let spare = agent.spare_sockets();
@@ -186,7 +189,7 @@ pub(crate) async fn source(agent: &Agent, address: SocketAddr) -> Result<SocketA
     Ok(source)
 }
 
-/// A socket inside the target's network: a spare one, if that will do.
+/// A socket in the target's network: a spare one if possible.
 async fn socket(
     agent: &Agent,
     family: AddressFamily,
@@ -199,7 +202,7 @@ async fn socket(
     };
     match spare {
         Some(socket) => Ok(socket),
-        None => make_socket(agent, family, kind, bind_to).await,
+        None => create_socket(agent, family, kind, bind_to).await,
     }
 }
 
@@ -208,14 +211,14 @@ fn prepare(agent: &Agent, family: AddressFamily, kind: SocketType) {
     spare.prepare(agent.sockets(), family, kind);
 }
 
-async fn make_socket(
+async fn create_socket(
     agent: &Agent,
     family: AddressFamily,
     kind: SocketType,
     bind_to: Option<SocketAddr>,
 ) -> Result<OwnedFd> {
     let make = move || {
-        let socket = new_socket(family, kind).map_err(Error::operation("make a socket"))?;
+        let socket = new_socket(family, kind).map_err(Error::operation("create a socket"))?;
         if let Some(address) = bind_to {
             bind(&socket, &address).map_err(Error::operation("bind to this address"))?;
         }
@@ -228,7 +231,7 @@ fn new_socket(family: AddressFamily, kind: SocketType) -> Result<OwnedFd, Errno>
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, kind, flags, None)?;
     if kind == SocketType::DGRAM {
-        // Whether an address is a broadcast address is known only where it is used.
+        // The client cannot know which addresses are broadcast addresses in the target's network.
         let _ = sockopt::set_socket_broadcast(&socket, true);
     }
     Ok(socket)

@@ -1,4 +1,4 @@
-//! The target: a process, held so that its number cannot come to mean another one.
+//! The target: a process, referenced by a pidfd, so that reuse of its PID is detected.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -16,17 +16,17 @@ use crate::{Error, Result};
 pub(crate) struct Target {
     pub(crate) pid: u32,
     process: OwnedFd,
-    /// Where the target's paths begin.
+    /// The target's root directory.
     pub(crate) root: OwnedFd,
     pub(crate) network: Namespace,
-    pub(crate) names: Namespace,
+    pub(crate) uts: Namespace,
     pub(crate) identity: Identity,
 }
 
 /// A namespace that threads may have to enter.
 #[derive(Debug)]
 pub(crate) enum Namespace {
-    /// The agent runs in the same one. Entering it would need rights that are not needed.
+    /// The agent is in the same one. Entering it is unnecessary, and would need capabilities.
     Shared,
     Other(LinkNameSpaceType, OwnedFd),
 }
@@ -38,8 +38,8 @@ impl Target {
         let process = pidfd_open(number, PidfdFlags::empty()).map_err(|_| Error::NoTarget(pid))?;
         let found = Self::inspect(pid, process);
         match found {
-            Ok(target) if target.is_gone() => Err(Error::NoTarget(pid)),
-            // A zombie still has a folder under /proc, with nothing in it.
+            Ok(target) if target.has_exited() => Err(Error::NoTarget(pid)),
+            // A zombie still has a directory in /proc, with unreadable content.
             Err(Error::Agent {
                 source: Errno::NOENT | Errno::SRCH,
                 ..
@@ -66,22 +66,23 @@ impl Target {
                 OFlags::PATH | OFlags::DIRECTORY,
             )?,
             network: Namespace::of(pid, "net", LinkNameSpaceType::Network)?,
-            names: Namespace::of(pid, "uts", LinkNameSpaceType::HostNameAndNISDomainName)?,
+            uts: Namespace::of(pid, "uts", LinkNameSpaceType::HostNameAndNISDomainName)?,
             identity,
         })
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
+    pub(crate) fn has_exited(&self) -> bool {
         let mut descriptors = [PollFd::new(&self.process, PollFlags::IN)];
-        let at_once = Timespec {
+        let no_wait = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        matches!(poll(&mut descriptors, Some(&at_once)), Ok(ready) if ready > 0)
+        matches!(poll(&mut descriptors, Some(&no_wait)), Ok(ready) if ready > 0)
     }
 
+    /// Fails if the target has exited.
     pub(crate) fn require(&self) -> Result<()> {
-        if self.is_gone() {
+        if self.has_exited() {
             return Err(Error::TargetGone(self.pid));
         }
         Ok(())
@@ -100,7 +101,7 @@ impl Namespace {
         Ok(Self::Other(kind, open(path, OFlags::RDONLY)?))
     }
 
-    /// Moves the calling thread into the namespace, for good.
+    /// Permanently moves the calling thread into the namespace.
     pub(crate) fn enter(&self) -> Result<()> {
         let Self::Other(kind, descriptor) = self else {
             return Ok(());
@@ -126,16 +127,16 @@ fn unreadable(source: Errno) -> Error {
         "it needs the capability SYS_PTRACE, or the target's own user: use sudo, or be that user"
     };
     Error::Agent {
-        action: "look at the target",
+        action: "inspect the target",
         hint,
         source,
     }
 }
 
-/// By the flags in `/proc/<pid>/stat`.
+/// Checks the flags in `/proc/<pid>/stat`.
 fn is_kernel_thread(stat: &str) -> bool {
     const PF_KTHREAD: u64 = 0x0020_0000;
-    // The name before may contain anything.
+    // The process name may contain any characters, also parentheses.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let flags = fields.split_whitespace().nth(6);
     flags
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_the_kernel_are_known_by_their_flags() {
+    fn kernel_threads_are_detected_by_their_flags() {
         assert!(is_kernel_thread("2 (kthreadd) S 0 0 0 0 -1 2129984 0 0"));
         assert!(!is_kernel_thread(
             "77 (odd) 2 (name) S 1 77 77 0 -1 4194560 0 0"

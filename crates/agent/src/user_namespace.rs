@@ -1,7 +1,7 @@
-//! Targets that an ordinary user made for himself: rootless containers, and whatever `unshare --user` starts.
+//! Targets in user namespaces: rootless containers, and processes of `unshare --user`.
 //!
-//! Such a target lives in a user namespace that belongs to its user. Whoever is that user may enter the namespace and
-//! then has every right over what is inside, and none over the rest of the machine.
+//! Such a namespace belongs to an unprivileged user. A process of that user may enter it and then has all capabilities
+//! inside the namespace, and none outside.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -11,13 +11,13 @@ use rustix::thread::{CapabilitySet, LinkNameSpaceType, capabilities, move_into_l
 
 use crate::{Error, Result};
 
-/// Enters the user namespace of a process, when it is another one than ours and we have no rights over the machine that
-/// would make this needless. Must be called while there is only one thread: the kernel demands it.
+/// Enters the user namespace of a process, if it is not our own and we lack the capabilities that make this unnecessary. The
+/// kernel requires that the calling process has only one thread.
 ///
-/// What cannot be entered is left alone: the agent says later which right it misses.
+/// It is not an error if the namespace cannot be entered: the agent reports missing permissions later.
 pub fn enter_user_namespace_of(pid: u32) -> Result<()> {
     let own = capabilities(None).map_err(|source| Error::Agent {
-        action: "read its own rights",
+        action: "read its own capabilities",
         hint: "run it on Linux 5.10 or newer",
         source,
     })?;
@@ -34,7 +34,7 @@ pub fn enter_user_namespace_of(pid: u32) -> Result<()> {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User))
         });
     if let Err(errno) = entered {
-        tracing::debug!(%errno, "the target's user namespace is not ours to enter");
+        tracing::debug!(%errno, "entering the target's user namespace failed");
     }
     Ok(())
 }

@@ -1,62 +1,65 @@
-//! Threads that have become something: taken the target's identity, or entered one of its namespaces.
+//! Thread pools whose threads have assumed the target's credentials or entered one of its namespaces.
 //!
-//! Such a thread can do only that, so these are no threads of the runtime. They are started when there is work and no
-//! idle one, up to a limit, and end when they have been idle for a while. What waits is bounded by the number of streams
-//! that a connection may have, because each waits for its answer.
+//! Such a thread cannot be used for anything else, so these are not threads of the runtime. They are started when there is a
+//! job and no idle thread, up to a limit, and end after an idle timeout. The queue is bounded by the number of streams of a
+//! connection, because each stream waits for its job.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 
 use crate::{Error, Result};
 
-const IDLE: Duration = Duration::from_secs(10);
+/// How long an idle thread waits for a job before it ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A handle to submit jobs to a pool.
 #[derive(Debug, Clone)]
 pub(crate) struct Workers(Arc<Shared>);
 
-/// What a new thread does first. Its failure fails the job for which the thread was started.
-type Become = Box<dyn Fn() -> Result<()> + Send + Sync>;
-/// A job that gets to know whether its thread has become what it should.
+/// Runs first on a new thread. If it fails, the job for which the thread was started fails.
+type ThreadSetup = Box<dyn Fn() -> Result<()> + Send + Sync>;
+/// A job. Its argument says whether the setup of its thread succeeded.
 type Job = Box<dyn FnOnce(Result<()>) + Send>;
 
 struct Shared {
     name: &'static str,
-    most_threads: usize,
-    become_what_is_needed: Become,
+    max_threads: usize,
+    setup: ThreadSetup,
     state: Mutex<State>,
-    work_is_there: Condvar,
+    job_available: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Job>,
+    queue: VecDeque<Job>,
     threads: usize,
     idle: usize,
     ended: bool,
 }
 
-/// Ends the threads when the last owner is gone; the threads themselves hold only the shared part.
+/// Owns the threads and ends them on drop. The threads themselves reference only the shared state.
 #[derive(Debug)]
 pub(crate) struct Pool(Workers);
 
 impl Pool {
     pub(crate) fn new(
         name: &'static str,
-        most_threads: usize,
-        become_what_is_needed: impl Fn() -> Result<()> + Send + Sync + 'static,
+        max_threads: usize,
+        setup: impl Fn() -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         Self(Workers(Arc::new(Shared {
             name,
-            most_threads,
-            become_what_is_needed: Box::new(become_what_is_needed),
+            max_threads,
+            setup: Box::new(setup),
             state: Mutex::default(),
-            work_is_there: Condvar::new(),
+            job_available: Condvar::new(),
         })))
     }
 
@@ -67,33 +70,33 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let mut state = self.0.0.state();
+        let mut state = self.0.0.state.lock();
         state.ended = true;
-        state.waiting.clear();
+        state.queue.clear();
         drop(state);
-        self.0.0.work_is_there.notify_all();
+        self.0.0.job_available.notify_all();
     }
 }
 
 impl Workers {
-    /// Does `work` on one of the threads.
+    /// Runs `work` on one of the threads and returns its result.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (answer_to_caller, answer) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         self.0.clone().submit(Box::new(move |ready| {
-            // A caller that is gone needs no answer.
-            let _ = answer_to_caller.send(ready.and_then(|()| work()));
+            // The caller may have been cancelled.
+            let _ = sender.send(ready.and_then(|()| work()));
         }))?;
-        answer
+        receiver
             .await
             .unwrap_or_else(|_| Err(no_thread(Errno::CANCELED)))
     }
 }
 
 impl Workers {
-    /// Has `work` done on one of the threads, without waiting for it. Without a thread, it is not done.
+    /// Runs `work` on one of the threads, without waiting for it. If no thread can be started, `work` is dropped.
     pub(crate) fn start(&self, work: impl FnOnce() + Send + 'static) {
         let _ = self.0.clone().submit(Box::new(move |ready| {
             if ready.is_ok() {
@@ -104,21 +107,16 @@ impl Workers {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Jobs run outside of the lock, so a poisoned state is a whole one.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn submit(self: Arc<Self>, job: Job) -> Result<()> {
-        let mut state = self.state();
-        if state.idle > state.waiting.len() || state.threads >= self.most_threads {
-            state.waiting.push_back(job);
+        let mut state = self.state.lock();
+        if state.idle > state.queue.len() || state.threads >= self.max_threads {
+            state.queue.push_back(job);
             drop(state);
-            self.work_is_there.notify_one();
+            self.job_available.notify_one();
             return Ok(());
         }
         state.threads += 1;
-        state.waiting.push_back(job);
+        state.queue.push_back(job);
         drop(state);
         let shared = Arc::clone(&self);
         let started = thread::Builder::new()
@@ -126,19 +124,19 @@ impl Shared {
             .stack_size(256 * 1024)
             .spawn(move || shared.work());
         let Err(error) = started else { return Ok(()) };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.threads -= 1;
         if state.threads > 0 {
-            // Another thread will come to it.
+            // Another thread will execute the job.
             return Ok(());
         }
-        state.waiting.clear();
+        state.queue.clear();
         Err(no_thread(crate::error::errno_of(&error)))
     }
 
     fn work(&self) {
-        if let Err(error) = (self.become_what_is_needed)() {
-            self.refuse(error);
+        if let Err(error) = (self.setup)() {
+            self.fail_setup(error);
             return;
         }
         while let Some(job) = self.next_job() {
@@ -146,13 +144,13 @@ impl Shared {
         }
     }
 
-    /// The job for which this thread was started fails, and without any thread so does what else waits.
-    fn refuse(&self, error: Error) {
-        let mut state = self.state();
+    /// Fails the job for which this thread was started, and all queued jobs if there is no other thread.
+    fn fail_setup(&self, error: Error) {
+        let mut state = self.state.lock();
         state.threads -= 1;
-        let job = state.waiting.pop_front();
+        let job = state.queue.pop_front();
         let others = match state.threads {
-            0 => std::mem::take(&mut state.waiting),
+            0 => std::mem::take(&mut state.queue),
             _ => VecDeque::new(),
         };
         drop(state);
@@ -163,9 +161,9 @@ impl Shared {
     }
 
     fn next_job(&self) -> Option<Job> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.waiting.pop_front() {
+            if let Some(job) = state.queue.pop_front() {
                 return Some(job);
             }
             if state.ended {
@@ -173,13 +171,9 @@ impl Shared {
                 return None;
             }
             state.idle += 1;
-            let (woken, timeout) = self
-                .work_is_there
-                .wait_timeout(state, IDLE)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = woken;
+            let timeout = self.job_available.wait_for(&mut state, IDLE_TIMEOUT);
             state.idle -= 1;
-            if timeout.timed_out() && state.waiting.is_empty() {
+            if timeout.timed_out() && state.queue.is_empty() {
                 state.threads -= 1;
                 return None;
             }
@@ -215,14 +209,14 @@ mod tests {
     async fn a_blocked_job_does_not_delay_another() {
         let pool = Pool::new("test", 2, || Ok(()));
         let workers = pool.workers();
-        let meeting = Arc::new(Barrier::new(2));
-        let other = Arc::clone(&meeting);
+        let barrier = Arc::new(Barrier::new(2));
+        let other = Arc::clone(&barrier);
         let blocked = tokio::spawn({
             let workers = workers.clone();
             async move { workers.run(move || Ok(other.wait().is_leader())).await }
         });
-        // Only ends when both run at the same time.
-        let own = workers.run(move || Ok(meeting.wait().is_leader())).await;
+        // Ends only if both jobs run concurrently.
+        let own = workers.run(move || Ok(barrier.wait().is_leader())).await;
         assert_ne!(own.unwrap(), blocked.await.unwrap().unwrap());
     }
 
@@ -247,21 +241,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thread_that_cannot_become_says_why() {
+    async fn a_failed_setup_fails_the_job() {
         let pool = Pool::new("test", 4, || Err(Error::NoHello));
-        let answer = pool.workers().run(|| Ok(())).await;
-        assert!(matches!(answer, Err(Error::NoHello)));
-        let answer = pool.workers().run(|| Ok(())).await;
-        assert!(matches!(answer, Err(Error::NoHello)));
+        let result = pool.workers().run(|| Ok(())).await;
+        assert!(matches!(result, Err(Error::NoHello)));
+        let result = pool.workers().run(|| Ok(())).await;
+        assert!(matches!(result, Err(Error::NoHello)));
     }
 
     #[tokio::test]
-    async fn after_the_end_there_is_no_work() {
+    async fn no_job_stays_queued_after_the_pool_is_dropped() {
         let pool = Pool::new("test", 1, || Ok(()));
         let workers = pool.workers();
         workers.run(|| Ok(())).await.unwrap();
         drop(pool);
         let _ = workers.run(|| Ok(())).await;
-        assert_eq!(workers.0.state().waiting.len(), 0);
+        assert_eq!(workers.0.state.lock().queue.len(), 0);
     }
 }

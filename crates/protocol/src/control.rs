@@ -1,17 +1,17 @@
-//! Control: who speaks, in which version.
+//! Control: protocol version and features.
 
 use crate::rpc::Version;
 
-/// What this side speaks. The major version changes when an older peer would misunderstand; everything else adds.
+/// The protocol version of this side. The major version changes with incompatible changes, the minor one with additions.
 pub const VERSION: Version = Version { major: 1, minor: 0 };
 
-/// What the agent can do beyond the version, by name. A peer ignores names it does not know.
+/// The features of the agent, by name. A peer ignores unknown names.
 pub const FEATURES: &[&str] = &["env", "files", "dns", "outgoing", "incoming"];
 
 impl Version {
-    /// Whether this side understands a peer of version `other`.
+    /// Whether this side is compatible with a peer of version `other`.
     #[must_use]
-    pub fn understands(self, other: Self) -> bool {
+    pub fn is_compatible_with(self, other: Self) -> bool {
         self.major == other.major
     }
 }
@@ -21,10 +21,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_major_version_decides() {
+    fn peers_with_the_same_major_version_are_compatible() {
         let check = |major, minor, expected| {
             assert_eq!(
-                VERSION.understands(Version { major, minor }),
+                VERSION.is_compatible_with(Version { major, minor }),
                 expected,
                 "{major}.{minor}"
             );

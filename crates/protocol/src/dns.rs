@@ -1,9 +1,9 @@
-//! Dns: what a `resolv.conf` and a hosts file mean, and messages.
+//! DNS: `resolv.conf`, the hosts file, and messages.
 
 mod hosts;
 pub mod message;
 mod resolv_conf;
 
-pub use hosts::{HostsAnswer, HostsLine, find_in_hosts, hosts_lines};
-pub use message::{Judgement, Query, judge};
+pub use hosts::{HostsEntry, HostsMatch, find_in_hosts, hosts_entries};
+pub use message::{Query, ResponseClass, classify_response};
 pub use resolv_conf::ResolvConf;

@@ -1,16 +1,16 @@
-//! Env: the text of `/proc/<pid>/environ`.
+//! Env: parses `/proc/<pid>/environ`.
 
 use bytes::Bytes;
 
 use crate::rpc::Variable;
 
-/// Splits the environment as the kernel shows it. What has no name is nobody's variable and is left out.
+/// Splits the environment block of a process. Entries without a name are ignored.
 #[must_use]
 pub fn parse(environ: &Bytes) -> Vec<Variable> {
     environ
         .split(|byte| *byte == 0)
         .filter_map(|entry| {
-            // The first byte may be '=' and then belongs to the name: shells use such names, and `getenv` finds them.
+            // The first byte may be '=' and is then part of the name: shells use such names, and `getenv` finds them.
             let equals = entry.iter().skip(1).position(|byte| *byte == b'=')? + 1;
             Some(Variable {
                 name: environ.slice_ref(&entry[..equals]),

@@ -1,9 +1,9 @@
-//! Everything a peer can get wrong.
+//! Protocol violations by a peer.
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A request or a stream that does not follow the protocol. Whoever receives it is right, and whoever sent it has a bug
-/// or is of another version; the detail says where to look.
+/// A request or a stream that violates the protocol. The sender has a bug or another version; the text says which part
+/// is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,7 +16,7 @@ pub enum Error {
         expected: &'static str,
     },
 
-    #[error("a datagram of {0} bytes is announced, which is longer than any can be")]
+    #[error("a datagram of {0} bytes exceeds the maximum")]
     DatagramTooLong(u64),
 
     #[error("a datagram's frame is malformed: {0}")]

@@ -1,7 +1,7 @@
-//! Failures: one message for everything that can go wrong, and the two ways in which it travels.
+//! Failures: one message for all errors, and its two encodings.
 //!
-//! A gRPC call fails with a status whose details are the [`Failure`]; a raw stream carries it in [`HEADER`], before the
-//! body or after it. An errno is kept by name, and by the agent's number for names that this side does not know.
+//! A gRPC call fails with a status whose details are the [`Failure`]; a raw stream carries it in [`HEADER`], as a header or
+//! a trailer. An errno is sent by name, and by the agent's number for names that this side does not know.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -36,7 +36,7 @@ impl Failure {
         }
     }
 
-    /// The error number to give to an application, if the operation itself failed.
+    /// The error number to return to an application, if the operation itself failed.
     #[must_use]
     pub fn number(&self) -> Option<i32> {
         if self.reason() != Reason::Errno {
@@ -44,7 +44,7 @@ impl Failure {
         }
         match self.errno() {
             Errno::Unspecified => Some(self.errno_number).filter(|number| *number > 0),
-            // The names are numbered as the architectures that Standin runs on number them.
+            // The numbers of the names are those of the architectures that Standin supports.
             named => Some(named.into()),
         }
     }
@@ -68,7 +68,7 @@ impl Failure {
         Status::with_details(code, &self.detail, Bytes::from(self.encode_to_vec()))
     }
 
-    /// The failure inside a status, or none when the status comes from somewhere else, such as a lost connection.
+    /// The failure inside a status, or `None` if the status has another origin, such as a lost connection.
     #[must_use]
     pub fn from_status(status: &Status) -> Option<Self> {
         let details = status.details();
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_errno_survives_both_ways_of_travelling() {
+    fn an_errno_survives_both_encodings() {
         let check = |number: i32| {
             let failure = Failure::from_errno(number, "open /etc/café");
             let by_status = Failure::from_status(&failure.to_status());

@@ -1,9 +1,9 @@
-//! Files: ranges of bytes as raw streams, and how a place is written.
+//! Files: byte ranges as raw streams, and references to files.
 
 use bytes::Bytes;
 use http::HeaderMap;
 
-use crate::rpc::{Place, place};
+use crate::rpc::{FileRef, file_ref};
 use crate::stream::{require, set};
 use crate::{Error, Result};
 
@@ -15,10 +15,10 @@ const OFFSET: &str = "standin-offset";
 const LENGTH: &str = "standin-length";
 const WRITTEN: &str = "standin-written";
 
-/// The most first bytes that an open brings along.
-pub const FIRST_BYTES: u32 = 1024 * 1024;
+/// The maximum of `first_bytes` in the response to an open.
+pub const MAX_FIRST_BYTES: u32 = 1024 * 1024;
 
-/// Asks for a range of an open file. The body ends early where the file does.
+/// Requests a range of an open file. The body ends early at the end of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadRange {
     pub handle: u64,
@@ -45,7 +45,7 @@ impl ReadRange {
     }
 }
 
-/// Writes the request's body to an open file from an offset on. A file opened for appending ignores the offset.
+/// Writes the request's body to an open file, starting at an offset. A file opened for appending ignores the offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteRange {
     pub handle: u64,
@@ -69,7 +69,7 @@ impl WriteRange {
     }
 }
 
-/// How many bytes a `files/write` has written. Also there when it failed: what was written before the failure.
+/// Sets how many bytes a `files/write` has written. It is also set on failure: the bytes written before the failure.
 pub fn set_written(headers: &mut HeaderMap, written: u64) {
     set(headers, WRITTEN, written);
 }
@@ -81,16 +81,16 @@ pub fn written(headers: &HeaderMap) -> Result<u64> {
     }
 }
 
-impl Place {
+impl FileRef {
     /// A file by its path, following a symbolic link at its end.
     pub fn path(path: impl Into<Bytes>) -> Self {
         Self {
-            place: Some(place::Place::Path(path.into())),
+            file: Some(file_ref::File::Path(path.into())),
             no_follow: false,
         }
     }
 
-    /// A file by its path; a symbolic link at its end is the file itself.
+    /// A file by its path, without following a symbolic link at its end.
     pub fn path_no_follow(path: impl Into<Bytes>) -> Self {
         Self {
             no_follow: true,
@@ -102,7 +102,7 @@ impl Place {
     #[must_use]
     pub fn handle(handle: u64) -> Self {
         Self {
-            place: Some(place::Place::Handle(handle)),
+            file: Some(file_ref::File::Handle(handle)),
             no_follow: false,
         }
     }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_malformed_is_named() {
+    fn errors_name_the_missing_or_malformed_header() {
         let check = |headers: &HeaderMap, expected: &str| {
             let error = ReadRange::from_headers(headers).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

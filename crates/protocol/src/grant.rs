@@ -1,21 +1,20 @@
-//! What a session may do at its target: what administrators have decided, whatever the client asks for. An agent is told when
-//! it is started, by whoever starts it, and enforces it; clients have no say in it.
+//! The policy for a session at its target, set by administrators. An agent gets it from the process that starts it and
+//! enforces it; clients cannot change it.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What is forbidden. Nothing is, in the one that is empty. A rule that an agent does not know is an error and never
-/// overlooked.
+/// What is forbidden. An empty grant forbids nothing. A rule that an agent does not know is an error and is never ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Grant {
-    /// Who the session belongs to. Others who want the same port are told this, and not what the client says.
+    /// The owner of the session. Conflicting sessions see this name, not the one that the client sends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
     #[serde(skip_serializing_if = "IncomingGrant::is_empty")]
     pub incoming: IncomingGrant,
-    /// Variables that nobody gets: patterns with `*` for any characters.
+    /// Environment variables that are never sent: patterns with `*` for any characters.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hidden_variables: Vec<String>,
     #[serde(skip_serializing_if = "FilesGrant::is_empty")]
@@ -30,22 +29,22 @@ pub struct IncomingGrant {
     pub no_steal: bool,
     pub no_steal_without_filter: bool,
     pub no_mirror: bool,
-    /// Regular expressions, each of which a header filter of a session that steals must fit.
+    /// Regular expressions. The header filter of a session that steals must match each of them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub header_filters: Vec<String>,
-    /// Paths of the target's health probes, by their ports. They are known, and not forbidden: only a session that asks for
-    /// probes gets them.
+    /// Paths of the target's health probes, by port. They are not forbidden, but only a session that asks for probes gets
+    /// them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub probes: BTreeMap<u16, Vec<String>>,
 }
 
-/// Regular expressions of paths, as they are without symbolic links.
+/// Regular expressions of canonical paths, that is, without symbolic links.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FilesGrant {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub read_only: Vec<String>,
-    /// As if they were not there.
+    /// These files appear not to exist.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hidden: Vec<String>,
 }
@@ -54,7 +53,7 @@ pub struct FilesGrant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OutgoingGrant {
-    /// What is not in each of these lists is forbidden.
+    /// An address that is missing in one of these lists is forbidden.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub only: Vec<Vec<String>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -1,4 +1,4 @@
-//! Incoming: what arrives at the target, as raw streams.
+//! Incoming: connections to the target as raw streams.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,14 +11,14 @@ use crate::stream::{get_bytes, require, set, set_bytes};
 
 pub const ACCEPT: &str = "/standin.session.v1/incoming/accept";
 
-/// The first byte of the request body of [`ACCEPT`]: the application has taken the connection.
-pub const TAKEN: u8 = 1;
+/// The first byte of the request body of [`ACCEPT`]: the application has accepted the connection.
+pub const ACCEPTED: u8 = 1;
 
 const SUBSCRIPTION: &str = "standin-subscription";
 const CLIENT: &str = "standin-client";
 const SERVER: &str = "standin-server";
 const SERVER_NAME: &str = "standin-server-name";
-const COPY: &str = "standin-copy";
+const MIRROR: &str = "standin-mirror";
 const APPLICATION_PROTOCOL: &str = "standin-application-protocol";
 
 const AN_ADDRESS: &str = "an address with a port, such as 192.0.2.1:80 or [2001:db8::1]:80";
@@ -26,7 +26,7 @@ const AN_ADDRESS: &str = "an address with a port, such as 192.0.2.1:80 or [2001:
 /// Waits for the next connection of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accept {
-    /// As `Incoming.Subscribe` named it.
+    /// The id that `Incoming.Subscribe` returned.
     pub subscription: u64,
 }
 
@@ -44,41 +44,41 @@ impl Accept {
     }
 }
 
-/// A connection that has arrived: its two ends as the client sees them.
+/// Metadata of an incoming connection: its addresses as the client sees them, and its TLS.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Arrived {
+pub struct ConnectionMeta {
     pub client: SocketAddr,
     pub server: SocketAddr,
-    /// What the client said when it asked for TLS, if it did and the agent has read it.
-    pub tls: Option<ArrivedTls>,
-    /// A copy: nobody hears what is answered, so it need not be sent.
-    pub is_copy: bool,
+    /// Set if the agent has terminated the client's TLS.
+    pub tls: Option<ClientTls>,
+    /// A mirrored connection: responses are discarded, so they need not be sent.
+    pub is_mirrored: bool,
 }
 
-/// What a client said when it asked for TLS.
+/// The parameters of a client's TLS handshake.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ArrivedTls {
+pub struct ClientTls {
     pub server_name: Option<String>,
-    /// What was agreed on, such as `h2`.
+    /// The negotiated protocol, such as `h2`.
     pub application_protocol: Option<Vec<u8>>,
 }
 
-impl Arrived {
+impl ConnectionMeta {
     #[must_use]
     pub fn to_headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         set(&mut headers, CLIENT, self.client);
         set(&mut headers, SERVER, self.server);
         if let Some(tls) = &self.tls {
-            // Either of them says that there is TLS.
+            // The server name is always sent, even if empty: its presence means TLS.
             let name = tls.server_name.as_deref().unwrap_or_default();
             set_bytes(&mut headers, SERVER_NAME, name.as_bytes());
             if let Some(protocol) = &tls.application_protocol {
                 set_bytes(&mut headers, APPLICATION_PROTOCOL, protocol);
             }
         }
-        if self.is_copy {
-            set(&mut headers, COPY, 1);
+        if self.is_mirrored {
+            set(&mut headers, MIRROR, 1);
         }
         headers
     }
@@ -86,7 +86,7 @@ impl Arrived {
     pub fn from_headers(headers: &HeaderMap) -> Result<Self> {
         let name = get_bytes(headers, SERVER_NAME)?;
         let application_protocol = get_bytes(headers, APPLICATION_PROTOCOL)?;
-        let tls = name.map(|name| ArrivedTls {
+        let tls = name.map(|name| ClientTls {
             server_name: Some(String::from_utf8_lossy(&name).into_owned())
                 .filter(|name| !name.is_empty()),
             application_protocol,
@@ -95,7 +95,7 @@ impl Arrived {
             client: require(headers, CLIENT, AN_ADDRESS)?,
             server: require(headers, SERVER, AN_ADDRESS)?,
             tls,
-            is_copy: headers.contains_key(COPY),
+            is_mirrored: headers.contains_key(MIRROR),
         })
     }
 }
@@ -123,19 +123,19 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_survive_as_headers() {
-        let check = |tls: Option<ArrivedTls>| {
-            let arrived = Arrived {
-                is_copy: tls.is_some(),
+    fn connection_metadata_survives_as_headers() {
+        let check = |tls: Option<ClientTls>| {
+            let meta = ConnectionMeta {
+                is_mirrored: tls.is_some(),
                 client: "[2001:db8::7]:50000".parse().unwrap(),
                 server: "192.0.2.1:443".parse().unwrap(),
                 tls,
             };
-            assert_eq!(Arrived::from_headers(&arrived.to_headers()), Ok(arrived));
+            assert_eq!(ConnectionMeta::from_headers(&meta.to_headers()), Ok(meta));
         };
         check(None);
-        check(Some(ArrivedTls::default()));
-        check(Some(ArrivedTls {
+        check(Some(ClientTls::default()));
+        check(Some(ClientTls {
             server_name: Some("shop.example".to_owned()),
             application_protocol: Some(b"h2".to_vec()),
         }));

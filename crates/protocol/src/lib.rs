@@ -1,8 +1,21 @@
-//! What the two ends of a session say to each other.
+//! The protocol between the client and the agents of a session.
 //!
-//! [`rpc`] is generated from `proto/session.proto`, whose head explains the whole protocol. The other modules have the
-//! names of its services and hold what can be decided without doing anything: how requests become headers and back, how
-//! datagrams are framed, what a `resolv.conf` means, and [which agents an operation goes to](route()).
+//! The head of `proto/session.proto` explains the whole protocol. This crate has the generated types and the pure functions
+//! around them: it does no I/O.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`rpc`] | messages, clients and servers, generated from `proto/session.proto` |
+//! | [`control`] | protocol version and features |
+//! | [`env`](mod@env) | parses a process's environment |
+//! | [`files`] | headers of file streams, references to files |
+//! | [`dns`] | `resolv.conf`, hosts file, DNS messages |
+//! | [`outgoing`] | headers of outgoing connections, framing of datagrams |
+//! | [`incoming`] | headers of incoming connections |
+//! | [`failure`] | errors in gRPC statuses and in headers |
+//! | [`grant`] | the policy for a session |
+//! | [`route()`] | which agents receive an operation |
+//! | [`stream`] | reads and writes headers of raw streams |
 
 pub mod control;
 pub mod dns;
@@ -17,7 +30,7 @@ mod route;
 pub mod stream;
 
 pub use error::{Error, Result};
-pub use route::{OPERATIONS, Operation, Reach, Route, route};
+pub use route::{Fanout, OPERATIONS, Operation, Route, route};
 
 /// Messages, clients and servers of `proto/session.proto`.
 #[allow(
@@ -36,5 +49,6 @@ pub mod rpc {
 /// `proto/session.proto`, compiled: an encoded `FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/session.bin"));
 
-/// The largest gRPC message that either side accepts. Bulk bytes are no messages, so only a huge environment is near it.
-pub const MESSAGE_BYTES: usize = 32 * 1024 * 1024;
+/// The largest gRPC message that either side accepts. Bulk data is not sent in messages, so only a huge environment comes
+/// close to it.
+pub const MAX_MESSAGE_BYTES: usize = 32 * 1024 * 1024;

@@ -1,4 +1,4 @@
-//! Outgoing: connections as raw streams, and datagrams inside of them.
+//! Outgoing: connections and datagram sockets as raw streams.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::{Error, Result};
 
 mod datagram;
 
-pub use datagram::{DATAGRAM_BYTES, Datagram, DatagramDecoder};
+pub use datagram::{Datagram, DatagramDecoder, MAX_DATAGRAM_BYTES};
 
 pub const TCP: &str = "/standin.session.v1/outgoing/tcp";
 pub const UDP: &str = "/standin.session.v1/outgoing/udp";
@@ -27,11 +27,11 @@ const PEER_ADDRESS: &str = "standin-peer-address";
 
 const AN_ADDRESS: &str = "an address with a port, such as 192.0.2.1:80 or [2001:db8::1]:80";
 
-/// Asks for a TCP connection.
+/// Requests a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpConnect {
     pub address: SocketAddr,
-    /// The local address, if the application has bound one.
+    /// The local address, if the application has bound the socket.
     pub bind: Option<SocketAddr>,
 }
 
@@ -54,17 +54,17 @@ impl TcpConnect {
     }
 }
 
-/// To whom a UDP socket speaks.
+/// The peer of a UDP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UdpPeer {
-    /// To one address: `connect` was called.
+    /// One address: `connect` was called.
     Connected(SocketAddr),
-    /// To whomever a datagram names, with IPv4 or IPv6.
+    /// Not connected: each datagram has its own IPv4 or IPv6 address.
     AnyIpv4,
     AnyIpv6,
 }
 
-/// Asks for a UDP socket.
+/// Requests a UDP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdpOpen {
     pub peer: UdpPeer,
@@ -116,7 +116,7 @@ pub enum UnixAddress {
     Abstract(Vec<u8>),
 }
 
-/// What kind of Unix socket. Streams go to [`UNIX`], the others to [`UNIX_DATAGRAM`].
+/// The type of a Unix socket. Streams use [`UNIX`], the others [`UNIX_DATAGRAM`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnixKind {
     Stream,
@@ -124,7 +124,7 @@ pub enum UnixKind {
     SequencedPacket,
 }
 
-/// Asks for a connected Unix socket.
+/// Requests a connected Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnixConnect {
     pub address: UnixAddress,
@@ -154,7 +154,7 @@ impl UnixConnect {
         headers
     }
 
-    /// Reads the request that was made to `path`, one of [`UNIX`] and [`UNIX_DATAGRAM`].
+    /// Reads a request to `path`, which is [`UNIX`] or [`UNIX_DATAGRAM`].
     pub fn from_headers(path: &str, headers: &HeaderMap) -> Result<Self> {
         let kind = match get::<String>(headers, SOCKET_KIND, "text")?.as_deref() {
             _ if path == UNIX => UnixKind::Stream,
@@ -177,7 +177,7 @@ impl UnixConnect {
     }
 }
 
-/// The two ends of a connection that is up, as the target's network sees them.
+/// The two addresses of an established connection, as the target's network sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connected {
     pub local: SocketAddr,
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_requests_are_refused() {
+    fn malformed_requests_are_rejected() {
         let mut headers = HeaderMap::new();
         assert_eq!(
             TcpConnect::from_headers(&headers),

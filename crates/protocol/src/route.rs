@@ -1,44 +1,44 @@
-//! Which agents an operation goes to.
+//! Which agents receive an operation.
 //!
-//! One client may speak to many agents: replicas of a workload, members of a multi-cluster session. What an operation is
-//! for decides who gets it. The path of a request, gRPC call and raw stream alike, names the operation.
+//! One client may be connected to many agents: replicas of a workload, members of a multi-cluster session. The purpose of an
+//! operation decides which of them receive it. The request path identifies the operation, for gRPC calls and raw streams.
 
 use crate::{files, outgoing};
 
-/// What an operation is for.
+/// The purpose of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// Its answers must be consistent with one another: one agent, always the same.
+    /// Its responses must be consistent with each other: always the same agent, the stateful agent.
     Stateful,
-    /// A connection from the target's network: one agent, or every service would be called several times.
+    /// A connection from the target's network: one agent, because several would call the service several times.
     Outgoing,
-    /// The target's own traffic: every agent, and what they receive is merged.
+    /// Incoming traffic of the target: every agent, and their streams are merged.
     Traffic,
-    /// About the connection to an agent: each for itself.
+    /// About the connection to an agent: each agent separately.
     Control,
 }
 
-/// How many agents get an operation.
+/// How many agents receive an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum Fanout {
     One,
     All,
 }
 
 impl Route {
     #[must_use]
-    pub fn reach(self) -> Reach {
+    pub fn fanout(self) -> Fanout {
         match self {
-            Self::Stateful | Self::Outgoing => Reach::One,
-            Self::Traffic | Self::Control => Reach::All,
+            Self::Stateful | Self::Outgoing => Fanout::One,
+            Self::Traffic | Self::Control => Fanout::All,
         }
     }
 }
 
-/// A line of the table.
+/// A row of [`OPERATIONS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
-    /// The path of the request. One that ends with a slash stands for everything below it.
+    /// The request path. A path that ends with a slash is a prefix.
     pub path: &'static str,
     pub route: Route,
 }
@@ -47,7 +47,7 @@ const fn operation(path: &'static str, route: Route) -> Operation {
     Operation { path, route }
 }
 
-#[rustfmt::skip] // A table is read by its columns.
+#[rustfmt::skip] // Keeps the columns of the table aligned.
 pub const OPERATIONS: &[Operation] = &[
     operation("/standin.session.v1.Control/",  Route::Control),
     operation("/standin.session.v1.Env/",      Route::Stateful),
@@ -64,7 +64,7 @@ pub const OPERATIONS: &[Operation] = &[
     operation("/standin.session.v1/incoming/", Route::Traffic),
 ];
 
-/// Where a request with this path goes. None: no agent of this version knows it.
+/// The route of a request with this path. `None`: this version has no such operation.
 #[must_use]
 pub fn route(path: &str) -> Option<Route> {
     OPERATIONS
@@ -88,7 +88,7 @@ mod tests {
     use crate::DESCRIPTORS;
 
     #[test]
-    fn operations_go_where_they_belong() {
+    fn operations_have_the_expected_routes() {
         let check =
             |path: &str, expected: Option<Route>| assert_eq!(route(path), expected, "{path}");
         check("/standin.session.v1.Env/List", Some(Route::Stateful));
@@ -109,12 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn one_agent_or_all() {
-        let check = |route: Route, expected| assert_eq!(route.reach(), expected);
-        check(Route::Stateful, Reach::One);
-        check(Route::Outgoing, Reach::One);
-        check(Route::Traffic, Reach::All);
-        check(Route::Control, Reach::All);
+    fn routes_have_the_expected_fanout() {
+        let check = |route: Route, expected| assert_eq!(route.fanout(), expected);
+        check(Route::Stateful, Fanout::One);
+        check(Route::Outgoing, Fanout::One);
+        check(Route::Traffic, Fanout::All);
+        check(Route::Control, Fanout::All);
     }
 
     #[test]

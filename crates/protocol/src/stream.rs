@@ -1,4 +1,4 @@
-//! Raw streams: the headers that say what a body is.
+//! Raw streams: reads and writes their headers.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{Error, Result};
 
-/// Writes a value whose text is plain ASCII: a number, an address.
+/// Writes a value whose text is ASCII, such as a number or an address.
 pub(crate) fn set(headers: &mut HeaderMap, name: &'static str, value: impl Display) {
     if let Ok(value) = HeaderValue::try_from(value.to_string()) {
         headers.insert(HeaderName::from_static(name), value);
     }
 }
 
-/// Writes bytes of any kind.
+/// Writes arbitrary bytes in base64.
 pub(crate) fn set_bytes(headers: &mut HeaderMap, name: &'static str, value: &[u8]) {
     set(headers, name, STANDARD_NO_PAD.encode(value));
 }

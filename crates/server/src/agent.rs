@@ -1,10 +1,10 @@
-//! `standind agent`: serves one target to whoever can prove to be its client, over links that survive the network.
+//! `standind agent`: serves one target to its authenticated client, over links that survive network failures.
 
-mod arrival;
-mod life;
+mod listener;
 pub(crate) mod node;
-mod orders;
-mod telling;
+mod operator_requests;
+mod port_reports;
+mod sessions;
 
 use std::future::Future;
 use std::io::Read as _;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use ::agent::{
-    Agent, Presence, Reachable, enter_user_namespace_of, process_of_container,
+    Agent, ClientReachability, ReachabilityWatch, enter_user_namespace_of, process_of_container,
     raise_descriptor_limit,
 };
 use anyhow::{Context, Result};
@@ -31,43 +31,43 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use arrival::{Door, Proof, Purpose};
-use life::Sessions;
+use listener::{AgentListener, ClientAuth, ConnectionPurpose};
+use sessions::Sessions;
 
-/// The secret that clients show. In the environment, because arguments are seen by everyone on the machine.
+/// The secret that clients present. In the environment, because all users of the machine can see arguments.
 const TOKEN: &str = "STANDIN_AGENT_TOKEN";
-/// How long connections may take that others have through us. Whoever started us waits for our end.
-const ENDS_WITHIN: Duration = Duration::from_millis(1500);
+/// How long the agent restores redirected traffic when it ends. The process that started the agent waits for its exit.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 
 #[derive(Debug, Args)]
 pub(crate) struct AgentArguments {
     #[command(flatten)]
     target: TargetArguments,
-    /// Where to listen; port 0 is any
+    /// The address to listen on; port 0 picks a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Speak TLS, with a certificate of this run alone, whose SHA-256 is printed
+    /// Use TLS, with a certificate for this run only, whose SHA-256 is printed
     #[arg(long)]
     tls: bool,
-    /// Speak TLS with the client alone that has the certificate with this SHA-256, in place of a token
+    /// Use TLS and accept only the client with the certificate of this SHA-256, instead of a token
     #[arg(long, value_name = "SHA256")]
     client_certificate: Option<Fingerprint>,
-    /// Take orders from whoever has the certificate with this SHA-256: to end, and what sessions may do
+    /// Accept requests of the operator, which has the certificate with this SHA-256: to end, and to change the grant
     #[arg(long, value_name = "SHA256", requires = "client_certificate")]
     ended_by_certificate: Option<Fingerprint>,
-    /// How much is said on standard error: off, error, warn, info, debug or trace
+    /// The log level on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
-    /// The longest time that a client may be away before its session is over
+    /// The longest time that a client may be disconnected before its session ends
     #[arg(long, value_name = "SECONDS", default_value = "600")]
     resume_window: u64,
-    /// End when standard input is closed, which is when whoever started the agent is gone
+    /// End when standard input is closed, that is, when the parent process has ended
     #[arg(long)]
     end_with_input: bool,
-    /// End when the session is over, or when none begins in time
+    /// End when the session ends, or when none begins in time
     #[arg(long)]
     end_with_session: bool,
-    /// What sessions may do, as JSON, whatever their client asks for
+    /// The grant, as JSON: what sessions may do, regardless of what their client requests
     #[arg(long, value_name = "JSON", requires = "client_certificate", value_parser = read_grant)]
     grant: Option<Grant>,
     /// How long to wait for a session to begin
@@ -77,7 +77,7 @@ pub(crate) struct AgentArguments {
         default_value = "60",
         requires = "end_with_session"
     )]
-    patience: u64,
+    startup_timeout: u64,
 }
 
 #[derive(Debug, Args)]
@@ -89,7 +89,7 @@ struct TargetArguments {
     /// The target: a container of this pod or of this node, by its id
     #[arg(long, value_name = "ID")]
     container: Option<String>,
-    /// No target: the agent's own place
+    /// No target: the agent's own files and network
     #[arg(long)]
     targetless: bool,
 }
@@ -107,13 +107,13 @@ impl TargetArguments {
 pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
     start_log(arguments.log);
     raise_descriptor_limit().context("the limit of open files cannot be raised")?;
-    let proof = arguments.proof()?;
+    let auth = arguments.client_auth()?;
     let process = arguments.target.process()?;
-    // Before the runtime: it may only be done while there is one thread.
+    // Before the runtime starts: it is only allowed while the process has one thread.
     enter_user_namespace_of(process)?;
     let agent = match &arguments.grant {
         Some(grant) => Agent::for_process_with_grant(process, grant)?,
-        None => Agent::for_process_with_token(process, proof.token())?,
+        None => Agent::for_process_with_token(process, auth.token())?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(link::worker_threads())
@@ -121,47 +121,48 @@ pub(crate) fn run(arguments: &AgentArguments) -> Result<()> {
         .build()
         .context("the runtime does not start")?;
     let sessions = Sessions::default();
-    let end = end_of_input(arguments.end_with_input, &runtime);
-    let patience = Duration::from_secs(arguments.patience);
+    let input_end = end_of_input(arguments.end_with_input, &runtime);
+    let startup_timeout = Duration::from_secs(arguments.startup_timeout);
     runtime.block_on(async {
-        // As the first process of a container we would ignore it otherwise.
+        // The first process of a container ignores the signal unless it has a handler.
         let mut terminated = signal(SignalKind::terminate())?;
-        let ending = async {
+        let shutdown = async {
             tokio::select! {
-                () = sessions.over(patience), if arguments.end_with_session => {}
-                _ = end => {}
+                () = sessions.ended(startup_timeout), if arguments.end_with_session => {}
+                _ = input_end => {}
                 _ = terminated.recv() => {}
             }
         };
-        let serving = serve(arguments, &agent, &proof, &sessions);
-        until_the_end(serving, ending, agent.end()).await
+        let serving = serve(arguments, &agent, &auth, &sessions);
+        serve_until(serving, shutdown, agent.end()).await
     })
 }
 
-/// However the end comes, what others have through us is given back before it. The order is what matters here.
-async fn until_the_end(
+/// Serves until `shutdown` or until serving ends by itself, and restores redirected traffic after it in both cases.
+async fn serve_until(
     serving: impl Future<Output = Result<()>>,
-    ending: impl Future<Output = ()>,
-    giving_back: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()>,
+    restore: impl Future<Output = ()>,
 ) -> Result<()> {
     tokio::select! {
         result = serving => result?,
-        () = ending => {}
+        () = shutdown => {}
     }
-    let _ = timeout(ENDS_WITHIN, giving_back).await;
+    let _ = timeout(SHUTDOWN_TIMEOUT, restore).await;
     Ok(())
 }
 
 impl AgentArguments {
-    fn proof(&self) -> Result<Proof> {
+    fn client_auth(&self) -> Result<ClientAuth> {
         if let Some(client) = self.client_certificate {
             let ended_by = self.ended_by_certificate;
-            return Ok(Proof::Certificate { client, ended_by });
+            return Ok(ClientAuth::Certificate { client, ended_by });
         }
-        let token = env::var(TOKEN)
-            .with_context(|| format!("{TOKEN} is not set: it is the secret that clients show"))?;
+        let token = env::var(TOKEN).with_context(|| {
+            format!("{TOKEN} is not set: it is the secret that clients present")
+        })?;
         let tls = self.tls;
-        Ok(Proof::Token { token, tls })
+        Ok(ClientAuth::Token { token, tls })
     }
 }
 
@@ -170,7 +171,7 @@ fn read_grant(text: &str) -> Result<Grant, serde_json::Error> {
 }
 
 fn start_log(level: LevelFilter) {
-    // What others log may contain what the target and its clients say.
+    // Logs of dependencies may contain data of the target and its clients.
     let ours = ["agent", "link", "protocol", "splitter", "standind"].map(|name| (name, level));
     let others = level.min(LevelFilter::WARN);
     tracing_subscriber::registry()
@@ -183,16 +184,16 @@ fn start_log(level: LevelFilter) {
         .init();
 }
 
-/// Is there when standard input is closed, if that is asked for.
-fn end_of_input(wanted: bool, runtime: &Runtime) -> oneshot::Receiver<()> {
+/// Resolves when standard input is closed, if `enabled`, and never otherwise.
+fn end_of_input(enabled: bool, runtime: &Runtime) -> oneshot::Receiver<()> {
     let (ended, end) = oneshot::channel();
-    if wanted {
+    if enabled {
         thread::spawn(move || {
             let _ = std::io::stdin().read(&mut [0]);
             let _ = ended.send(());
         });
     } else {
-        // Never sent: the agent serves until it is stopped.
+        // The sender is kept and never used: the agent serves until it is stopped.
         runtime.spawn(async move {
             std::future::pending::<()>().await;
             let _ = ended.send(());
@@ -201,11 +202,11 @@ fn end_of_input(wanted: bool, runtime: &Runtime) -> oneshot::Receiver<()> {
     end
 }
 
-/// Where there is no IPv6, all addresses are those of IPv4.
+/// Listens on an address. Without IPv6, the unspecified address falls back to IPv4.
 async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let is_taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
+    let is_in_use = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
     let listening = match TcpListener::bind(address).await {
-        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && !is_taken(&error) => {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && !is_in_use(&error) => {
             TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
         }
         listening => listening,
@@ -216,81 +217,81 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
 async fn serve(
     arguments: &AgentArguments,
     agent: &Agent,
-    proof: &Proof,
+    auth: &ClientAuth,
     sessions: &Sessions,
 ) -> Result<()> {
     agent.check().await?;
     let settings = ServerSettings {
-        longest_resume_window: Duration::from_secs(arguments.resume_window),
+        max_resume_window: Duration::from_secs(arguments.resume_window),
         ..ServerSettings::default()
     };
-    let door = Door::open(arguments.listen, proof, settings).await?;
-    let address = door.address;
-    match door.certificate {
+    let listener = AgentListener::bind(arguments.listen, auth, settings).await?;
+    let address = listener.address;
+    match listener.certificate {
         None => println!("listening on {address}"),
         Some(certificate) => println!("listening on {address} with certificate {certificate}"),
     }
-    serve_at(&door, agent, sessions, &CancellationToken::new()).await
+    serve_listener(&listener, agent, sessions, &CancellationToken::new()).await
 }
 
-/// Serves whoever arrives, until one comes who may end it. What was begun goes on until `over`.
-async fn serve_at(
-    door: &Door,
+/// Serves connections until the operator requests the end. Connections that were accepted before are served until
+/// `cancelled`.
+async fn serve_listener(
+    listener: &AgentListener,
     agent: &Agent,
     sessions: &Sessions,
-    over: &CancellationToken,
+    cancelled: &CancellationToken,
 ) -> Result<()> {
-    // From a connection that came to end the agent to here.
+    // From an operator's connection to this loop.
     let (end, mut ends) = mpsc::channel(1);
     loop {
-        let arrival = tokio::select! {
-            arrival = door.next() => arrival,
+        let connection = tokio::select! {
+            connection = listener.accept() => connection,
             _ = ends.recv() => {
-                tracing::info!("told to end");
+                tracing::info!("shutdown requested by operator");
                 return Ok(());
             }
         };
         let (agent, sessions, end) = (agent.clone(), sessions.clone(), end.clone());
-        let from = arrival.from;
+        let peer = connection.peer;
         let serving = async move {
-            let purpose = match arrival.purpose().await {
+            let purpose = match connection.authenticate().await {
                 Ok(purpose) => purpose,
-                // Anybody in the network may come and be sent away, as often as he likes.
+                // Only at debug level: anyone in the network can connect and be rejected, any number of times.
                 Err(error) => {
-                    tracing::debug!(error = format!("{error:#}"), %from, "somebody was not let in");
+                    tracing::debug!(error = format!("{error:#}"), %peer, "unauthorized client rejected");
                     return;
                 }
             };
             if let Err(error) = serve_client(purpose, &agent, &sessions, end).await {
-                tracing::warn!(error = format!("{error:#}"), %from, "a connection ended");
+                tracing::warn!(error = format!("{error:#}"), %peer, "connection failed");
             }
         };
-        tokio::spawn(over.clone().run_until_cancelled_owned(serving));
+        tokio::spawn(cancelled.clone().run_until_cancelled_owned(serving));
     }
 }
 
 async fn serve_client(
-    purpose: Purpose,
+    purpose: ConnectionPurpose,
     agent: &Agent,
     sessions: &Sessions,
     end: mpsc::Sender<()>,
 ) -> Result<()> {
     match purpose {
-        Purpose::Session(link) => {
-            let _running = sessions.begin();
+        ConnectionPurpose::Session(link) => {
+            let _guard = sessions.begin();
             serve_session(link, agent).await
         }
-        Purpose::Continuation => Ok(()),
-        Purpose::Orders(pipe) => orders::follow(*pipe, agent, end).await,
+        ConnectionPurpose::Resumption => Ok(()),
+        ConnectionPurpose::Operator(pipe) => operator_requests::handle(*pipe, agent, end).await,
     }
 }
 
-/// Sessions may do this from now on. Whoever cannot understand it must not go on: he would not know what is forbidden.
+/// Replaces the grant of the sessions. An agent that cannot parse it must fail: it would not know what is forbidden.
 async fn regrant(agent: &Agent, grant: serde_json::Value) -> Result<()> {
-    let grant =
-        serde_json::from_value(grant).context("what sessions may do cannot be understood")?;
+    let grant = serde_json::from_value(grant).context("the grant cannot be parsed")?;
     if agent.regrant(&grant).await? {
-        tracing::info!("what sessions may do has changed");
+        tracing::info!("grant changed");
     }
     Ok(())
 }
@@ -298,40 +299,40 @@ async fn regrant(agent: &Agent, grant: serde_json::Value) -> Result<()> {
 async fn serve_session(link: Link, agent: &Agent) -> Result<()> {
     let mut status = link.status();
     let reachable = watch_link(&link);
-    let served = agent.serve_connection_while(link, reachable).await;
-    // It is known a moment later how the link itself ended.
-    let is_over = |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
+    let served = agent.serve_resumable_connection(link, reachable).await;
+    // The link reports the reason of its end a moment later.
+    let has_ended = |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
     if served.is_err()
-        && let Ok(ending) = status.wait_for(is_over).await
-        && let Status::Failed(LinkError::Aborted(reason)) = &*ending
+        && let Ok(status) = status.wait_for(has_ended).await
+        && let Status::Failed(LinkError::Aborted(reason)) = &*status
     {
-        // That a client goes is how sessions end.
-        tracing::info!(%reason, "a client has gone");
+        // No warning: this is the normal end of a session.
+        tracing::info!(%reason, "client disconnected");
         return Ok(());
     }
     served.context("the session")
 }
 
-/// Whether there is a connection under the link at the moment.
-fn watch_link(link: &Link) -> Reachable {
-    let (presence, reachable) = watch::channel(Presence::Here);
+/// Tracks whether the link is connected at the moment.
+fn watch_link(link: &Link) -> ReachabilityWatch {
+    let (reachability, reachable) = watch::channel(ClientReachability::Connected);
     let mut status = link.status();
     let window = link.resume_window();
     tokio::spawn(async move {
-        // Until the link is gone, and everything that could ask with it.
+        // Until the link is dropped, and all users of the result with it.
         while status.changed().await.is_ok() {
             let until = match *status.borrow_and_update() {
                 Status::Connected => {
-                    presence.send_replace(Presence::Here);
+                    reachability.send_replace(ClientReachability::Connected);
                     continue;
                 }
                 Status::Reconnecting { since, .. } => Instant::from_std(since) + window,
                 Status::Finished | Status::Failed(_) => Instant::now(),
             };
-            presence.send_replace(Presence::AwayUntil(until));
+            reachability.send_replace(ClientReachability::DisconnectedUntil(until));
         }
     });
-    Reachable::new(reachable)
+    ReachabilityWatch::new(reachable)
 }
 
 #[cfg(test)]
@@ -342,18 +343,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn traffic_is_given_back_whoever_ends_the_agent() {
-        let given_back = Cell::new(0);
-        let giving_back = async || given_back.set(given_back.get() + 1);
-        until_the_end(ready(Ok(())), pending(), giving_back())
+    async fn redirected_traffic_is_restored_however_the_agent_ends() {
+        let restored = Cell::new(0);
+        let restore = async || restored.set(restored.get() + 1);
+        serve_until(ready(Ok(())), pending(), restore())
             .await
             .unwrap();
-        assert_eq!(given_back.get(), 1, "told to end by a certificate");
-        until_the_end(pending(), ready(()), giving_back())
-            .await
-            .unwrap();
-        assert_eq!(given_back.get(), 2, "told by a signal");
-        let failed = until_the_end(ready(Err(anyhow::anyhow!("no"))), pending(), giving_back());
+        assert_eq!(restored.get(), 1, "ended by the operator");
+        serve_until(pending(), ready(()), restore()).await.unwrap();
+        assert_eq!(restored.get(), 2, "ended by a signal");
+        let failed = serve_until(ready(Err(anyhow::anyhow!("no"))), pending(), restore());
         assert!(failed.await.is_err());
     }
 }

@@ -1,11 +1,17 @@
-//! `standind`, the program that runs beside services: one role per process.
+//! `standind`, the server program: one role per process.
 //!
-//! There is an agent for every session, and often on every node, so this program has only what agents need. The operator,
-//! with all that it knows of Kubernetes, is a program of its own, which takes our place.
+//! Agents run for every session and often on every node, so this program contains only what agents need. The operator, with
+//! its Kubernetes clients, is a separate program, `standind-operator`, which replaces this process with `exec`.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `agent` | `standind agent`: serves one target to one client |
+//! | `agent::node` | `standind node-agent`: serves the containers of a node at the operator's request |
+//! | `operator.rs` | the program `standind-operator`: arguments, logging and signals of the operator |
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a program: stdout carries results, stderr carries talk"
+    reason = "a program: stdout carries results, stderr carries messages"
 )]
 
 mod agent;
@@ -22,17 +28,17 @@ use clap::{Args, Parser};
 #[derive(Debug, Parser)]
 #[command(name = "standind", version, arg_required_else_help = true)]
 enum Role {
-    /// Work beside a target: its environment, files, names and connections, for one session
+    /// Serve one target to one session: its environment, files, DNS and connections
     Agent(Box<agent::AgentArguments>),
-    /// Wait on a node, and work beside those of its containers that the operator names
+    /// Run on a node, and serve the containers that the operator requests
     NodeAgent(agent::node::NodeArguments),
-    /// Serve sessions to everybody who may have them, through the cluster's API server
+    /// Serve sessions to authorized users through the cluster's API server
     Operator(OperatorArguments),
-    /// Take the operator's API away and end its sessions, before it is removed
+    /// Remove the operator's API and end its sessions, before the operator is uninstalled
     OperatorUninstall(OperatorArguments),
 }
 
-/// The operator's program reads them.
+/// The arguments are parsed by `standind-operator`.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 struct OperatorArguments {
@@ -44,7 +50,7 @@ fn main() -> ExitCode {
     let result = match Role::parse() {
         Role::Agent(arguments) => agent::run(&arguments),
         Role::NodeAgent(arguments) => agent::node::run(&arguments),
-        Role::Operator(_) | Role::OperatorUninstall(_) => become_operator(),
+        Role::Operator(_) | Role::OperatorUninstall(_) => exec_operator(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -55,9 +61,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Answers only if that fails.
-fn become_operator() -> Result<()> {
-    let own = env::current_exe().context("the way to this program is not known")?;
+/// Replaces this process with `standind-operator`. Returns only on failure.
+fn exec_operator() -> Result<()> {
+    let own = env::current_exe().context("the path of this program is unknown")?;
     let operator = own.with_file_name("standind-operator");
     let error = Command::new(&operator)
         .arg0("standind")

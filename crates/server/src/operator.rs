@@ -1,5 +1,5 @@
-//! `standind-operator`: what `standind` becomes in the roles of the operator. Arguments to settings, and signals to the end.
-#![allow(clippy::print_stderr, reason = "a program: stderr carries talk")]
+//! `standind-operator`, the program of the operator, which `standind operator` executes: arguments, logging and signals.
+#![allow(clippy::print_stderr, reason = "a program: stderr carries messages")]
 
 use std::fs;
 use std::net::SocketAddr;
@@ -19,15 +19,15 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// The shortest time that a session waits for its client. A link takes so long to notice that a connection is dead.
-const SHORTEST: u64 = 15;
+/// The minimum time in seconds that a session waits for its client. A link needs this long to detect a dead connection.
+const MIN_SESSION_TTL: u64 = 15;
 
 #[derive(Debug, Parser)]
 #[command(name = "standind", version, arg_required_else_help = true)]
 enum Role {
-    /// Serve sessions to everybody who may have them, through the cluster's API server
+    /// Serve sessions to authorized users through the cluster's API server
     Operator(Box<OperatorArguments>),
-    /// Take the operator's API away and end its sessions, before it is removed
+    /// Remove the operator's API and end its sessions, before the operator is uninstalled
     OperatorUninstall,
 }
 
@@ -53,13 +53,13 @@ struct OperatorArguments {
     /// The namespace in which the operator runs
     #[arg(long, value_name = "NAME")]
     namespace: String,
-    /// The name of this replica, which is its pod's
+    /// The name of this replica, which is the name of its pod
     #[arg(long, value_name = "NAME")]
     replica: String,
     /// The Service in front of all replicas
     #[arg(long, value_name = "NAME", default_value = "mirrord-operator")]
     service: String,
-    /// The Secret for the operator's certificates; it must be there, and may be empty
+    /// The Secret for the operator's certificates; it must exist, and may be empty
     #[arg(long, value_name = "NAME", default_value = "mirrord-operator-tls")]
     secret: String,
     /// The Lease by which replicas agree on a leader
@@ -68,28 +68,28 @@ struct OperatorArguments {
     /// The Secret with licence data
     #[arg(long, value_name = "NAME")]
     license_secret: Option<String>,
-    /// Where the API server connects to
+    /// The address to listen on for the API server
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8443")]
     listen: SocketAddr,
-    /// Where /healthz, /readyz and /metrics are
+    /// The address of /healthz, /readyz and /metrics
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8080")]
     listen_for_probes: SocketAddr,
     /// The namespace of targets that are named without one
     #[arg(long, value_name = "NAME", default_value = "default")]
     default_namespace: String,
-    /// How long a session waits for a client that asks for nothing else
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u64).range(SHORTEST..))]
+    /// How long a session waits for its client by default
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = clap::value_parser!(u64).range(MIN_SESSION_TTL..))]
     session_ttl: u64,
     /// The longest time that a session waits for its client
-    #[arg(long, value_name = "SECONDS", default_value = "900", value_parser = clap::value_parser!(u64).range(SHORTEST..))]
+    #[arg(long, value_name = "SECONDS", default_value = "900", value_parser = clap::value_parser!(u64).range(MIN_SESSION_TTL..))]
     session_max_resume: u64,
-    /// Where agents are: in the target's pod, in a pod on its node, or waiting on every node
+    /// Where agents run: in the target's pod, in a pod on its node, or permanently on every node
     #[arg(long, value_name = "MODE", default_value = "ephemeral")]
     agent_mode: Mode,
     /// Refuse sessions without a target, whose agents are pods in the namespaces of users
     #[arg(long)]
     no_targetless: bool,
-    /// Show and log of the filters of sessions only where they look, such as the names of headers, and not what for
+    /// Show and log only which part of a request a filter matches, such as a header's name, and not the pattern
     #[arg(long)]
     hide_filter_patterns: bool,
     /// The image of agents, which is the operator's own
@@ -106,23 +106,22 @@ struct OperatorArguments {
     /// What agents that are pods may use at most, such as memory=256Mi
     #[arg(long, value_name = "RESOURCE=QUANTITY", value_parser = quantity)]
     agent_limit: Vec<(String, String)>,
-    /// How much agents say in their logs
+    /// The log level of agents
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     agent_log: LevelFilter,
-    /// The file that says which clusters there are, for an operator that has members
+    /// The file with the list of clusters, for an operator with member clusters
     #[arg(long, value_name = "FILE")]
     clusters_config: Option<PathBuf>,
-    /// Whether sessions that a Primary makes here need the user to have the right to the target by the rules of this
-    /// cluster, too
+    /// Require that users of a Primary are also authorized for the target by the rules of this cluster
     #[arg(long)]
     member_user_authorization: bool,
-    /// What the names of a Primary's users begin with in the rules of this cluster
+    /// The prefix of the names of a Primary's users in the rules of this cluster
     #[arg(long, value_name = "PREFIX", default_value = "")]
     member_user_prefix: String,
-    /// What the names of their groups begin with
+    /// The prefix of the names of their groups
     #[arg(long, value_name = "PREFIX", default_value = "")]
     member_group_prefix: String,
-    /// How much is said on standard error: off, error, warn, info, debug or trace
+    /// The log level on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
     /// Write each line of the log as a JSON object
@@ -152,7 +151,7 @@ fn run(arguments: OperatorArguments) -> Result<()> {
         .context("the runtime does not start")?;
     runtime.block_on(async {
         let shutdown = CancellationToken::new();
-        end_with_signals(shutdown.clone())?;
+        shutdown_on_signals(shutdown.clone())?;
         operator::run(settings(arguments)?, shutdown).await?;
         Ok(())
     })
@@ -191,7 +190,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
         default_namespace: arguments.default_namespace,
         session: SessionSettings {
             time_to_live: Duration::from_secs(arguments.session_ttl),
-            most_resume: Duration::from_secs(arguments.session_max_resume),
+            max_resume: Duration::from_secs(arguments.session_max_resume),
         },
         agent_mode: arguments.agent_mode.into(),
         targetless: !arguments.no_targetless,
@@ -214,7 +213,7 @@ fn settings(arguments: OperatorArguments) -> Result<Settings> {
     })
 }
 
-/// Which quantities there are is known to the chart, and to the API server when a pod is made.
+/// The quantity itself is validated by the chart, and by the API server when a pod is created.
 fn quantity(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, quantity)) if !name.is_empty() && !quantity.is_empty() => {
@@ -231,7 +230,7 @@ fn clusters(path: &Path) -> Result<MultiCluster> {
 }
 
 fn start_log(level: LevelFilter, as_json: bool) {
-    // What others log may contain headers, and headers may contain secrets.
+    // Logs of dependencies may contain headers, and headers may contain secrets.
     let ours = ["api", "audit", "cluster", "link", "operator"];
     let others = level.min(LevelFilter::WARN);
     let filter = Targets::new()
@@ -248,8 +247,8 @@ fn start_log(level: LevelFilter, as_json: bool) {
     }
 }
 
-/// As the first process of a container we would ignore signals that nobody waits for.
-fn end_with_signals(shutdown: CancellationToken) -> Result<()> {
+/// Shuts down on signals. The first process of a container ignores signals without a handler.
+fn shutdown_on_signals(shutdown: CancellationToken) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::spawn(async move {
@@ -273,17 +272,17 @@ mod tests {
     }
 
     #[test]
-    fn agents_have_the_resources_that_are_asked_for() {
+    fn agent_resources_are_parsed() {
         let with = |more: &[&'static str]| {
-            let needed = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
-            Program::try_parse_from(needed.iter().chain(more))
+            let required = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
+            Program::try_parse_from(required.iter().chain(more))
         };
-        let given = with(&[
+        let parsed = with(&[
             "--agent-request=cpu=50m",
             "--agent-request=memory=32Mi",
             "--agent-limit=memory=1e+09",
         ]);
-        let pod = settings(given.unwrap().arguments).unwrap().agent.pod;
+        let pod = settings(parsed.unwrap().arguments).unwrap().agent.pod;
         let map = |pairs: &[(&str, &str)]| {
             let pairs = pairs
                 .iter()
@@ -297,17 +296,17 @@ mod tests {
             "--agent-limit=cpu=",
             "--agent-limit==1",
         ] {
-            let refused = with(&[wrong]).unwrap_err().to_string();
-            assert!(refused.contains("RESOURCE=QUANTITY, such as"), "{refused}");
+            let error = with(&[wrong]).unwrap_err().to_string();
+            assert!(error.contains("RESOURCE=QUANTITY, such as"), "{error}");
         }
     }
 
     #[test]
-    fn a_session_outlives_the_time_in_which_a_dead_connection_is_noticed() {
+    fn session_ttl_has_a_minimum() {
         let with = |seconds: &str| {
-            let needed = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
+            let required = ["", "--namespace=a", "--replica=b", "--agent-image=c"];
             let more = format!("--session-ttl={seconds}");
-            Program::try_parse_from(needed.into_iter().chain([more.as_str()]))
+            Program::try_parse_from(required.into_iter().chain([more.as_str()]))
         };
         assert!(with("14").is_err());
         assert_eq!(with("15").unwrap().arguments.session_ttl, 15);

@@ -1,21 +1,21 @@
-//! One question to the target's nameservers, and the first answer that counts.
+//! Sends one query to the target's nameservers and returns the first final response.
 //!
-//! Servers are asked in the order of `resolv.conf`. One that says nothing for a moment does not hold the others up: the
-//! next one is asked as well, and whoever answers first is believed. A silent one is asked last for a while, so that a
-//! dead nameserver costs one slow answer and not all of them.
+//! Servers are tried in the order of `resolv.conf`. If a server does not respond quickly, the next one is queried as
+//! well, and the first response wins. A silent server is tried last for a while, so that a dead nameserver delays one
+//! query and not all of them.
 
 use std::collections::HashMap;
 use std::future::pending;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use protocol::dns::message::{self, Section};
-use protocol::dns::{Judgement, Query, ResolvConf, judge};
-use protocol::rpc::{Failure, Reach};
+use protocol::dns::{Query, ResolvConf, ResponseClass, classify_response};
+use protocol::rpc::{Failure, RouteHint};
 use rustix::io::Errno;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep, timeout};
@@ -24,46 +24,41 @@ use crate::agent::Agent;
 use crate::outgoing::{connect_tcp, open_udp, receive_one, source};
 use crate::{Error, Result};
 
-/// After this long without a word, the next server is asked as well.
-const PATIENCE: Duration = Duration::from_millis(800);
-/// How long a server may take when all have been silent lately: whoever asks shall not wait long for every name.
-const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a silent server is asked last.
-const SILENT: Duration = Duration::from_secs(30);
-/// Of more addresses in one answer it is not told from where they are reached.
-const MOST_REACHED: usize = 1024;
-/// A port that nobody minds.
-const DISCARD: u16 = 9;
+/// How long to wait for a server before the next one is queried as well.
+const NEXT_SERVER_DELAY: Duration = Duration::from_millis(800);
+/// The timeout of a server if all have been silent recently, so that not every lookup takes long.
+const ALL_SILENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a silent server is tried last.
+const SILENT_TTL: Duration = Duration::from_secs(30);
+/// The maximum number of route hints in one response.
+const MAX_ROUTE_HINTS: usize = 1024;
+/// The port of the discard service. Routes do not depend on the port.
+const DISCARD_PORT: u16 = 9;
 
-/// Nameservers that did not answer, and until when they are asked last.
+/// Nameservers that did not respond, and until when they are tried last.
 #[derive(Debug, Default)]
-pub(crate) struct Silent(Mutex<HashMap<SocketAddr, Instant>>);
+pub(crate) struct SilentNameservers(Mutex<HashMap<SocketAddr, Instant>>);
 
-impl Silent {
-    /// Answers whether all are silent.
-    fn put_last(&self, servers: &mut [SocketAddr]) -> bool {
+impl SilentNameservers {
+    /// Moves silent servers to the end. Returns whether all are silent.
+    fn sort_last(&self, servers: &mut [SocketAddr]) -> bool {
         let now = Instant::now();
-        let mut known = self.known();
-        known.retain(|_, until| *until > now);
-        servers.sort_by_key(|server| known.contains_key(server));
-        servers.iter().all(|server| known.contains_key(server))
+        let mut silent = self.0.lock();
+        silent.retain(|_, until| *until > now);
+        servers.sort_by_key(|server| silent.contains_key(server));
+        servers.iter().all(|server| silent.contains_key(server))
     }
 
-    fn remember(&self, server: SocketAddr) {
-        self.known().insert(server, Instant::now() + SILENT);
+    fn add(&self, server: SocketAddr) {
+        self.0.lock().insert(server, Instant::now() + SILENT_TTL);
     }
 
-    fn forget(&self, server: SocketAddr) {
-        self.known().remove(&server);
-    }
-
-    fn known(&self) -> MutexGuard<'_, HashMap<SocketAddr, Instant>> {
-        // Nothing panics while it is locked.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn remove(&self, server: SocketAddr) {
+        self.0.lock().remove(&server);
     }
 }
 
-/// Answers the message and who sent it, or why nobody did.
+/// Returns the response and the server that sent it, or the last error.
 pub(crate) async fn exchange(
     agent: &Agent,
     settings: &ResolvConf,
@@ -77,40 +72,40 @@ pub(crate) async fn exchange(
         servers.rotate_left(first);
     }
     let silent = agent.silent_nameservers();
-    let all_silent = silent.put_last(&mut servers);
-    let patience = Duration::from_secs(settings.timeout_seconds.into());
+    let all_silent = silent.sort_last(&mut servers);
+    let timeout = Duration::from_secs(settings.timeout_seconds.into());
     let race = Race {
         agent,
         query: &query,
         tcp: settings.tcp,
-        patience: match all_silent {
-            true => patience.min(LITTLE_PATIENCE),
-            false => patience,
+        timeout: match all_silent {
+            true => timeout.min(ALL_SILENT_TIMEOUT),
+            false => timeout,
         },
     };
     let attempts = match all_silent {
         true => 1,
         false => usize::try_from(settings.attempts).unwrap_or(1),
     };
-    let turns = servers
+    let attempts = servers
         .iter()
         .copied()
         .cycle()
         .take(servers.len() * attempts);
-    let (answer, server) = race.run(turns.collect()).await?;
-    Ok((Bytes::from(query.finish(answer)), server))
+    let (response, server) = race.run(attempts.collect()).await?;
+    Ok((Bytes::from(query.finish(response)), server))
 }
 
-/// From where the target reaches the addresses in an answer.
-pub(crate) async fn reach(agent: &Agent, answer: &[u8]) -> Result<Vec<Reach>> {
-    let records = message::records(answer).unwrap_or_default();
+/// The local addresses from which the target connects to the addresses in a response.
+pub(crate) async fn route_hints(agent: &Agent, response: &[u8]) -> Result<Vec<RouteHint>> {
+    let records = message::records(response).unwrap_or_default();
     let addresses = records
         .iter()
         .filter(|record| record.section == Section::Answer)
-        .filter_map(|record| record.address(answer));
-    let mut reached = Vec::new();
-    for address in addresses.take(MOST_REACHED) {
-        let (from, failure) = match source(agent, SocketAddr::new(address, DISCARD)).await {
+        .filter_map(|record| record.address(response));
+    let mut hints = Vec::new();
+    for address in addresses.take(MAX_ROUTE_HINTS) {
+        let (from, failure) = match source(agent, SocketAddr::new(address, DISCARD_PORT)).await {
             Ok(from) => (bytes_of(from.ip()), None),
             Err(Error::Operation { action, source }) => {
                 let failure = Failure::from_errno(source.raw_os_error(), action);
@@ -118,13 +113,13 @@ pub(crate) async fn reach(agent: &Agent, answer: &[u8]) -> Result<Vec<Reach>> {
             }
             Err(error) => return Err(error),
         };
-        reached.push(Reach {
+        hints.push(RouteHint {
             address: bytes_of(address),
             from,
             failure,
         });
     }
-    Ok(reached)
+    Ok(hints)
 }
 
 fn bytes_of(address: IpAddr) -> Bytes {
@@ -134,43 +129,43 @@ fn bytes_of(address: IpAddr) -> Bytes {
     }
 }
 
-/// Whom to ask with what.
-struct Race<'question> {
-    agent: &'question Agent,
-    query: &'question Query,
+/// A query that is sent to several servers.
+struct Race<'query> {
+    agent: &'query Agent,
+    query: &'query Query,
     tcp: bool,
-    /// How long one server may take.
-    patience: Duration,
+    /// The timeout of one server.
+    timeout: Duration,
 }
 
 impl Race<'_> {
-    async fn run(&self, turns: Vec<SocketAddr>) -> Result<(Vec<u8>, SocketAddr)> {
-        let mut turns = turns.into_iter();
-        let mut asked = FuturesUnordered::new();
-        let mut unwilling = None;
+    async fn run(&self, servers: Vec<SocketAddr>) -> Result<(Vec<u8>, SocketAddr)> {
+        let mut servers = servers.into_iter();
+        let mut pending_queries = FuturesUnordered::new();
+        let mut failed_response = None;
         let mut failure = Error::operation("reach a nameserver")(Errno::TIMEDOUT);
         loop {
-            // At once, and not when a timer has run that is already over: it would take a millisecond to notice.
-            asked.extend(turns.next().map(|server| self.ask(server)));
-            if asked.is_empty() {
-                return unwilling.ok_or(failure);
+            // Without a timer, even one of zero length: the runtime's timers have a resolution of a millisecond.
+            pending_queries.extend(servers.next().map(|server| self.query(server)));
+            if pending_queries.is_empty() {
+                return failed_response.ok_or(failure);
             }
             let next = async {
-                match turns.len() {
+                match servers.len() {
                     0 => pending().await,
-                    _ => sleep(PATIENCE.min(self.patience)).await,
+                    _ => sleep(NEXT_SERVER_DELAY.min(self.timeout)).await,
                 }
             };
             tokio::select! {
                 () = next => {}
-                Some((server, answer)) = asked.next() => match answer {
-                    Ok(answer) if judge(&answer) == Judgement::Final => {
-                        self.agent.silent_nameservers().forget(server);
-                        return Ok((answer, server));
+                Some((server, response)) = pending_queries.next() => match response {
+                    Ok(response) if classify_response(&response) == ResponseClass::Final => {
+                        self.agent.silent_nameservers().remove(server);
+                        return Ok((response, server));
                     }
-                    Ok(answer) => unwilling = unwilling.or(Some((answer, server))),
+                    Ok(response) => failed_response = failed_response.or(Some((response, server))),
                     Err(error) => {
-                        self.agent.silent_nameservers().remember(server);
+                        self.agent.silent_nameservers().add(server);
                         failure = error;
                     }
                 },
@@ -178,51 +173,53 @@ impl Race<'_> {
         }
     }
 
-    async fn ask(&self, server: SocketAddr) -> (SocketAddr, Result<Vec<u8>>) {
-        let answer = async {
+    async fn query(&self, server: SocketAddr) -> (SocketAddr, Result<Vec<u8>>) {
+        let response = async {
             if self.tcp {
-                return self.ask_over_tcp(server).await;
+                return self.query_over_tcp(server).await;
             }
-            let answer = self.ask_over_udp(server).await?;
-            if judge(&answer) != Judgement::CutShort {
-                return Ok(answer);
+            let response = self.query_over_udp(server).await?;
+            if classify_response(&response) != ResponseClass::Truncated {
+                return Ok(response);
             }
-            self.ask_over_tcp(server).await
+            self.query_over_tcp(server).await
         };
-        let answer = timeout(self.patience, answer).await;
-        let too_late = |_| Err(Error::operation("wait for a nameserver")(Errno::TIMEDOUT));
-        (server, answer.unwrap_or_else(too_late))
+        let response = timeout(self.timeout, response).await;
+        let timed_out = |_| Err(Error::operation("wait for a nameserver")(Errno::TIMEDOUT));
+        (server, response.unwrap_or_else(timed_out))
     }
 
-    async fn ask_over_udp(&self, server: SocketAddr) -> Result<Vec<u8>> {
+    async fn query_over_udp(&self, server: SocketAddr) -> Result<Vec<u8>> {
         let socket = open_udp(self.agent, server.is_ipv4(), None, Some(server)).await?;
         let sent = socket.send(self.query.message()).await;
         sent.map_err(Error::io("send to a nameserver"))?;
         loop {
-            let answer = receive_one(&socket).await;
-            let answer = answer.map_err(Error::io("receive from a nameserver"))?;
-            if self.query.is_answered_by(&answer) {
-                return Ok(answer.into());
+            let response = receive_one(&socket).await;
+            let response = response.map_err(Error::io("receive from a nameserver"))?;
+            if self.query.is_answered_by(&response) {
+                return Ok(response.into());
             }
         }
     }
 
-    async fn ask_over_tcp(&self, server: SocketAddr) -> Result<Vec<u8>> {
+    async fn query_over_tcp(&self, server: SocketAddr) -> Result<Vec<u8>> {
         let mut stream = connect_tcp(self.agent, server, None).await?;
         let exchange = async {
             stream.write_all(&self.query.message_for_tcp()).await?;
             let length = stream.read_u16().await?;
-            let mut answer = vec![0; length.into()];
-            stream.read_exact(&mut answer).await?;
-            Ok(answer)
+            let mut response = vec![0; length.into()];
+            stream.read_exact(&mut response).await?;
+            Ok(response)
         };
-        let answer = exchange
+        let response = exchange
             .await
-            .map_err(Error::io("ask a nameserver over TCP"))?;
-        if self.query.is_answered_by(&answer) {
-            return Ok(answer);
+            .map_err(Error::io("query a nameserver over TCP"))?;
+        if self.query.is_answered_by(&response) {
+            return Ok(response);
         }
-        Err(Error::operation("understand a nameserver")(Errno::PROTO))
+        Err(Error::operation("parse the response of a nameserver")(
+            Errno::PROTO,
+        ))
     }
 }
 
@@ -231,20 +228,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silent_servers_are_asked_last() {
-        let silent = Silent::default();
+    fn silent_servers_are_tried_last() {
+        let silent = SilentNameservers::default();
         let [first, second]: [SocketAddr; 2] =
             ["10.0.0.1:53", "10.0.0.2:53"].map(|text| text.parse().unwrap());
-        let order = |silent: &Silent| {
+        let order = |silent: &SilentNameservers| {
             let mut servers = [first, second];
-            (silent.put_last(&mut servers), servers)
+            (silent.sort_last(&mut servers), servers)
         };
         assert_eq!(order(&silent), (false, [first, second]));
-        silent.remember(first);
+        silent.add(first);
         assert_eq!(order(&silent), (false, [second, first]));
-        silent.remember(second);
+        silent.add(second);
         assert_eq!(order(&silent), (true, [first, second]));
-        silent.forget(first);
+        silent.remove(first);
         assert_eq!(order(&silent), (false, [first, second]));
     }
 }

@@ -1,4 +1,4 @@
-//! The addresses of a name: hosts file, search list, both families, in one call.
+//! Resolves a name to addresses: hosts file, search list and both families, in one call.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,59 +19,59 @@ pub(crate) async fn lookup(
     let (name, family) = (request.name.as_str(), request.family());
     if let Ok(address) = name.parse::<IpAddr>() {
         connection.admit().await?;
-        return Ok(of_hosts(name, &[address]));
+        return Ok(found_in_hosts(name, &[address]));
     }
     let hosts = connection.configuration(b"/etc/hosts").await?;
-    if let Some(known) = find_in_hosts(&hosts, name, family) {
-        return Ok(of_hosts(&known.canonical_name, &known.addresses));
+    if let Some(matched) = find_in_hosts(&hosts, name, family) {
+        return Ok(found_in_hosts(&matched.canonical_name, &matched.addresses));
     }
     let settings = connection.resolv_conf().await?;
-    // As libc judges at the end: a name without an address is more than a failure, and a failure more than no name.
-    let mut worst = Outcome::NoName;
+    // The same precedence as in libc: no address is better than a failure, and a failure is better than no name.
+    let mut best = Outcome::NoName;
     for candidate in settings.candidates(name) {
-        let answer = ask(connection, &settings, &candidate, family).await?;
-        match answer.outcome() {
-            Outcome::Found | Outcome::NoAnswer => return Ok(answer),
-            Outcome::NoAddress => worst = Outcome::NoAddress,
-            Outcome::ServerFailed if worst == Outcome::NoName => worst = Outcome::ServerFailed,
+        let response = resolve(connection, &settings, &candidate, family).await?;
+        match response.outcome() {
+            Outcome::Found | Outcome::NoResponse => return Ok(response),
+            Outcome::NoAddress => best = Outcome::NoAddress,
+            Outcome::ServerFailed if best == Outcome::NoName => best = Outcome::ServerFailed,
             _ => {}
         }
     }
-    Ok(without_addresses(worst))
+    Ok(without_addresses(best))
 }
 
-/// Asks for one full name, both families at the same time.
-async fn ask(
+/// Queries one absolute name, both families concurrently.
+async fn resolve(
     connection: &Connection,
     settings: &ResolvConf,
     name: &str,
     family: Family,
 ) -> Result<LookupResponse> {
     let Ok(name) = Name::from_ascii(name) else {
-        // Longer than a name can be, or with empty labels: nobody has such a name.
+        // Too long, or with empty labels: such a name cannot exist.
         return Ok(without_addresses(Outcome::NoName));
     };
-    let ask = |kind: RecordType, wanted: bool| {
+    let query = |kind: RecordType, enabled: bool| {
         let name = name.clone();
         async move {
-            match wanted {
-                true => Some(ask_kind(connection, settings, name, kind).await),
+            match enabled {
+                true => Some(query_type(connection, settings, name, kind).await),
                 false => None,
             }
         }
     };
     let (ipv4, ipv6) = tokio::join!(
-        ask(RecordType::A, family != Family::Ipv6),
-        ask(RecordType::AAAA, family != Family::Ipv4),
+        query(RecordType::A, family != Family::Ipv6),
+        query(RecordType::AAAA, family != Family::Ipv4),
     );
-    let mut answers = Vec::new();
-    for answer in [ipv4, ipv6].into_iter().flatten() {
-        answers.push(answer?);
+    let mut responses = Vec::new();
+    for response in [ipv4, ipv6].into_iter().flatten() {
+        responses.push(response?);
     }
-    Ok(merge(answers))
+    Ok(merge(responses))
 }
 
-async fn ask_kind(
+async fn query_type(
     connection: &Connection,
     settings: &ResolvConf,
     name: Name,
@@ -83,17 +83,17 @@ async fn ask_kind(
     let Ok(query) = query.to_vec() else {
         return Ok(without_addresses(Outcome::NoName));
     };
-    let answer: Result<(Bytes, SocketAddr)> = exchange(&connection.agent, settings, &query).await;
-    match answer {
-        Ok((answer, _)) => Ok(read_answer(&answer, kind)),
-        // Nobody was there. Everything else is the agent's or the target's trouble.
-        Err(Error::Operation { .. }) => Ok(without_addresses(Outcome::NoAnswer)),
+    let response: Result<(Bytes, SocketAddr)> = exchange(&connection.agent, settings, &query).await;
+    match response {
+        Ok((response, _)) => Ok(parse_response(&response, kind)),
+        // No server responded. Other errors are failures of the agent or the target.
+        Err(Error::Operation { .. }) => Ok(without_addresses(Outcome::NoResponse)),
         Err(error) => Err(error),
     }
 }
 
-fn read_answer(answer: &[u8], kind: RecordType) -> LookupResponse {
-    let Ok(message) = Message::from_vec(answer) else {
+fn parse_response(response: &[u8], kind: RecordType) -> LookupResponse {
+    let Ok(message) = Message::from_vec(response) else {
         return without_addresses(Outcome::ServerFailed);
     };
     match message.metadata.response_code {
@@ -109,7 +109,7 @@ fn read_answer(answer: &[u8], kind: RecordType) -> LookupResponse {
             RData::AAAA(address) if kind == RecordType::AAAA => address.0.into(),
             _ => continue,
         };
-        // The records' owner is the end of the chain of aliases.
+        // The owner of the record is the end of the chain of aliases.
         canonical_name = record.name.to_ascii().trim_end_matches('.').to_owned();
         addresses.push(address_message(address, record.ttl));
     }
@@ -124,30 +124,34 @@ fn read_answer(answer: &[u8], kind: RecordType) -> LookupResponse {
     }
 }
 
-/// One answer from the answers of both families: what was found counts, then that the name exists.
-fn merge(answers: Vec<LookupResponse>) -> LookupResponse {
+/// Merges the responses of both families. Found addresses take precedence, then that the name exists.
+fn merge(responses: Vec<LookupResponse>) -> LookupResponse {
     const BEST_FIRST: [Outcome; 5] = [
         Outcome::Found,
         Outcome::NoAddress,
-        Outcome::NoAnswer,
+        Outcome::NoResponse,
         Outcome::ServerFailed,
         Outcome::NoName,
     ];
     let outcome = BEST_FIRST
         .into_iter()
-        .find(|outcome| answers.iter().any(|answer| answer.outcome() == *outcome))
+        .find(|outcome| {
+            responses
+                .iter()
+                .any(|response| response.outcome() == *outcome)
+        })
         .unwrap_or(Outcome::NoName);
     let mut merged = without_addresses(outcome);
-    for answer in answers {
+    for response in responses {
         if merged.canonical_name.is_empty() {
-            merged.canonical_name = answer.canonical_name;
+            merged.canonical_name = response.canonical_name;
         }
-        merged.addresses.extend(answer.addresses);
+        merged.addresses.extend(response.addresses);
     }
     merged
 }
 
-fn of_hosts(name: &str, addresses: &[IpAddr]) -> LookupResponse {
+fn found_in_hosts(name: &str, addresses: &[IpAddr]) -> LookupResponse {
     LookupResponse {
         outcome: Outcome::Found.into(),
         addresses: addresses
@@ -159,14 +163,14 @@ fn of_hosts(name: &str, addresses: &[IpAddr]) -> LookupResponse {
     }
 }
 
-fn address_message(address: IpAddr, seconds_to_live: u32) -> Address {
+fn address_message(address: IpAddr, ttl_seconds: u32) -> Address {
     let address = match address {
         IpAddr::V4(address) => Bytes::copy_from_slice(&address.octets()),
         IpAddr::V6(address) => Bytes::copy_from_slice(&address.octets()),
     };
     Address {
         address,
-        seconds_to_live,
+        ttl_seconds,
     }
 }
 
@@ -182,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_families_become_one_answer() {
+    fn responses_of_both_families_are_merged() {
         let check = |left: Outcome, right: Outcome, expected: Outcome| {
             let merged = merge(vec![without_addresses(left), without_addresses(right)]);
             assert_eq!(merged.outcome(), expected, "{left:?} and {right:?}");
@@ -194,13 +198,17 @@ mod tests {
             Outcome::NoAddress,
         );
         check(Outcome::NoName, Outcome::NoName, Outcome::NoName);
-        check(Outcome::NoAnswer, Outcome::Found, Outcome::Found);
-        check(Outcome::NoAnswer, Outcome::NoAnswer, Outcome::NoAnswer);
+        check(Outcome::NoResponse, Outcome::Found, Outcome::Found);
+        check(
+            Outcome::NoResponse,
+            Outcome::NoResponse,
+            Outcome::NoResponse,
+        );
     }
 
     #[test]
-    fn garbage_is_a_failed_server() {
-        let answer = read_answer(b"garbage", RecordType::A);
-        assert_eq!(answer.outcome(), Outcome::ServerFailed);
+    fn a_malformed_response_is_a_server_failure() {
+        let response = parse_response(b"garbage", RecordType::A);
+        assert_eq!(response.outcome(), Outcome::ServerFailed);
     }
 }

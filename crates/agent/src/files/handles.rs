@@ -1,27 +1,28 @@
-//! Open files of one connection. They are closed with it.
+//! The open files of one connection, which are closed with it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::{Error, Result};
 
-/// How many files one connection may have open.
-pub(crate) const HANDLES: u32 = 65_536;
+/// The maximum number of open files per connection.
+pub(crate) const MAX_HANDLES: u32 = 65_536;
 
 #[derive(Debug)]
 pub(crate) struct OpenFile {
-    /// By which it was opened.
+    /// The path by which it was opened.
     pub(crate) path: Bytes,
-    /// Whether it was opened to be changed.
+    /// Whether it was opened for writing.
     pub(crate) is_writable: bool,
     pub(crate) descriptor: OwnedFd,
-    /// Writes go to the end, whatever offset they name.
+    /// Writes append to the file and ignore their offset.
     pub(crate) append: bool,
-    /// Nothing about it may be changed, whatever its descriptor could.
+    /// The rules forbid changes, also those that the descriptor would allow.
     pub(crate) is_read_only: bool,
 }
 
@@ -36,17 +37,17 @@ pub(crate) struct Handles(Mutex<Table>);
 
 #[derive(Debug)]
 struct Table {
-    /// Never used again, so a late request cannot meet another file. 0 is none.
+    /// The last handle. Handles are not reused, so a late request cannot access another file. 0 means no handle.
     last: u64,
     open: HashMap<u64, Arc<OpenFile>>,
 }
 
-/// The first number is a random one: a client whose connection was replaced still has handles of the one before, and
-/// they must not meet the files of this one.
+/// The first handle is random: a client that reconnected still has handles of its former connection, and they must not refer
+/// to files of this one.
 impl Default for Table {
     fn default() -> Self {
         Self {
-            // Far from the largest number, so that counting never ends.
+            // Far from the maximum, so that it never overflows.
             last: rand::random::<u64>() >> 1,
             open: HashMap::new(),
         }
@@ -55,8 +56,8 @@ impl Default for Table {
 
 impl Handles {
     pub(crate) fn insert(&self, file: OpenFile) -> Result<u64> {
-        let mut table = self.table();
-        if table.open.len() >= HANDLES as usize {
+        let mut table = self.0.lock();
+        if table.open.len() >= MAX_HANDLES as usize {
             return Err(Error::operation("keep more files open")(Errno::MFILE));
         }
         table.last += 1;
@@ -66,27 +67,22 @@ impl Handles {
     }
 
     pub(crate) fn get(&self, handle: u64) -> Result<Arc<OpenFile>> {
-        let found = self.table().open.get(&handle).cloned();
+        let found = self.0.lock().open.get(&handle).cloned();
         found.ok_or_else(|| Error::operation("find this handle among the open files")(Errno::BADF))
     }
 
-    /// Forgets handles, and gives back the files, which close when nothing uses them any more.
+    /// Removes handles and returns their files, which are closed when the last operation on them has ended.
     pub(crate) fn remove(&self, handles: &[u64]) -> Vec<Arc<OpenFile>> {
-        let mut table = self.table();
+        let mut table = self.0.lock();
         handles
             .iter()
             .filter_map(|handle| table.open.remove(handle))
             .collect()
     }
 
-    /// Forgets all others.
+    /// Removes the handles of files for which `is_kept` returns false.
     pub(crate) fn retain(&self, mut is_kept: impl FnMut(&OpenFile) -> bool) {
-        self.table().open.retain(|_, file| is_kept(file));
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing panics while it is locked.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().open.retain(|_, file| is_kept(file));
     }
 }
 
@@ -106,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_of_one_connection_is_none_of_another() {
+    fn handles_of_another_connection_are_invalid() {
         let (before, now) = (Handles::default(), Handles::default());
         let old = open(&before);
         let new = open(&now);

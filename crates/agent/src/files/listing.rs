@@ -1,4 +1,4 @@
-//! Directories, in pieces that are read when the client takes them.
+//! Directory listings, in chunks that are read when the client has consumed the one before.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use rustix::io::Errno;
 use tonic::Status;
 
 use super::metadata;
-use super::tree::{Located, Tree};
+use super::tree::{FileLocation, Tree};
 use crate::connection::Connection;
 use crate::workers::Workers;
 use crate::{Error, Result};
 
-/// What the kernel writes per piece: some hundred names.
-const PIECE: usize = 32 * 1024;
+/// The buffer for one chunk: some hundred names.
+const CHUNK: usize = 32 * 1024;
 
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
 
-/// Opens the directory and reads the first piece, so that failures are told at once.
+/// Opens the directory and reads the first chunk, so that the call itself reports failures.
 pub(crate) async fn list(
     connection: &Connection,
-    place: Located,
+    location: FileLocation,
     with_metadata: bool,
 ) -> Result<impl Stream<Item = Result<ListResponse, Status>> + Send + use<>> {
-    let opened = connection.in_tree(move |tree| open(tree, &place));
+    let opened = connection.in_tree(move |tree| open(tree, &location));
     let directory = Arc::new(opened.await?);
     let workers = connection.agent.files().clone();
-    let first = read_piece(&workers, &directory, with_metadata).await?;
+    let first = read_chunk(&workers, &directory, with_metadata).await?;
     let state = (workers, directory, Some(first));
     Ok(stream::try_unfold(
         state,
         move |(workers, directory, ahead)| async move {
             let entries = match ahead {
                 Some(entries) => entries,
-                None => read_piece(&workers, &directory, with_metadata).await?,
+                None => read_chunk(&workers, &directory, with_metadata).await?,
             };
             if entries.is_empty() {
                 return Ok(None);
@@ -49,21 +49,21 @@ pub(crate) async fn list(
     ))
 }
 
-fn open(tree: Tree<'_>, place: &Located) -> Result<OwnedFd> {
-    let opened = match place {
-        Located::Path { path, follow } => {
+fn open(tree: Tree<'_>, location: &FileLocation) -> Result<OwnedFd> {
+    let opened = match location {
+        FileLocation::Path { path, follow } => {
             let mut flags = DIRECTORY;
             flags.set(OFlags::NOFOLLOW, !follow);
             tree.open(path, flags, Mode::empty())
         }
-        // A new descriptor has a position of its own.
-        Located::Open(file) => openat(file, c".", DIRECTORY, Mode::empty()),
+        // A new descriptor has its own position.
+        FileLocation::Open(file) => openat(file, c".", DIRECTORY, Mode::empty()),
     };
     opened.map_err(Error::operation("list this directory"))
 }
 
-/// The next entries; none at the end.
-async fn read_piece(
+/// The next entries. Empty at the end.
+async fn read_chunk(
     workers: &Workers,
     directory: &Arc<OwnedFd>,
     with_metadata: bool,
@@ -77,7 +77,7 @@ async fn read_piece(
 }
 
 fn read(directory: &OwnedFd, with_metadata: bool) -> Result<Vec<Entry>, Errno> {
-    let mut buffer = Vec::with_capacity(PIECE);
+    let mut buffer = Vec::with_capacity(CHUNK);
     let mut names = RawDir::new(directory, buffer.spare_capacity_mut());
     let mut entries = Vec::new();
     while let Some(entry) = names.next() {
@@ -93,7 +93,7 @@ fn read(directory: &OwnedFd, with_metadata: bool) -> Result<Vec<Entry>, Errno> {
                     .flatten(),
             });
         }
-        // A piece that has only "." and ".." is not the end.
+        // A chunk with only "." and ".." is not the end.
         if names.is_buffer_empty() && !entries.is_empty() {
             break;
         }

@@ -1,4 +1,4 @@
-//! What `statx` tells, as messages.
+//! Converts the result of `statx` to messages.
 
 use std::os::fd::AsFd;
 
@@ -7,24 +7,24 @@ use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp, statx};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
-const WANTED: StatxFlags = StatxFlags::BASIC_STATS
+const FIELDS: StatxFlags = StatxFlags::BASIC_STATS
     .union(StatxFlags::BTIME)
     .union(StatxFlags::MNT_ID);
 
-/// The metadata of an open or found file.
+/// The metadata of an open or resolved file.
 pub(crate) fn of(file: impl AsFd) -> Result<Metadata, Errno> {
-    statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map(|statx| message(&statx))
+    statx(file, c"", AtFlags::EMPTY_PATH, FIELDS).map(|statx| message(&statx))
 }
 
-/// The same, as far as it is known without asking a server.
-pub(crate) fn as_known(file: impl AsFd) -> Result<Metadata, Errno> {
+/// The cached metadata, without synchronizing it with a file server.
+pub(crate) fn of_cached(file: impl AsFd) -> Result<Metadata, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    statx(file, c"", flags, WANTED).map(|statx| message(&statx))
+    statx(file, c"", flags, FIELDS).map(|statx| message(&statx))
 }
 
-/// The metadata of a name in a directory; a symbolic link is not followed.
+/// The metadata of a directory entry. A symbolic link is not followed.
 pub(crate) fn of_entry(directory: impl AsFd, name: impl Arg) -> Result<Metadata, Errno> {
-    statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED).map(|statx| message(&statx))
+    statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, FIELDS).map(|statx| message(&statx))
 }
 
 fn message(statx: &Statx) -> Metadata {

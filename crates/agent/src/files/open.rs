@@ -1,10 +1,10 @@
-//! Opening: the file, its metadata and its first bytes in one go.
+//! Opens a file and returns its metadata and first bytes in one operation.
 
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 
 use bytes::Bytes;
-use protocol::files::FIRST_BYTES;
+use protocol::files::MAX_FIRST_BYTES;
 use protocol::rpc::{AccessMode, Metadata, OpenRequest, OpenResponse};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -12,57 +12,57 @@ use rustix::io::{Errno, ReadWriteFlags, pread, preadv2};
 
 use super::handles::OpenFile;
 use super::metadata;
-use super::tree::{Tree, doing};
-use crate::grant::Doing;
+use super::tree::{Tree, file_access};
+use crate::grant::FileAccess;
 
-pub(crate) struct Opened {
+pub(crate) struct OpenedFile {
     pub(crate) file: OpenFile,
-    /// Not, when the first bytes are all there is and then no handle is wanted.
+    /// Whether the client gets a handle. It does not if the first bytes are the whole file and the request says so.
     pub(crate) is_kept: bool,
     /// Without a handle.
     pub(crate) response: OpenResponse,
 }
 
-/// Which bytes are read.
+/// Which bytes may be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reading {
+pub(crate) enum ReadMode {
     All,
-    /// Those in memory. If the first are not, opening fails with `EAGAIN`.
-    OnlyCached,
+    /// Only bytes in the page cache. If the first bytes are not cached, opening fails with `EAGAIN`.
+    CachedOnly,
 }
 
 pub(crate) fn open(
     tree: Tree<'_>,
     request: &OpenRequest,
-    reading: Reading,
-) -> Result<Opened, Errno> {
+    mode: ReadMode,
+) -> Result<OpenedFile, Errno> {
     let flags = flags(request);
-    let descriptor = tree.open(&request.path, flags, mode(request, flags))?;
+    let descriptor = tree.open(&request.path, flags, permissions(request, flags))?;
     let metadata = metadata::of(&descriptor)?;
-    let wanted = request.first_bytes.min(FIRST_BYTES) as usize;
+    let limit = request.first_bytes.min(MAX_FIRST_BYTES) as usize;
     let readable = matches!(
         request.access_mode(),
         AccessMode::Read | AccessMode::ReadWrite
     );
     let mut first = FirstBytes::default();
-    if readable && wanted > 0 && kind(&metadata) == FileType::RegularFile {
-        first = match first_bytes(&descriptor, &metadata, wanted, reading) {
-            Err(Errno::AGAIN | Errno::OPNOTSUPP) if reading == Reading::OnlyCached => {
+    if readable && limit > 0 && kind(&metadata) == FileType::RegularFile {
+        first = match first_bytes(&descriptor, &metadata, limit, mode) {
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) if mode == ReadMode::CachedOnly => {
                 return Err(Errno::AGAIN);
             }
-            // A failure is for the read that the caller will make, not for the open.
+            // A failure is reported by the client's next read, not by the open.
             first => first.unwrap_or_default(),
         };
     }
-    Ok(Opened {
+    Ok(OpenedFile {
         file: OpenFile {
             path: request.path.clone(),
-            is_writable: doing(flags) == Doing::Changing,
+            is_writable: file_access(flags) == FileAccess::Write,
             descriptor,
             append: request.append,
             is_read_only: tree.is_read_only(&request.path),
         },
-        is_kept: !(first.whole && request.forget_when_whole),
+        is_kept: !(first.whole && request.close_if_whole),
         response: OpenResponse {
             handle: 0,
             metadata: Some(metadata),
@@ -73,14 +73,14 @@ pub(crate) fn open(
 }
 
 fn flags(request: &OpenRequest) -> OFlags {
-    // A FIFO or a device must not keep the thread: the caller decides about waiting.
+    // Opening a FIFO or a device must not block the thread: the client decides whether to wait.
     let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     flags |= match request.access_mode() {
         AccessMode::Read => OFlags::RDONLY,
         AccessMode::Write => OFlags::WRONLY,
         AccessMode::ReadWrite => OFlags::RDWR,
         AccessMode::None => {
-            // Nothing else has a meaning together with this one.
+            // Other flags are invalid together with this one.
             let mut flags = OFlags::PATH;
             flags.set(OFlags::DIRECTORY, request.directory);
             flags.set(OFlags::NOFOLLOW, request.no_follow);
@@ -104,8 +104,8 @@ fn flags(request: &OpenRequest) -> OFlags {
     flags
 }
 
-fn mode(request: &OpenRequest, flags: OFlags) -> Mode {
-    // The kernel refuses a mode where it has no meaning.
+fn permissions(request: &OpenRequest, flags: OFlags) -> Mode {
+    // The kernel rejects a mode without these flags.
     if flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE) {
         Mode::from_raw_mode(request.mode & 0o7777)
     } else {
@@ -117,16 +117,16 @@ fn kind(metadata: &Metadata) -> FileType {
     FileType::from_raw_mode(metadata.mode)
 }
 
-/// Reads behind what is in `bytes`, and answers how much.
+/// Appends to `bytes` and returns the number of bytes read.
 fn read_some(
     file: impl AsFd,
     bytes: &mut Vec<u8>,
     offset: u64,
-    reading: Reading,
+    mode: ReadMode,
 ) -> Result<usize, Errno> {
-    match reading {
-        Reading::All => pread(file, spare_capacity(bytes), offset),
-        Reading::OnlyCached => {
+    match mode {
+        ReadMode::All => pread(file, spare_capacity(bytes), offset),
+        ReadMode::CachedOnly => {
             let start = bytes.len();
             bytes.resize(bytes.capacity(), 0);
             let room = bytes.get_mut(start..).unwrap_or_default();
@@ -147,22 +147,22 @@ struct FirstBytes {
 fn first_bytes(
     file: impl AsFd,
     metadata: &Metadata,
-    wanted: usize,
-    reading: Reading,
+    limit: usize,
+    mode: ReadMode,
 ) -> Result<FirstBytes, Errno> {
-    // One byte more than the size shows the end at once. Files that the kernel makes up say that they are empty.
-    const UNKNOWN: usize = 64 * 1024;
+    // One byte more than the size detects the end without another read. Virtual files, as in /proc, have the size 0.
+    const UNKNOWN_SIZE: usize = 64 * 1024;
     let size = usize::try_from(metadata.size).unwrap_or(usize::MAX);
     let expected = if size == 0 {
-        UNKNOWN
+        UNKNOWN_SIZE
     } else {
         size.saturating_add(1)
     };
-    let mut bytes = Vec::with_capacity(expected.min(wanted));
+    let mut bytes = Vec::with_capacity(expected.min(limit));
     let mut whole = false;
-    while bytes.len() < bytes.capacity().min(wanted) {
+    while bytes.len() < bytes.capacity().min(limit) {
         let offset = bytes.len() as u64;
-        let count = match read_some(&file, &mut bytes, offset, reading) {
+        let count = match read_some(&file, &mut bytes, offset, mode) {
             Err(Errno::INTR) => continue,
             count => count?,
         };
@@ -171,7 +171,7 @@ fn first_bytes(
             break;
         }
     }
-    // A file exactly as long as what was wanted: its size is the only witness.
+    // If the file is exactly as long as `limit`, only its size shows that it is complete.
     whole |= size > 0 && bytes.len() == size;
     Ok(FirstBytes {
         bytes: bytes.into(),

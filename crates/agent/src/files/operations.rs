@@ -1,4 +1,4 @@
-//! What file calls do. Each function is one operation, done by a thread that has the target's identity.
+//! The file operations. Each function runs on a thread with the target's credentials.
 
 use bytes::Bytes;
 use protocol::rpc::{
@@ -14,19 +14,19 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::at_once::LocalDevices;
 use super::handles::OpenFile;
 use super::metadata;
-use super::tree::{Found, Located, Tree};
+use super::nonblocking::LocalDevices;
+use super::tree::{FileLocation, ResolvedFile, Tree};
 use crate::{Error, Result};
 
 pub(crate) fn stat(
     tree: Tree<'_>,
-    place: &Located,
+    location: &FileLocation,
     devices: &LocalDevices,
 ) -> Result<StatResponse> {
     let describe = || {
-        let file = tree.find(place)?;
+        let file = tree.find(location)?;
         let metadata = metadata::of(&file)?;
         devices.learn(&file, &metadata);
         Ok(metadata)
@@ -37,12 +37,12 @@ pub(crate) fn stat(
     })
 }
 
-pub(crate) fn read_link(tree: Tree<'_>, place: &Located) -> Result<ReadLinkResponse> {
-    let target = match place {
-        Located::Path { path, .. } => tree
+pub(crate) fn read_link(tree: Tree<'_>, location: &FileLocation) -> Result<ReadLinkResponse> {
+    let target = match location {
+        FileLocation::Path { path, .. } => tree
             .find_path(path, false)
             .and_then(|link| readlinkat(&link, c"", Vec::new()))
-            // The kernel's word for a descriptor that is no link; a path that is none is invalid.
+            // For a descriptor that is not a link, the kernel returns `ENOENT`. For a path it would return `EINVAL`.
             .map_err(|errno| {
                 if errno == Errno::NOENT && exists(tree, path) {
                     Errno::INVAL
@@ -50,7 +50,7 @@ pub(crate) fn read_link(tree: Tree<'_>, place: &Located) -> Result<ReadLinkRespo
                     errno
                 }
             }),
-        Located::Open(file) => readlinkat(file, c"", Vec::new()),
+        FileLocation::Open(file) => readlinkat(file, c"", Vec::new()),
     };
     let target = target.map_err(Error::operation("read this symbolic link"))?;
     Ok(ReadLinkResponse {
@@ -62,37 +62,44 @@ fn exists(tree: Tree<'_>, path: &[u8]) -> bool {
     tree.find_path(path, false).is_ok()
 }
 
-pub(crate) fn access(tree: Tree<'_>, place: &Located, wanted: &AccessRequest) -> Result<Done> {
-    tree.find(place)
-        .and_then(|file| may_access(&file, wanted))
+pub(crate) fn access(
+    tree: Tree<'_>,
+    location: &FileLocation,
+    request: &AccessRequest,
+) -> Result<Done> {
+    tree.find(location)
+        .and_then(|file| may_access(&file, request))
         .map_err(Error::operation("access this file"))
 }
 
-pub(super) fn may_access(file: &Found<'_>, wanted: &AccessRequest) -> Result<Done, Errno> {
+pub(super) fn may_access(file: &ResolvedFile<'_>, request: &AccessRequest) -> Result<Done, Errno> {
     let mut access = Access::EXISTS;
-    access.set(Access::READ_OK, wanted.read);
-    access.set(Access::WRITE_OK, wanted.write);
-    access.set(Access::EXEC_OK, wanted.execute);
-    // The effective identity is the one that this thread has taken.
+    access.set(Access::READ_OK, request.read);
+    access.set(Access::WRITE_OK, request.write);
+    access.set(Access::EXEC_OK, request.execute);
+    // The effective credentials are those that this thread has assumed.
     accessat(CWD, file.as_path(), access, AtFlags::EACCESS).map(done)
 }
 
-pub(crate) fn stat_filesystem(tree: Tree<'_>, place: &Located) -> Result<StatFilesystemResponse> {
-    let found = tree.find(place);
+pub(crate) fn stat_filesystem(
+    tree: Tree<'_>,
+    location: &FileLocation,
+) -> Result<StatFilesystemResponse> {
+    let found = tree.find(location);
     let both = found.and_then(|file| Ok((fstatfs(&file)?, fstatvfs(&file)?)));
-    let (kind, about) = both.map_err(Error::operation("stat this file system"))?;
+    let (kind, stats) = both.map_err(Error::operation("stat this file system"))?;
     Ok(StatFilesystemResponse {
         kind: kind.f_type,
-        block_size: about.f_bsize,
-        blocks: about.f_blocks,
-        blocks_free: about.f_bfree,
-        blocks_available: about.f_bavail,
-        files: about.f_files,
-        files_free: about.f_ffree,
-        name_length: about.f_namemax,
-        fragment_size: about.f_frsize,
-        flags: about.f_flag.bits(),
-        id: about.f_fsid,
+        block_size: stats.f_bsize,
+        blocks: stats.f_blocks,
+        blocks_free: stats.f_bfree,
+        blocks_available: stats.f_bavail,
+        files: stats.f_files,
+        files_free: stats.f_ffree,
+        name_length: stats.f_namemax,
+        fragment_size: stats.f_frsize,
+        flags: stats.f_flag.bits(),
+        id: stats.f_fsid,
     })
 }
 
@@ -100,13 +107,13 @@ pub(crate) fn make_directory(tree: Tree<'_>, request: &MakeDirectoryRequest) -> 
     let mode = Mode::from_raw_mode(request.mode & 0o7777);
     tree.parent(&request.path)
         .and_then(|(directory, name)| mkdirat(directory, name, mode))
-        .map_err(Error::operation("make this directory"))
+        .map_err(Error::operation("create this directory"))
         .map(done)
 }
 
 pub(crate) fn make_node(tree: Tree<'_>, request: &MakeNodeRequest) -> Result<Done> {
     let kind = match FileType::from_raw_mode(request.mode) {
-        // Without a kind, a regular file is meant.
+        // Without a file type, it is a regular file.
         FileType::Unknown if request.mode & 0o170_000 == 0 => FileType::RegularFile,
         kind => kind,
     };
@@ -114,7 +121,7 @@ pub(crate) fn make_node(tree: Tree<'_>, request: &MakeNodeRequest) -> Result<Don
     let device = makedev(request.special_major, request.special_minor);
     tree.parent(&request.path)
         .and_then(|(directory, name)| mknodat(directory, name, kind, mode, device))
-        .map_err(Error::operation("make this file"))
+        .map_err(Error::operation("create this file"))
         .map(done)
 }
 
@@ -146,9 +153,9 @@ pub(crate) fn rename(tree: Tree<'_>, request: &RenameRequest) -> Result<Done> {
         .map(done)
 }
 
-pub(crate) fn link(tree: Tree<'_>, from: &Located, to: &[u8]) -> Result<Done> {
+pub(crate) fn link(tree: Tree<'_>, from: &FileLocation, to: &[u8]) -> Result<Done> {
     let link = || {
-        // A second name would be a way around what is forbidden by the first.
+        // Treated as a change, because a second name would bypass the rules for the first.
         let from = tree.find_to_change(from)?;
         let (to, name) = tree.parent(to)?;
         linkat(CWD, from.as_path(), to, name, AtFlags::SYMLINK_FOLLOW)
@@ -159,13 +166,13 @@ pub(crate) fn link(tree: Tree<'_>, from: &Located, to: &[u8]) -> Result<Done> {
 pub(crate) fn symbolic_link(tree: Tree<'_>, request: &SymbolicLinkRequest) -> Result<Done> {
     tree.parent(&request.path)
         .and_then(|(directory, name)| symlinkat(&*request.target, directory, name))
-        .map_err(Error::operation("make this symbolic link"))
+        .map_err(Error::operation("create this symbolic link"))
         .map(done)
 }
 
-pub(crate) fn set_mode(tree: Tree<'_>, place: &Located, mode: u32) -> Result<Done> {
+pub(crate) fn set_mode(tree: Tree<'_>, location: &FileLocation, mode: u32) -> Result<Done> {
     let mode = Mode::from_raw_mode(mode & 0o7777);
-    tree.find_to_change(place)
+    tree.find_to_change(location)
         .and_then(|file| chmodat(CWD, file.as_path(), mode, AtFlags::empty()))
         .map_err(Error::operation("change the mode of this file"))
         .map(done)
@@ -173,14 +180,14 @@ pub(crate) fn set_mode(tree: Tree<'_>, place: &Located, mode: u32) -> Result<Don
 
 pub(crate) fn set_owner(
     tree: Tree<'_>,
-    place: &Located,
+    location: &FileLocation,
     uid: Option<u32>,
     gid: Option<u32>,
 ) -> Result<Done> {
-    // The highest number means "as it is", and is no id.
+    // The maximum number means "unchanged" and is not a valid id.
     let uid = uid.filter(|uid| *uid != u32::MAX).map(Uid::from_raw);
     let gid = gid.filter(|gid| *gid != u32::MAX).map(Gid::from_raw);
-    tree.find_to_change(place)
+    tree.find_to_change(location)
         .and_then(|file| chownat(CWD, file.as_path(), uid, gid, AtFlags::empty()))
         .map_err(Error::operation("change the owner of this file"))
         .map(done)
@@ -188,14 +195,14 @@ pub(crate) fn set_owner(
 
 pub(crate) fn set_times(
     tree: Tree<'_>,
-    place: &Located,
+    location: &FileLocation,
     request: &SetTimesRequest,
 ) -> Result<Done> {
     let times = Timestamps {
         last_access: new_time(request.access_time.as_ref()),
         last_modification: new_time(request.modification_time.as_ref()),
     };
-    tree.find_to_change(place)
+    tree.find_to_change(location)
         .and_then(|file| utimensat(CWD, file.as_path(), &times, AtFlags::empty()))
         .map_err(Error::operation("change the times of this file"))
         .map(done)
@@ -209,19 +216,19 @@ fn new_time(new: Option<&NewTime>) -> Timespec {
             time: Some(time), ..
         }) => Timespec {
             tv_sec: time.seconds,
-            // A number that has a special meaning must not get in as a time.
+            // Larger numbers have special meanings and must not be passed as a time.
             tv_nsec: time.nanoseconds.min(999_999_999).into(),
         },
         _ => special(UTIME_OMIT),
     }
 }
 
-pub(crate) fn truncate(tree: Tree<'_>, place: &Located, size: u64) -> Result<Done> {
-    let truncated = match place {
-        Located::Path { path, .. } => tree
+pub(crate) fn truncate(tree: Tree<'_>, location: &FileLocation, size: u64) -> Result<Done> {
+    let truncated = match location {
+        FileLocation::Path { path, .. } => tree
             .open(path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty())
             .and_then(|file| ftruncate(file, size)),
-        Located::Open(file) => ftruncate(file, size),
+        FileLocation::Open(file) => ftruncate(file, size),
     };
     truncated
         .map_err(Error::operation("truncate this file"))

@@ -1,4 +1,4 @@
-//! The bytes of files, as raw streams.
+//! The contents of files, as raw streams.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -22,15 +22,15 @@ use crate::connection::{Connection, failed, succeeded};
 use crate::workers::Workers;
 use crate::{Error, Result};
 
-/// A longer range is cut: a client asks again for the rest, and a lost one is not read for nobody.
-pub(crate) const READ_BYTES: u64 = 1 << 40;
+/// The maximum length of a range. A longer one is truncated, and the client requests the rest.
+pub(crate) const MAX_READ_BYTES: u64 = 1 << 40;
 
-/// What is read or written at once.
+/// The number of bytes that are read or written at once.
 const CHUNK: usize = 256 * 1024;
-/// What is appended at once: one `write` of an application arrives whole and is appended whole.
+/// The number of bytes that are appended at once. It is larger, so that one `write` of an application is one append.
 const APPEND_CHUNK: usize = 1024 * 1024;
 
-/// Answers a range. The headers wait for the first bytes, so a failure to read is a failed request.
+/// Returns a range of a file. The response headers are sent after the first read, so that a read error fails the request.
 pub(crate) async fn read(
     connection: &Arc<Connection>,
     request: &Request<Incoming>,
@@ -41,7 +41,7 @@ pub(crate) async fn read(
         workers: connection.agent.files().clone(),
         file,
         offset: range.offset,
-        remaining: range.length.min(READ_BYTES),
+        remaining: range.length.min(MAX_READ_BYTES),
         ahead: None,
     };
     let first = reader.next_chunk().await?;
@@ -49,7 +49,7 @@ pub(crate) async fn read(
         return Ok(succeeded(HeaderMap::new(), Body::new(Full::new(first))));
     }
     let first = stream::iter([Ok(Frame::data(first))]);
-    // One chunk is read ahead while HTTP/2 sends the one before, and no further.
+    // Only one chunk is read ahead, while HTTP/2 sends the one before.
     let rest = stream::unfold(reader, |mut reader| async move {
         if reader.remaining == 0 {
             return None;
@@ -71,15 +71,15 @@ struct Reader {
     workers: Workers,
     file: Arc<OpenFile>,
     offset: u64,
-    /// 0 at the end of the range and of the file.
+    /// 0 at the end of the range or of the file.
     remaining: u64,
-    /// The next chunk, which is being read.
+    /// The pending read of the next chunk.
     ahead: Option<JoinHandle<Result<Bytes>>>,
 }
 
 impl Reader {
     async fn next_chunk(&mut self) -> Result<Bytes> {
-        let wanted = self.wanted();
+        let length = self.chunk_length();
         let chunk = match self.ahead.take() {
             Some(ahead) => ahead.await,
             None => self.start().await,
@@ -87,7 +87,7 @@ impl Reader {
         let chunk = chunk.unwrap_or_else(|_| Err(Error::operation("read this file")(Errno::IO)))?;
         self.offset = self.offset.saturating_add(chunk.len() as u64);
         self.remaining -= chunk.len() as u64;
-        if chunk.len() < wanted {
+        if chunk.len() < length {
             self.remaining = 0;
         }
         if self.remaining > 0 {
@@ -96,38 +96,38 @@ impl Reader {
         Ok(chunk)
     }
 
-    fn wanted(&self) -> usize {
+    fn chunk_length(&self) -> usize {
         usize::try_from(self.remaining).map_or(CHUNK, |rest| rest.min(CHUNK))
     }
 
     fn start(&self) -> JoinHandle<Result<Bytes>> {
         let (workers, file) = (self.workers.clone(), Arc::clone(&self.file));
-        let (offset, wanted) = (self.offset, self.wanted());
+        let (offset, length) = (self.offset, self.chunk_length());
         let read =
-            move || read_chunk(&file, offset, wanted).map_err(Error::operation("read this file"));
+            move || read_chunk(&file, offset, length).map_err(Error::operation("read this file"));
         tokio::spawn(async move { workers.run(read).await })
     }
 }
 
 /// Reads until there is enough or the file ends.
-fn read_chunk(file: &OpenFile, offset: u64, wanted: usize) -> Result<Bytes, Errno> {
-    let mut bytes = Vec::with_capacity(wanted);
-    while bytes.len() < wanted {
+fn read_chunk(file: &OpenFile, offset: u64, length: usize) -> Result<Bytes, Errno> {
+    let mut bytes = Vec::with_capacity(length);
+    while bytes.len() < length {
         let at = offset.saturating_add(bytes.len() as u64);
         match pread(file, spare_capacity(&mut bytes), at) {
             Ok(0) => break,
             Ok(_) | Err(Errno::INTR) => {}
-            // What was read before a failure is delivered; the next read meets the failure again.
+            // The bytes read before an error are delivered. The next read returns the error again.
             Err(_) if !bytes.is_empty() => break,
             Err(errno) => return Err(errno),
         }
     }
-    // The allocator may have given more room than was asked for.
-    bytes.truncate(wanted);
+    // The capacity may be larger than requested.
+    bytes.truncate(length);
     Ok(bytes.into())
 }
 
-/// Writes the request's body. The answer comes when everything is written, or says how much was.
+/// Writes the request's body. The response is sent when everything is written, and has the number of written bytes.
 pub(crate) async fn write(
     connection: &Arc<Connection>,
     request: Request<Incoming>,
@@ -144,7 +144,7 @@ pub(crate) async fn write(
             break succeeded(HeaderMap::new(), Body::empty());
         }
         let at = range.offset.saturating_add(written);
-        let (count, outcome) = write_on(&workers, &file, at, chunk).await?;
+        let (count, outcome) = write_chunk(&workers, &file, at, chunk).await?;
         written += count;
         if let Err(errno) = outcome {
             break failed(&Error::operation("write this file")(errno));
@@ -154,7 +154,7 @@ pub(crate) async fn write(
     Ok(response)
 }
 
-/// Collects what arrives, up to about `limit` bytes. Empty at the end of the body.
+/// Collects data of the body, up to about `limit` bytes. Empty at the end of the body.
 async fn gather(body: &mut Incoming, limit: usize) -> Result<VecDeque<Bytes>> {
     let mut chunk = VecDeque::new();
     let mut length = 0;
@@ -170,7 +170,7 @@ async fn gather(body: &mut Incoming, limit: usize) -> Result<VecDeque<Bytes>> {
     Ok(chunk)
 }
 
-async fn write_on(
+async fn write_chunk(
     workers: &Workers,
     file: &Arc<OpenFile>,
     offset: u64,
@@ -182,19 +182,19 @@ async fn write_on(
         .await
 }
 
-/// How much was written, and how it ended.
+/// Returns the number of written bytes and the result.
 fn write_all(file: &OpenFile, offset: u64, mut chunk: VecDeque<Bytes>) -> (u64, Result<(), Errno>) {
-    /// The kernel's limit of pieces per call.
-    const PIECES: usize = 1024;
+    /// The kernel's limit of buffers per call.
+    const MAX_BUFFERS: usize = 1024;
     let mut written: u64 = 0;
     while !chunk.is_empty() {
         let pieces: Vec<IoSlice<'_>> = chunk
             .iter()
-            .take(PIECES)
+            .take(MAX_BUFFERS)
             .map(|piece| IoSlice::new(piece))
             .collect();
         match pwritev(file, &pieces, offset.saturating_add(written)) {
-            // Nothing more fits, and no reason is given.
+            // The file system is full, although it reports no error.
             Ok(0) => return (written, Err(Errno::NOSPC)),
             Ok(count) => {
                 written += count as u64;
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_write_goes_on_where_it_stopped() {
+    fn a_short_write_is_continued() {
         let check = |count: usize, expected: &[&str]| {
             let pieces: [&[u8]; 3] = [b"abc", b"d", b"efgh"];
             let mut chunk: VecDeque<Bytes> = pieces.map(Bytes::from_static).into();

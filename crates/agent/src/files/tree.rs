@@ -1,7 +1,7 @@
 //! Paths inside the target's root.
 //!
-//! `openat2` with RESOLVE_IN_ROOT does what the target's own kernel calls do: "/" is the target's root, also for symbolic
-//! links and for "..". What is found is held by a descriptor, so it cannot be exchanged between finding and using it.
+//! `openat2` with RESOLVE_IN_ROOT resolves paths as the target's own system calls do: "/" is the target's root, also for
+//! symbolic links and for "..". A resolved file is referenced by a descriptor, so it cannot be replaced before its use.
 
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,39 +10,40 @@ use bytes::Bytes;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
-use super::canonical::walked;
+use super::canonicalize::canonicalize;
 use super::handles::OpenFile;
 use crate::agent::Agent;
-use crate::grant::{Doing, FileRules, Rules};
+use crate::grant::{FileAccess, FileRules, Rules};
 
-const LONGEST_PATH: usize = 4096;
-/// The kernel gives up when directories are renamed while it resolves "..", and asks to be called again.
-const TRIES: usize = 64;
+const MAX_PATH: usize = 4096;
+/// How often `EAGAIN` is retried: the kernel returns it if directories are renamed while it resolves "..".
+const MAX_ATTEMPTS: usize = 64;
 
+/// The target's file tree, as far as sessions may access it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tree<'target> {
     root: &'target OwnedFd,
     resolve: ResolveFlags,
-    /// What sessions may not see or change.
+    /// Which files are hidden or read-only for sessions.
     rules: Option<&'target FileRules>,
 }
 
-/// What a request is about.
+/// The file of a request: a path, or an open file.
 #[derive(Debug)]
-pub(crate) enum Located {
+pub(crate) enum FileLocation {
     Path { path: Bytes, follow: bool },
     Open(Arc<OpenFile>),
 }
 
-/// A file that has been found.
+/// A resolved file, by its descriptor.
 #[derive(Debug)]
-pub(crate) enum Found<'place> {
+pub(crate) enum ResolvedFile<'location> {
     ByPath(OwnedFd),
-    Open(&'place OpenFile),
+    Open(&'location OpenFile),
 }
 
 impl<'target> Tree<'target> {
-    /// The files of an agent's target, as far as sessions may have them.
+    /// The tree of an agent's target.
     pub(crate) fn of(agent: &'target Agent, rules: &'target Rules) -> Self {
         Self {
             root: &agent.target().root,
@@ -51,7 +52,7 @@ impl<'target> Tree<'target> {
         }
     }
 
-    /// The part of the tree that the kernel has in its cache. Whatever is not fails with `EAGAIN`, and nothing waits.
+    /// The part of the tree that is in the kernel's cache. Operations outside it fail with `EAGAIN` instead of blocking.
     pub(crate) fn cached(agent: &'target Agent, rules: &'target Rules) -> Self {
         let all = Self::of(agent, rules);
         Self {
@@ -63,40 +64,40 @@ impl<'target> Tree<'target> {
     pub(crate) fn open(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         check(path)?;
         let Some(rules) = self.rules else {
-            return self.open_as_it_is(path, flags, mode);
+            return self.open_unchecked(path, flags, mode);
         };
-        // What is judged is a path without symbolic links, and what is opened must have none either: so nobody can put
-        // one there in between.
+        // The rules apply to the path without symbolic links, and this path is opened without following links: so a link
+        // that is created in between is not followed.
         let is_exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
         let follows = !flags.contains(OFlags::NOFOLLOW) && !is_exclusive;
-        let real = self.real(path, follows)?;
-        rules.allow(&real, doing(flags))?;
+        let real = self.real_path(path, follows)?;
+        rules.allow(&real, file_access(flags))?;
         let without_links = Self {
             resolve: self.resolve | ResolveFlags::NO_SYMLINKS,
             ..self
         };
-        without_links.open_as_it_is(&real, flags, mode)
+        without_links.open_unchecked(&real, flags, mode)
     }
 
-    /// A path without symbolic links. Its last name may be of something that is not there yet.
-    fn real(self, path: &[u8], follows: bool) -> Result<Vec<u8>, Errno> {
-        let unruled = Self {
+    /// A path without symbolic links. Its last component need not exist.
+    fn real_path(self, path: &[u8], follows: bool) -> Result<Vec<u8>, Errno> {
+        let without_rules = Self {
             rules: None,
             ..self
         };
         if follows {
-            match walked(unruled, path) {
+            match canonicalize(without_rules, path) {
                 Err(Errno::NOENT) => {}
                 found => return found,
             }
         }
         let (directory, name) = split(path);
-        let mut real = walked(unruled, directory)?;
+        let mut real = canonicalize(without_rules, directory)?;
         if name == b"." {
             return Ok(real);
         }
         if name.starts_with(b"..") && name[2..].iter().all(|byte| *byte == b'/') {
-            return walked(unruled, path);
+            return canonicalize(without_rules, path);
         }
         if real != b"/" {
             real.push(b'/');
@@ -105,12 +106,12 @@ impl<'target> Tree<'target> {
         Ok(real)
     }
 
-    fn open_as_it_is(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-        let tries = match self.resolve.contains(ResolveFlags::CACHED) {
+    fn open_unchecked(self, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+        let attempts = match self.resolve.contains(ResolveFlags::CACHED) {
             true => 1,
-            false => TRIES,
+            false => MAX_ATTEMPTS,
         };
-        for _ in 0..tries {
+        for _ in 0..attempts {
             let opened = openat2(self.root, path, flags | OFlags::CLOEXEC, mode, self.resolve);
             match opened {
                 Err(Errno::AGAIN | Errno::INTR) => {}
@@ -120,51 +121,56 @@ impl<'target> Tree<'target> {
         Err(Errno::AGAIN)
     }
 
-    /// Finds a file without opening it: needs no rights on the file itself.
-    pub(crate) fn find<'place>(self, place: &'place Located) -> Result<Found<'place>, Errno> {
-        match place {
-            Located::Path { path, follow } => self.find_path(path, *follow).map(Found::ByPath),
-            Located::Open(file) => Ok(Found::Open(file)),
+    /// Resolves a file without opening it, which needs no permissions on the file itself.
+    pub(crate) fn find<'location>(
+        self,
+        location: &'location FileLocation,
+    ) -> Result<ResolvedFile<'location>, Errno> {
+        match location {
+            FileLocation::Path { path, follow } => {
+                self.find_path(path, *follow).map(ResolvedFile::ByPath)
+            }
+            FileLocation::Open(file) => Ok(ResolvedFile::Open(file)),
         }
     }
 
-    /// The same for a file that is about to be changed, other than in its bytes.
-    pub(crate) fn find_to_change<'place>(
+    /// Like [`find`](Self::find), for an operation that changes the file other than by writing to it.
+    pub(crate) fn find_to_change<'location>(
         self,
-        place: &'place Located,
-    ) -> Result<Found<'place>, Errno> {
-        match (place, self.rules) {
-            (Located::Path { path, follow }, Some(rules)) => {
-                let real = self.real(path, *follow)?;
-                rules.allow(&real, Doing::Changing)?;
+        location: &'location FileLocation,
+    ) -> Result<ResolvedFile<'location>, Errno> {
+        match (location, self.rules) {
+            (FileLocation::Path { path, follow }, Some(rules)) => {
+                let real = self.real_path(path, *follow)?;
+                rules.allow(&real, FileAccess::Write)?;
             }
-            (Located::Open(file), Some(_)) if file.is_read_only => return Err(Errno::ROFS),
+            (FileLocation::Open(file), Some(_)) if file.is_read_only => return Err(Errno::ROFS),
             _ => {}
         }
-        self.find(place)
+        self.find(location)
     }
 
-    /// Whether a file may be changed, where there are rules.
+    /// Whether the rules forbid changes of a file.
     pub(crate) fn is_read_only(self, path: &[u8]) -> bool {
         self.rules.is_some_and(|rules| {
-            let real = self.real(path, true);
-            real.and_then(|real| rules.allow(&real, Doing::Changing))
+            let real = self.real_path(path, true);
+            real.and_then(|real| rules.allow(&real, FileAccess::Write))
                 .is_err()
         })
     }
 
-    /// Whether an open file may stay so. One that has lost its name is judged by the name that it had.
+    /// Whether an open file may stay open. A file that was unlinked or renamed is checked by its former path.
     pub(crate) fn still_allows(self, file: &OpenFile) -> bool {
         let Some(rules) = self.rules else {
             return true;
         };
-        let doing = match file.is_writable {
-            true => Doing::Changing,
-            false => Doing::Reading,
+        let file_access = match file.is_writable {
+            true => FileAccess::Write,
+            false => FileAccess::Read,
         };
-        let real = self.real(&file.path, true);
+        let real = self.real_path(&file.path, true);
         let real = real.unwrap_or_else(|_| file.path.to_vec());
-        rules.allow(&real, doing).is_ok() && rules.allow(&file.path, doing).is_ok()
+        rules.allow(&real, file_access).is_ok() && rules.allow(&file.path, file_access).is_ok()
     }
 
     pub(crate) fn find_path(self, path: &[u8], follow: bool) -> Result<OwnedFd, Errno> {
@@ -173,12 +179,12 @@ impl<'target> Tree<'target> {
         self.open(path, flags, Mode::empty())
     }
 
-    /// Finds the directory in which the last name of a path is, and that name, for an operation that changes it. Slashes at the end stay with the name: what
-    /// they mean is the operation's business.
+    /// The parent directory of a path and its last component, for an operation that changes the directory entry. Trailing
+    /// slashes stay in the component, because their meaning depends on the operation.
     pub(crate) fn parent(self, path: &[u8]) -> Result<(OwnedFd, &[u8]), Errno> {
         check(path)?;
         if let Some(rules) = self.rules {
-            rules.allow(&self.real(path, false)?, Doing::Changing)?;
+            rules.allow(&self.real_path(path, false)?, FileAccess::Write)?;
         }
         let (directory, name) = split(path);
         let flags = OFlags::PATH | OFlags::DIRECTORY;
@@ -186,15 +192,15 @@ impl<'target> Tree<'target> {
     }
 }
 
-impl Found<'_> {
-    /// A path to this very file, for calls that take no descriptor. It leads to the file and no further, also when that is
-    /// a symbolic link or has lost its name.
+impl ResolvedFile<'_> {
+    /// A path to this file, for calls that take no descriptor. It refers to the file itself, also if that is a symbolic link
+    /// or was unlinked.
     pub(crate) fn as_path(&self) -> String {
         format!("/proc/self/fd/{}", self.as_fd().as_raw_fd())
     }
 }
 
-impl AsFd for Found<'_> {
+impl AsFd for ResolvedFile<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::ByPath(descriptor) => descriptor.as_fd(),
@@ -203,27 +209,27 @@ impl AsFd for Found<'_> {
     }
 }
 
-/// What opening with these flags is about to do.
-pub(super) fn doing(flags: OFlags) -> Doing {
+/// The access that opening with these flags needs.
+pub(super) fn file_access(flags: OFlags) -> FileAccess {
     let changes = OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC;
     let is_temporary = flags.contains(OFlags::TMPFILE);
     match !flags.contains(OFlags::PATH) && (flags.intersects(changes) || is_temporary) {
-        true => Doing::Changing,
-        false => Doing::Reading,
+        true => FileAccess::Write,
+        false => FileAccess::Read,
     }
 }
 
 fn check(path: &[u8]) -> Result<(), Errno> {
     match path.first() {
         None => Err(Errno::NOENT),
-        Some(_) if path.len() >= LONGEST_PATH => Err(Errno::NAMETOOLONG),
+        Some(_) if path.len() >= MAX_PATH => Err(Errno::NAMETOOLONG),
         Some(b'/') if !path.contains(&0) => Ok(()),
-        // Relative to nothing.
+        // A relative path: there is no directory that it could be relative to.
         Some(_) => Err(Errno::INVAL),
     }
 }
 
-/// Splits before the last name. The path begins with a slash.
+/// Splits before the last component. The path begins with a slash.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let end = path
         .iter()
@@ -244,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_split_before_the_last_name() {
+    fn paths_are_split_before_the_last_component() {
         let check = |path: &str, directory: &str, name: &str| {
             let (found_directory, found_name) = split(path.as_bytes());
             assert_eq!(
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_cannot_be() {
+    fn invalid_paths_are_rejected() {
         let check_path = |path: &[u8], expected| assert_eq!(check(path), expected);
         check_path(b"", Err(Errno::NOENT));
         check_path(b"relative", Err(Errno::INVAL));

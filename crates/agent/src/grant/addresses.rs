@@ -1,4 +1,4 @@
-//! Rules about addresses: a transport, a network and a port, each of which may be left out.
+//! Rules for addresses: a transport, a network and a port, each of which is optional.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -17,14 +17,14 @@ pub(super) struct AddressRule {
 }
 
 impl AddressRule {
-    pub(super) fn fits(&self, transport: Transport, address: SocketAddr) -> bool {
+    pub(super) fn matches(&self, transport: Transport, address: SocketAddr) -> bool {
         self.transport.is_none_or(|own| own == transport)
             && self.port.is_none_or(|port| port == address.port())
             && self.network.is_none_or(|(network, length)| {
-                // An address of the old kind can be written in the new one.
-                let (one, other) = (bits(network), bits(address.ip().to_canonical()));
+                // An IPv4 address may be written as an IPv4-mapped IPv6 address.
+                let (left, right) = (bits(network), bits(address.ip().to_canonical()));
                 network.is_ipv4() == address.ip().to_canonical().is_ipv4()
-                    && same_prefix(one, other, length)
+                    && same_prefix(left, right, length)
             })
     }
 }
@@ -36,23 +36,22 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-fn same_prefix(one: u128, other: u128, length: u32) -> bool {
-    let differs = (one ^ other).leading_zeros();
-    differs >= length
+fn same_prefix(left: u128, right: u128, length: u32) -> bool {
+    (left ^ right).leading_zeros() >= length
 }
 
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "`{0}` is no rule for addresses; write `[tcp://|udp://][ADDRESS|NETWORK][:PORT]`. Names cannot be enforced beside the \
+    "`{0}` is not a valid rule for addresses; write `[tcp://|udp://][ADDRESS|NETWORK][:PORT]`. DNS names cannot be enforced at the \
      target"
 )]
-pub(crate) struct Malformed(String);
+pub(crate) struct MalformedRule(String);
 
 impl FromStr for AddressRule {
-    type Err = Malformed;
+    type Err = MalformedRule;
 
-    fn from_str(text: &str) -> Result<Self, Malformed> {
-        let malformed = || Malformed(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, MalformedRule> {
+        let malformed = || MalformedRule(text.to_owned());
         let (transport, rest) = match text.split_once("://") {
             Some(("tcp", rest)) => (Some(Transport::Tcp), rest),
             Some(("udp", rest)) => (Some(Transport::Udp), rest),
@@ -62,14 +61,14 @@ impl FromStr for AddressRule {
         let (network, port) = split(rest).ok_or_else(malformed)?;
         let port = match port {
             None => None,
-            // Zero is any port, as elsewhere.
+            // 0 means any port.
             Some(port) => {
                 Some(port.parse::<u16>().map_err(|_| malformed())?).filter(|port| *port > 0)
             }
         };
         let network = match network {
             "" => None,
-            network => Some(read_network(network).ok_or_else(malformed)?),
+            network => Some(parse_network(network).ok_or_else(malformed)?),
         };
         if transport.is_none() && network.is_none() && port.is_none() {
             return Err(malformed());
@@ -86,7 +85,7 @@ impl FromStr for AddressRule {
 fn split(text: &str) -> Option<(&str, Option<&str>)> {
     if let Some(inside) = text.strip_prefix('[') {
         let (address, rest) = inside.split_once(']')?;
-        // The length of a network may be inside or behind the brackets.
+        // The prefix length is inside the brackets.
         return match rest.strip_prefix(':') {
             Some(port) => Some((address, Some(port))),
             None if rest.is_empty() => Some((address, None)),
@@ -95,21 +94,21 @@ fn split(text: &str) -> Option<(&str, Option<&str>)> {
     }
     match text.split_once(':') {
         Some((network, port)) if !port.contains(':') => Some((network, Some(port))),
-        // A name, or an IPv6 address without brackets.
+        // An IPv6 address without brackets, or a DNS name, which is rejected later.
         _ => Some((text, None)),
     }
 }
 
-fn read_network(text: &str) -> Option<(IpAddr, u32)> {
+fn parse_network(text: &str) -> Option<(IpAddr, u32)> {
     let (address, length) = match text.split_once('/') {
         Some((address, length)) => (address, Some(length.parse::<u32>().ok()?)),
         None => (text, None),
     };
     let address: IpAddr = address.parse().ok()?;
-    let longest = match address {
+    let max_length = match address {
         IpAddr::V4(_) => 32,
         IpAddr::V6(_) => Ipv6Addr::BITS,
     };
-    let length = length.unwrap_or(longest);
-    (length <= longest).then_some((address, length))
+    let length = length.unwrap_or(max_length);
+    (length <= max_length).then_some((address, length))
 }

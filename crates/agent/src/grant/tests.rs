@@ -28,10 +28,10 @@ fn any_of(filters: Vec<HttpFilter>) -> HttpFilter {
 }
 
 #[test]
-fn what_is_forbidden_with_traffic_is_refused() {
+fn forbidden_subscriptions_are_rejected() {
     use IncomingMode::{Mirror, Steal};
     let check = |incoming: IncomingGrant, mode: IncomingMode, filter, allowed: bool| {
-        let rules = Rules::understand(&Grant {
+        let rules = Rules::parse(&Grant {
             incoming,
             ..Grant::default()
         })
@@ -75,7 +75,7 @@ fn what_is_forbidden_with_traffic_is_refused() {
     check(by_user(), Steal, Some(header(".*")), false);
     check(by_user(), Steal, Some(path("/")), false);
     check(by_user(), Mirror, None, true);
-    // Both must fit, so one that is narrow is enough; where either may fit, all must be.
+    // With "all of", one filter that satisfies the rule is enough; with "any of", all must satisfy it.
     let wide = || header(".*");
     let narrow = || header("x-user: ada");
     check(by_user(), Steal, Some(all_of(vec![wide(), narrow()])), true);
@@ -98,7 +98,7 @@ fn what_is_forbidden_with_traffic_is_refused() {
 fn addresses_are_allowed_and_forbidden() {
     let check = |only: &[&[&str]], none_of: &[&str], transport, address: &str, allowed: bool| {
         let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-        let rules = Rules::understand(&Grant {
+        let rules = Rules::parse(&Grant {
             outgoing: OutgoingGrant {
                 only: only.iter().map(|only| texts(only)).collect(),
                 none_of: texts(none_of),
@@ -123,7 +123,7 @@ fn addresses_are_allowed_and_forbidden() {
     check(&[], &["fd00::1"], Udp, "[fd00::1]:53", false);
     check(&[&["10.0.0.0/8"]], &[], Tcp, "10.1.2.3:80", true);
     check(&[&["10.0.0.0/8"]], &[], Tcp, "11.1.2.3:80", false);
-    // Two policies both have to allow it.
+    // Two policies must both allow it.
     check(
         &[&["10.0.0.0/8"], &[":443"]],
         &[],
@@ -142,7 +142,7 @@ fn addresses_are_allowed_and_forbidden() {
 
 #[test]
 fn files_are_hidden_or_read_only() {
-    let rules = Rules::understand(&Grant {
+    let rules = Rules::parse(&Grant {
         files: FilesGrant {
             read_only: vec!["^/etc/".to_owned()],
             hidden: vec!["^/etc/shadow$".to_owned(), "\\.key$".to_owned()],
@@ -150,17 +150,18 @@ fn files_are_hidden_or_read_only() {
         ..Grant::default()
     })
     .unwrap();
-    let allow = |path: &str, doing| rules.files().unwrap().allow(path.as_bytes(), doing);
-    assert_eq!(allow("/etc/shadow", Doing::Reading), Err(Errno::NOENT));
-    assert_eq!(allow("/tmp/a.key", Doing::Changing), Err(Errno::NOENT));
-    assert_eq!(allow("/etc/hosts", Doing::Reading), Ok(()));
-    assert_eq!(allow("/etc/hosts", Doing::Changing), Err(Errno::ROFS));
-    assert_eq!(allow("/tmp/a", Doing::Changing), Ok(()));
+    let allow =
+        |path: &str, file_access| rules.files().unwrap().allow(path.as_bytes(), file_access);
+    assert_eq!(allow("/etc/shadow", FileAccess::Read), Err(Errno::NOENT));
+    assert_eq!(allow("/tmp/a.key", FileAccess::Write), Err(Errno::NOENT));
+    assert_eq!(allow("/etc/hosts", FileAccess::Read), Ok(()));
+    assert_eq!(allow("/etc/hosts", FileAccess::Write), Err(Errno::ROFS));
+    assert_eq!(allow("/tmp/a", FileAccess::Write), Ok(()));
 }
 
 #[test]
 fn variables_are_hidden_by_pattern() {
-    let rules = Rules::understand(&Grant {
+    let rules = Rules::parse(&Grant {
         hidden_variables: vec!["DB_*".to_owned(), "*SECRET*".to_owned(), "HOME".to_owned()],
         ..Grant::default()
     })
@@ -178,14 +179,14 @@ fn variables_are_hidden_by_pattern() {
     // Nor can they be read as a file.
     let files = rules.files().unwrap();
     for path in ["/proc/1/environ", "/proc/self/task/7/environ"] {
-        let allowed = files.allow(path.as_bytes(), Doing::Reading);
+        let allowed = files.allow(path.as_bytes(), FileAccess::Read);
         assert_eq!(allowed, Err(Errno::NOENT), "{path}");
     }
-    assert_eq!(files.allow(b"/proc/1/status", Doing::Reading), Ok(()));
+    assert_eq!(files.allow(b"/proc/1/status", FileAccess::Read), Ok(()));
 }
 
 #[test]
-fn what_is_not_understood_is_an_error() {
+fn malformed_rules_are_errors() {
     let outgoing = |text: &str| Grant {
         outgoing: OutgoingGrant {
             none_of: vec![text.to_owned()],
@@ -194,7 +195,7 @@ fn what_is_not_understood_is_an_error() {
         ..Grant::default()
     };
     for text in ["", "db.shop", "sctp://10.0.0.1", "10.0.0.0/33", "1.2.3.4:x"] {
-        assert!(Rules::understand(&outgoing(text)).is_err(), "{text}");
+        assert!(Rules::parse(&outgoing(text)).is_err(), "{text}");
     }
     let files = Grant {
         files: FilesGrant {
@@ -203,5 +204,5 @@ fn what_is_not_understood_is_an_error() {
         },
         ..Grant::default()
     };
-    assert!(Rules::understand(&files).is_err());
+    assert!(Rules::parse(&files).is_err());
 }

@@ -1,9 +1,9 @@
 //! Patterns with `*` for any characters.
 
-/// Whether all of `text` fits. The time is bounded by the product of both lengths, whatever the pattern.
+/// Whether the whole `text` matches. The time is at most proportional to the product of both lengths, for every pattern.
 pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut position) = (0, 0);
-    // Where to go on when what follows the last star does not fit: the star then takes one byte more.
+    // Where to continue if the text does not match after the last star: the star then matches one more byte.
     let mut retry: Option<(usize, usize)> = None;
     while position < text.len() {
         match (pattern.get(at), &mut retry) {

@@ -1,4 +1,5 @@
-//! TLS that is meant for the application: the target's certificate towards clients, and TLS again towards the application.
+//! Terminates the application's TLS: the agent presents the target's certificate to clients, and uses TLS towards the
+//! application.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use link::tls::ByCertificate;
+use link::tls::CertificateVerifier;
 use protocol::rpc::TargetTls;
 use rustix::fs::{Mode, OFlags};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ServerConfig};
-use splitter::Tls;
+use splitter::TlsTermination;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -22,15 +23,15 @@ use crate::agent::Agent;
 use crate::files::Tree;
 use crate::{Error, Result};
 
-/// A certificate with its chain, or a key, is far smaller.
-const LARGEST: u64 = 1024 * 1024;
-/// How long the application may take to say which protocols it speaks.
-const SPEAKS_WITHIN: Duration = Duration::from_secs(2);
+/// The maximum size of a file. A certificate with its chain, or a key, is far smaller.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
+/// The timeout of the TLS handshake that discovers the application's protocols.
+const ALPN_PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
-/// Puts the contents of the files into the request, read as the target.
+/// Reads the certificate and key files with the rights of the target, and puts their contents into the request.
 pub(super) async fn read(agent: &Agent, tls: &mut TargetTls) -> Result<()> {
     if tls.certificate.is_empty() {
         tls.certificate = read_file(agent, tls.certificate_path.clone()).await?;
@@ -40,21 +41,25 @@ pub(super) async fn read(agent: &Agent, tls: &mut TargetTls) -> Result<()> {
 }
 
 async fn read_file(agent: &Agent, path: Bytes) -> Result<Bytes> {
-    let inside = agent.clone();
+    let target = agent.clone();
     let read = move || {
         let failed = Error::operation("read the target's certificate or its key");
-        let file = Tree::of(&inside, &inside.rules()).open(&path, OFlags::RDONLY, Mode::empty());
+        let file = Tree::of(&target, &target.rules()).open(&path, OFlags::RDONLY, Mode::empty());
         let file = File::from(file.map_err(failed)?);
         let mut content = Vec::new();
-        let read = file.take(LARGEST).read_to_end(&mut content);
+        let read = file.take(MAX_FILE_BYTES).read_to_end(&mut content);
         read.map_err(Error::io("read the target's certificate or its key"))?;
         Ok(Bytes::from(content))
     };
     agent.files().run(read).await
 }
 
-/// Understands what was read, and finds out which protocols the application agrees on.
-pub(super) async fn tls(agent: &Agent, port: u16, content: &TargetTls) -> Result<Tls> {
+/// Parses the certificate and key, and discovers the protocols that the application supports (ALPN).
+pub(super) async fn tls_termination(
+    agent: &Agent,
+    port: u16,
+    content: &TargetTls,
+) -> Result<TlsTermination> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&content.certificate)
         .collect::<Result<_, _>>()
@@ -70,10 +75,11 @@ pub(super) async fn tls(agent: &Agent, port: u16, content: &TargetTls) -> Result
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .map_err(|_| Error::Certificate("its key belongs to another one"))?;
-    // It may have got a new certificate meanwhile: whoever has the port is the application, also without us.
-    let application = ByCertificate::new(&provider, move |shown| {
+    // Any certificate is accepted: the application may have renewed its own, and whichever process listens on the port is
+    // the application, also without the agent.
+    let application = CertificateVerifier::new(&provider, move |shown| {
         if *shown != first {
-            tracing::debug!("the application has another certificate than the one that was read");
+            tracing::debug!("application presents another certificate");
         }
         Ok(())
     });
@@ -83,23 +89,23 @@ pub(super) async fn tls(agent: &Agent, port: u16, content: &TargetTls) -> Result
         .dangerous()
         .with_custom_certificate_verifier(application)
         .with_no_client_auth();
-    server.alpn_protocols = spoken(agent, port, &client).await;
-    Ok(Tls::new(Arc::new(server), Arc::new(client)))
+    server.alpn_protocols = probe_alpn(agent, port, &client).await;
+    Ok(TlsTermination::new(Arc::new(server), Arc::new(client)))
 }
 
-/// What the application speaks inside of TLS. One that cannot be asked speaks what everybody does.
-async fn spoken(agent: &Agent, port: u16, client: &ClientConfig) -> Vec<Vec<u8>> {
-    let mut asking = client.clone();
-    asking.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
-    let asking = Arc::new(asking);
+/// The protocols that the application supports inside TLS. HTTP/1.1 is assumed if it cannot be reached.
+async fn probe_alpn(agent: &Agent, port: u16, client: &ClientConfig) -> Vec<Vec<u8>> {
+    let mut config = client.clone();
+    config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
+    let config = Arc::new(config);
     let addresses = redirect::own_addresses(agent).await.unwrap_or_default();
-    let ask = async {
+    let probe = async {
         for address in addresses {
             let to = SocketAddr::new(address, port);
-            let Ok(stream) = redirect::connect_to_original(agent, to).await else {
+            let Ok(stream) = redirect::connect_to_application(agent, to).await else {
                 continue;
             };
-            let connector = TlsConnector::from(Arc::clone(&asking));
+            let connector = TlsConnector::from(Arc::clone(&config));
             let Ok(stream) = connector.connect(address.into(), stream).await else {
                 continue;
             };
@@ -107,8 +113,8 @@ async fn spoken(agent: &Agent, port: u16, client: &ClientConfig) -> Vec<Vec<u8>>
         }
         None
     };
-    match timeout(SPEAKS_WITHIN, ask).await {
-        Ok(Some(Some(spoken))) if spoken == HTTP2 => vec![HTTP2.to_vec(), HTTP1.to_vec()],
+    match timeout(ALPN_PROBE_TIMEOUT, probe).await {
+        Ok(Some(Some(protocol))) if protocol == HTTP2 => vec![HTTP2.to_vec(), HTTP1.to_vec()],
         Ok(Some(None)) => Vec::new(),
         _ => vec![HTTP1.to_vec()],
     }

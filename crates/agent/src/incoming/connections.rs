@@ -1,72 +1,76 @@
-//! The connections that pass through the agent, so that its end does not break what is under way on them.
+//! The connections that the agent serves. They are drained when the agent shuts down, so that no active transfer is lost.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{AbortHandle, Abortable};
+use parking_lot::Mutex;
 
-use super::fate::Fate;
+use super::reset::ResetState;
 
-/// Between two looks at whether all have ended.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+/// How often draining checks whether all connections have ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The connections that are being served.
 #[derive(Default)]
-pub(super) struct OpenConnections(Mutex<Open>);
+pub(super) struct OpenConnections(Mutex<ConnectionTable>);
 
 #[derive(Default)]
-struct Open {
-    last: u64,
-    connections: HashMap<u64, (Arc<Fate>, AbortHandle)>,
+struct ConnectionTable {
+    last_id: u64,
+    connections: HashMap<u64, (Arc<ResetState>, AbortHandle)>,
 }
 
 impl OpenConnections {
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Serves a connection until it has ended, or until it rests and is to end.
-    pub(super) async fn serve(&self, fate: Arc<Fate>, serving: impl Future<Output = ()>) {
+    /// Serves a connection until it has ended, or until it is idle while [`OpenConnections::drain`] runs.
+    pub(super) async fn serve(
+        &self,
+        reset_state: Arc<ResetState>,
+        serving: impl Future<Output = ()>,
+    ) {
         let (handle, registration) = AbortHandle::new_pair();
-        let number = {
-            let mut open = self.open();
-            open.last += 1;
-            let number = open.last;
-            open.connections.insert(number, (Arc::clone(&fate), handle));
-            number
+        let id = {
+            let mut table = self.0.lock();
+            table.last_id += 1;
+            let id = table.last_id;
+            table
+                .connections
+                .insert(id, (Arc::clone(&reset_state), handle));
+            id
         };
-        let _removed_at_the_end = Entry(self, number);
-        let _ = Abortable::new(fate.shared_by(serving), registration).await;
+        let _entry = TableEntry(self, id);
+        let _ = Abortable::new(reset_state.scope(serving), registration).await;
     }
 
-    /// Ends every connection when nothing seems to be under way on it, and waits for the last.
-    pub(super) async fn end(&self) {
-        for (fate, handle) in self.open().connections.values() {
-            let (fate, handle) = (Arc::clone(fate), handle.clone());
+    /// Ends every connection as soon as it is idle, and waits until all have ended.
+    pub(super) async fn drain(&self) {
+        for (reset_state, handle) in self.0.lock().connections.values() {
+            let (reset_state, handle) = (Arc::clone(reset_state), handle.clone());
             tokio::spawn(async move {
-                fate.rests().await;
+                reset_state.wait_until_idle().await;
                 handle.abort();
             });
         }
-        while !self.open().connections.is_empty() {
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+        while !self.0.lock().connections.is_empty() {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-struct Entry<'a>(&'a OpenConnections, u64);
+/// Removes a connection from the table when it is dropped.
+struct TableEntry<'a>(&'a OpenConnections, u64);
 
-impl Drop for Entry<'_> {
+impl Drop for TableEntry<'_> {
     fn drop(&mut self) {
-        self.0.open().connections.remove(&self.1);
+        self.0.0.lock().connections.remove(&self.1);
     }
 }
 
 impl fmt::Debug for OpenConnections {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = self.open().connections.len();
+        let count = self.0.lock().connections.len();
         formatter
             .debug_tuple("OpenConnections")
             .field(&count)

@@ -1,106 +1,105 @@
-//! A redirected port of UDP. What one client sends to one address is a flow, and goes one way until it has been silent.
+//! A redirected UDP port. All datagrams from one client to one address are a flow, and a flow has one destination until it
+//! times out.
 //!
-//! As in a network, what nobody takes in time is dropped.
+//! As in a network, datagrams that are not read in time are dropped.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use protocol::outgoing::{Datagram as Framed, DatagramDecoder};
-use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Arrival, Claim, ClaimGuard, Claims, Destination as _, Mode, Notices, OnConflict};
+use parking_lot::Mutex;
+use protocol::outgoing::{Datagram as DatagramFrame, DatagramDecoder};
+use protocol::rpc::{MissedReason, MissedTraffic, subscribe_event};
+use splitter::{
+    Claim, ClaimGuard, Claims, ConnectionMeta, Destination as _, Mode, NoticeHandler, OnConflict,
+};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::keeper::{Events, tell};
-use super::queue::Queue;
+use super::accept_pool::AcceptPool;
 use super::redirect::{self, Datagram, Flow};
-use super::stream::{FromSession, SessionStream, Writer};
-use super::wanted::Wanted;
+use super::spec::SubscriptionSpec;
+use super::stream::{SessionReader, SessionStream, SessionWriter};
+use super::subscription_task::{EventSender, emit};
 use crate::agent::Agent;
 use crate::outgoing::receive_one;
 use crate::{Error, Result};
 
-/// A flow ends when it has been silent for so long.
-const IDLE: Duration = Duration::from_secs(60);
-/// A session that failed is left alone for so long.
-const LEFT_ALONE: Duration = Duration::from_secs(5);
-/// An answer may come so long after its flow goes another way.
-const LATE: Duration = Duration::from_secs(2);
-/// Datagrams of a flow that wait to be taken.
-const WAITING: usize = 128;
-/// Flows at the same time. When there are more, those that have been silent for longest end: clients of some protocols ask
-/// once from each port.
-const FLOWS: usize = 4096;
-/// How long an application may take to take a flow, unless its session says otherwise.
-const TAKEN_WITHIN: Duration = Duration::from_secs(5);
+/// A flow without datagrams ends after this time.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A session that did not accept a flow gets no new flows for this time.
+const SUSPENSION: Duration = Duration::from_secs(5);
+/// How long late responses of the application are still forwarded after its flow has moved to another destination.
+const LATE_RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The maximum number of buffered datagrams of a flow.
+const MAX_BUFFERED_DATAGRAMS: usize = 128;
+/// The maximum number of concurrent flows. Beyond it, those that have been idle the longest end: clients of some protocols
+/// use a new port for each request.
+const MAX_FLOWS: usize = 4096;
+/// How long an application may take to accept a flow, unless its session sets a response timeout.
+const ACCEPT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A redirected port of UDP.
+/// A redirected UDP port.
 pub(super) struct UdpPort {
     agent: Agent,
     claims: Arc<Claims>,
     sessions: Mutex<Vec<Session>>,
-    flows: Mutex<HashMap<Ends, ToFlow>>,
-    /// Somebody has come who may want flows that go to the application, or the port is given up.
+    flows: Mutex<HashMap<FlowKey, FlowSender>>,
+    /// There is a new session, which may claim flows of the application, or the port was released.
     changed: watch::Sender<()>,
 }
 
-/// Who sends, and where to.
-type Ends = (SocketAddr, SocketAddr);
+/// The client, and the address that it sends to.
+type FlowKey = (SocketAddr, SocketAddr);
 
 #[derive(Debug, Clone)]
 struct Session {
-    queue: Arc<Queue>,
+    pool: Arc<AcceptPool>,
     mode: Mode,
     owner: Option<String>,
-    /// The oldest is first.
+    /// When the claim began. The oldest claim takes precedence.
     since: Instant,
-    taken_within: Duration,
-    events: Events,
-    /// It has failed: so long it is left alone.
-    unwell_until: Arc<Mutex<Option<Instant>>>,
+    accept_timeout: Duration,
+    events: EventSender,
+    /// It did not accept a flow, and gets no new ones until this time.
+    suspended_until: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Session {
-    fn is_well(&self) -> bool {
-        let until = *self.unwell();
+    fn is_healthy(&self) -> bool {
+        let until = *self.suspended_until.lock();
         until.is_none_or(|until| until <= Instant::now())
     }
 
-    fn unwell(&self) -> MutexGuard<'_, Option<Instant>> {
-        let until = self.unwell_until.lock();
-        until.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// It has not taken a flow.
-    fn fail(&self) {
-        *self.unwell() = Some(Instant::now() + LEFT_ALONE);
-        let missed = Missed {
-            reason: MissedReason::NoAnswer.into(),
-            ..Missed::default()
+    /// Suspends the session, because it did not accept a flow.
+    fn suspend(&self) {
+        *self.suspended_until.lock() = Some(Instant::now() + SUSPENSION);
+        let missed = MissedTraffic {
+            reason: MissedReason::NoResponse.into(),
+            ..MissedTraffic::default()
         };
-        tell(&self.events, subscribe_event::Event::Missed(missed));
+        emit(&self.events, subscribe_event::Event::Missed(missed));
     }
 }
 
-/// A session gets the port's datagrams as long as this lives.
+/// A session's claim of the port's datagrams. Dropping it ends the claim.
 #[derive(Debug)]
 pub(super) struct UdpClaim {
     pub(super) guard: ClaimGuard,
     port: Arc<UdpPort>,
-    queue: Arc<Queue>,
+    pool: Arc<AcceptPool>,
 }
 
 impl Drop for UdpClaim {
     fn drop(&mut self) {
-        let mut sessions = self.port.sessions();
-        sessions.retain(|session| !Arc::ptr_eq(&session.queue, &self.queue));
+        let mut sessions = self.port.sessions.lock();
+        sessions.retain(|session| !Arc::ptr_eq(&session.pool, &self.pool));
     }
 }
 
@@ -115,298 +114,298 @@ impl UdpPort {
         }
     }
 
-    fn sessions(&self) -> MutexGuard<'_, Vec<Session>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn flows(&self) -> MutexGuard<'_, HashMap<Ends, ToFlow>> {
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn claim(
         self: &Arc<Self>,
-        wanted: &Wanted,
-        queue: Arc<Queue>,
-        events: Events,
+        spec: &SubscriptionSpec,
+        pool: Arc<AcceptPool>,
+        events: EventSender,
     ) -> Result<UdpClaim> {
         let claim = Claim {
-            holder: wanted.holder.clone(),
-            owner: wanted.owner.clone(),
-            held_for: wanted.held_for,
-            mode: wanted.mode,
+            holder: spec.holder.clone(),
+            owner: spec.owner.clone(),
+            age: spec.claim_age,
+            mode: spec.mode,
             filter: None,
             takes_probes: true,
-            answer_within: wanted.answer_within,
+            response_timeout: spec.response_timeout,
             tls: None,
-            // What becomes of flows is told from here.
-            notices: Notices::default(),
-            destination: Arc::clone(&queue) as _,
+            // Events about flows are emitted here, not by the splitter.
+            on_notice: NoticeHandler::default(),
+            destination: Arc::clone(&pool) as _,
         };
-        let guard = self.claims.claim(claim, wanted.on_conflict);
+        let guard = self.claims.claim(claim, spec.on_conflict);
         let guard = guard.map_err(Error::Claim)?;
-        let mut sessions = self.sessions();
-        let overrides = wanted.on_conflict == OnConflict::Override;
-        let is_lost = |session: &Session| {
-            let is_own = session.owner.is_some() && session.owner == wanted.owner;
-            overrides || is_own && session.queue.away().is_some()
+        let mut sessions = self.sessions.lock();
+        let overrides = spec.on_conflict == OnConflict::Override;
+        let is_replaced = |session: &Session| {
+            let is_own = session.owner.is_some() && session.owner == spec.owner;
+            overrides || is_own && session.pool.unreachable().is_some()
         };
-        if wanted.mode == Mode::Steal {
-            sessions.retain(|session| session.mode == Mode::Mirror || !is_lost(session));
+        if spec.mode == Mode::Steal {
+            sessions.retain(|session| session.mode == Mode::Mirror || !is_replaced(session));
         }
         let now = Instant::now();
-        let since = now.checked_sub(wanted.held_for).unwrap_or(now);
-        let place = sessions.partition_point(|other| other.since <= since);
+        let since = now.checked_sub(spec.claim_age).unwrap_or(now);
+        let index = sessions.partition_point(|other| other.since <= since);
         let session = Session {
             since,
-            queue: Arc::clone(&queue),
-            mode: wanted.mode,
-            owner: wanted.owner.clone(),
-            taken_within: wanted.answer_within.unwrap_or(TAKEN_WITHIN),
+            pool: Arc::clone(&pool),
+            mode: spec.mode,
+            owner: spec.owner.clone(),
+            accept_timeout: spec.response_timeout.unwrap_or(ACCEPT_TIMEOUT),
             events,
-            unwell_until: Arc::default(),
+            suspended_until: Arc::default(),
         };
-        sessions.insert(place, session);
+        sessions.insert(index, session);
         drop(sessions);
-        self.change();
+        self.restart_application_flows();
         Ok(UdpClaim {
             guard,
             port: Arc::clone(self),
-            queue,
+            pool,
         })
     }
 
-    /// Lets flows that go to the application begin anew, with who is there now.
-    pub(super) fn change(&self) {
+    /// Ends the flows that go to the application, so that their next datagrams are routed to the current sessions.
+    pub(super) fn restart_application_flows(&self) {
         self.changed.send_replace(());
     }
 
-    /// Gives a datagram to its flow, and begins one if there is none.
-    pub(super) fn take(self: &Arc<Self>, datagram: Datagram) {
+    /// Forwards a datagram to its flow, and starts one if there is none.
+    pub(super) fn receive(self: &Arc<Self>, datagram: Datagram) {
         let Datagram { payload, flow } = datagram;
-        let ends = (flow.peer, flow.original_destination);
-        let mut flows = self.flows();
+        let key = (flow.peer, flow.original_destination);
+        let mut flows = self.flows.lock();
         let now = Instant::now();
-        let payload = match flows.get_mut(&ends) {
+        let payload = match flows.get_mut(&key) {
             None => payload,
-            Some(known) => match known.datagrams.try_send(payload) {
-                // A socket whose buffer is full does the same.
+            Some(existing) => match existing.datagrams.try_send(payload) {
+                // A full buffer drops the datagram, as a socket does.
                 Ok(()) | Err(TrySendError::Full(_)) => {
-                    known.last = now;
+                    existing.last_used = now;
                     return;
                 }
                 Err(TrySendError::Closed(payload)) => payload,
             },
         };
-        end_the_most_silent(&mut flows);
-        let (to_flow, datagrams) = mpsc::channel(WAITING);
-        // There is room for one.
-        let _ = to_flow.try_send(payload);
-        let to_flow = ToFlow {
-            datagrams: to_flow,
-            last: now,
+        evict_idle_flows(&mut flows);
+        let (sender, datagrams) = mpsc::channel(MAX_BUFFERED_DATAGRAMS);
+        // The channel is empty, so there is room.
+        let _ = sender.try_send(payload);
+        let sender = FlowSender {
+            datagrams: sender,
+            last_used: now,
         };
-        flows.insert(ends, to_flow);
+        flows.insert(key, sender);
         drop(flows);
-        tokio::spawn(Arc::clone(self).run(flow, datagrams));
+        tokio::spawn(Arc::clone(self).run_flow(flow, datagrams));
     }
 
-    async fn run(self: Arc<Self>, flow: Flow, datagrams: mpsc::Receiver<Bytes>) {
-        let arrival = Arrival {
+    async fn run_flow(self: Arc<Self>, flow: Flow, datagrams: mpsc::Receiver<Bytes>) {
+        let meta = ConnectionMeta {
             client: flow.peer,
             server: flow.original_destination,
             tls: None,
         };
         let mut changed = self.changed.subscribe();
-        let sessions = self.sessions().clone();
-        let is_copy = |session: &&Session| session.mode == Mode::Mirror;
-        let copies = sessions.iter().filter(is_copy);
-        let copies = copies.map(|session| copy(session, &arrival)).collect();
-        let mut datagrams = Arriving {
+        let sessions = self.sessions.lock().clone();
+        let is_mirror = |session: &&Session| session.mode == Mode::Mirror;
+        let mirrors = sessions.iter().filter(is_mirror);
+        let mirrors = mirrors
+            .map(|session| start_mirror(session, &meta))
+            .collect();
+        let mut datagrams = FlowReceiver {
             datagrams,
-            copies,
-            first: Some(Vec::new()),
+            mirrors,
+            replay: Some(Vec::new()),
         };
-        let is_owner = |session: &&Session| session.mode == Mode::Steal && session.is_well();
+        let is_owner = |session: &&Session| session.mode == Mode::Steal && session.is_healthy();
         let owner = sessions.iter().find(is_owner);
         let is_served = match owner {
-            Some(owner) => steal(owner, &arrival, &flow, &mut datagrams).await,
+            Some(owner) => steal(owner, &meta, &flow, &mut datagrams).await,
             None => false,
         };
         if !is_served {
-            if let Some(owner) = owner.filter(|owner| !owner.queue.has_ended()) {
-                owner.fail();
+            if let Some(owner) = owner.filter(|owner| !owner.pool.has_ended()) {
+                owner.suspend();
             }
-            let passed = pass_on(&self.agent, &flow, &mut datagrams, &mut changed).await;
-            if let Err(error) = passed {
-                tracing::debug!(%error, "a flow of datagrams ended");
+            let forwarded = forward_flow(&self.agent, &flow, &mut datagrams, &mut changed).await;
+            if let Err(error) = forwarded {
+                tracing::debug!(%error, "UDP flow ended");
             }
         }
-        // Whatever comes now begins another flow.
+        // Later datagrams start another flow.
         drop(datagrams);
-        let mut flows = self.flows();
-        let ends = (flow.peer, flow.original_destination);
-        let is_over = |known: &ToFlow| known.datagrams.is_closed();
-        if flows.get(&ends).is_some_and(is_over) {
-            flows.remove(&ends);
+        let mut flows = self.flows.lock();
+        let key = (flow.peer, flow.original_destination);
+        let is_over = |sender: &FlowSender| sender.datagrams.is_closed();
+        if flows.get(&key).is_some_and(is_over) {
+            flows.remove(&key);
         }
     }
 }
 
-/// The way to a flow, which ends when this is dropped.
+/// Sends datagrams to a flow. The flow ends when this is dropped.
 #[derive(Debug)]
-struct ToFlow {
+struct FlowSender {
     datagrams: mpsc::Sender<Bytes>,
-    /// When something came for it.
-    last: Instant,
+    /// When the last datagram was received.
+    last_used: Instant,
 }
 
-/// Makes room for another flow. Several end at once, so that a crowd does not make each newcomer look through all.
-fn end_the_most_silent(flows: &mut HashMap<Ends, ToFlow>) {
-    if flows.len() < FLOWS {
+/// Makes room for another flow. Ends several at once, so that not every new flow has to search all of them.
+fn evict_idle_flows(flows: &mut HashMap<FlowKey, FlowSender>) {
+    if flows.len() < MAX_FLOWS {
         return;
     }
-    let mut times: Vec<Instant> = flows.values().map(|flow| flow.last).collect();
-    let (_, oldest_to_stay, _) = times.select_nth_unstable(FLOWS / 8);
+    let mut times: Vec<Instant> = flows.values().map(|flow| flow.last_used).collect();
+    let (_, oldest_to_stay, _) = times.select_nth_unstable(MAX_FLOWS / 8);
     let oldest_to_stay = *oldest_to_stay;
-    flows.retain(|_, flow| flow.last > oldest_to_stay);
+    flows.retain(|_, flow| flow.last_used > oldest_to_stay);
 }
 
-/// The datagrams of a flow, as they arrive.
-struct Arriving {
+/// Receives the datagrams of a flow.
+struct FlowReceiver {
     datagrams: mpsc::Receiver<Bytes>,
-    copies: Vec<mpsc::Sender<Bytes>>,
-    /// What has arrived, as long as somebody else may have to get it.
-    first: Option<Vec<Bytes>>,
+    mirrors: Vec<mpsc::Sender<Bytes>>,
+    /// The first datagrams, to send them to the application if the session does not accept the flow.
+    replay: Option<Vec<Bytes>>,
 }
 
-impl Arriving {
+impl FlowReceiver {
     async fn next(&mut self) -> Option<Bytes> {
         let payload = self.datagrams.recv().await?;
-        for copy in &self.copies {
-            // A copy that is behind misses some.
-            let _ = copy.try_send(payload.clone());
+        for mirror in &self.mirrors {
+            // A mirror that is too slow misses datagrams.
+            let _ = mirror.try_send(payload.clone());
         }
-        if let Some(first) = &mut self.first
-            && first.len() < WAITING
+        if let Some(replay) = &mut self.replay
+            && replay.len() < MAX_BUFFERED_DATAGRAMS
         {
-            first.push(payload.clone());
+            replay.push(payload.clone());
         }
         Some(payload)
     }
 }
 
-/// Gives a flow to a session until one of them has been silent. Says whether the session has taken it.
-async fn steal(owner: &Session, arrival: &Arrival, flow: &Flow, datagrams: &mut Arriving) -> bool {
-    let Ok(stream) = owner.queue.open(arrival).await else {
+/// Routes a flow to a session until it times out. Returns whether the session has accepted it.
+async fn steal(
+    owner: &Session,
+    meta: &ConnectionMeta,
+    flow: &Flow,
+    datagrams: &mut FlowReceiver,
+) -> bool {
+    let Ok(stream) = owner.pool.open(meta).await else {
         return false;
     };
     let (mut from_session, mut to_session) = stream.split();
-    let mut answers = DatagramDecoder::default();
-    let offered_until = Instant::now() + owner.taken_within;
-    let mut idle_from = Instant::now();
+    let mut responses = DatagramDecoder::default();
+    let accept_deadline = Instant::now() + owner.accept_timeout;
+    let mut idle_since = Instant::now();
     loop {
-        let until = match from_session.is_taken() {
-            true => idle_from + IDLE,
-            false => offered_until,
+        let deadline = match from_session.is_accepted() {
+            true => idle_since + IDLE_TIMEOUT,
+            false => accept_deadline,
         };
         tokio::select! {
             datagram = datagrams.next() => match datagram {
                 Some(payload) => send(&mut to_session, payload),
                 None => break,
             },
-            answered = answer(&mut from_session, &mut answers, flow) => match answered {
+            replied = reply(&mut from_session, &mut responses, flow) => match replied {
                 Ok(true) => {}
                 Ok(false) | Err(_) => break,
             },
-            () = owner.queue.ended() => break,
-            () = sleep_until(until) => break,
+            () = owner.pool.ended() => break,
+            () = sleep_until(deadline) => break,
         }
-        if from_session.is_taken() {
-            datagrams.first = None;
+        if from_session.is_accepted() {
+            datagrams.replay = None;
         }
-        idle_from = Instant::now();
+        idle_since = Instant::now();
     }
-    from_session.is_taken()
+    from_session.is_accepted()
 }
 
-/// What does not fit is dropped.
-fn send(to_session: &mut Writer, payload: Bytes) {
+/// Sends a datagram to a session. It is dropped if it does not fit into the buffer.
+fn send(to_session: &mut SessionWriter, payload: Bytes) {
     let mut frame = BytesMut::new();
-    let framed = Framed::Payload {
+    let datagram = DatagramFrame::Payload {
         address: None,
         payload,
     };
-    framed.encode(&mut frame);
+    datagram.encode(&mut frame);
     let _ = to_session.try_write(&frame);
 }
 
-/// Sends the next answers to the client. Says whether there may be more.
-async fn answer(
-    from_session: &mut FromSession,
-    answers: &mut DatagramDecoder,
+/// Sends the next responses of the session to the client. Returns whether there may be more.
+async fn reply(
+    from_session: &mut SessionReader,
+    responses: &mut DatagramDecoder,
     flow: &Flow,
 ) -> io::Result<bool> {
-    while let Some(datagram) = answers.next_datagram().map_err(io::Error::other)? {
-        if let Framed::Payload { payload, .. } = datagram
+    while let Some(datagram) = responses.next_datagram().map_err(io::Error::other)? {
+        if let DatagramFrame::Payload { payload, .. } = datagram
             && let Err(error) = flow.reply(&payload).await
         {
-            tracing::debug!(%error, "an answer could not be sent");
+            tracing::debug!(%error, "failed to send UDP response");
         }
     }
     let bytes = from_session.next().await?;
-    answers.push(&bytes);
+    responses.push(&bytes);
     Ok(!bytes.is_empty())
 }
 
-/// Passes a flow on to the application until both have been silent, or somebody else may want it. Late answers still come.
-async fn pass_on(
+/// Forwards a flow to the application until it times out, or until it has to be routed again. Late responses are still
+/// forwarded to the client.
+async fn forward_flow(
     agent: &Agent,
     flow: &Flow,
-    datagrams: &mut Arriving,
+    datagrams: &mut FlowReceiver,
     changed: &mut watch::Receiver<()>,
 ) -> Result<()> {
-    let socket = redirect::open_udp_to_original(agent, flow.original_destination).await?;
-    for payload in datagrams.first.take().unwrap_or_default() {
+    let socket = redirect::open_udp_to_application(agent, flow.original_destination).await?;
+    for payload in datagrams.replay.take().unwrap_or_default() {
         forward(&socket, &payload).await;
     }
-    let mut until = Instant::now() + IDLE;
-    let mut is_leaving = false;
+    let mut deadline = Instant::now() + IDLE_TIMEOUT;
+    let mut is_closing = false;
     loop {
         tokio::select! {
-            datagram = datagrams.next(), if !is_leaving => match datagram {
+            datagram = datagrams.next(), if !is_closing => match datagram {
                 Some(payload) => forward(&socket, &payload).await,
-                // All that had come before has been passed on.
+                // All datagrams that were received before have been forwarded.
                 None => {
-                    is_leaving = true;
-                    until = Instant::now() + LATE;
+                    is_closing = true;
+                    deadline = Instant::now() + LATE_RESPONSE_TIMEOUT;
                 }
             },
-            // An error is what the application's host answered: that nobody listens. The client may try again.
+            // An error is an ICMP response that no process listens on the port. The client may try again.
             received = receive_one(&socket) => if let Ok(payload) = received {
                 flow.reply(&payload).await?;
             },
-            // What comes from now on begins another flow.
-            _ = changed.changed(), if !is_leaving => datagrams.datagrams.close(),
-            () = sleep_until(until) => return Ok(()),
+            // Later datagrams start another flow.
+            _ = changed.changed(), if !is_closing => datagrams.datagrams.close(),
+            () = sleep_until(deadline) => return Ok(()),
         }
-        if !is_leaving {
-            until = Instant::now() + IDLE;
+        if !is_closing {
+            deadline = Instant::now() + IDLE_TIMEOUT;
         }
     }
 }
 
 async fn forward(socket: &UdpSocket, payload: &[u8]) {
     if let Err(error) = socket.send(payload).await {
-        tracing::debug!(%error, "a datagram could not be passed on");
+        tracing::debug!(%error, "failed to forward datagram");
     }
 }
 
-/// Begins a copy of a flow. It ends with it.
-fn copy(session: &Session, arrival: &Arrival) -> mpsc::Sender<Bytes> {
-    let (to_copy, mut datagrams) = mpsc::channel(WAITING);
-    let (session, arrival) = (session.clone(), arrival.clone());
+/// Starts to mirror a flow to a session. The mirror ends with the flow.
+fn start_mirror(session: &Session, meta: &ConnectionMeta) -> mpsc::Sender<Bytes> {
+    let (to_mirror, mut datagrams) = mpsc::channel(MAX_BUFFERED_DATAGRAMS);
+    let (session, meta) = (session.clone(), meta.clone());
     tokio::spawn(async move {
-        let stream: SessionStream = session.queue.open(&arrival).await?;
+        let stream: SessionStream = session.pool.open(&meta).await?;
         let (mut from_session, mut to_session) = stream.split();
         let discard = async {
             while !from_session.next().await?.is_empty() {}
@@ -420,11 +419,11 @@ fn copy(session: &Session, arrival: &Arrival) -> mpsc::Sender<Bytes> {
         tokio::select! {
             _ = discard => {}
             () = write => {}
-            () = session.queue.ended() => {}
+            () = session.pool.ended() => {}
         }
         io::Result::Ok(())
     });
-    to_copy
+    to_mirror
 }
 
 impl fmt::Debug for UdpPort {
@@ -441,28 +440,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_have_been_silent_for_longest_make_room() {
+    fn the_longest_idle_flows_are_evicted() {
         let epoch = Instant::now();
         let mut flows = HashMap::new();
-        let ends = |number: usize| {
+        let key = |number: usize| {
             let port = u16::try_from(number).unwrap();
             let client = SocketAddr::from(([203, 0, 113, 9], port));
             (client, SocketAddr::from(([10, 1, 2, 3], 53)))
         };
-        let add = |flows: &mut HashMap<Ends, ToFlow>, number: usize| {
+        let add = |flows: &mut HashMap<FlowKey, FlowSender>, number: usize| {
             let (datagrams, _) = mpsc::channel(1);
-            let last = epoch + Duration::from_millis(number as u64);
-            flows.insert(ends(number), ToFlow { datagrams, last });
+            let last_used = epoch + Duration::from_millis(number as u64);
+            let sender = FlowSender {
+                datagrams,
+                last_used,
+            };
+            flows.insert(key(number), sender);
         };
-        for number in 0..FLOWS - 1 {
+        for number in 0..MAX_FLOWS - 1 {
             add(&mut flows, number);
         }
-        end_the_most_silent(&mut flows);
-        assert_eq!(flows.len(), FLOWS - 1);
-        add(&mut flows, FLOWS);
-        end_the_most_silent(&mut flows);
-        assert!(flows.len() < FLOWS && flows.len() > FLOWS / 2);
-        assert!(!flows.contains_key(&ends(0)));
-        assert!(flows.contains_key(&ends(FLOWS)) && flows.contains_key(&ends(FLOWS - 2)));
+        evict_idle_flows(&mut flows);
+        assert_eq!(flows.len(), MAX_FLOWS - 1);
+        add(&mut flows, MAX_FLOWS);
+        evict_idle_flows(&mut flows);
+        assert!(flows.len() < MAX_FLOWS && flows.len() > MAX_FLOWS / 2);
+        assert!(!flows.contains_key(&key(0)));
+        assert!(flows.contains_key(&key(MAX_FLOWS)) && flows.contains_key(&key(MAX_FLOWS - 2)));
     }
 }

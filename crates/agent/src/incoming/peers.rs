@@ -1,9 +1,9 @@
-//! Agents of one network that share its ports.
+//! Peer agents: the agents of one network share its ports.
 //!
-//! Each session on a process or a pod may have an agent of its own, and only one of them can redirect a port. It waits for
-//! the others at its meeting point, a socket whose name and secret the kernel keeps with the claim on the port. When both
-//! have proved that they know the secret they speak the session protocol there, and of it only what is about incoming
-//! traffic: a subscription is passed on, and so is every request for a connection, body for body.
+//! Each session on a process or a pod may have its own agent, and only one agent can redirect a port. That agent listens for
+//! the others on its [`PeerEndpoint`], a Unix socket whose name and secret the kernel stores with the claim of the port.
+//! After both sides have proved that they know the secret, they use the part of the session protocol that is about incoming
+//! traffic: subscriptions and `incoming/accept` requests are forwarded unchanged.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::TokioIo;
-use link::http2::ConnectionAfterOthers;
+use link::http2::ConnectionPolledLast;
 use protocol::control::VERSION;
 use protocol::failure::{Failure, Reason};
 use protocol::incoming::Accept;
@@ -35,23 +35,26 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::{Status, Streaming};
 
-use super::lent::Lent;
-use super::reachable::Reachable;
-use super::redirect::{Meeting, MeetingPoint, PROOF_BYTES, Role};
+use super::reachability::ReachabilityWatch;
+use super::reclaimable::BorrowedBody;
+use super::redirect::{Handshake, PROOF_LEN, PeerEndpoint, Role};
 use crate::agent::Agent;
 use crate::connection::{
-    self, CONNECTION_WINDOW, Connection, FRAME, RESETS, SEND_BUFFER, STREAM_WINDOW, STREAMS,
+    self, CONNECTION_WINDOW, Connection, MAX_FRAME, MAX_RESETS, MAX_STREAMS, SEND_BUFFER,
+    STREAM_WINDOW,
 };
 use crate::{Error, Result};
 
-/// How long one who comes may take to prove that he is an agent.
-const PROVEN_WITHIN: Duration = Duration::from_secs(2);
-/// How many may be about to prove it.
-const STRANGERS: usize = 64;
+/// The timeout of the handshake that authenticates a peer.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The delay after a failed accept.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(2);
+/// The maximum number of concurrent handshakes.
+const MAX_UNAUTHENTICATED: usize = 64;
 
-/// Waits for other agents of the target's network.
-pub(super) async fn listen(agent: &Agent, point: &MeetingPoint) -> Result<UnixListener> {
-    let name = point.socket_name();
+/// Opens the listener for other agents of the target's network.
+pub(super) async fn listen(agent: &Agent, endpoint: &PeerEndpoint) -> Result<UnixListener> {
+    let name = endpoint.socket_name();
     let make = move || {
         let address = std_unix::SocketAddr::from_abstract_name(name);
         let listener = address.and_then(|address| std_unix::UnixListener::bind_addr(&address));
@@ -65,63 +68,65 @@ pub(super) async fn listen(agent: &Agent, point: &MeetingPoint) -> Result<UnixLi
     UnixListener::from_std(listener).map_err(Error::io("listen for other agents"))
 }
 
-/// Serves other agents.
-pub(super) async fn serve_all(agent: Agent, listener: UnixListener, point: MeetingPoint) {
-    let strangers = Arc::new(Semaphore::new(STRANGERS));
-    while let Ok(permit) = Arc::clone(&strangers).acquire_owned().await {
+/// Accepts and serves other agents.
+pub(super) async fn serve_all(agent: Agent, listener: UnixListener, endpoint: PeerEndpoint) {
+    let handshakes = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED));
+    while let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await {
         let Ok((mut stream, _)) = listener.accept().await else {
-            // No descriptor is left. Sessions go on, and somebody may go.
-            tokio::time::sleep(PROVEN_WITHIN).await;
+            // The process is out of file descriptors. Sessions continue, and may release some.
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         let agent = agent.clone();
         tokio::spawn(async move {
-            let welcomed = timeout(PROVEN_WITHIN, welcome(&mut stream, &point)).await;
+            let authenticated =
+                timeout(HANDSHAKE_TIMEOUT, authenticate(&mut stream, &endpoint)).await;
             drop(permit);
-            if !matches!(welcomed, Ok(Ok(()))) {
-                return tracing::warn!("somebody who is no agent came to the meeting point");
+            if !matches!(authenticated, Ok(Ok(()))) {
+                return tracing::warn!("unauthenticated peer rejected");
             }
             let connection = Arc::new(Connection::of_peer(agent));
             if let Err(error) = connection::serve(connection, stream).await {
-                tracing::debug!(%error, "another agent has gone");
+                tracing::debug!(%error, "peer agent disconnected");
             }
         });
     }
 }
 
-/// Proves to one who comes that the port is ours to share, and lets him prove that he may have it.
-async fn welcome(stream: &mut UnixStream, point: &MeetingPoint) -> io::Result<()> {
-    let mut meeting = Meeting {
-        holders: rand::random(),
-        ..Meeting::default()
+/// The handshake of the agent that redirects the port. Both sides prove that they know the secret, the listening side first.
+async fn authenticate(stream: &mut UnixStream, endpoint: &PeerEndpoint) -> io::Result<()> {
+    let mut handshake = Handshake {
+        holder_nonce: rand::random(),
+        ..Handshake::default()
     };
-    stream.read_exact(&mut meeting.joiners).await?;
-    let proof = point.proof(Role::Holder, &meeting);
-    let answer = [&meeting.holders[..], &proof].concat();
-    stream.write_all(&answer).await?;
-    let mut proof = [0; PROOF_BYTES];
+    stream.read_exact(&mut handshake.joiner_nonce).await?;
+    let proof = endpoint.proof(Role::Holder, &handshake);
+    let response = [&handshake.holder_nonce[..], &proof].concat();
+    stream.write_all(&response).await?;
+    let mut proof = [0; PROOF_LEN];
     stream.read_exact(&mut proof).await?;
-    if point.accepts(Role::Joiner, &meeting, &proof) {
+    if endpoint.verify(Role::Joiner, &handshake, &proof) {
         return Ok(());
     }
     Err(io::ErrorKind::PermissionDenied.into())
 }
 
-/// The other side of it. Whoever has taken the name of a socket whose agent is gone learns nothing.
-async fn introduce(stream: &mut UnixStream, point: &MeetingPoint) -> io::Result<()> {
-    let mut meeting = Meeting {
-        joiners: rand::random(),
-        ..Meeting::default()
+/// The handshake of the agent that joins. A process that has taken over the socket name of an agent that has ended learns
+/// nothing, because it has to prove first that it knows the secret.
+async fn join_handshake(stream: &mut UnixStream, endpoint: &PeerEndpoint) -> io::Result<()> {
+    let mut handshake = Handshake {
+        joiner_nonce: rand::random(),
+        ..Handshake::default()
     };
-    stream.write_all(&meeting.joiners).await?;
-    stream.read_exact(&mut meeting.holders).await?;
-    let mut proof = [0; PROOF_BYTES];
+    stream.write_all(&handshake.joiner_nonce).await?;
+    stream.read_exact(&mut handshake.holder_nonce).await?;
+    let mut proof = [0; PROOF_LEN];
     stream.read_exact(&mut proof).await?;
-    if !point.accepts(Role::Holder, &meeting, &proof) {
-        tracing::warn!("somebody who is no agent waits at a meeting point");
+    if !endpoint.verify(Role::Holder, &handshake, &proof) {
+        tracing::warn!("unauthenticated peer endpoint");
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let proof = point.proof(Role::Joiner, &meeting);
+    let proof = endpoint.proof(Role::Joiner, &handshake);
     stream.write_all(&proof).await
 }
 
@@ -129,31 +134,31 @@ async fn introduce(stream: &mut UnixStream, point: &MeetingPoint) -> io::Result<
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) peer: Peer,
-    /// As the other agent told it.
+    /// The confirmation of the other agent.
     pub(super) subscribed: Subscribed,
     pub(super) events: Streaming<SubscribeEvent>,
 }
 
-/// Another agent, and the number under which it knows a subscription.
+/// Another agent, and the ID of a subscription there.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
-    sender: Sender,
+    sender: RequestSender,
     subscription: u64,
 }
 
 #[derive(Debug, Clone)]
-struct Sender(http2::SendRequest<Body>);
+struct RequestSender(http2::SendRequest<Body>);
 
-/// Asks the agent at a meeting point for what it redirects.
+/// Subscribes at the agent that listens on the endpoint.
 pub(super) async fn join(
     agent: &Agent,
-    point: &MeetingPoint,
+    endpoint: &PeerEndpoint,
     request: SubscribeRequest,
 ) -> Result<Joined> {
-    let mut stream = reach(agent, point).await?;
-    let introduced = introduce(&mut stream, point).await;
-    introduced.map_err(|_| Error::PeerGone)?;
-    let sender = start(stream).await?;
+    let mut stream = connect_to(agent, endpoint).await?;
+    let authenticated = join_handshake(&mut stream, endpoint).await;
+    authenticated.map_err(|_| Error::PeerGone)?;
+    let sender = start_http2(stream).await?;
     let hello = HelloRequest {
         version: Some(VERSION),
         client: concat!("standind ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -163,14 +168,14 @@ pub(super) async fn join(
     control
         .hello(hello)
         .await
-        .map_err(|status| refused(&status))?;
+        .map_err(|status| to_error(&status))?;
     let mut incoming = IncomingClient::with_origin(sender.clone(), origin());
     let events = incoming
         .subscribe(request)
         .await
-        .map_err(|status| refused(&status))?;
+        .map_err(|status| to_error(&status))?;
     let mut events = events.into_inner();
-    let first = events.message().await.map_err(|status| refused(&status))?;
+    let first = events.message().await.map_err(|status| to_error(&status))?;
     let Some(Event::Subscribed(subscribed)) = first.and_then(|first| first.event) else {
         return Err(Error::PeerGone);
     };
@@ -184,14 +189,14 @@ pub(super) async fn join(
     })
 }
 
-async fn reach(agent: &Agent, point: &MeetingPoint) -> Result<UnixStream> {
-    let name = point.socket_name();
+async fn connect_to(agent: &Agent, endpoint: &PeerEndpoint) -> Result<UnixStream> {
+    let name = endpoint.socket_name();
     let make = move || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).and_then(
             |socket: OwnedFd| {
                 let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-                // A Unix socket is connected at once or not at all.
+                // Connecting a Unix socket never blocks.
                 connect(&socket, &address)?;
                 Ok(socket)
             },
@@ -199,32 +204,32 @@ async fn reach(agent: &Agent, point: &MeetingPoint) -> Result<UnixStream> {
         connected.map_err(|_| Error::PeerGone)
     };
     let socket = agent.sockets().run(make).await?;
-    UnixStream::from_std(socket.into()).map_err(Error::io("speak with another agent"))
+    UnixStream::from_std(socket.into()).map_err(Error::io("connect to another agent"))
 }
 
-async fn start(stream: UnixStream) -> Result<Sender> {
-    let mut builder = http2::Builder::new(ConnectionAfterOthers::default());
+async fn start_http2(stream: UnixStream) -> Result<RequestSender> {
+    let mut builder = http2::Builder::new(ConnectionPolledLast::default());
     builder
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(FRAME)
-        .initial_max_send_streams(STREAMS as usize)
+        .max_frame_size(MAX_FRAME)
+        .initial_max_send_streams(MAX_STREAMS as usize)
         .max_send_buf_size(SEND_BUFFER)
-        .max_concurrent_reset_streams(RESETS);
+        .max_concurrent_reset_streams(MAX_RESETS);
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|_| Error::PeerGone)?;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "another agent has gone");
+            tracing::debug!(%error, "peer agent disconnected");
         }
     });
-    Ok(Sender(sender))
+    Ok(RequestSender(sender))
 }
 
-/// Why another agent did not do it: it said so, or it is gone.
-fn refused(status: &Status) -> Error {
+/// Converts the status of a failed call. A status without a failure means that the connection is lost.
+fn to_error(status: &Status) -> Error {
     match Failure::from_status(status) {
-        // It is about to be.
+        // The other agent is shutting down.
         Some(failure) if failure.reason() == Reason::TargetGone => Error::PeerGone,
         Some(failure) => Error::Peer(failure),
         None => Error::PeerGone,
@@ -232,31 +237,31 @@ fn refused(status: &Status) -> Error {
 }
 
 impl Peer {
-    /// Says whether the session can be reached, as long as this is polled.
-    pub(super) async fn report(&self, mut reachable: Reachable) {
+    /// Reports to the other agent whether the session is connected, as long as the future is polled.
+    pub(super) async fn report(&self, mut reachability: ReachabilityWatch) {
         let mut incoming = IncomingClient::with_origin(self.sender.clone(), origin());
-        let mut told = None;
+        let mut reported = None;
         loop {
-            let away = reachable.away();
-            if away != told {
-                let away_for = away.map(|away| away.keeps_for.as_millis());
+            let unreachable = reachability.unreachable();
+            if unreachable != reported {
+                let resume_window = unreachable.map(|client| client.expires_in.as_millis());
                 let request = ReportRequest {
-                    away_for_milliseconds: away_for
+                    resume_window_milliseconds: resume_window
                         .map(|time| u64::try_from(time).unwrap_or(u64::MAX)),
                 };
-                // One of an older release does without.
+                // Agents of older releases do not implement it.
                 let _ = incoming.report(request).await;
-                told = away;
+                reported = unreachable;
             }
-            reachable.changed().await;
+            reachability.changed().await;
         }
     }
 
-    /// Waits until there is a connection, and answers with it.
-    pub(super) async fn accept(&self, from_session: Lent) -> Result<Response<Body>> {
+    /// Waits for a connection, and returns it as the response.
+    pub(super) async fn accept(&self, from_session: BorrowedBody) -> Result<Response<Body>> {
         let mut request = Request::new(Body::new(from_session));
         *request.method_mut() = http::Method::POST;
-        *request.uri_mut() = Uri::from_static(ACCEPT_AT_PEER);
+        *request.uri_mut() = Uri::from_static(ACCEPT_URI);
         *request.headers_mut() = Accept {
             subscription: self.subscription,
         }
@@ -271,14 +276,14 @@ impl Peer {
     }
 }
 
-/// HTTP/2 wants a scheme and a host, which mean nothing here.
-const ACCEPT_AT_PEER: &str = "http://peer/standin.session.v1/incoming/accept";
+/// HTTP/2 requires a scheme and a host. They have no meaning here.
+const ACCEPT_URI: &str = "http://peer/standin.session.v1/incoming/accept";
 
 fn origin() -> Uri {
     Uri::from_static("http://peer")
 }
 
-impl Service<Request<Body>> for Sender {
+impl Service<Request<Body>> for RequestSender {
     type Response = Response<Incoming>;
     type Error = hyper::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
@@ -300,48 +305,47 @@ mod tests {
 
     #[tokio::test]
     async fn both_sides_prove_that_they_know_the_secret() {
-        let point = MeetingPoint::new();
+        let endpoint = PeerEndpoint::new();
         let (mut holder, mut joiner) = UnixStream::pair().unwrap();
-        let (welcomed, introduced) =
-            tokio::join!(welcome(&mut holder, &point), introduce(&mut joiner, &point));
-        welcomed.unwrap();
-        introduced.unwrap();
+        let (accepted, joined) = tokio::join!(
+            authenticate(&mut holder, &endpoint),
+            join_handshake(&mut joiner, &endpoint)
+        );
+        accepted.unwrap();
+        joined.unwrap();
     }
 
     #[tokio::test]
-    async fn nothing_is_proved_to_somebody_who_does_not_know_it() {
-        let (point, guessed) = (MeetingPoint::new(), MeetingPoint::new());
+    async fn a_peer_without_the_secret_is_rejected_and_gets_no_proof() {
+        let (endpoint, guessed) = (PeerEndpoint::new(), PeerEndpoint::new());
         let (mut holder, mut joiner) = UnixStream::pair().unwrap();
         let impostor = async {
-            let welcomed = welcome(&mut holder, &guessed).await;
-            assert_eq!(welcomed.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+            let accepted = authenticate(&mut holder, &guessed).await;
+            assert_eq!(accepted.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         };
         let join = async {
-            let introduced = introduce(&mut joiner, &point).await;
-            assert_eq!(
-                introduced.unwrap_err().kind(),
-                io::ErrorKind::PermissionDenied
-            );
+            let joined = join_handshake(&mut joiner, &endpoint).await;
+            assert_eq!(joined.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
             drop(joiner);
         };
         tokio::join!(impostor, join);
-        // One who repeats what the holder says proves nothing, either.
+        // Echoing the proof of the holder is not a proof, either.
         let (mut holder, mut joiner) = UnixStream::pair().unwrap();
         let echo = async {
             joiner.write_all(&[7; 16]).await.unwrap();
-            let mut said = [0; 16 + PROOF_BYTES];
-            joiner.read_exact(&mut said).await.unwrap();
-            joiner.write_all(&said[16..]).await.unwrap();
+            let mut received = [0; 16 + PROOF_LEN];
+            joiner.read_exact(&mut received).await.unwrap();
+            joiner.write_all(&received[16..]).await.unwrap();
         };
-        let (welcomed, ()) = tokio::join!(welcome(&mut holder, &point), echo);
+        let (accepted, ()) = tokio::join!(authenticate(&mut holder, &endpoint), echo);
         assert_eq!(
-            welcomed.unwrap_err().kind(),
+            accepted.unwrap_err().kind(),
             io::ErrorKind::PermissionDenied
         );
     }
 
     #[test]
-    fn connections_are_asked_for_where_the_protocol_says() {
-        assert_eq!(Uri::from_static(ACCEPT_AT_PEER).path(), ACCEPT);
+    fn the_accept_uri_has_the_path_of_the_protocol() {
+        assert_eq!(Uri::from_static(ACCEPT_URI).path(), ACCEPT);
     }
 }

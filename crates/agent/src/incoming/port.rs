@@ -1,40 +1,43 @@
-//! A redirected port: who wants its traffic, what is known about it, and who is told.
+//! A redirected port: the claims of its traffic, and the events about it.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use protocol::rpc::{Missed, MissedReason, subscribe_event};
-use splitter::{Claim, ClaimGuard, Earlier, Notice, Notices, Reason, RequestLine, Settings};
+use parking_lot::Mutex;
+use protocol::rpc::{MissedReason, MissedTraffic, subscribe_event};
+use splitter::{
+    Claim, ClaimGuard, EarlierSession, FailureReason, Notice, NoticeHandler, RequestLine, Settings,
+};
 use tokio::sync::watch;
 
+use super::accept_pool::AcceptPool;
+use super::application::ApplicationDestination;
 use super::certificates;
 use super::datagrams::{UdpClaim, UdpPort};
-use super::keeper::{Events, tell};
-use super::original::Original;
-use super::queue::Queue;
 use super::redirect::{Mesh, Protocol};
-use super::wanted::Wanted;
+use super::spec::SubscriptionSpec;
+use super::subscription_task::{EventSender, emit};
 use crate::agent::Agent;
 use crate::{Error, Result};
 
 /// A redirected port.
 #[derive(Debug)]
 pub(super) struct OpenPort {
-    pub(super) kind: Kind,
-    /// Whether traffic has arrived that is not the target's own.
+    pub(super) kind: PortKind,
+    /// Whether traffic was received that is not the target's own.
     pub(super) traffic: watch::Sender<bool>,
     mesh: Mutex<Option<Mesh>>,
 }
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum PortKind {
     Tcp(Arc<splitter::Port>),
     Udp(Arc<UdpPort>),
 }
 
-/// A session gets what it wants as long as this lives.
+/// A claim of traffic. Dropping it ends the claim.
 #[derive(Debug)]
-pub(super) enum AnyClaim {
+pub(super) enum TrafficClaim {
     Tcp(ClaimGuard),
     Udp(UdpClaim),
 }
@@ -42,10 +45,13 @@ pub(super) enum AnyClaim {
 impl OpenPort {
     pub(super) fn new(agent: &Agent, protocol: Protocol) -> Self {
         let kind = match protocol {
-            Protocol::Udp => Kind::Udp(Arc::new(UdpPort::new(agent))),
+            Protocol::Udp => PortKind::Udp(Arc::new(UdpPort::new(agent))),
             Protocol::Tcp => {
-                let original = Arc::new(Original(agent.clone()));
-                Kind::Tcp(Arc::new(splitter::Port::new(original, Settings::default())))
+                let application = Arc::new(ApplicationDestination(agent.clone()));
+                PortKind::Tcp(Arc::new(splitter::Port::new(
+                    application,
+                    Settings::default(),
+                )))
             }
         };
         Self {
@@ -55,56 +61,58 @@ impl OpenPort {
         }
     }
 
-    /// Claims what a session wants. What it knows of the application, its certificate and its health probes, is then good
-    /// for all. Whoever is refused changes nothing for the others.
+    /// Claims the traffic that a session subscribes to. The application's certificate and health probes that the session
+    /// provides then apply to all sessions. A claim that fails changes nothing for the others.
     pub(super) async fn claim(
         &self,
         agent: &Agent,
-        wanted: &Wanted,
-        session: Arc<Queue>,
-        events_to_session: Events,
-    ) -> Result<AnyClaim> {
+        spec: &SubscriptionSpec,
+        session: Arc<AcceptPool>,
+        events_to_session: EventSender,
+    ) -> Result<TrafficClaim> {
         let splitter = match &self.kind {
-            Kind::Udp(port) => {
-                let claim = port.claim(wanted, session, events_to_session);
-                return claim.map(AnyClaim::Udp);
+            PortKind::Udp(port) => {
+                let claim = port.claim(spec, session, events_to_session);
+                return claim.map(TrafficClaim::Udp);
             }
-            Kind::Tcp(splitter) => splitter,
+            PortKind::Tcp(splitter) => splitter,
         };
-        let tls = match &wanted.request.tls {
-            Some(content) => Some(certificates::tls(agent, wanted.port.number, content).await?),
+        let tls = match &spec.request.tls {
+            Some(content) => {
+                Some(certificates::tls_termination(agent, spec.port.number, content).await?)
+            }
             None => None,
         };
         let claim = Claim {
-            holder: wanted.holder.clone(),
-            owner: wanted.owner.clone(),
-            held_for: wanted.held_for,
-            mode: wanted.mode,
-            filter: wanted.filter.clone(),
-            takes_probes: wanted.takes_probes,
-            answer_within: wanted.answer_within,
+            holder: spec.holder.clone(),
+            owner: spec.owner.clone(),
+            age: spec.claim_age,
+            mode: spec.mode,
+            filter: spec.filter.clone(),
+            takes_probes: spec.takes_probes,
+            response_timeout: spec.response_timeout,
             tls,
-            notices: Notices::new(move |notice, request| {
-                tell(&events_to_session, event(notice, request));
+            on_notice: NoticeHandler::new(move |notice, request| {
+                emit(&events_to_session, event(notice, request));
             }),
             destination: session,
         };
-        let guard = splitter.claims().claim(claim, wanted.on_conflict);
+        let guard = splitter.claims().claim(claim, spec.on_conflict);
         let guard = guard.map_err(Error::Claim)?;
-        splitter.add_probe_paths(wanted.probe_paths.clone());
-        Ok(AnyClaim::Tcp(guard))
+        splitter.add_probe_paths(spec.probe_paths.clone());
+        Ok(TrafficClaim::Tcp(guard))
     }
 
     pub(super) fn mesh(&self) -> Option<Mesh> {
-        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.mesh.lock()
     }
 
     pub(super) fn set_mesh(&self, mesh: Option<Mesh>) {
-        *self.mesh.lock().unwrap_or_else(PoisonError::into_inner) = mesh;
+        *self.mesh.lock() = mesh;
     }
 
-    /// Notes that something has arrived. Behind a sidecar everything seems to come from inside.
-    pub(super) fn note_traffic(&self, client: SocketAddr, server: SocketAddr) {
+    /// Records that traffic was received. Behind a sidecar all traffic seems to come from inside.
+    pub(super) fn record_traffic(&self, client: SocketAddr, server: SocketAddr) {
         if *self.traffic.borrow() {
             return;
         }
@@ -115,7 +123,7 @@ impl OpenPort {
     }
 }
 
-impl AnyClaim {
+impl TrafficClaim {
     fn guard(&self) -> &ClaimGuard {
         match self {
             Self::Tcp(guard) => guard,
@@ -123,32 +131,32 @@ impl AnyClaim {
         }
     }
 
-    /// Waits until somebody takes it away, and says who.
+    /// Waits until another session takes over the claim, and returns its holder.
     pub(super) async fn overridden(&self) -> String {
         self.guard().overridden().await
     }
 
-    /// Who was there before and gets some of it first.
-    pub(super) fn earlier(&self) -> Vec<Earlier> {
-        self.guard().earlier()
+    /// The sessions with earlier claims of the same traffic, which take precedence.
+    pub(super) fn earlier(&self) -> Vec<EarlierSession> {
+        self.guard().earlier_sessions()
     }
 
-    /// Waits until that is not `known` any more, and says what it is now.
-    pub(super) async fn earlier_changed(&self, known: &[Earlier]) -> Vec<Earlier> {
-        self.guard().earlier_changed(known).await
+    /// Waits until the earlier sessions are no longer `known`, and returns the current ones.
+    pub(super) async fn earlier_changed(&self, known: &[EarlierSession]) -> Vec<EarlierSession> {
+        self.guard().earlier_sessions_changed(known).await
     }
 }
 
-/// What a session is told when something becomes of its requests.
+/// The event for a notice of the splitter.
 fn event(notice: Notice, request: Option<RequestLine>) -> subscribe_event::Event {
     let (method, path) = request.map_or_else(Default::default, |line| (line.method, line.path));
-    let missed = |reason: Reason, lost| {
+    let missed = |reason: FailureReason, lost| {
         let reason = match reason {
-            Reason::Unreachable => MissedReason::Unreachable,
-            Reason::NoAnswer => MissedReason::NoAnswer,
-            Reason::TooSlow => MissedReason::TooSlow,
+            FailureReason::Unreachable => MissedReason::Unreachable,
+            FailureReason::NoResponse => MissedReason::NoResponse,
+            FailureReason::Timeout => MissedReason::TooSlow,
         };
-        subscribe_event::Event::Missed(Missed {
+        subscribe_event::Event::Missed(MissedTraffic {
             reason: reason.into(),
             lost,
             method,
@@ -158,6 +166,6 @@ fn event(notice: Notice, request: Option<RequestLine>) -> subscribe_event::Event
     match notice {
         Notice::FellBack { reason } => missed(reason, false),
         Notice::Lost { reason } => missed(reason, true),
-        Notice::CopyDropped => subscribe_event::Event::CopyDropped(true),
+        Notice::MirrorDropped => subscribe_event::Event::MirrorDropped(true),
     }
 }

@@ -1,70 +1,73 @@
-//! The redirected ports of the target, each with those who want its traffic.
+//! The redirected ports of the target, and the sessions that have claimed traffic of each.
 //!
-//! There is no redirection as long as nobody wants anything, and none after the last has gone.
+//! The redirection exists only while there is at least one claim.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use splitter::Arrival;
+use parking_lot::RwLock;
+use splitter::ConnectionMeta;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::accept_pool::AcceptPool;
 use super::connections::OpenConnections;
-use super::fate::{Fate, FatefulSocket, Side};
-use super::keeper::Events;
 use super::peers;
-use super::port::{AnyClaim, Kind, OpenPort};
-use super::queue::Queue;
-use super::redirect::{Arrived, Evidence, Holder, MeetingPoint, Mesh, Port, Protocol, Redirect};
-use super::wanted::Wanted;
+use super::port::{OpenPort, PortKind, TrafficClaim};
+use super::redirect::{
+    Holder, Mesh, PeerEndpoint, Port, Protocol, Redirect, RedirectEvidence, RedirectedConnection,
+};
+use super::reset::{ResetSocket, ResetState, Side};
+use super::spec::SubscriptionSpec;
+use super::subscription_task::EventSender;
 use crate::agent::Agent;
 use crate::{Error, Result};
 
-/// A client that has begun to connect is waited for so long, before the redirection ends.
-const DRAINED_WITHIN: Duration = Duration::from_secs(10);
+/// How long the end of the redirection waits for clients that have begun to connect.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two looks at whether all ports are given back.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+/// How often the shutdown checks whether all ports are released.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What an agent redirects.
+/// The redirected ports of an agent.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     state: AsyncMutex<State>,
     open: Arc<OpenPorts>,
     connections: Arc<OpenConnections>,
-    /// The agent is about to end.
-    ending: watch::Sender<bool>,
+    /// The agent is shutting down.
+    is_ending: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    running: Option<Running>,
-    /// How many want each port.
+    active: Option<ActiveRedirect>,
+    /// The number of claims of each port.
     users: HashMap<Port, usize>,
 }
 
-/// A redirection, and the tasks that take what arrives.
+/// A redirection, and the tasks that receive its traffic and serve peer agents.
 #[derive(Debug)]
-struct Running {
+struct ActiveRedirect {
     redirect: Arc<Redirect>,
     tasks: [JoinHandle<()>; 3],
 }
 
-impl Running {
+impl ActiveRedirect {
     async fn start(
         agent: &Agent,
         holder: &str,
         ports: &Arc<OpenPorts>,
         connections: &Arc<OpenConnections>,
     ) -> Result<Self> {
-        let point = MeetingPoint::new();
-        // Before anybody can read where it is.
-        let listener = peers::listen(agent, &point).await?;
+        let endpoint = PeerEndpoint::new();
+        // The listener must exist before another agent can read the endpoint.
+        let listener = peers::listen(agent, &endpoint).await?;
         let holder = Holder {
             name: holder.to_owned(),
-            meeting_point: Some(point),
+            peer_endpoint: Some(endpoint),
         };
         let redirect = Arc::new(Redirect::for_holder(agent, holder).await?);
         let accepting = accept_all(
@@ -74,19 +77,19 @@ impl Running {
             Arc::clone(connections),
         );
         let receiving = receive_all(agent.clone(), Arc::clone(&redirect), Arc::clone(ports));
-        let meeting = peers::serve_all(agent.clone(), listener, point);
+        let serving_peers = peers::serve_all(agent.clone(), listener, endpoint);
         Ok(Self {
             redirect,
             tasks: [
                 tokio::spawn(accepting),
                 tokio::spawn(receiving),
-                tokio::spawn(meeting),
+                tokio::spawn(serving_peers),
             ],
         })
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveRedirect {
     fn drop(&mut self) {
         for task in &self.tasks {
             task.abort();
@@ -94,64 +97,62 @@ impl Drop for Running {
     }
 }
 
-/// What arrives finds its port here.
+/// The redirected ports, to look up the port of a connection or datagram.
 #[derive(Debug, Default)]
 struct OpenPorts(RwLock<HashMap<Port, Arc<OpenPort>>>);
 
 impl OpenPorts {
     fn get(&self, port: Port) -> Option<Arc<OpenPort>> {
-        let ports = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        ports.get(&port).cloned()
+        self.0.read().get(&port).cloned()
     }
 
     fn insert(&self, port: Port, open: Arc<OpenPort>) {
-        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        ports.insert(port, open);
+        self.0.write().insert(port, open);
     }
 
     fn remove(&self, port: Port) -> Option<Arc<OpenPort>> {
-        let mut ports = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        ports.remove(&port)
+        self.0.write().remove(&port)
     }
 }
 
-/// What a session has of a port.
+/// A session's claim of a port's traffic, and the state of the redirection when it was claimed.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct PortClaim {
     port: Port,
     open: Arc<OpenPort>,
-    pub(super) claim: AnyClaim,
-    pub(super) evidence: Evidence,
+    pub(super) claim: TrafficClaim,
+    pub(super) evidence: RedirectEvidence,
     pub(super) mesh: Option<Mesh>,
+    /// The number of connections that were reset.
     pub(super) flushed: u32,
 }
 
-impl Held {
-    /// Whether traffic has arrived.
+impl PortClaim {
+    /// Whether traffic was received.
     pub(super) fn traffic(&self) -> watch::Receiver<bool> {
         self.open.traffic.subscribe()
     }
 }
 
 impl Ports {
-    /// Claims what a session wants, and redirects the port if nobody has it yet.
+    /// Claims the traffic that a session subscribes to, and redirects the port if it is not redirected yet.
     pub(super) async fn claim(
         &self,
         agent: &Agent,
-        wanted: &Wanted,
-        session: Arc<Queue>,
-        events_to_session: Events,
-    ) -> Result<Held> {
-        let port = wanted.port;
+        spec: &SubscriptionSpec,
+        session: Arc<AcceptPool>,
+        events_to_session: EventSender,
+    ) -> Result<PortClaim> {
+        let port = spec.port;
         let mut state = self.state.lock().await;
-        if *self.ending.borrow() {
+        if *self.is_ending.borrow() {
             return Err(Error::Ending);
         }
-        let redirect = self.use_port(&mut state, agent, wanted).await?;
+        let redirect = self.use_port(&mut state, agent, spec).await?;
         let claimed = async {
             let open = self.open.get(port).ok_or(Error::SubscriptionEnded)?;
-            let claim = open.claim(agent, wanted, session, events_to_session);
-            let mut held = Held {
+            let claim = open.claim(agent, spec, session, events_to_session);
+            let mut claimed = PortClaim {
                 port,
                 claim: claim.await?,
                 evidence: redirect.evidence(port),
@@ -159,60 +160,61 @@ impl Ports {
                 flushed: 0,
                 open,
             };
-            if wanted.flush_connections && port.protocol == Protocol::Tcp {
+            if spec.flush_connections && port.protocol == Protocol::Tcp {
                 let flushed = redirect.flush_connections(port.number).await?;
-                held.flushed = u32::try_from(flushed).unwrap_or(u32::MAX);
+                claimed.flushed = u32::try_from(flushed).unwrap_or(u32::MAX);
             }
-            Ok(held)
+            Ok(claimed)
         };
         let claimed = claimed.await;
         if claimed.is_err() {
-            self.leave_port(&mut state, port).await;
+            self.release_port(&mut state, port).await;
         }
         claimed
     }
 
-    /// Gives back what a session had.
-    pub(super) async fn release(&self, held: Held) {
-        let port = held.port;
-        // What is claimed first, then the port.
-        drop(held);
+    /// Releases a claim, and ends the redirection of its port if it was the last one.
+    pub(super) async fn release(&self, claimed: PortClaim) {
+        let port = claimed.port;
+        // The claim must end before the port is released.
+        drop(claimed);
         let mut state = self.state.lock().await;
-        self.leave_port(&mut state, port).await;
+        self.release_port(&mut state, port).await;
     }
 
-    /// Waits until the agent is about to end.
-    pub(super) async fn end_begins(&self) {
-        let mut ending = self.ending.subscribe();
-        // It lives as long as this does.
-        let _ = ending.wait_for(|ending| *ending).await;
+    /// Waits until the agent begins to shut down.
+    pub(super) async fn shutdown_started(&self) {
+        let mut is_ending = self.is_ending.subscribe();
+        // The sender lives as long as `self`, so this cannot fail.
+        let _ = is_ending.wait_for(|is_ending| *is_ending).await;
     }
 
-    /// Gives all ports back, and waits until nothing seems to be under way on the connections that are open.
+    /// Releases all ports, and drains the open connections.
     pub(crate) async fn end(&self) {
-        self.ending.send_replace(true);
-        // What keeps subscriptions gives the ports back.
-        while self.state.lock().await.running.is_some() {
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+        self.is_ending.send_replace(true);
+        // The tasks of the subscriptions release the ports.
+        while self.state.lock().await.active.is_some() {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
-        self.connections.end().await;
+        self.connections.drain().await;
     }
 
     async fn use_port(
         &self,
         state: &mut State,
         agent: &Agent,
-        wanted: &Wanted,
+        spec: &SubscriptionSpec,
     ) -> Result<Arc<Redirect>> {
-        let port = wanted.port;
-        let running = match &mut state.running {
-            Some(running) => running,
+        let port = spec.port;
+        let active = match &mut state.active {
+            Some(active) => active,
             none => {
-                let started = Running::start(agent, &wanted.holder, &self.open, &self.connections);
+                let started =
+                    ActiveRedirect::start(agent, &spec.holder, &self.open, &self.connections);
                 none.insert(started.await?)
             }
         };
-        let redirect = Arc::clone(&running.redirect);
+        let redirect = Arc::clone(&active.redirect);
         *state.users.entry(port).or_default() += 1;
         if self.open.get(port).is_some() {
             return Ok(redirect);
@@ -224,20 +226,20 @@ impl Ports {
             redirect.check(port).await
         };
         match checked.await {
-            Ok(checked) => {
-                tracing::info!("{checked}");
-                open.set_mesh(checked.mesh);
+            Ok(report) => {
+                tracing::info!(%report, "redirect verified");
+                open.set_mesh(report.mesh);
                 Ok(redirect)
             }
             Err(error) => {
-                self.leave_port(state, port).await;
+                self.release_port(state, port).await;
                 Err(error)
             }
         }
     }
 
-    /// Ends the redirection of a port when nobody wants it any more.
-    async fn leave_port(&self, state: &mut State, port: Port) {
+    /// Ends the redirection of a port if no claim is left.
+    async fn release_port(&self, state: &mut State, port: Port) {
         let users = state.users.entry(port).or_default();
         *users = users.saturating_sub(1);
         if *users > 0 {
@@ -245,72 +247,80 @@ impl Ports {
         }
         state.users.remove(&port);
         let open = self.open.remove(port);
-        let Some(running) = &state.running else {
+        let Some(active) = &state.active else {
             return;
         };
-        if let Err(error) = running.redirect.remove_port(port).await {
-            tracing::warn!(%error, %port, "a redirection could not be removed");
+        if let Err(error) = active.redirect.remove_port(port).await {
+            tracing::warn!(%error, %port, "failed to remove redirect");
         }
-        if let Some(Kind::Udp(port)) = open.as_deref().map(|open| &open.kind) {
-            port.change();
+        if let Some(PortKind::Udp(port)) = open.as_deref().map(|open| &open.kind) {
+            port.restart_application_flows();
         }
         if !state.users.is_empty() {
             return;
         }
-        // What has begun to connect gets its connection. Whoever wants a port meanwhile waits.
-        let _ = timeout(DRAINED_WITHIN, running.redirect.drain()).await;
-        state.running = None;
+        // Clients that have begun to connect get their connection. New claims wait for the lock meanwhile.
+        let _ = timeout(DRAIN_TIMEOUT, active.redirect.drain()).await;
+        state.active = None;
     }
 }
 
-/// Takes connections as long as there is a redirection.
+/// Accepts connections as long as the redirection exists.
 async fn accept_all(
     agent: Agent,
     redirect: Arc<Redirect>,
     ports: Arc<OpenPorts>,
     connections: Arc<OpenConnections>,
 ) {
-    // What had begun to connect when its port was given up.
-    let unwanted = Arc::new(OpenPort::new(&agent, Protocol::Tcp));
-    while let Ok(arrived) = redirect.accept().await {
-        let port = Port::tcp(arrived.original_destination.port());
+    // For connections that had begun when their port was released: all of them go to the application.
+    let unclaimed = Arc::new(OpenPort::new(&agent, Protocol::Tcp));
+    while let Ok(connection) = redirect.accept().await {
+        let port = Port::tcp(connection.original_destination.port());
         let open = ports.get(port);
-        let open = open.as_ref().unwrap_or(&unwanted);
-        open.note_traffic(arrived.peer, arrived.original_destination);
-        if let Kind::Tcp(splitter) = &open.kind {
+        let open = open.as_ref().unwrap_or(&unclaimed);
+        open.record_traffic(connection.peer, connection.original_destination);
+        if let PortKind::Tcp(splitter) = &open.kind {
             tokio::spawn(serve(
                 Arc::clone(splitter),
-                arrived,
+                connection,
                 Arc::clone(&connections),
             ));
         }
     }
 }
 
-async fn serve(splitter: Arc<splitter::Port>, arrived: Arrived, connections: Arc<OpenConnections>) {
-    let arrival = Arrival {
-        client: arrived.peer,
-        server: arrived.original_destination,
+async fn serve(
+    splitter: Arc<splitter::Port>,
+    connection: RedirectedConnection,
+    connections: Arc<OpenConnections>,
+) {
+    let meta = ConnectionMeta {
+        client: connection.peer,
+        server: connection.original_destination,
         tls: None,
     };
-    // What is passed on was sent by somebody who decided when.
-    let _ = arrived.stream.set_nodelay(true);
-    let fate = Arc::<Fate>::default();
-    let client = FatefulSocket::new(arrived.stream, Side::Client, Some(Arc::clone(&fate)));
-    let serving = Box::pin(splitter.serve(Box::new(client), arrival));
-    connections.serve(fate, serving).await;
+    // The original sender has already decided when to send: delaying again would only add latency.
+    let _ = connection.stream.set_nodelay(true);
+    let reset_state = Arc::<ResetState>::default();
+    let client = ResetSocket::new(
+        connection.stream,
+        Side::Client,
+        Some(Arc::clone(&reset_state)),
+    );
+    let serving = Box::pin(splitter.serve(Box::new(client), meta));
+    connections.serve(reset_state, serving).await;
 }
 
-/// Takes datagrams as long as there is a redirection.
+/// Receives datagrams as long as the redirection exists.
 async fn receive_all(agent: Agent, redirect: Arc<Redirect>, ports: Arc<OpenPorts>) {
-    let unwanted = Arc::new(OpenPort::new(&agent, Protocol::Udp));
+    let unclaimed = Arc::new(OpenPort::new(&agent, Protocol::Udp));
     while let Ok(datagram) = redirect.receive().await {
         let flow = &datagram.flow;
         let open = ports.get(Port::udp(flow.original_destination.port()));
-        let open = open.as_ref().unwrap_or(&unwanted);
-        open.note_traffic(flow.peer, flow.original_destination);
-        if let Kind::Udp(port) = &open.kind {
-            port.take(datagram);
+        let open = open.as_ref().unwrap_or(&unclaimed);
+        open.record_traffic(flow.peer, flow.original_destination);
+        if let PortKind::Udp(port) = &open.kind {
+            port.receive(datagram);
         }
     }
 }

@@ -1,24 +1,25 @@
-//! Takes the traffic that arrives at chosen ports of the target, before the application does.
+//! Redirects the traffic of chosen ports of the target to the agent instead of the application.
 //!
-//! The kernel gives each new connection and each datagram for a chosen port to a socket of the agent: no address is
-//! rewritten and no connection tracked, so the agent sees the real peer and the real destination. What it does not want, it
-//! passes on to the original application. The [rules](rules) say how, and why so.
+//! The kernel delivers each new connection and each datagram for a chosen port to a socket of the agent. No address is
+//! rewritten and no connection is tracked, so the agent sees the real client address and the real destination. Traffic that
+//! no session claims is forwarded to the application. [`rules`] documents the nftables rules and their reasons.
 //!
-//! What holds at any time:
+//! Invariants:
 //!
 //! - Connections that are open when a port is added stay with the application; those that are open when it is removed stay
-//!   with the agent. No packet finds neither.
-//! - When the agent ends, however it ends, the kernel removes the rules. A rule whose listener is gone lets packets through.
-//! - The application sees the agent's connections as the pod's own: to answer the client's address, its packets would have
-//!   to be routed back to us, which needs more changes to the target's network than we make.
-//! - A port belongs to one agent. Another one that wants it is told who has it.
+//!   with the agent. Every packet is delivered to one of the two.
+//! - When the agent ends, in whatever way, the kernel removes the rules. A rule whose listener is closed does not match.
+//! - The application sees connections from the agent as connections from the pod itself. To preserve the client's address,
+//!   the application's responses would have to be routed back to the agent, which requires further changes to the target's
+//!   network.
+//! - A port is redirected by one agent. If another agent tries to add it, the error names the holder.
 
 mod addresses;
-mod arrivals;
 mod check;
 mod connections;
 mod expressions;
 mod holder;
+mod listeners;
 mod netlink;
 mod nftables;
 mod rules;
@@ -28,29 +29,30 @@ mod sys;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::net::SocketType;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
 use tokio::task;
 
-use self::arrivals::Seen;
-pub use self::arrivals::{Arrived, Datagram, Flow};
-pub use self::check::{Checked, Mesh};
-pub use self::holder::MeetingPoint;
-pub(crate) use self::holder::{Holder, Meeting, PROOF_BYTES, Role};
-use self::nftables::{Held, Rules};
-use self::sockets::Pair;
+pub use self::check::{CheckReport, Mesh};
+pub use self::holder::PeerEndpoint;
+pub(crate) use self::holder::{Handshake, Holder, PROOF_LEN, Role};
+use self::listeners::TrafficTracker;
+pub use self::listeners::{Datagram, Flow, RedirectedConnection};
+use self::nftables::{RedirectedPort, Rules};
+use self::sockets::SocketPair;
 use crate::agent::Agent;
 use crate::{Error, Result};
 
-/// Connections and datagrams that wait to be taken. The kernel keeps many more.
-const WAITING: usize = 256;
+/// The capacity of the queues of accepted connections and received datagrams. The kernel queues many more.
+const QUEUE_CAPACITY: usize = 256;
 
-/// Between two looks at what is still arriving.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+/// How often [`Redirect::drain`] checks for connections that are not accepted yet.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The transport of a [`Port`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,73 +96,77 @@ impl fmt::Display for Port {
     }
 }
 
-/// What is known about the way to a redirected port.
+/// How far the redirection of a port has been verified.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Evidence {
-    /// Nothing has arrived. Left by the first probe or the first traffic.
+pub enum RedirectEvidence {
+    /// No traffic was received yet.
     #[default]
-    Nothing,
-    /// Something that was sent inside the target's network has arrived. Left by what comes from elsewhere.
+    Unverified,
+    /// Traffic or a probe from inside the target's network was received.
     Loopback,
-    /// Something from outside has arrived.
-    Outside,
+    /// Traffic or a probe from outside the target's network was received.
+    External,
 }
 
 /// The redirected ports of one target. Dropping it removes all rules.
 ///
-/// Connections that have arrived and were not accepted are reset when it is dropped. [`Redirect::drain`] first, to lose
-/// none.
+/// Connections that were not accepted yet are reset when it is dropped. Call [`Redirect::drain`] first to avoid that.
 #[derive(Debug)]
 pub struct Redirect {
-    inside: Arc<Inside>,
-    connections: AsyncMutex<mpsc::Receiver<Arrived>>,
+    state: Arc<RedirectState>,
+    connections: AsyncMutex<mpsc::Receiver<RedirectedConnection>>,
     datagrams: AsyncMutex<mpsc::Receiver<Datagram>>,
 }
 
 #[derive(Debug)]
-struct Inside {
+struct RedirectState {
     agent: Agent,
     rules: Mutex<Rules>,
-    seen: Arc<Seen>,
-    connections: mpsc::WeakSender<Arrived>,
+    tracker: Arc<TrafficTracker>,
+    connections: mpsc::WeakSender<RedirectedConnection>,
     datagrams: mpsc::Sender<Datagram>,
 }
 
 impl Redirect {
-    /// Prepares redirecting, and redirects nothing yet. `holder` is what another agent is told that wants one of our ports.
+    /// Prepares the redirection, without any ports yet. `holder` is the name in the error of another agent that tries to add
+    /// one of the ports.
     pub async fn new(agent: &Agent, holder: &str) -> Result<Self> {
         let name = holder.to_owned();
         Self::for_holder(
             agent,
             Holder {
                 name,
-                meeting_point: None,
+                peer_endpoint: None,
             },
         )
         .await
     }
 
-    /// The same, for a holder who can be asked to share his ports.
+    /// The same, for a holder that shares its ports with other agents.
     pub(crate) async fn for_holder(agent: &Agent, holder: Holder) -> Result<Self> {
         let prepare = move || Ok((Rules::open(holder)?, sockets::listeners()?));
         let (mut rules, listeners) = agent.sockets().run(prepare).await?;
-        let listening = listeners.listening;
-        let rules = blocking(move || rules.make(listening).map(|()| rules)).await?;
+        let ports = listeners.ports;
+        let rules = blocking(move || rules.create_table(ports).map(|()| rules)).await?;
 
-        let seen = Arc::new(Seen::default());
-        let (to_connections, connections) = mpsc::channel(WAITING);
-        let (to_datagrams, datagrams) = mpsc::channel(WAITING);
+        let tracker = Arc::new(TrafficTracker::default());
+        let (to_connections, connections) = mpsc::channel(QUEUE_CAPACITY);
+        let (to_datagrams, datagrams) = mpsc::channel(QUEUE_CAPACITY);
         for listener in [Some(listeners.ipv4), listeners.ipv6].into_iter().flatten() {
             let listener = TcpListener::from_std(listener.into())
                 .map_err(Error::io("listen for the target's traffic"))?;
             let connections = to_connections.clone();
-            tokio::spawn(arrivals::accept(listener, Arc::clone(&seen), connections));
+            tokio::spawn(listeners::accept(
+                listener,
+                Arc::clone(&tracker),
+                connections,
+            ));
         }
         Ok(Self {
-            inside: Arc::new(Inside {
+            state: Arc::new(RedirectState {
                 agent: agent.clone(),
                 rules: Mutex::new(rules),
-                seen,
+                tracker,
                 connections: to_connections.downgrade(),
                 datagrams: to_datagrams,
             }),
@@ -172,39 +178,39 @@ impl Redirect {
     /// The ports that are redirected.
     #[must_use]
     pub fn ports(&self) -> Vec<Port> {
-        self.inside.rules().ports()
+        self.state.rules.lock().ports()
     }
 
     pub async fn add_port(&self, port: Port) -> Result<()> {
         self.change(&[port], &[]).await
     }
 
-    /// New connections go to the application again. Those that have arrived are still delivered.
+    /// New connections go to the application again. Connections that were already redirected are still delivered.
     pub async fn remove_port(&self, port: Port) -> Result<()> {
         self.change(&[], &[port]).await
     }
 
-    /// Adds and removes ports in one step, or changes nothing. What is there is not added again.
+    /// Adds and removes ports atomically. Ports that are already redirected are not added again.
     pub async fn change(&self, add: &[Port], remove: &[Port]) -> Result<()> {
-        self.inside.change(add, remove).await
+        self.state.change(add, remove).await
     }
 
-    /// Removes all ports, and waits until every connection that began before has been accepted, while somebody else goes on
-    /// to accept. A client that does not finish to connect is waited for as long as the kernel waits for it, a minute or so:
-    /// the caller may be less patient.
+    /// Removes all ports, and waits until every connection that began before has been accepted. Another task must keep
+    /// calling [`Redirect::accept`] meanwhile. A client that does not complete the TCP handshake delays this until the kernel
+    /// gives up on it, about a minute, so the caller may want a timeout.
     pub async fn drain(&self) -> Result<()> {
         let ports = self.ports();
         self.change(&[], &ports).await?;
-        while self.inside.are_arriving(&ports).await? {
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+        while self.state.has_unaccepted(&ports).await? {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
     /// The next connection to a redirected TCP port.
-    pub async fn accept(&self) -> Result<Arrived> {
-        let arrived = self.connections.lock().await.recv().await;
-        arrived.ok_or_else(ended)
+    pub async fn accept(&self) -> Result<RedirectedConnection> {
+        let connection = self.connections.lock().await.recv().await;
+        connection.ok_or_else(ended)
     }
 
     /// The next datagram to a redirected UDP port.
@@ -213,37 +219,37 @@ impl Redirect {
         datagram.ok_or_else(ended)
     }
 
-    /// Connects to the original application, past the redirection. It sees the pod's own address.
-    pub async fn connect_to_original(&self, destination: SocketAddr) -> Result<TcpStream> {
-        connect_to_original(&self.inside.agent, destination).await
+    /// Connects to the application, bypassing the redirection. The application sees the pod's own address.
+    pub async fn connect_to_application(&self, destination: SocketAddr) -> Result<TcpStream> {
+        connect_to_application(&self.state.agent, destination).await
     }
 
-    /// A socket that exchanges datagrams with the original application, past the redirection.
-    pub async fn open_udp_to_original(&self, destination: SocketAddr) -> Result<UdpSocket> {
-        open_udp_to_original(&self.inside.agent, destination).await
+    /// Opens a UDP socket that is connected to the application, bypassing the redirection.
+    pub async fn open_udp_to_application(&self, destination: SocketAddr) -> Result<UdpSocket> {
+        open_udp_to_application(&self.state.agent, destination).await
     }
 
-    /// Resets the connections to a TCP port that were open before it was redirected, so that their clients connect again.
-    /// Answers how many there were.
+    /// Resets the connections to a TCP port that were open before it was redirected, so that their clients reconnect. Returns
+    /// how many there were.
     pub async fn flush_connections(&self, port: u16) -> Result<usize> {
         let reset = move || connections::reset(port);
-        self.inside.agent.sockets().run(reset).await
+        self.state.agent.sockets().run(reset).await
     }
 
-    /// Proves with a probe that redirected traffic arrives, or fails loudly. Says what was proven.
-    pub async fn check(&self, port: Port) -> Result<Checked> {
-        self.inside.check(port).await
+    /// Verifies with probes that the agent receives the redirected traffic, and fails otherwise.
+    pub async fn check(&self, port: Port) -> Result<CheckReport> {
+        self.state.check(port).await
     }
 
-    /// What is known so far, from checks and from traffic.
+    /// How far the redirection of a port has been verified, by checks and by traffic.
     #[must_use]
-    pub fn evidence(&self, port: Port) -> Evidence {
-        self.inside.seen.evidence(port)
+    pub fn evidence(&self, port: Port) -> RedirectEvidence {
+        self.state.tracker.evidence(port)
     }
 
     /// The mesh whose sidecar is in the target's network.
     pub async fn mesh(&self) -> Result<Option<Mesh>> {
-        self.inside.find_mesh().await
+        self.state.find_mesh().await
     }
 }
 
@@ -252,115 +258,122 @@ pub(super) async fn own_addresses(agent: &Agent) -> Result<Vec<IpAddr>> {
     agent.sockets().run(addresses::own).await
 }
 
-/// Connects to the original application, past whatever redirection there is. It sees the pod's own address.
-pub(super) async fn connect_to_original(
+/// Connects to the application, bypassing any redirection. The application sees the pod's own address.
+pub(super) async fn connect_to_application(
     agent: &Agent,
     destination: SocketAddr,
 ) -> Result<TcpStream> {
-    let socket = passing(agent, destination, SocketType::STREAM).await?;
+    let socket = passthrough_socket(agent, destination, SocketType::STREAM).await?;
     let stream = TcpSocket::from_std_stream(socket.into()).connect(destination);
     let stream = stream
         .await
-        .map_err(Error::io("connect to the original application"))?;
-    // What is passed on was sent by somebody who decided when.
+        .map_err(Error::io("connect to the application"))?;
+    // The original sender has already decided when to send: delaying again would only add latency.
     stream
         .set_nodelay(true)
         .map_err(Error::io("set up a connection"))?;
     Ok(stream)
 }
 
-/// A socket that exchanges datagrams with the original application, past whatever redirection there is.
-pub(super) async fn open_udp_to_original(
+/// Opens a UDP socket that is connected to the application, bypassing any redirection.
+pub(super) async fn open_udp_to_application(
     agent: &Agent,
     destination: SocketAddr,
 ) -> Result<UdpSocket> {
-    let socket = passing(agent, destination, SocketType::DGRAM).await?;
-    let socket = arrivals::from_descriptor(socket)?;
+    let socket = passthrough_socket(agent, destination, SocketType::DGRAM).await?;
+    let socket = listeners::from_descriptor(socket)?;
     let connected = socket.connect(destination).await;
-    connected.map_err(Error::io("connect to the original application"))?;
+    connected.map_err(Error::io("connect to the application"))?;
     Ok(socket)
 }
 
-async fn passing(agent: &Agent, destination: SocketAddr, kind: SocketType) -> Result<OwnedFd> {
-    let make = move || sockets::passing(destination.ip(), kind);
+async fn passthrough_socket(
+    agent: &Agent,
+    destination: SocketAddr,
+    kind: SocketType,
+) -> Result<OwnedFd> {
+    let make = move || sockets::passthrough(destination.ip(), kind);
     agent.sockets().run(make).await
 }
 
-impl Inside {
-    fn rules(&self) -> MutexGuard<'_, Rules> {
-        // The kernel does all of a change or nothing, and what is kept here is written after it has.
-        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl RedirectState {
     async fn change(self: &Arc<Self>, add: &[Port], remove: &[Port]) -> Result<()> {
         let mut new = Vec::new();
         for port in add.iter().copied() {
             let pair = match port.protocol {
                 _ if port.number == 0 => return Err(Error::Missing("port")),
-                _ if self.rules().has(port) => continue,
+                _ if self.rules.lock().has(port) => continue,
                 Protocol::Tcp => None,
                 Protocol::Udp => Some(self.agent.sockets().run(sockets::datagrams).await?),
             };
             new.push((port, pair));
         }
-        let (inside, keep) = (Arc::clone(self), add.to_vec());
+        let (state, keep) = (Arc::clone(self), add.to_vec());
         let remove = remove.iter().copied().filter(|port| !keep.contains(port));
         let remove: Vec<Port> = remove.collect();
-        // Goes on to its end also when nobody waits for it any more, so that what the kernel has is what we know.
-        blocking(move || inside.commit(new, &remove)).await
+        // The blocking task completes also if this future is dropped, so that our state always matches the kernel's.
+        blocking(move || state.commit(new, &remove)).await
     }
 
-    async fn are_arriving(&self, ports: &[Port]) -> Result<bool> {
+    /// Whether there are connections to these ports that [`Redirect::accept`] has not returned yet.
+    async fn has_unaccepted(&self, ports: &[Port]) -> Result<bool> {
         let is_tcp = |port: &&Port| port.protocol == Protocol::Tcp;
         let ports: Vec<u16> = ports
             .iter()
             .filter(is_tcp)
             .map(|port| port.number)
             .collect();
-        let (seen, connections) = (Arc::clone(&self.seen), self.connections.clone());
-        let look = move || {
-            let _now = seen.between_steps();
-            let waiting = connections.upgrade();
-            let are_waiting = waiting.is_some_and(|sender| sender.capacity() < WAITING);
-            Ok(are_waiting || connections::are_arriving(&ports)?)
+        let (tracker, connections) = (Arc::clone(&self.tracker), self.connections.clone());
+        let check = move || {
+            let _accept_guard = tracker.block_accepts();
+            let queue = connections.upgrade();
+            let are_queued = queue.is_some_and(|sender| sender.capacity() < QUEUE_CAPACITY);
+            Ok(are_queued || connections::has_unaccepted(&ports)?)
         };
-        self.agent.sockets().run(look).await
+        self.agent.sockets().run(check).await
     }
 
-    fn commit(&self, new: Vec<(Port, Option<Pair>)>, remove: &[Port]) -> Result<()> {
-        let mut held = Vec::new();
+    fn commit(&self, new: Vec<(Port, Option<SocketPair>)>, remove: &[Port]) -> Result<()> {
+        let mut redirected = Vec::new();
         let mut to_receive = Vec::new();
         for (port, pair) in new {
             let Some(pair) = pair else {
-                held.push((port, Held::Tcp));
+                redirected.push((port, RedirectedPort::Tcp));
                 continue;
             };
             let (receiving, removed) = watch::channel(());
-            let listening = pair.listening;
-            held.push((
+            let sockets = pair.ports;
+            redirected.push((
                 port,
-                Held::Udp {
-                    listening,
+                RedirectedPort::Udp {
+                    sockets,
                     _receiving: receiving,
                 },
             ));
             to_receive.push((port, pair, removed));
         }
-        let mut rules = self.rules();
-        let added = rules.change(held, remove)?;
-        self.seen.forget(remove);
+        let mut rules = self.rules.lock();
+        let added = rules.change(redirected, remove)?;
+        self.tracker.forget(remove);
         for (port, pair, removed) in to_receive {
-            // Somebody else may have added it meanwhile.
+            // A concurrent change may have added it first.
             if added.contains(&port) {
                 let retired = Arc::clone(&rules.retired);
-                arrivals::receive_all(port, pair, retired, &self.seen, &self.datagrams, &removed)?;
+                listeners::receive_all(
+                    port,
+                    pair,
+                    retired,
+                    &self.tracker,
+                    &self.datagrams,
+                    &removed,
+                )?;
             }
         }
         Ok(())
     }
 }
 
-/// The kernel may take milliseconds for a change of rules.
+/// Runs a change of rules on a blocking thread, because the kernel may take milliseconds for it.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

@@ -1,165 +1,163 @@
-//! A connection as an `incoming/accept`: the response body brings the client's bytes, the request body the application's.
+//! A connection as an `incoming/accept` request: the response body has the client's bytes, the request body the application's.
 //!
-//! The splitter writes, and HTTP/2 takes when it can send: between them is one piece, and no task. While there is nothing
-//! to send there is no buffer.
+//! The splitter writes into a buffer of limited size, and HTTP/2 reads from it when it can send. No task is needed between
+//! them, and while there is nothing to send, no buffer is allocated.
 
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
-use link::http2::PIECE;
-use protocol::incoming::TAKEN;
+use link::http2::PREFERRED_CHUNK_SIZE;
+use parking_lot::Mutex;
+use protocol::incoming::ACCEPTED;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::Status;
 
-use super::fate::Fate;
-use super::reachable::Reachable;
+use super::reachability::ReachabilityWatch;
+use super::reset::ResetState;
 
-/// The agent's end of a session's stream.
+/// The agent's end of a connection to a session.
 pub(super) struct SessionStream {
-    from_session: FromSession,
-    to_session: Writer,
+    from_session: SessionReader,
+    to_session: SessionWriter,
 }
 
 impl SessionStream {
-    /// A stream that reads this body, and the body that has what is written.
-    pub(super) fn new(from_session: Incoming, reachable: &Reachable) -> (Self, Written) {
-        let slot = Arc::new(Slot::default());
+    /// A stream that reads the request body, and the response body with the bytes that are written to the stream.
+    pub(super) fn new(
+        from_session: Incoming,
+        reachability: &ReachabilityWatch,
+    ) -> (Self, ResponseBody) {
+        let buffer = Arc::new(SharedBuffer::default());
         let stream = Self {
-            from_session: FromSession {
+            from_session: SessionReader {
                 body: from_session,
-                piece: Bytes::new(),
-                state: State::Offered,
-                lost: Some(Box::pin(reachable.clone().lost())),
-                fate: Fate::current(),
+                unread: Bytes::new(),
+                state: ReadState::Offered,
+                disconnected: Some(Box::pin(reachability.clone().disconnected())),
+                reset_state: ResetState::current(),
             },
-            to_session: Writer {
-                slot: Arc::clone(&slot),
-                fate: Fate::current(),
+            to_session: SessionWriter {
+                buffer: Arc::clone(&buffer),
+                reset_state: ResetState::current(),
             },
         };
-        (stream, Written(slot))
+        (stream, ResponseBody(buffer))
     }
 
-    /// Takes apart what reads and what writes.
-    pub(super) fn split(self) -> (FromSession, Writer) {
+    /// Splits the stream into its reader and its writer.
+    pub(super) fn split(self) -> (SessionReader, SessionWriter) {
         (self.from_session, self.to_session)
     }
 }
 
-/// Reads what the session sends.
-pub(super) struct FromSession {
+/// Reads the bytes that the session sends.
+pub(super) struct SessionReader {
     body: Incoming,
-    piece: Bytes,
-    state: State,
-    /// Until the application has taken the connection, it is offered only to who can be reached.
-    lost: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    fate: Option<Arc<Fate>>,
+    unread: Bytes,
+    state: ReadState,
+    /// Completes when the session disconnects. Only used until the application has accepted the connection, because the
+    /// connection can be offered to another destination until then.
+    disconnected: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    reset_state: Option<Arc<ResetState>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Until the application has taken the connection.
+enum ReadState {
+    /// The application has not accepted the connection yet.
     Offered,
-    /// Until the application has said all.
-    Taken,
+    /// The application has accepted the connection.
+    Accepted,
+    /// The application has sent all bytes.
     Ended,
 }
 
-impl FromSession {
-    /// Whether the application has taken the connection.
-    pub(super) fn is_taken(&self) -> bool {
-        self.state != State::Offered
+impl SessionReader {
+    /// Whether the application has accepted the connection.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.state != ReadState::Offered
     }
 
-    /// The next bytes. Empty: there are no more.
+    /// The next bytes. Empty at the end.
     pub(super) async fn next(&mut self) -> io::Result<Bytes> {
         poll_fn(|context| self.poll_bytes(context).map_ok(std::mem::take)).await
     }
 
     fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<io::Result<&mut Bytes>> {
-        while self.piece.is_empty() && self.state != State::Ended {
-            if let Some(lost) = &mut self.lost
-                && lost.as_mut().poll(context).is_ready()
+        while self.unread.is_empty() && self.state != ReadState::Ended {
+            if let Some(disconnected) = &mut self.disconnected
+                && disconnected.as_mut().poll(context).is_ready()
             {
-                self.lost = None;
+                self.disconnected = None;
                 return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
             }
             let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
             let Some(frame) = frame else {
-                let was = std::mem::replace(&mut self.state, State::Ended);
-                if was == State::Offered {
+                let previous = std::mem::replace(&mut self.state, ReadState::Ended);
+                if previous == ReadState::Offered {
                     return Poll::Ready(Err(io::ErrorKind::ConnectionRefused.into()));
                 }
                 break;
             };
             let Ok(frame) = frame else {
-                // The session has reset the stream or is gone.
-                if let Some(fate) = &self.fate {
-                    fate.break_server();
+                // The session has reset the stream, or its connection has ended.
+                if let Some(reset_state) = &self.reset_state {
+                    reset_state.mark_server_reset();
                 }
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             };
             let Ok(bytes) = frame.into_data() else {
                 continue;
             };
-            self.piece = bytes;
-            if self.state == State::Offered && !self.piece.is_empty() {
-                if self.piece.get_u8() != TAKEN {
+            self.unread = bytes;
+            if self.state == ReadState::Offered && !self.unread.is_empty() {
+                if self.unread.get_u8() != ACCEPTED {
                     return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
                 }
-                self.state = State::Taken;
-                self.lost = None;
+                self.state = ReadState::Accepted;
+                self.disconnected = None;
             }
         }
-        Poll::Ready(Ok(&mut self.piece))
+        Poll::Ready(Ok(&mut self.unread))
     }
 }
 
-/// Writes what the session gets.
-pub(super) struct Writer {
-    slot: Arc<Slot>,
-    fate: Option<Arc<Fate>>,
+/// Writes the bytes that the session receives.
+pub(super) struct SessionWriter {
+    buffer: Arc<SharedBuffer>,
+    reset_state: Option<Arc<ResetState>>,
 }
 
-/// What was written, as a body.
-pub(super) struct Written(Arc<Slot>);
+/// The written bytes as a response body.
+pub(super) struct ResponseBody(Arc<SharedBuffer>);
 
 #[derive(Default)]
-struct Slot(Mutex<Content>);
+struct SharedBuffer(Mutex<BufferState>);
 
 #[derive(Default)]
-struct Content {
+struct BufferState {
     bytes: BytesMut,
-    end: End,
-    /// Nobody takes bytes any more.
-    is_unread: bool,
+    end: WriteEnd,
+    /// The response body was dropped, so no more bytes are read.
+    is_closed: bool,
     writer: Option<Waker>,
     reader: Option<Waker>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// Until the writer has ended, or is gone.
+enum WriteEnd {
     #[default]
-    NotYet,
-    Ended,
-    Broken,
+    Open,
+    Closed,
+    Reset,
 }
 
-impl Slot {
-    fn content(&self) -> MutexGuard<'_, Content> {
-        // Every change is whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Content {
+impl BufferState {
     fn wake_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
             reader.wake();
@@ -173,75 +171,80 @@ impl Content {
     }
 }
 
-fn wait(waker: &mut Option<Waker>, context: &Context<'_>) {
+fn register_waker(waker: &mut Option<Waker>, context: &Context<'_>) {
     match waker {
-        Some(known) => known.clone_from(context.waker()),
+        Some(registered) => registered.clone_from(context.waker()),
         None => *waker = Some(context.waker().clone()),
     }
 }
 
-impl Writer {
-    /// Takes bytes as far as there is room.
+impl SessionWriter {
+    /// Writes as many bytes as fit into the buffer.
     fn poll_write(&mut self, context: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let mut content = self.slot.content();
-        if content.is_unread || content.end != End::NotYet {
+        let mut state = self.buffer.0.lock();
+        if state.is_closed || state.end != WriteEnd::Open {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let count = bytes.len().min(PIECE.saturating_sub(content.bytes.len()));
+        let count = bytes
+            .len()
+            .min(PREFERRED_CHUNK_SIZE.saturating_sub(state.bytes.len()));
         if count == 0 && !bytes.is_empty() {
-            wait(&mut content.writer, context);
+            register_waker(&mut state.writer, context);
             return Poll::Pending;
         }
-        content.bytes.extend_from_slice(&bytes[..count]);
-        content.wake_reader();
+        state.bytes.extend_from_slice(&bytes[..count]);
+        state.wake_reader();
         Poll::Ready(Ok(count))
     }
 
-    /// Takes all of it or nothing.
+    /// Writes all bytes, or none if they do not fit into the buffer.
     pub(super) fn try_write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let mut content = self.slot.content();
-        if content.is_unread || content.end != End::NotYet {
+        let mut state = self.buffer.0.lock();
+        if state.is_closed || state.end != WriteEnd::Open {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        if content.bytes.len() + bytes.len() > PIECE {
+        if state.bytes.len() + bytes.len() > PREFERRED_CHUNK_SIZE {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        content.bytes.extend_from_slice(bytes);
-        content.wake_reader();
+        state.bytes.extend_from_slice(bytes);
+        state.wake_reader();
         Ok(())
     }
 
-    /// Says that nothing more comes, or that the client has broken off.
+    /// Ends the response body: with a reset if the client was reset.
     fn finish(&mut self) {
-        let mut content = self.slot.content();
-        if content.end == End::NotYet {
-            let is_broken = self.fate.as_ref().is_some_and(|fate| fate.client_broke());
-            content.end = match is_broken {
-                true => End::Broken,
-                false => End::Ended,
+        let mut state = self.buffer.0.lock();
+        if state.end == WriteEnd::Open {
+            let is_reset = self
+                .reset_state
+                .as_ref()
+                .is_some_and(|reset_state| reset_state.client_was_reset());
+            state.end = match is_reset {
+                true => WriteEnd::Reset,
+                false => WriteEnd::Closed,
             };
-            content.wake_reader();
+            state.wake_reader();
         }
     }
 }
 
-impl Drop for Writer {
+impl Drop for SessionWriter {
     fn drop(&mut self) {
-        // As when a socket is closed.
+        // A dropped socket is closed, too.
         self.finish();
     }
 }
 
-impl Drop for Written {
+impl Drop for ResponseBody {
     fn drop(&mut self) {
-        let mut content = self.0.content();
-        content.is_unread = true;
-        content.bytes = BytesMut::new();
-        content.wake_writer();
+        let mut state = self.0.0.lock();
+        state.is_closed = true;
+        state.bytes = BytesMut::new();
+        state.wake_writer();
     }
 }
 
-impl http_body::Body for Written {
+impl http_body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -249,19 +252,19 @@ impl http_body::Body for Written {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let mut content = self.0.content();
-        if !content.bytes.is_empty() {
-            let bytes = std::mem::take(&mut content.bytes);
-            content.wake_writer();
+        let mut state = self.0.0.lock();
+        if !state.bytes.is_empty() {
+            let bytes = std::mem::take(&mut state.bytes);
+            state.wake_writer();
             return Poll::Ready(Some(Ok(Frame::data(bytes.freeze()))));
         }
-        match content.end {
-            End::NotYet => {
-                wait(&mut content.reader, context);
+        match state.end {
+            WriteEnd::Open => {
+                register_waker(&mut state.reader, context);
                 Poll::Pending
             }
-            End::Ended => Poll::Ready(None),
-            End::Broken => Poll::Ready(Some(Err(Status::cancelled("reset")))),
+            WriteEnd::Closed => Poll::Ready(None),
+            WriteEnd::Reset => Poll::Ready(Some(Err(Status::cancelled("reset")))),
         }
     }
 }
@@ -272,10 +275,10 @@ impl AsyncRead for SessionStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let piece = ready!(self.from_session.poll_bytes(context))?;
-        let count = piece.len().min(buffer.remaining());
-        buffer.put_slice(&piece[..count]);
-        piece.advance(count);
+        let unread = ready!(self.from_session.poll_bytes(context))?;
+        let count = unread.len().min(buffer.remaining());
+        buffer.put_slice(&unread[..count]);
+        unread.advance(count);
         Poll::Ready(Ok(()))
     }
 }
@@ -290,7 +293,7 @@ impl AsyncWrite for SessionStream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // HTTP/2 takes what is there as soon as it can send.
+        // HTTP/2 reads the buffer as soon as it can send.
         Poll::Ready(Ok(()))
     }
 

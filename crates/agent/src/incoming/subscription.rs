@@ -1,111 +1,118 @@
-//! The subscriptions of a client, by number, and where each of them gets its connections from.
+//! The subscriptions of a client, and the source of connections of each.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::Response;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tonic::body::Body;
 
-use super::lent::Lender;
+use super::accept_pool::AcceptPool;
 use super::peers::Peer;
-use super::queue::Queue;
-use super::reachable::Reachable;
+use super::reachability::ReachabilityWatch;
+use super::reclaimable::ReclaimableBody;
 use crate::{Error, Result};
 
 /// The subscriptions of one client.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
-    last: AtomicU64,
+    last_id: AtomicU64,
     open: Mutex<HashMap<u64, Arc<Subscription>>>,
 }
 
 impl Subscriptions {
-    pub(super) fn find(&self, number: u64) -> Option<Arc<Subscription>> {
-        self.open().get(&number).cloned()
+    pub(super) fn find(&self, id: u64) -> Option<Arc<Subscription>> {
+        self.open.lock().get(&id).cloned()
     }
 
-    pub(super) fn add(&self, place: Place, reachable: Reachable) -> Arc<Subscription> {
-        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+    pub(super) fn add(
+        &self,
+        source: ConnectionSource,
+        reachability: ReachabilityWatch,
+    ) -> Arc<Subscription> {
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         let subscription = Arc::new(Subscription {
-            number,
-            place: watch::Sender::new(place),
-            reachable,
+            id,
+            source: watch::Sender::new(source),
+            reachability,
         });
-        self.open().insert(number, Arc::clone(&subscription));
+        self.open.lock().insert(id, Arc::clone(&subscription));
         subscription
     }
 
     pub(super) fn remove(&self, subscription: &Subscription) {
-        self.open().remove(&subscription.number);
-        subscription.set_place(Place::Ended);
-    }
-
-    fn open(&self) -> MutexGuard<'_, HashMap<u64, Arc<Subscription>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock().remove(&subscription.id);
+        subscription.set_source(ConnectionSource::Ended);
     }
 }
 
-/// A session that wants a port's traffic.
+/// A subscription to the traffic of one port.
 #[derive(Debug)]
 pub(super) struct Subscription {
-    pub(super) number: u64,
-    place: watch::Sender<Place>,
-    reachable: Reachable,
+    pub(super) id: u64,
+    source: watch::Sender<ConnectionSource>,
+    reachability: ReachabilityWatch,
 }
 
-/// Where connections come from.
+/// The agent that redirects the port, which is the source of a subscription's connections.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
-    /// This agent redirects the port. Left at the end.
-    Here(Arc<Queue>),
-    /// Another agent of the network does. Left when it is gone.
-    There(Peer),
-    /// Whoever redirected it is gone, and somebody else is about to. Left when he does.
-    Nowhere,
-    /// For good.
+pub(super) enum ConnectionSource {
+    /// This agent redirects the port. Only the end of the subscription changes this.
+    Local(Arc<AcceptPool>),
+    /// Another agent of the network redirects the port, until it ends.
+    Peer(Peer),
+    /// The agent that redirected the port has ended, and another one has not taken over yet.
+    Pending,
+    /// The subscription has ended.
     Ended,
 }
 
 impl Subscription {
-    pub(super) fn set_place(&self, place: Place) {
-        self.place.send_replace(place);
+    pub(super) fn set_source(&self, source: ConnectionSource) {
+        self.source.send_replace(source);
     }
 
-    /// Waits until there is a connection, and answers with it.
-    pub(super) async fn wait(&self, from_session: Incoming) -> Result<Response<Body>> {
-        let from_session = Lender::new(from_session);
-        let mut places = self.place.subscribe();
+    /// Waits for a connection, and returns it as the response.
+    pub(super) async fn next_connection(&self, from_session: Incoming) -> Result<Response<Body>> {
+        let from_session = ReclaimableBody::new(from_session);
+        let mut sources = self.source.subscribe();
         loop {
-            let place = places.borrow_and_update().clone();
-            match place {
-                Place::Here(queue) => return queue.wait(from_session.take()?).await,
-                Place::There(peer) => {
-                    if let Some(response) = self.wait_at(&peer, &from_session).await {
+            let source = sources.borrow_and_update().clone();
+            match source {
+                ConnectionSource::Local(pool) => {
+                    return pool.next_connection(from_session.reclaim()?).await;
+                }
+                ConnectionSource::Peer(peer) => {
+                    if let Some(response) = self.next_from_peer(&peer, &from_session).await {
                         return Ok(response);
                     }
                 }
-                Place::Nowhere => {}
-                Place::Ended => return Err(Error::SubscriptionEnded),
+                ConnectionSource::Pending => {}
+                ConnectionSource::Ended => return Err(Error::SubscriptionEnded),
             }
-            let changed = places.changed().await;
+            let changed = sources.changed().await;
             changed.map_err(|_| Error::SubscriptionEnded)?;
         }
     }
 
-    /// Waits for a connection at another agent, while the session can be reached. None: the other agent is gone. Nothing of
-    /// the body has been read then, so it can be given to the next.
-    async fn wait_at(&self, peer: &Peer, from_session: &Lender) -> Option<Response<Body>> {
+    /// Waits for a connection at another agent, while the session is connected. None: the other agent has ended. None of the
+    /// body has been read then, so that it can be sent to the next agent.
+    async fn next_from_peer(
+        &self,
+        peer: &Peer,
+        from_session: &ReclaimableBody,
+    ) -> Option<Response<Body>> {
         loop {
-            self.reachable.clone().found().await;
+            self.reachability.clone().connected().await;
             let response = tokio::select! {
                 biased;
-                () = self.reachable.clone().lost() => continue,
-                response = peer.accept(from_session.lend(&self.reachable)) => response,
+                () = self.reachability.clone().disconnected() => continue,
+                response = peer.accept(from_session.borrow(&self.reachability)) => response,
             };
-            if self.reachable.is_so() {
+            if self.reachability.is_reachable() {
                 return response.ok();
             }
         }

@@ -1,6 +1,6 @@
 //! Datagrams between an HTTP/2 stream and a socket.
 //!
-//! As in a network, what nobody takes is dropped: the kernel's receive buffer is the only queue.
+//! As in a network, datagrams are dropped if the client is too slow: the kernel's receive buffer is the only queue.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use protocol::outgoing::{DATAGRAM_BYTES, Datagram, DatagramDecoder};
+use protocol::outgoing::{Datagram, DatagramDecoder, MAX_DATAGRAM_BYTES};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketAddrAny, SocketType, recvfrom, sockopt};
@@ -27,25 +27,25 @@ use crate::agent::Agent;
 use crate::error::errno_of;
 use crate::grant::Transport;
 
-/// How much is put into one frame when many datagrams wait.
-const PIECE: usize = 64 * 1024;
-/// Failures of sends that wait to be told. One that finds no room would only repeat another.
-const FAILURES: usize = 8;
+/// The maximum size of a frame with several datagrams.
+const MAX_FRAME: usize = 64 * 1024;
+/// The capacity of the queue of send errors. Further ones are dropped, because they would only repeat the queued ones.
+const MAX_QUEUED_ERRORS: usize = 8;
 
-const ARRIVED: Interest = Interest::READABLE.add(Interest::ERROR);
+const RECEIVABLE: Interest = Interest::READABLE.add(Interest::ERROR);
 
-/// What the relay needs of a socket.
+/// The operations that the relay needs.
 pub(crate) trait DatagramSocket: Send + Sync + 'static {
-    /// Waits until there is a datagram or an error: an error alone makes a socket not readable.
+    /// Waits for a datagram or an error. A pending error alone does not make a socket readable.
     fn receivable(self: Arc<Self>) -> impl Future<Output = io::Result<()>> + Send + 'static;
-    /// A datagram and who sent it, when the socket is not connected. None: the peer has closed.
+    /// Receives a datagram and, on an unconnected socket, its sender. `None`: the peer has closed the connection.
     fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>>;
     fn send(
         &self,
         payload: &[u8],
         to: Option<SocketAddr>,
     ) -> impl Future<Output = io::Result<usize>> + Send;
-    /// The client sends nothing more. True if the peer may go on, because each direction has its own end.
+    /// Called when the client sends nothing more. Returns whether the other direction stays open.
     fn finish(&self) -> bool {
         false
     }
@@ -53,11 +53,12 @@ pub(crate) trait DatagramSocket: Send + Sync + 'static {
 
 impl DatagramSocket for UdpSocket {
     async fn receivable(self: Arc<Self>) -> io::Result<()> {
-        self.ready(ARRIVED).await.map(drop)
+        self.ready(RECEIVABLE).await.map(drop)
     }
 
     fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>> {
-        let from = either(|interest| self.try_io(interest, || receive(self, buffer)))?.1;
+        let from =
+            try_readable_or_error(|interest| self.try_io(interest, || receive(self, buffer)))?.1;
         let from = from.and_then(|address| SocketAddr::try_from(address).ok());
         Ok(Some(from.filter(|_| self.peer_addr().is_err())))
     }
@@ -70,17 +71,17 @@ impl DatagramSocket for UdpSocket {
     }
 }
 
-/// A socket of a session that may not send everywhere.
-pub(crate) struct RuledSocket {
+/// A socket that sends only to addresses that the rules allow.
+pub(crate) struct RestrictedSocket {
     pub(crate) socket: UdpSocket,
-    /// Where a connected one sends to.
+    /// The peer of a connected socket.
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) agent: Agent,
 }
 
-impl DatagramSocket for RuledSocket {
+impl DatagramSocket for RestrictedSocket {
     async fn receivable(self: Arc<Self>) -> io::Result<()> {
-        self.socket.ready(ARRIVED).await.map(drop)
+        self.socket.ready(RECEIVABLE).await.map(drop)
     }
 
     fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>> {
@@ -98,12 +99,13 @@ impl DatagramSocket for RuledSocket {
 
 impl DatagramSocket for UnixDatagram {
     async fn receivable(self: Arc<Self>) -> io::Result<()> {
-        self.ready(ARRIVED).await.map(drop)
+        self.ready(RECEIVABLE).await.map(drop)
     }
 
     fn try_receive(&self, buffer: &mut BytesMut) -> io::Result<Option<Option<SocketAddr>>> {
-        // Packets end with an empty one.
-        let (count, _) = either(|interest| self.try_io(interest, || receive(self, buffer)))?;
+        // An empty packet is the end of a sequenced-packet connection.
+        let (count, _) =
+            try_readable_or_error(|interest| self.try_io(interest, || receive(self, buffer)))?;
         if count > buffer.len() {
             return Err(Errno::MSGSIZE.into());
         }
@@ -115,13 +117,13 @@ impl DatagramSocket for UnixDatagram {
     }
 
     fn finish(&self) -> bool {
-        let has_ends = sockopt::socket_type(self) == Ok(SocketType::SEQPACKET);
-        has_ends && self.shutdown(Shutdown::Write).is_ok()
+        let is_half_closable = sockopt::socket_type(self) == Ok(SocketType::SEQPACKET);
+        is_half_closable && self.shutdown(Shutdown::Write).is_ok()
     }
 }
 
-/// Tries for a datagram, then for an error. The runtime tells about them together, and lets them be tried only apart.
-fn either<T>(mut attempt: impl FnMut(Interest) -> io::Result<T>) -> io::Result<T> {
+/// Tries to receive a datagram, then an error. The runtime reports readiness for both together, but clears it separately.
+fn try_readable_or_error<T>(mut attempt: impl FnMut(Interest) -> io::Result<T>) -> io::Result<T> {
     match attempt(Interest::READABLE) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => attempt(Interest::ERROR),
         outcome => outcome,
@@ -131,9 +133,11 @@ fn either<T>(mut attempt: impl FnMut(Interest) -> io::Result<T>) -> io::Result<T
 /// Waits for the next datagram on a connected socket, or its error.
 pub(crate) async fn receive_one(socket: &UdpSocket) -> io::Result<Bytes> {
     loop {
-        socket.ready(ARRIVED).await?;
+        socket.ready(RECEIVABLE).await?;
         let mut buffer = BytesMut::new();
-        match either(|interest| socket.try_io(interest, || receive(socket, &mut buffer))) {
+        match try_readable_or_error(|interest| {
+            socket.try_io(interest, || receive(socket, &mut buffer))
+        }) {
             Ok(_) => return Ok(buffer.freeze()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
@@ -142,31 +146,32 @@ pub(crate) async fn receive_one(socket: &UdpSocket) -> io::Result<Bytes> {
 }
 
 fn receive(socket: impl AsFd, buffer: &mut BytesMut) -> io::Result<(usize, Option<SocketAddrAny>)> {
-    let mut payload = Vec::with_capacity(DATAGRAM_BYTES);
-    // The length is told of what had no room, too.
+    let mut payload = Vec::with_capacity(MAX_DATAGRAM_BYTES);
+    // With `TRUNC`, the count is the length of the whole datagram, also if it was truncated.
     let (_, count, from) = recvfrom(socket, spare_capacity(&mut payload), RecvFlags::TRUNC)?;
     buffer.extend_from_slice(&payload);
     Ok((count, from))
 }
 
-/// Starts moving datagrams, and answers the body that brings those of the peers.
+/// Starts to relay datagrams. Returns the response body with the datagrams from the peers.
 pub(crate) fn relay<S: DatagramSocket>(socket: Arc<S>, to_peers: Incoming) -> Body {
-    let (failures_to_client, failures) = mpsc::channel(FAILURES);
-    tokio::spawn(send_all(Arc::clone(&socket), to_peers, failures_to_client));
+    let (errors_to_client, errors) = mpsc::channel(MAX_QUEUED_ERRORS);
+    tokio::spawn(send_all(Arc::clone(&socket), to_peers, errors_to_client));
     Body::new(FromPeers {
-        arrival: Box::pin(Arc::clone(&socket).receivable()),
+        receivable: Box::pin(Arc::clone(&socket).receivable()),
         socket,
-        failures,
-        goes_on: false,
+        errors,
+        is_half_closed: false,
         ended: false,
     })
 }
 
-/// Ends with the request body; that the channel is then closed ends the response body, unless its direction goes on.
+/// Sends the datagrams of the request body. At its end, the channel is closed, which ends the response body, unless its
+/// direction stays open.
 async fn send_all<S: DatagramSocket>(
     socket: Arc<S>,
     mut to_peers: Incoming,
-    failures_to_client: mpsc::Sender<i32>,
+    errors_to_client: mpsc::Sender<i32>,
 ) {
     let mut decoder = DatagramDecoder::default();
     while let Some(Ok(frame)) = to_peers.frame().await {
@@ -178,14 +183,14 @@ async fn send_all<S: DatagramSocket>(
             match decoder.next_datagram() {
                 Ok(Some(Datagram::Payload { address, payload })) => {
                     if let Err(error) = socket.send(&payload, address).await {
-                        let _ = failures_to_client.try_send(errno_of(&error).raw_os_error());
+                        let _ = errors_to_client.try_send(errno_of(&error).raw_os_error());
                     }
                 }
-                // A client has no failures to tell.
+                // Clients do not send errors.
                 Ok(Some(Datagram::Failed(_))) => {}
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "a client's datagrams have no meaning");
+                    tracing::warn!(%error, "malformed datagram from client");
                     return;
                 }
             }
@@ -196,19 +201,19 @@ async fn send_all<S: DatagramSocket>(
 /// The peers' datagrams as a body.
 struct FromPeers<S: DatagramSocket> {
     socket: Arc<S>,
-    arrival: Pin<Box<dyn Future<Output = io::Result<()>> + Send>>,
-    /// From the task that sends. Closed when the client has ended its direction.
-    failures: mpsc::Receiver<i32>,
-    /// The client has ended its direction, and this one goes on.
-    goes_on: bool,
+    receivable: Pin<Box<dyn Future<Output = io::Result<()>> + Send>>,
+    /// Errors of the sending task. Closed when the client has closed its direction.
+    errors: mpsc::Receiver<i32>,
+    /// The client has closed its direction, and this one is open.
+    is_half_closed: bool,
     ended: bool,
 }
 
 impl<S: DatagramSocket> FromPeers<S> {
-    /// Takes what has arrived, until there is enough for one frame. Nothing: it must wait.
-    fn take(&mut self) -> BytesMut {
+    /// Receives datagrams until one frame is full or none are left. Empty: there are none.
+    fn receive_available(&mut self) -> BytesMut {
         let mut frames = BytesMut::new();
-        while frames.len() < PIECE && !self.ended {
+        while frames.len() < MAX_FRAME && !self.ended {
             let mut payload = BytesMut::new();
             let datagram = match self.socket.try_receive(&mut payload) {
                 Ok(Some(address)) => Datagram::Payload {
@@ -240,8 +245,8 @@ impl<S: DatagramSocket> http_body::Body for FromPeers<S> {
         if this.ended {
             return Poll::Ready(None);
         }
-        if !this.goes_on {
-            match this.failures.poll_recv(context) {
+        if !this.is_half_closed {
+            match this.errors.poll_recv(context) {
                 Poll::Pending => {}
                 Poll::Ready(Some(number)) => {
                     let mut frames = BytesMut::new();
@@ -249,17 +254,17 @@ impl<S: DatagramSocket> http_body::Body for FromPeers<S> {
                     return Poll::Ready(Some(Ok(Frame::data(frames.freeze()))));
                 }
                 Poll::Ready(None) => {
-                    this.goes_on = this.socket.finish();
-                    this.ended = !this.goes_on;
+                    this.is_half_closed = this.socket.finish();
+                    this.ended = !this.is_half_closed;
                 }
             }
         }
         while !this.ended {
-            if ready!(this.arrival.as_mut().poll(context)).is_err() {
+            if ready!(this.receivable.as_mut().poll(context)).is_err() {
                 this.ended = true;
             }
-            this.arrival = Box::pin(Arc::clone(&this.socket).receivable());
-            let frames = this.take();
+            this.receivable = Box::pin(Arc::clone(&this.socket).receivable());
+            let frames = this.receive_available();
             if !frames.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(frames.freeze()))));
             }

@@ -1,11 +1,11 @@
-//! A byte stream between an HTTP/2 stream and a socket, both ways, each with its own end.
+//! Relays bytes between an HTTP/2 stream and a socket. Each direction is closed separately.
 //!
-//! The response body reads the socket when HTTP/2 can send, and only then; a task writes the request body to the socket.
-//! Neither holds more than one piece. A socket without traffic has no buffer at all.
+//! The response body reads the socket only when HTTP/2 can send; a task writes the request body to the socket. Each buffers
+//! at most one chunk. An idle socket has no buffer.
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use link::http2::PIECE;
+use link::http2::PREFERRED_CHUNK_SIZE;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
 use tokio::net::{TcpStream, UnixStream};
@@ -23,17 +24,17 @@ use tonic::body::Body;
 use crate::Error;
 use crate::error::errno_of;
 
-const FIRST_PIECE: usize = 16 * 1024;
+const MIN_CHUNK: usize = 16 * 1024;
 
-/// What the relay needs of a socket. All of it works on a shared one.
+/// The operations that the relay needs. All of them work on a shared socket.
 pub(crate) trait ByteSocket: Send + Sync + 'static {
     fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
     fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize>;
     fn writable(&self) -> impl Future<Output = io::Result<()>> + Send;
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
-    /// Ends the direction to the peer.
+    /// Closes the direction to the peer.
     fn finish(&self);
-    /// Makes the coming close a reset instead of an end.
+    /// Makes closing the socket reset the connection.
     fn abort(&self);
 }
 
@@ -57,7 +58,7 @@ macro_rules! byte_socket {
             }
 
             fn finish(&self) {
-                // A peer that is gone needs no end.
+                // It fails if the peer has closed the connection already.
                 let _ = shutdown(self, Shutdown::Write);
             }
 
@@ -72,9 +73,9 @@ macro_rules! byte_socket {
 byte_socket!(TcpStream);
 byte_socket!(UnixStream);
 
-/// Starts moving bytes, and answers the body that brings those of the peer.
+/// Starts to relay bytes. Returns the response body with the bytes from the peer.
 pub(crate) fn relay<S: ByteSocket>(socket: Arc<S>, to_peer: Incoming) -> Body {
-    let failure = Arc::new(Failure::default());
+    let failure = Arc::new(FirstError::default());
     tokio::spawn(write_all(
         Arc::clone(&socket),
         to_peer,
@@ -83,40 +84,37 @@ pub(crate) fn relay<S: ByteSocket>(socket: Arc<S>, to_peer: Incoming) -> Body {
     Body::new(FromPeer {
         socket,
         failure,
-        piece: FIRST_PIECE,
+        chunk: MIN_CHUNK,
         state: State::Open,
     })
 }
 
-/// The first error of either direction. The kernel tells an error once, to whoever comes first.
+/// The first error of either direction. The kernel reports an error only once, in one of the directions.
 #[derive(Debug, Default)]
-struct Failure(Mutex<Option<Errno>>);
+struct FirstError(Mutex<Option<Errno>>);
 
-impl Failure {
+impl FirstError {
     fn set(&self, errno: Errno) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(errno);
+        self.0.lock().get_or_insert(errno);
     }
 
     fn get(&self) -> Option<Errno> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 }
 
-async fn write_all<S: ByteSocket>(socket: Arc<S>, mut to_peer: Incoming, failure: Arc<Failure>) {
+async fn write_all<S: ByteSocket>(socket: Arc<S>, mut to_peer: Incoming, failure: Arc<FirstError>) {
     loop {
         match to_peer.frame().await {
             None => return socket.finish(),
-            // The client has reset the stream or is gone.
+            // The client has reset the stream or disconnected.
             Some(Err(_)) => return socket.abort(),
             Some(Ok(frame)) => {
                 let Ok(bytes) = frame.into_data() else {
                     continue;
                 };
-                if let Err(error) = write_piece(&*socket, bytes).await {
-                    // What the peer has sent before is still delivered; then the failure is told.
+                if let Err(error) = write_chunk(&*socket, bytes).await {
+                    // The client still receives what the peer sent before, and then the error.
                     return failure.set(errno_of(&error));
                 }
             }
@@ -124,7 +122,7 @@ async fn write_all<S: ByteSocket>(socket: Arc<S>, mut to_peer: Incoming, failure
     }
 }
 
-async fn write_piece<S: ByteSocket>(socket: &S, mut bytes: Bytes) -> io::Result<()> {
+async fn write_chunk<S: ByteSocket>(socket: &S, mut bytes: Bytes) -> io::Result<()> {
     while !bytes.is_empty() {
         match socket.try_write(&bytes) {
             Ok(count) => bytes.advance(count),
@@ -136,18 +134,18 @@ async fn write_piece<S: ByteSocket>(socket: &S, mut bytes: Bytes) -> io::Result<
     Ok(())
 }
 
-/// The peer's bytes as a body.
+/// The response body with the bytes from the peer.
 struct FromPeer<S: ByteSocket> {
     socket: Arc<S>,
-    failure: Arc<Failure>,
-    /// How much is read at once: grows while the peer fills it.
-    piece: usize,
+    failure: Arc<FirstError>,
+    /// The size of the next read. It grows while the peer fills it.
+    chunk: usize,
     state: State,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Until the peer ends its direction, or fails.
+    /// Until the peer closes its direction, or an error occurs.
     Open,
     Ended,
 }
@@ -177,15 +175,15 @@ impl<S: ByteSocket> http_body::Body for FromPeer<S> {
             if let Err(error) = ready!(this.socket.poll_read_ready(context)) {
                 return Poll::Ready(this.end(Some(errno_of(&error))));
             }
-            // Only now that there is something to read is there a buffer.
-            let mut buffer = BytesMut::with_capacity(this.piece);
+            // The buffer is allocated only when the socket is readable.
+            let mut buffer = BytesMut::with_capacity(this.chunk);
             match this.socket.try_read(&mut buffer) {
                 Ok(0) => return Poll::Ready(this.end(None)),
                 Ok(count) => {
-                    if count == this.piece {
-                        this.piece = (this.piece * 2).min(PIECE);
-                    } else if count < this.piece / 4 {
-                        this.piece = (this.piece / 2).max(FIRST_PIECE);
+                    if count == this.chunk {
+                        this.chunk = (this.chunk * 2).min(PREFERRED_CHUNK_SIZE);
+                    } else if count < this.chunk / 4 {
+                        this.chunk = (this.chunk / 2).max(MIN_CHUNK);
                     }
                     return Poll::Ready(Some(Ok(Frame::data(buffer.freeze()))));
                 }
@@ -199,7 +197,7 @@ impl<S: ByteSocket> http_body::Body for FromPeer<S> {
 
 impl<S: ByteSocket> Drop for FromPeer<S> {
     fn drop(&mut self) {
-        // The client has reset the stream: so is the connection.
+        // The client has reset the stream, so the connection is reset, too.
         if self.state == State::Open {
             self.socket.abort();
         }

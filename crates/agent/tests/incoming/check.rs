@@ -1,12 +1,12 @@
-//! The self-check: what it proves, and that it is loud.
+//! The check of the redirection: what it verifies, and that it fails if nothing is received.
 
 use std::thread;
 
 use agent::Error;
-use agent::incoming::redirect::{Evidence, Port};
+use agent::incoming::redirect::{Port, RedirectEvidence};
 
-use crate::programs::{Application, Client, soon};
-use crate::world::{TARGET_IPV4, World, enter, socket_address, world};
+use crate::environment::{Environment, TARGET_IPV4, enter, environment, socket_address};
+use crate::programs::{Application, Client, with_timeout};
 
 const PORTS: [Port; 2] = [
     Port {
@@ -21,79 +21,82 @@ const PORTS: [Port; 2] = [
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn without_a_way_from_outside_loopback_is_what_is_proven() {
-    let Some(world) = world() else { return };
-    let mut application = Application::start(&world.target, 80);
-    // The agent of this test is in a network without a cable to the target.
-    let redirect = world.redirect().await;
+async fn without_a_route_from_outside_only_loopback_is_verified() {
+    let environment = environment();
+    let mut application = Application::start(&environment.target, 80);
+    // The agent of this test is in a network that is not connected to the target.
+    let redirect = environment.redirect().await;
     for port in PORTS {
         redirect.add_port(port).await.unwrap();
-        let checked = redirect.check(port).await.unwrap();
-        assert_eq!(checked.evidence, Evidence::Loopback, "{checked}");
-        assert!(checked.to_string().ends_with("checked on loopback only"));
+        let report = redirect.check(port).await.unwrap();
+        assert_eq!(report.evidence, RedirectEvidence::Loopback, "{report}");
+        assert!(report.to_string().ends_with("checked on loopback only"));
     }
     assert!(application.peers.try_recv().is_err());
 
-    // The first real client is more than that, and no probe is taken for one.
-    let client = Client::connect(&world.client, socket_address(TARGET_IPV4, 80)).await;
-    let arrived = soon(redirect.accept()).await.unwrap();
-    assert_eq!(arrived.peer, client.own_address());
-    assert_eq!(redirect.evidence(Port::tcp(80)), Evidence::Outside);
-    assert_eq!(redirect.evidence(Port::udp(80)), Evidence::Loopback);
-    // What was known of a port is not known of it the next time.
+    // The first real client is stronger evidence, and probes are not mistaken for clients.
+    let client = Client::connect(&environment.client, socket_address(TARGET_IPV4, 80)).await;
+    let connection = with_timeout(redirect.accept()).await.unwrap();
+    assert_eq!(connection.peer, client.own_address());
+    assert_eq!(redirect.evidence(Port::tcp(80)), RedirectEvidence::External);
+    assert_eq!(redirect.evidence(Port::udp(80)), RedirectEvidence::Loopback);
+    // Removing a port discards its evidence.
     redirect.remove_port(Port::tcp(80)).await.unwrap();
-    assert_eq!(redirect.evidence(Port::tcp(80)), Evidence::Nothing);
+    assert_eq!(
+        redirect.evidence(Port::tcp(80)),
+        RedirectEvidence::Unverified
+    );
 }
 
-/// Runs an agent that lives in the client's network.
-fn from_the_clients_network(world: &World, act: impl AsyncFnOnce(&World) + Send) {
-    let pid = world.client.pid();
+/// Runs an agent that is in the client's network.
+fn run_in_client_network(environment: &Environment, act: impl AsyncFnOnce(&Environment) + Send) {
+    let pid = environment.client.pid();
     let run = || {
         enter(pid);
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime")
-            .block_on(act(world));
+            .block_on(act(environment));
     };
-    thread::scope(|scope| scope.spawn(run).join().expect("it does not panic"));
+    thread::scope(|scope| scope.spawn(run).join().expect("the closure does not panic"));
 }
 
 #[test]
 #[ignore = "needs root"]
-fn with_a_way_from_outside_more_is_proven() {
-    let Some(world) = world() else { return };
-    from_the_clients_network(&world, async |world| {
-        let redirect = world.redirect().await;
+fn with_a_route_from_outside_the_redirection_is_verified_externally() {
+    let environment = environment();
+    run_in_client_network(&environment, async |environment| {
+        let redirect = environment.redirect().await;
         for port in PORTS {
             redirect.add_port(port).await.unwrap();
-            let checked = redirect.check(port).await.unwrap();
-            assert_eq!(checked.evidence, Evidence::Outside, "{checked}");
+            let report = redirect.check(port).await.unwrap();
+            assert_eq!(report.evidence, RedirectEvidence::External, "{report}");
         }
     });
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn nothing_that_arrives_is_an_error() {
-    let Some(world) = world() else { return };
-    let _application = Application::start(&world.target, 80);
-    let redirect = world.redirect().await;
-    // Never added.
+async fn a_check_fails_if_nothing_is_received() {
+    let environment = environment();
+    let _application = Application::start(&environment.target, 80);
+    let redirect = environment.redirect().await;
+    // The ports were never added.
     for port in PORTS {
-        let error = redirect.check(port).await.expect_err("nothing arrives");
-        assert!(matches!(error, Error::NothingArrives { .. }), "{error}");
+        let error = redirect.check(port).await.expect_err("nothing is received");
+        assert!(matches!(error, Error::NotRedirected { .. }), "{error}");
     }
-    // Taken away by a rule of somebody else.
+    // A rule of another program drops the traffic.
     for port in PORTS {
         redirect.add_port(port).await.unwrap();
     }
-    world.target.feed(
+    environment.target.feed(
         "nft -f -",
         "table inet other {\n chain first {\n type filter hook prerouting priority -300\n th dport 80 drop\n }\n }\n",
     );
     for port in PORTS {
-        let error = redirect.check(port).await.expect_err("nothing arrives");
+        let error = redirect.check(port).await.expect_err("nothing is received");
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
     }
 }

@@ -1,37 +1,37 @@
-//! Sessions that take datagrams, or copies of them.
+//! Sessions that steal or mirror datagrams.
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use protocol::incoming::TAKEN;
+use protocol::incoming::ACCEPTED;
 use protocol::outgoing::{Datagram, DatagramDecoder};
 use protocol::rpc::subscribe_event::Event;
 use protocol::rpc::{IncomingTransport, OnConflict, SubscribeRequest};
 
 use crate::datagrams::{client, exchange, start_application};
-use crate::programs::soon;
-use crate::session::{Session, Taken, copy_of, whole_port, with_header};
-use crate::world::{FROM_INSIDE, FROM_OUTSIDE, TARGET_IPV4, socket_address, world};
+use crate::environment::{FROM_INSIDE, FROM_OUTSIDE, TARGET_IPV4, environment, socket_address};
+use crate::programs::with_timeout;
+use crate::session::{OfferedConnection, Session, mirrored_port, whole_port, with_header};
 
-fn of_udp(request: SubscribeRequest) -> SubscribeRequest {
+fn udp(request: SubscribeRequest) -> SubscribeRequest {
     SubscribeRequest {
         transport: IncomingTransport::Udp.into(),
         ..request
     }
 }
 
-/// Answers every datagram of a flow with a word before it.
-async fn answer(mut taken: Taken) {
-    let _ = taken.to_client.send(Bytes::from_static(&[TAKEN])).await;
+/// Replies to every datagram of a flow with a prefix and the datagram.
+async fn reply_all(mut stolen: OfferedConnection) {
+    let _ = stolen.to_client.send(Bytes::from_static(&[ACCEPTED])).await;
     let mut decoder = DatagramDecoder::default();
-    while let Some(payload) = next(&mut taken.from_client, &mut decoder).await {
+    while let Some(payload) = next(&mut stolen.from_client, &mut decoder).await {
         let mut frame = BytesMut::new();
-        let answer = Datagram::Payload {
+        let response = Datagram::Payload {
             address: None,
             payload: [b"session:", &payload[..]].concat().into(),
         };
-        answer.encode(&mut frame);
-        let _ = taken.to_client.send(frame.freeze()).await;
+        response.encode(&mut frame);
+        let _ = stolen.to_client.send(frame.freeze()).await;
     }
 }
 
@@ -50,148 +50,155 @@ async fn next(body: &mut Incoming, decoder: &mut DatagramDecoder) -> Option<Byte
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn datagrams_go_to_the_session_and_back_to_the_client() {
-    let Some(world) = world() else { return };
-    start_application(&world.target, 53);
-    let session = Session::of(&world.agent()).await;
-    let wanted = of_udp(whole_port(53, "Ada"));
-    let mut subscription = session.subscribe(wanted.clone()).await.unwrap();
-    let outside = FROM_OUTSIDE.map(|address| (&world.client, address));
-    let inside = FROM_INSIDE.map(|address| (&world.target, address));
+async fn datagrams_go_to_the_session_and_replies_to_the_client() {
+    let environment = environment();
+    start_application(&environment.target, 53);
+    let session = Session::of(&environment.agent()).await;
+    let request = udp(whole_port(53, "Ada"));
+    let mut subscription = session.subscribe(request.clone()).await.unwrap();
+    let outside = FROM_OUTSIDE.map(|address| (&environment.client, address));
+    let inside = FROM_INSIDE.map(|address| (&environment.target, address));
     for (network, address) in outside.into_iter().chain(inside) {
         let to = socket_address(address, 53);
         let client = client(network, to).await;
-        let taking = async {
-            let taken = subscription.accept().await.unwrap();
-            assert_eq!(taken.arrived.client, client.local_addr().unwrap());
-            assert_eq!(taken.arrived.server, to);
-            tokio::spawn(answer(taken));
+        let accepting = async {
+            let stolen = subscription.accept().await.unwrap();
+            assert_eq!(stolen.meta.client, client.local_addr().unwrap());
+            assert_eq!(stolen.meta.server, to);
+            tokio::spawn(reply_all(stolen));
         };
-        let (first, ()) = tokio::join!(exchange(&client, b"one"), taking);
+        let (first, ()) = tokio::join!(exchange(&client, b"one"), accepting);
         assert_eq!(first, b"session:one");
-        // The same flow, also with what fills a packet and with nothing.
+        // The same flow, also with an empty datagram and one that fills a packet.
         let large = vec![7; 1400];
         for payload in [&b""[..], &large] {
-            let answered = exchange(&client, payload).await;
-            assert_eq!(answered, [b"session:", payload].concat());
+            let reply = exchange(&client, payload).await;
+            assert_eq!(reply, [b"session:", payload].concat());
         }
     }
     assert_eq!(subscription.event().await, Some(Event::TrafficSeen(true)));
 
-    let Err(failure) = session.subscribe(of_udp(whole_port(53, "Grace"))).await else {
-        panic!("it is refused");
+    let Err(failure) = session.subscribe(udp(whole_port(53, "Grace"))).await else {
+        panic!("expected a rejection");
     };
     assert!(failure.detail.starts_with("Ada already"), "{failure:?}");
-    let with_filter = of_udp(with_header(54, "Ada", "a: b"));
+    let with_filter = udp(with_header(54, "Ada", "a: b"));
     assert!(session.subscribe(with_filter).await.is_err());
-    let taken_away = SubscribeRequest {
+    let overriding = SubscribeRequest {
         on_conflict: OnConflict::Override.into(),
-        ..of_udp(whole_port(53, "Grace"))
+        ..udp(whole_port(53, "Grace"))
     };
-    let other = session.subscribe(taken_away).await.unwrap();
+    let other = session.subscribe(overriding).await.unwrap();
     let lost = subscription.event().await;
     assert_eq!(lost, Some(Event::LostTo("Grace".to_owned())));
     drop((subscription, other));
-    world.nothing_is_left().await;
-    let client = client(&world.client, socket_address(TARGET_IPV4, 53)).await;
+    environment.wait_until_clean().await;
+    let client = client(&environment.client, socket_address(TARGET_IPV4, 53)).await;
     assert_eq!(exchange(&client, b"two").await, b"application:two");
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn a_flow_ends_with_its_subscription_and_the_next_datagram_is_the_applications() {
-    let Some(world) = world() else { return };
-    start_application(&world.target, 53);
-    let agent = world.agent();
+async fn a_flow_ends_with_its_subscription_and_the_next_datagram_goes_to_the_application() {
+    let environment = environment();
+    start_application(&environment.target, 53);
+    let agent = environment.agent();
     let session = Session::of(&agent).await;
-    let subscription = session.subscribe(of_udp(whole_port(53, "Ada"))).await;
+    let subscription = session.subscribe(udp(whole_port(53, "Ada"))).await;
     let subscription = subscription.unwrap();
-    // Somebody else keeps the port redirected.
+    // Another session keeps the port redirected.
     let other = Session::of(&agent).await;
-    let copying = other.subscribe(of_udp(copy_of(53, "Grace"))).await.unwrap();
-    let client = client(&world.client, socket_address(TARGET_IPV4, 53)).await;
-    let taking = async {
-        tokio::spawn(answer(subscription.accept().await.unwrap()));
+    let mirroring = other
+        .subscribe(udp(mirrored_port(53, "Grace")))
+        .await
+        .unwrap();
+    let client = client(&environment.client, socket_address(TARGET_IPV4, 53)).await;
+    let accepting = async {
+        tokio::spawn(reply_all(subscription.accept().await.unwrap()));
     };
-    let (first, ()) = tokio::join!(exchange(&client, b"one"), taking);
+    let (first, ()) = tokio::join!(exchange(&client, b"one"), accepting);
     assert_eq!(first, b"session:one");
     drop(subscription);
     let back = async { while exchange(&client, b"two").await != b"application:two" {} };
-    soon(back).await;
-    drop(copying);
-    world.nothing_is_left().await;
+    with_timeout(back).await;
+    drop(mirroring);
+    environment.wait_until_clean().await;
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn what_a_session_does_not_take_goes_to_the_application() {
-    let Some(world) = world() else { return };
-    start_application(&world.target, 53);
-    let session = Session::of(&world.agent()).await;
-    let subscription = session.subscribe(of_udp(whole_port(53, "Ada"))).await;
+async fn a_flow_that_the_session_does_not_accept_goes_to_the_application() {
+    let environment = environment();
+    start_application(&environment.target, 53);
+    let session = Session::of(&environment.agent()).await;
+    let subscription = session.subscribe(udp(whole_port(53, "Ada"))).await;
     let mut subscription = subscription.unwrap();
-    let client = client(&world.client, socket_address(TARGET_IPV4, 53)).await;
-    let refusing = async { drop(subscription.accept().await.unwrap()) };
-    let (first, ()) = tokio::join!(exchange(&client, b"one"), refusing);
+    let client = client(&environment.client, socket_address(TARGET_IPV4, 53)).await;
+    let rejecting = async { drop(subscription.accept().await.unwrap()) };
+    let (first, ()) = tokio::join!(exchange(&client, b"one"), rejecting);
     assert_eq!(first, b"application:one");
     assert_eq!(exchange(&client, b"two").await, b"application:two");
     assert_eq!(subscription.event().await, Some(Event::TrafficSeen(true)));
-    let told = subscription.event().await;
-    assert!(matches!(told, Some(Event::Missed(_))), "{told:?}");
+    let event = subscription.event().await;
+    assert!(matches!(event, Some(Event::Missed(_))), "{event:?}");
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn a_copy_of_datagrams() {
-    let Some(world) = world() else { return };
-    start_application(&world.target, 53);
-    let session = Session::of(&world.agent()).await;
-    let subscription = session.subscribe(of_udp(copy_of(53, "Ada"))).await;
+async fn datagrams_are_mirrored() {
+    let environment = environment();
+    start_application(&environment.target, 53);
+    let session = Session::of(&environment.agent()).await;
+    let subscription = session.subscribe(udp(mirrored_port(53, "Ada"))).await;
     let subscription = subscription.unwrap();
-    let client = client(&world.client, socket_address(TARGET_IPV4, 53)).await;
-    let (first, taken) = tokio::join!(exchange(&client, b"one"), subscription.accept());
+    let client = client(&environment.client, socket_address(TARGET_IPV4, 53)).await;
+    let (first, mirrored) = tokio::join!(exchange(&client, b"one"), subscription.accept());
     assert_eq!(first, b"application:one");
-    let mut taken = taken.unwrap();
-    taken
+    let mut mirrored = mirrored.unwrap();
+    mirrored
         .to_client
-        .send(Bytes::from_static(&[TAKEN]))
+        .send(Bytes::from_static(&[ACCEPTED]))
         .await
         .unwrap();
     let mut decoder = DatagramDecoder::default();
-    let copied = soon(next(&mut taken.from_client, &mut decoder)).await;
-    assert_eq!(copied.as_deref(), Some(&b"one"[..]));
+    let received = with_timeout(next(&mut mirrored.from_client, &mut decoder)).await;
+    assert_eq!(received.as_deref(), Some(&b"one"[..]));
     assert_eq!(exchange(&client, b"two").await, b"application:two");
-    let copied = soon(next(&mut taken.from_client, &mut decoder)).await;
-    assert_eq!(copied.as_deref(), Some(&b"two"[..]));
-    drop((subscription, taken));
-    world.nothing_is_left().await;
+    let received = with_timeout(next(&mut mirrored.from_client, &mut decoder)).await;
+    assert_eq!(received.as_deref(), Some(&b"two"[..]));
+    drop((subscription, mirrored));
+    environment.wait_until_clean().await;
 }
 
-/// So many clients are known at the same time.
-const FLOWS: usize = 4096;
+/// The agent's limit of concurrent flows.
+const MAX_FLOWS: usize = 4096;
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn a_client_that_comes_when_all_places_are_taken_is_served() {
-    let Some(world) = world() else { return };
-    start_application(&world.target, 53);
-    let session = Session::of(&world.agent()).await;
-    let subscription = session.subscribe(of_udp(whole_port(53, "Ada"))).await;
+async fn a_new_client_is_served_at_the_limit_of_flows() {
+    let environment = environment();
+    start_application(&environment.target, 53);
+    let session = Session::of(&environment.agent()).await;
+    let subscription = session.subscribe(udp(whole_port(53, "Ada"))).await;
     let subscription = subscription.unwrap();
-    let taking = tokio::spawn(async move {
-        while let Ok(taken) = subscription.accept().await {
-            tokio::spawn(answer(taken));
+    let accepting = tokio::spawn(async move {
+        while let Ok(stolen) = subscription.accept().await {
+            tokio::spawn(reply_all(stolen));
         }
     });
-    // Clients that ask once, each from a port of its own, and one that stays.
+    // Many clients that send one request, each from its own port, and one client that stays.
     let to = socket_address(TARGET_IPV4, 53);
-    let staying = client(&world.client, to).await;
-    for number in 0..=FLOWS {
-        let asking = client(&world.client, to).await;
-        assert_eq!(exchange(&asking, b"one").await, b"session:one", "{number}");
+    let staying = client(&environment.client, to).await;
+    for number in 0..=MAX_FLOWS {
+        let short_lived = client(&environment.client, to).await;
+        assert_eq!(
+            exchange(&short_lived, b"one").await,
+            b"session:one",
+            "{number}"
+        );
         if number % 100 == 0 {
             assert_eq!(exchange(&staying, b"more").await, b"session:more");
         }
     }
-    taking.abort();
+    accepting.abort();
 }

@@ -1,4 +1,4 @@
-//! Many connections, and changes while they come.
+//! Many connections, and changes of the redirection meanwhile.
 
 use std::env;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -6,15 +6,15 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use agent::incoming::redirect::{Evidence, Port};
+use agent::incoming::redirect::{Port, RedirectEvidence};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 
-use crate::programs::{AGENT, APPLICATION, Application, Client, answer_all, socket, soon};
+use crate::environment::{FROM_OUTSIDE, TARGET_IPV4, enter, environment, socket_address};
+use crate::programs::{AGENT, APPLICATION, Application, Client, echo_all, socket, with_timeout};
 use crate::session::{whole_port, with_header};
-use crate::sharing::OwnProcess;
+use crate::sharing::AgentProcess;
 use crate::web::{Site, serve};
-use crate::world::{FROM_OUTSIDE, TARGET_IPV4, enter, socket_address, world};
 
 const CLIENTS: usize = 8;
 const CONNECTIONS_OF_EACH: usize = 500;
@@ -22,16 +22,16 @@ const MANY: usize = 10_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "needs root"]
-async fn no_connection_fails_while_ports_come_and_go() {
-    let Some(world) = world() else { return };
+async fn no_connection_fails_while_ports_are_added_and_removed() {
+    let environment = environment();
     agent::raise_descriptor_limit().unwrap();
-    let _application = Application::start(&world.target, 80);
-    let redirect = Arc::new(world.redirect().await);
-    answer_all(&redirect);
+    let _application = Application::start(&environment.target, 80);
+    let redirect = Arc::new(environment.redirect().await);
+    echo_all(&redirect);
     let mut clients = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {
         let to = socket_address(FROM_OUTSIDE[number % FROM_OUTSIDE.len()], 80);
-        let sockets = world.client.inside(|| {
+        let sockets = environment.client.inside(|| {
             let sockets = (0..CONNECTIONS_OF_EACH).map(|_| socket(to));
             sockets.collect::<Vec<_>>()
         });
@@ -51,21 +51,21 @@ async fn no_connection_fails_while_ports_come_and_go() {
     eprintln!("{changes} changes, {by_agent} connections to the agent, {by_application} others");
     assert_eq!(by_agent + by_application, CLIENTS * CONNECTIONS_OF_EACH);
     assert!(by_agent > 0 && by_application > 0 && changes > 10);
-    for network in [&world.client, &world.target] {
+    for network in [&environment.client, &environment.target] {
         assert_eq!(network.tcp_counter("AttemptFails"), 0);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "needs root"]
-async fn no_connection_fails_while_agents_come_and_go() {
-    let Some(world) = world() else { return };
+async fn no_connection_fails_while_agents_start_and_end() {
+    let environment = environment();
     agent::raise_descriptor_limit().unwrap();
-    let _application = Application::start(&world.target, 80);
+    let _application = Application::start(&environment.target, 80);
     let to = socket_address(TARGET_IPV4, 80);
     let mut clients = tokio::task::JoinSet::new();
     for _ in 0..CLIENTS {
-        let sockets = world.client.inside(|| {
+        let sockets = environment.client.inside(|| {
             let sockets = (0..CONNECTIONS_OF_EACH).map(|_| socket(to));
             sockets.collect::<Vec<_>>()
         });
@@ -73,32 +73,34 @@ async fn no_connection_fails_while_agents_come_and_go() {
     }
     let (mut agents, mut by_agent) = (0, 0);
     while !clients.is_empty() {
-        let redirect = Arc::new(world.redirect().await);
-        let answering = answer_all(&redirect);
+        let redirect = Arc::new(environment.redirect().await);
+        let echoing = echo_all(&redirect);
         redirect.add_port(Port::tcp(80)).await.unwrap();
-        while redirect.evidence(Port::tcp(80)) == Evidence::Nothing && !clients.is_empty() {
+        while redirect.evidence(Port::tcp(80)) == RedirectEvidence::Unverified
+            && !clients.is_empty()
+        {
             while let Some(ended) = clients.try_join_next() {
                 by_agent += ended.expect("no connection failed").0;
             }
             tokio::task::yield_now().await;
         }
         redirect.drain().await.unwrap();
-        answering.abort();
+        echoing.abort();
         agents += 1;
     }
     eprintln!("{agents} agents, {by_agent} connections to them");
     assert!(by_agent >= agents - 1 && agents > 2);
-    for network in [&world.client, &world.target] {
+    for network in [&environment.client, &environment.target] {
         assert_eq!(network.tcp_counter("AttemptFails"), 0);
     }
 }
 
-/// How many connections were the agent's, and how many the application's.
+/// Returns how many connections the agent accepted, and how many the application.
 async fn connect_all(sockets: Vec<TcpSocket>, to: SocketAddr) -> (usize, usize) {
     let (mut agent, mut application) = (0, 0);
     for socket in sockets {
         let mut client = Client::connect_with(socket, to).await;
-        match client.who().await.as_str() {
+        match client.server_name().await.as_str() {
             AGENT => agent += 1,
             APPLICATION => application += 1,
             other => panic!("{other}"),
@@ -108,16 +110,20 @@ async fn connect_all(sockets: Vec<TcpSocket>, to: SocketAddr) -> (usize, usize) 
     (agent, application)
 }
 
-/// Tells the role below in whose network to live. Without it, it does nothing.
+/// The PID of a process in the network for `role_clients`. Without it, `role_clients` does nothing.
 const CLIENTS_NETWORK: &str = "STANDIN_TEST_REDIRECT_CLIENTS";
 
-/// Many clients in a process of their own, because one process may not have enough descriptors for both ends.
+/// Not a test of its own: the process of many clients. It is a separate process because one process may not have enough file
+/// descriptors for both ends.
 #[test]
 #[ignore = "needs root"]
 fn role_clients() {
-    let Ok(network) = env::var(CLIENTS_NETWORK) else {
-        return;
-    };
+    if let Ok(network) = env::var(CLIENTS_NETWORK) {
+        run_clients(&network);
+    }
+}
+
+fn run_clients(network: &str) {
     agent::raise_descriptor_limit().unwrap();
     enter(network.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -129,7 +135,7 @@ fn role_clients() {
         let mut clients = Vec::new();
         for _ in 0..MANY {
             let mut client = Client::connect_with(socket(to), to).await;
-            assert_eq!(client.who().await, AGENT);
+            assert_eq!(client.server_name().await, AGENT);
             clients.push(client);
         }
         println!("\nconnected");
@@ -144,14 +150,14 @@ fn role_clients() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root"]
 async fn ten_thousand_connections_at_a_time() {
-    let Some(world) = world() else { return };
+    let environment = environment();
     agent::raise_descriptor_limit().unwrap();
-    let redirect = Arc::new(world.redirect().await);
+    let redirect = Arc::new(environment.redirect().await);
     redirect.add_port(Port::tcp(80)).await.unwrap();
-    answer_all(&redirect);
+    echo_all(&redirect);
     let mut clients = Command::new(env::current_exe().unwrap())
         .args(["--exact", "load::role_clients", "--ignored", "--nocapture"])
-        .env(CLIENTS_NETWORK, world.client.pid().to_string())
+        .env(CLIENTS_NETWORK, environment.client.pid().to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -160,14 +166,14 @@ async fn ten_thousand_connections_at_a_time() {
     let stdout = BufReader::new(clients.stdout.take().unwrap());
     let mut lines = stdout.lines().map_while(Result::ok);
     assert!(lines.any(|line| line == "connected"));
-    // All of them stay when the port is no longer redirected.
+    // All connections stay open when the port is no longer redirected.
     redirect.remove_port(Port::tcp(80)).await.unwrap();
     writeln!(stdin).unwrap();
     assert!(lines.any(|line| line == "echoed"));
     clients.wait().unwrap();
 }
 
-/// What an agent's process has of the machine's memory, in KiB.
+/// The anonymous memory of a process, in KiB.
 fn memory(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:"));
@@ -175,15 +181,15 @@ fn memory(process: u32) -> u64 {
     number.parse().unwrap()
 }
 
-/// Prints what it costs. Nothing is asserted about it: it depends on the build.
+/// Prints the memory usage. It is not asserted, because it depends on the build.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs root"]
 async fn a_thousand_idle_connections() {
-    let Some(world) = world() else { return };
+    let environment = environment();
     agent::raise_descriptor_limit().unwrap();
-    let _site = Site::start(&world.target, 80, "original");
-    let _application = Application::start(&world.target, 81);
-    let agent = OwnProcess::start(&world);
+    let _site = Site::start(&environment.target, 80, "original");
+    let _application = Application::start(&environment.target, 81);
+    let agent = AgentProcess::start(&environment);
     let session = agent.session().await;
     let filtered = session.subscribe(with_header(80, "Ada", "x-user: ada"));
     let filtered = filtered.await.unwrap();
@@ -200,15 +206,17 @@ async fn a_thousand_idle_connections() {
         let to = socket_address(TARGET_IPV4, port);
         let mut clients = Vec::new();
         for _ in 0..1000 {
-            let mut client = Client::connect(&world.client, to).await;
+            let mut client = Client::connect(&environment.client, to).await;
             client
                 .stream
                 .write_all(request(header).as_bytes())
                 .await
                 .unwrap();
-            let mut answer = [0; 256];
-            let length = soon(client.stream.read(&mut answer)).await.unwrap();
-            assert!(answer[..length].ends_with(b" / 0"));
+            let mut response = [0; 256];
+            let length = with_timeout(client.stream.read(&mut response))
+                .await
+                .unwrap();
+            assert!(response[..length].ends_with(b" / 0"));
             clients.push(client);
         }
         let after = memory(agent.pid());

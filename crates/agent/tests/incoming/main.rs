@@ -1,10 +1,11 @@
-//! A real target's traffic, redirected to the agent and given to sessions: two network namespaces with a cable between them,
-//! the target's and a client's. Needs root, and says so where it is not.
+//! Incoming traffic of a real target, redirected to the agent and routed to sessions. Uses two network namespaces that are
+//! connected by a veth pair, the target's and a client's, so it needs root.
 
-#![expect(
+#![allow(
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
+    clippy::print_stdout,
     clippy::print_stderr,
     reason = "helpers of tests fail by panicking, as tests do"
 )]
@@ -13,18 +14,18 @@ mod check;
 mod conflicts;
 mod connections;
 mod datagrams;
+mod environment;
 mod faults;
 mod flows;
-mod line;
+mod link_loss;
 mod load;
 mod mesh;
 mod mirror;
 mod programs;
-mod returning;
+mod reclaim;
 mod safety;
 mod session;
 mod sharing;
 mod steal;
 mod tls;
 mod web;
-mod world;

@@ -1,5 +1,5 @@
-//! The application, its clients, and an agent that answers itself. Who accepts says its name first, and then echoes: so a
-//! client learns who it speaks with, and that the connection works.
+//! The application, its clients, and an agent that responds itself. A server first sends its name and then echoes, so that a
+//! client knows which server it is connected to, and that the connection works.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,19 +12,20 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::world::Network;
+use crate::environment::Network;
 
-/// Waits for what comes at once when all is well. A test that waits for what never comes fails, and does not hang.
-pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    let patience = Duration::from_secs(30);
-    timeout(patience, what).await.expect("it comes")
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Waits for a future with a generous timeout, so that a test fails instead of hanging.
+pub(crate) async fn with_timeout<T>(future: impl Future<Output = T>) -> T {
+    timeout(TIMEOUT, future).await.expect("no timeout")
 }
 
-/// As long as a name is.
+/// The names of the servers. All have the same length.
 pub(crate) const APPLICATION: &str = "application";
 pub(crate) const AGENT: &str = "agent......";
 
-/// An application that listens at all addresses of a network. Tells the peers that it sees.
+/// An application that listens on all addresses of a network. Reports the client addresses that it sees.
 pub(crate) struct Application {
     pub(crate) peers: mpsc::UnboundedReceiver<SocketAddr>,
     listening: JoinHandle<()>,
@@ -48,7 +49,7 @@ impl Application {
         }
     }
 
-    /// Ends listening. Connections that are open stay so.
+    /// Closes the listener. Open connections stay open.
     pub(crate) async fn stop(self) {
         self.listening.abort();
         let _ = self.listening.await;
@@ -62,17 +63,17 @@ async fn serve(listener: TcpListener, peers_to_test: mpsc::UnboundedSender<Socke
     }
 }
 
-/// Answers all that arrives at the agent.
-pub(crate) fn answer_all(redirect: &Arc<Redirect>) -> JoinHandle<()> {
+/// Serves all redirected connections as an echo server.
+pub(crate) fn echo_all(redirect: &Arc<Redirect>) -> JoinHandle<()> {
     let redirect = Arc::clone(redirect);
     tokio::spawn(async move {
-        while let Ok(arrived) = redirect.accept().await {
-            tokio::spawn(echo(arrived.stream, AGENT));
+        while let Ok(connection) = redirect.accept().await {
+            tokio::spawn(echo(connection.stream, AGENT));
         }
     })
 }
 
-/// Says a name and echoes until the peer has ended.
+/// Sends the name, and echoes until the client closes the connection.
 pub(crate) async fn echo(mut stream: TcpStream, name: &str) {
     let (mut reading, mut writing) = stream.split();
     if writing.write_all(name.as_bytes()).await.is_ok() {
@@ -91,9 +92,9 @@ impl Client {
         Self::connect_with(socket, to).await
     }
 
-    /// Connects with a socket that was made before.
+    /// Connects with a socket that was created before.
     pub(crate) async fn connect_with(socket: TcpSocket, to: SocketAddr) -> Self {
-        let connected = soon(socket.connect(to)).await;
+        let connected = with_timeout(socket.connect(to)).await;
         let stream = connected.unwrap_or_else(|error| panic!("cannot connect to {to}: {error}"));
         Self { stream }
     }
@@ -102,19 +103,19 @@ impl Client {
         self.stream.local_addr().expect("it is connected")
     }
 
-    /// Who accepted the connection.
-    pub(crate) async fn who(&mut self) -> String {
+    /// The name of the server that accepted the connection.
+    pub(crate) async fn server_name(&mut self) -> String {
         let mut name = vec![0; APPLICATION.len()];
-        let read = soon(self.stream.read_exact(&mut name)).await;
-        read.expect("it says its name");
+        let read = with_timeout(self.stream.read_exact(&mut name)).await;
+        read.expect("the server sends its name");
         String::from_utf8(name).expect("text")
     }
 
-    /// Whether the connection works both ways.
+    /// Whether the connection works in both directions.
     pub(crate) async fn try_echo(&mut self) -> std::io::Result<()> {
         self.stream.write_all(b"hello").await?;
         let mut back = [0; 5];
-        soon(self.stream.read_exact(&mut back)).await?;
+        with_timeout(self.stream.read_exact(&mut back)).await?;
         assert_eq!(&back, b"hello");
         Ok(())
     }
@@ -124,19 +125,19 @@ impl Client {
     }
 }
 
-/// A socket with which to connect, of the network in which the calling thread is.
+/// A socket for a connection, in the network of the calling thread.
 pub(crate) fn socket(to: SocketAddr) -> TcpSocket {
     let socket = match to.ip() {
         IpAddr::V4(_) => TcpSocket::new_v4(),
         IpAddr::V6(_) => TcpSocket::new_v6(),
     };
-    socket.expect("there is room for a socket")
+    socket.expect("a socket")
 }
 
-/// Who answers a new connection.
-pub(crate) async fn who_answers(network: &Network, to: SocketAddr) -> String {
+/// The name of the server that accepts a new connection.
+pub(crate) async fn identify_server(network: &Network, to: SocketAddr) -> String {
     let mut client = Client::connect(network, to).await;
-    let name = client.who().await;
+    let name = client.server_name().await;
     client.echo().await;
     name
 }

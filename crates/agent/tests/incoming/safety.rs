@@ -1,4 +1,4 @@
-//! What a session does not answer, the application does. And what must stay the application's, stays so.
+//! Requests that a session does not respond to go to the application, and so does all traffic that is not claimed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http_body_util::BodyExt as _;
-use protocol::incoming::TAKEN;
+use protocol::incoming::ACCEPTED;
 use protocol::rpc::subscribe_event::Event;
-use protocol::rpc::{Missed, MissedReason, SubscribeRequest};
+use protocol::rpc::{MissedReason, MissedTraffic, SubscribeRequest};
 use rustix::net::sockopt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::programs::{APPLICATION, Application, Client, soon, who_answers};
+use crate::environment::{TARGET_IPV4, environment, socket_address};
+use crate::programs::{APPLICATION, Application, Client, identify_server, with_timeout};
 use crate::session::{Session, Subscription, whole_port, with_header};
-use crate::web::{Site, ask, serve};
-use crate::world::{TARGET_IPV4, socket_address, world};
+use crate::web::{Site, get, serve};
 
 const ADA: &str = "x-user: ada\r\n";
 
-async fn missed(subscription: &mut Subscription) -> Missed {
+async fn missed(subscription: &mut Subscription) -> MissedTraffic {
     loop {
         match subscription.event().await {
             Some(Event::TrafficSeen(true)) => {}
@@ -31,38 +31,38 @@ async fn missed(subscription: &mut Subscription) -> Missed {
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn when_the_session_is_gone_the_next_request_is_the_applications() {
-    let Some(world) = world() else { return };
-    let _site = Site::start(&world.target, 80, "original");
+async fn requests_go_to_the_application_after_the_session_is_lost() {
+    let environment = environment();
+    let _site = Site::start(&environment.target, 80, "original");
     let to = socket_address(TARGET_IPV4, 80);
-    let session = Session::of(&world.agent()).await;
+    let session = Session::of(&environment.agent()).await;
     let subscription = session.subscribe(with_header(80, "Ada", "x-user: ada"));
     let subscription = subscription.await.unwrap();
     let _serving = subscription.serve(|_, stream| serve(stream, "ada"));
-    assert_eq!(ask(&world.client, to, "/", ADA).await, "ada / 0");
+    assert_eq!(get(&environment.client, to, "/", ADA).await, "ada / 0");
     session.lose_connection();
-    assert_eq!(ask(&world.client, to, "/", ADA).await, "original / 0");
-    world.nothing_is_left().await;
+    assert_eq!(get(&environment.client, to, "/", ADA).await, "original / 0");
+    environment.wait_until_clean().await;
 }
 
-/// As when the developer's machine is gone in the middle of everything: each request is answered, by the one or the other.
+/// The client fails under load: every request gets a response, from the session or from the application.
 #[tokio::test]
 #[ignore = "needs root"]
-async fn when_the_session_is_lost_under_load_no_request_is() {
-    let Some(world) = world() else { return };
-    let _site = Site::start(&world.target, 80, "original");
+async fn no_request_is_lost_when_the_session_is_lost_under_load() {
+    let environment = environment();
+    let _site = Site::start(&environment.target, 80, "original");
     let to = socket_address(TARGET_IPV4, 80);
-    let session = Session::of(&world.agent()).await;
+    let session = Session::of(&environment.agent()).await;
     let subscription = session.subscribe(with_header(80, "Ada", "x-user: ada"));
     let subscription = subscription.await.unwrap();
     let _serving = subscription.serve(|_, stream| serve(stream, "ada"));
-    let answered = AtomicUsize::new(0);
+    let responses = AtomicUsize::new(0);
     let clients = (0..8).map(async |_| {
-        // Until this one, and so everybody after it, has seen both.
+        // Until the application responds.
         loop {
-            let answer = ask(&world.client, to, "/", ADA).await;
-            answered.fetch_add(1, Ordering::Relaxed);
-            match answer.as_str() {
+            let response = get(&environment.client, to, "/", ADA).await;
+            responses.fetch_add(1, Ordering::Relaxed);
+            match response.as_str() {
                 "ada / 0" => {}
                 "original / 0" => return,
                 other => panic!("{other}"),
@@ -70,155 +70,179 @@ async fn when_the_session_is_lost_under_load_no_request_is() {
         }
     });
     let lose = async {
-        while answered.load(Ordering::Relaxed) < 100 {
+        while responses.load(Ordering::Relaxed) < 100 {
             tokio::task::yield_now().await;
         }
         session.lose_connection();
     };
-    soon(async { tokio::join!(join_all(clients), lose) }).await;
-    assert!(answered.load(Ordering::Relaxed) > 100);
-    world.nothing_is_left().await;
+    with_timeout(async { tokio::join!(join_all(clients), lose) }).await;
+    assert!(responses.load(Ordering::Relaxed) > 100);
+    environment.wait_until_clean().await;
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn what_is_not_taken_or_not_answered_goes_to_the_application_and_is_told() {
-    let Some(world) = world() else { return };
-    let _site = Site::start(&world.target, 80, "original");
+async fn requests_without_a_response_go_to_the_application_and_are_reported() {
+    let environment = environment();
+    let _site = Site::start(&environment.target, 80, "original");
     let to = socket_address(TARGET_IPV4, 80);
-    let session = Session::of(&world.agent()).await;
-    let wanted = SubscribeRequest {
-        answer_within_milliseconds: 300,
+    let session = Session::of(&environment.agent()).await;
+    let request = SubscribeRequest {
+        response_timeout_milliseconds: 300,
         ..with_header(80, "Ada", "x-user: ada")
     };
-    // Not taken.
-    let mut subscription = session.subscribe(wanted.clone()).await.unwrap();
-    let refuse = async { drop(subscription.accept().await.unwrap()) };
-    let (answer, ()) = tokio::join!(ask(&world.client, to, "/", ADA), refuse);
-    assert_eq!(answer, "original / 0");
-    let told = missed(&mut subscription).await;
-    assert_eq!((told.reason(), told.lost), (MissedReason::NoAnswer, false));
+    // The session rejects the connection.
+    let mut subscription = session.subscribe(request.clone()).await.unwrap();
+    let reject = async { drop(subscription.accept().await.unwrap()) };
+    let (response, ()) = tokio::join!(get(&environment.client, to, "/", ADA), reject);
+    assert_eq!(response, "original / 0");
+    let event = missed(&mut subscription).await;
+    assert_eq!(
+        (event.reason(), event.lost),
+        (MissedReason::NoResponse, false)
+    );
     drop(subscription);
 
-    // Taken, and then nothing: it hangs.
-    let mut subscription = session.subscribe(wanted.clone()).await.unwrap();
+    // The session accepts the connection and never responds.
+    let mut subscription = session.subscribe(request.clone()).await.unwrap();
     let hang = async {
-        let taken = subscription.accept().await.unwrap();
-        taken
+        let stolen = subscription.accept().await.unwrap();
+        stolen
             .to_client
-            .send(Bytes::from_static(&[TAKEN]))
+            .send(Bytes::from_static(&[ACCEPTED]))
             .await
             .unwrap();
-        taken
+        stolen
     };
-    let (answer, _hanging) = tokio::join!(ask(&world.client, to, "/", ADA), hang);
-    assert_eq!(answer, "original / 0");
-    let told = missed(&mut subscription).await;
-    assert_eq!((told.reason(), told.lost), (MissedReason::TooSlow, false));
+    let (response, _hanging) = tokio::join!(get(&environment.client, to, "/", ADA), hang);
+    assert_eq!(response, "original / 0");
+    let event = missed(&mut subscription).await;
+    assert_eq!((event.reason(), event.lost), (MissedReason::TooSlow, false));
     drop(subscription);
 
-    // Nobody even asks for a connection.
-    let mut subscription = session.subscribe(wanted).await.unwrap();
-    assert_eq!(ask(&world.client, to, "/", ADA).await, "original / 0");
-    let told = missed(&mut subscription).await;
-    assert_eq!((told.reason(), told.lost), (MissedReason::TooSlow, false));
+    // The session has no pending accept request.
+    let mut subscription = session.subscribe(request).await.unwrap();
+    assert_eq!(get(&environment.client, to, "/", ADA).await, "original / 0");
+    let event = missed(&mut subscription).await;
+    assert_eq!((event.reason(), event.lost), (MissedReason::TooSlow, false));
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn a_connection_that_is_not_taken_is_the_applications_with_all_that_was_said() {
-    let Some(world) = world() else { return };
-    let _application = Application::start(&world.target, 80);
-    let session = Session::of(&world.agent()).await;
+async fn a_rejected_connection_goes_to_the_application_with_all_bytes() {
+    let environment = environment();
+    let _application = Application::start(&environment.target, 80);
+    let session = Session::of(&environment.agent()).await;
     let subscription = session.subscribe(whole_port(80, "Ada")).await.unwrap();
-    let connecting = Client::connect(&world.client, socket_address(TARGET_IPV4, 80));
+    let connecting = Client::connect(&environment.client, socket_address(TARGET_IPV4, 80));
     let (mut client, offered) = tokio::join!(connecting, subscription.accept());
     let mut offered = offered.unwrap();
     client.stream.write_all(b"hello").await.unwrap();
-    let first = soon(offered.from_client.frame()).await.unwrap().unwrap();
+    let first = with_timeout(offered.from_client.frame())
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(first.into_data().unwrap(), "hello");
     drop(offered);
-    assert_eq!(client.who().await, APPLICATION);
+    assert_eq!(client.server_name().await, APPLICATION);
     let mut back = [0; 5];
-    soon(client.stream.read_exact(&mut back)).await.unwrap();
+    with_timeout(client.stream.read_exact(&mut back))
+        .await
+        .unwrap();
     assert_eq!(&back, b"hello");
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn a_reset_is_a_reset_on_the_other_side() {
-    let Some(world) = world() else { return };
-    let session = Session::of(&world.agent()).await;
+async fn a_reset_is_propagated_to_the_other_side() {
+    let environment = environment();
+    let session = Session::of(&environment.agent()).await;
     let subscription = session.subscribe(whole_port(80, "Ada")).await.unwrap();
     let to = socket_address(TARGET_IPV4, 80);
-    // By the application of the session.
-    let (mut client, taken) =
-        tokio::join!(Client::connect(&world.client, to), subscription.accept());
-    let taken = taken.unwrap();
-    let (taken, to_client) = (taken.from_client, taken.to_client);
+    // A reset by the session's application.
+    let (mut client, stolen) = tokio::join!(
+        Client::connect(&environment.client, to),
+        subscription.accept()
+    );
+    let stolen = stolen.unwrap();
+    let (from_client, to_client) = (stolen.from_client, stolen.to_client);
     to_client
-        .send(Bytes::from_static(&[TAKEN, b'a']))
+        .send(Bytes::from_static(&[ACCEPTED, b'a']))
         .await
         .unwrap();
     let mut first = [0];
-    soon(client.stream.read_exact(&mut first)).await.unwrap();
+    with_timeout(client.stream.read_exact(&mut first))
+        .await
+        .unwrap();
     to_client.send(Bytes::new()).await.unwrap();
-    let ended = soon(client.stream.read(&mut first)).await;
+    let ended = with_timeout(client.stream.read(&mut first)).await;
     assert_eq!(
         ended.unwrap_err().kind(),
         std::io::ErrorKind::ConnectionReset
     );
-    drop(taken);
+    drop(from_client);
 
-    // By the client.
-    let (client, taken) = tokio::join!(Client::connect(&world.client, to), subscription.accept());
-    let mut taken = taken.unwrap();
-    taken
+    // A reset by the client.
+    let (client, stolen) = tokio::join!(
+        Client::connect(&environment.client, to),
+        subscription.accept()
+    );
+    let mut stolen = stolen.unwrap();
+    stolen
         .to_client
-        .send(Bytes::from_static(&[TAKEN]))
+        .send(Bytes::from_static(&[ACCEPTED]))
         .await
         .unwrap();
     sockopt::set_socket_linger(&client.stream, Some(Duration::ZERO)).unwrap();
     drop(client);
-    let ended = soon(taken.from_client.frame()).await;
+    let ended = with_timeout(stolen.from_client.frame()).await;
     assert!(ended.unwrap().is_err());
 
-    // An end is an end.
-    let (client, taken) = tokio::join!(Client::connect(&world.client, to), subscription.accept());
-    let mut taken = taken.unwrap();
-    taken
+    // A normal close.
+    let (client, stolen) = tokio::join!(
+        Client::connect(&environment.client, to),
+        subscription.accept()
+    );
+    let mut stolen = stolen.unwrap();
+    stolen
         .to_client
-        .send(Bytes::from_static(&[TAKEN]))
+        .send(Bytes::from_static(&[ACCEPTED]))
         .await
         .unwrap();
     drop(client);
-    // Whatever comes is an end.
-    while let Some(frame) = soon(taken.from_client.frame()).await {
+    // The body ends without an error.
+    while let Some(frame) = with_timeout(stolen.from_client.frame()).await {
         assert_eq!(frame.unwrap().into_data().unwrap(), "");
     }
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn health_probes_stay_the_applications_unless_they_are_wanted() {
-    let Some(world) = world() else { return };
-    let _site = Site::start(&world.target, 80, "original");
+async fn health_probes_go_to_the_application_unless_the_session_includes_them() {
+    let environment = environment();
+    let _site = Site::start(&environment.target, 80, "original");
     let to = socket_address(TARGET_IPV4, 80);
-    let session = Session::of(&world.agent()).await;
+    let session = Session::of(&environment.agent()).await;
     for (takes_probes, probed) in [(false, "original"), (true, "ada")] {
-        let wanted = SubscribeRequest {
+        let request = SubscribeRequest {
             takes_probes,
             probe_paths: vec!["/healthy?now".to_owned()],
             ..whole_port(80, "Ada")
         };
-        let subscription = session.subscribe(wanted).await.unwrap();
+        let subscription = session.subscribe(request).await.unwrap();
         let _serving = subscription.serve(|_, stream| serve(stream, "ada"));
-        let by_agent = ask(&world.client, to, "/", "user-agent: kube-probe/1.34\r\n").await;
+        let by_agent = get(
+            &environment.client,
+            to,
+            "/",
+            "user-agent: kube-probe/1.34\r\n",
+        )
+        .await;
         assert_eq!(by_agent, format!("{probed} / 0"));
-        let by_path = ask(&world.client, to, "/healthy?now", "").await;
+        let by_path = get(&environment.client, to, "/healthy?now", "").await;
         assert_eq!(by_path, format!("{probed} /healthy 0"));
         assert_eq!(
-            ask(&world.client, to, "/healthy", "").await,
+            get(&environment.client, to, "/healthy", "").await,
             "ada /healthy 0"
         );
     }
@@ -226,47 +250,47 @@ async fn health_probes_stay_the_applications_unless_they_are_wanted() {
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn open_connections_are_reset_when_asked() {
-    let Some(world) = world() else { return };
-    let _application = Application::start(&world.target, 80);
+async fn open_connections_are_reset_on_request() {
+    let environment = environment();
+    let _application = Application::start(&environment.target, 80);
     let to = socket_address(TARGET_IPV4, 80);
-    let mut before = Client::connect(&world.client, to).await;
-    assert_eq!(before.who().await, APPLICATION);
-    let session = Session::of(&world.agent()).await;
+    let mut before = Client::connect(&environment.client, to).await;
+    assert_eq!(before.server_name().await, APPLICATION);
+    let session = Session::of(&environment.agent()).await;
     let untouched = session.subscribe(whole_port(80, "Ada")).await.unwrap();
     before.echo().await;
     assert_eq!(untouched.subscribed.flushed, 0);
     drop(untouched);
-    world.nothing_is_left().await;
-    let wanted = SubscribeRequest {
+    environment.wait_until_clean().await;
+    let request = SubscribeRequest {
         flush_connections: true,
         ..whole_port(80, "Ada")
     };
-    let subscription = session.subscribe(wanted).await.unwrap();
+    let subscription = session.subscribe(request).await.unwrap();
     assert_eq!(subscription.subscribed.flushed, 1);
     let ended = before.try_echo().await;
     assert!(ended.is_err());
     drop(subscription);
-    world.nothing_is_left().await;
-    assert_eq!(who_answers(&world.client, to).await, APPLICATION);
+    environment.wait_until_clean().await;
+    assert_eq!(identify_server(&environment.client, to).await, APPLICATION);
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn a_subscription_to_which_nothing_arrives_is_refused() {
-    let Some(world) = world() else { return };
-    world.target.feed(
+async fn a_subscription_fails_if_the_redirection_does_not_work() {
+    let environment = environment();
+    environment.target.feed(
         "nft -f -",
         "table inet other {\n chain first {\n type filter hook prerouting priority -300\n th dport 80 drop\n }\n }\n",
     );
-    let before = world.tables();
-    let session = Session::of(&world.agent()).await;
+    let before = environment.tables();
+    let session = Session::of(&environment.agent()).await;
     let Err(failure) = session.subscribe(whole_port(80, "Ada")).await else {
-        panic!("it is refused");
+        panic!("expected a rejection");
     };
     assert!(failure.detail.contains("nft list ruleset"), "{failure:?}");
-    soon(async {
-        while world.tables() != before {
+    with_timeout(async {
+        while environment.tables() != before {
             tokio::task::yield_now().await;
         }
     })

@@ -1,4 +1,4 @@
-//! A small session: it subscribes, and takes connections as a proxy does.
+//! A minimal session: it subscribes, and accepts connections as the proxy does.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use protocol::control::VERSION;
 use protocol::failure::Failure;
-use protocol::incoming::{ACCEPT, Accept, Arrived, TAKEN};
+use protocol::incoming::{ACCEPT, ACCEPTED, Accept, ConnectionMeta};
 use protocol::rpc::control_client::ControlClient;
 use protocol::rpc::incoming_client::IncomingClient;
 use protocol::rpc::subscribe_event::Event;
@@ -27,20 +27,20 @@ use tokio::task::JoinHandle;
 use tonic::body::Body;
 use tonic::{Status, Streaming};
 
-use crate::programs::soon;
+use crate::programs::with_timeout;
 
-/// As a proxy does, several requests wait for connections.
-const WAITING: usize = 8;
+/// The number of pending accept requests.
+const ACCEPT_POOL_SIZE: usize = 8;
 
 #[derive(Clone)]
 pub(crate) struct Session {
     sender: http2::SendRequest<Body>,
-    /// The agent's end, if it is here.
+    /// The agent's end of the connection, if the agent is in this process.
     served: Option<Arc<JoinHandle<()>>>,
 }
 
 impl Session {
-    /// Connects to an agent of this process, and says Hello.
+    /// Connects to an agent of this process, and sends Hello.
     pub(crate) async fn of(agent: &Agent) -> Self {
         let (near, far) = tokio::io::duplex(1024 * 1024);
         let agent = agent.clone();
@@ -53,7 +53,7 @@ impl Session {
         }
     }
 
-    /// Speaks with an agent, and says Hello.
+    /// Uses a connection to an agent, and sends Hello.
     pub(crate) async fn over(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .initial_stream_window_size(256 * 1024)
@@ -70,18 +70,21 @@ impl Session {
             version: Some(VERSION),
             ..HelloRequest::default()
         };
-        let greeted = ControlClient::with_origin(session.clone(), origin())
+        let hello_response = ControlClient::with_origin(session.clone(), origin())
             .hello(hello)
             .await
-            .expect("it is welcome")
+            .expect("Hello is accepted")
             .into_inner();
-        assert!(greeted.features.contains(&"incoming".to_owned()));
+        assert!(hello_response.features.contains(&"incoming".to_owned()));
         session
     }
 
-    /// Loses the connection to the agent for good, as when the session's program is killed.
+    /// Closes the connection to the agent without resuming it, as when the client is killed.
     pub(crate) fn lose_connection(&self) {
-        self.served.as_ref().expect("the agent is here").abort();
+        self.served
+            .as_ref()
+            .expect("the agent is in this process")
+            .abort();
     }
 
     pub(crate) async fn subscribe(
@@ -89,8 +92,8 @@ impl Session {
         request: SubscribeRequest,
     ) -> Result<Subscription, Failure> {
         let mut client = IncomingClient::with_origin(self.clone(), origin());
-        let answer = soon(client.subscribe(request)).await;
-        let mut events = answer
+        let response = with_timeout(client.subscribe(request)).await;
+        let mut events = response
             .map_err(|status| {
                 Failure::from_status(&status).unwrap_or_else(|| panic!("a failure: {status}"))
             })?
@@ -105,22 +108,19 @@ impl Session {
         }
     }
 
-    async fn accept(&self, number: u64) -> Result<Taken, Failure> {
-        let (bytes_to_client, bytes) = mpsc::channel::<Bytes>(1);
+    async fn accept(&self, subscription: u64) -> Result<OfferedConnection, Failure> {
+        let (to_client, bytes) = mpsc::channel::<Bytes>(1);
         let body = futures_util::stream::unfold(bytes, |mut bytes| async move {
-            let piece = bytes.recv().await?;
-            if piece.is_empty() {
+            let chunk = bytes.recv().await?;
+            if chunk.is_empty() {
                 return Some((Err(Status::cancelled("reset")), bytes));
             }
-            Some((Ok(Frame::data(piece)), bytes))
+            Some((Ok(Frame::data(chunk)), bytes))
         });
         let mut request = Request::post(format!("http://agent{ACCEPT}"))
             .body(Body::new(StreamBody::new(body)))
             .expect("a request");
-        *request.headers_mut() = Accept {
-            subscription: number,
-        }
-        .to_headers();
+        *request.headers_mut() = Accept { subscription }.to_headers();
         let response = self.sender.clone().send_request(request).await;
         let response = response.map_err(|error| Failure {
             detail: error.to_string(),
@@ -129,10 +129,10 @@ impl Session {
         if let Some(failure) = Failure::from_headers(response.headers()) {
             return Err(failure);
         }
-        Ok(Taken {
-            arrived: Arrived::from_headers(response.headers()).expect("both ends"),
+        Ok(OfferedConnection {
+            meta: ConnectionMeta::from_headers(response.headers()).expect("connection metadata"),
             from_client: response.into_body(),
-            to_client: bytes_to_client,
+            to_client,
         })
     }
 }
@@ -142,17 +142,17 @@ fn origin() -> http::Uri {
 }
 
 async fn next_event(events: &mut Streaming<SubscribeEvent>) -> Option<Event> {
-    let event = match soon(events.message()).await {
+    let event = match with_timeout(events.message()).await {
         Ok(event) => event?,
         Err(status) => {
-            eprintln!("a subscription ended: {status}");
+            eprintln!("subscription ended: {status}");
             return None;
         }
     };
-    Some(event.event.expect("an event that we know"))
+    Some(event.event.expect("a known event"))
 }
 
-/// A subscription. It ends when this is dropped.
+/// A subscription. Dropping it ends the subscription.
 pub(crate) struct Subscription {
     session: Session,
     pub(crate) subscribed: Subscribed,
@@ -160,32 +160,32 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// The next event, or none when the subscription has ended.
+    /// The next event. None if the subscription has ended.
     pub(crate) async fn event(&mut self) -> Option<Event> {
         next_event(&mut self.events).await
     }
 
-    /// Waits for one connection. The application has not taken it yet.
-    pub(crate) async fn accept(&self) -> Result<Taken, Failure> {
+    /// Waits for one connection. The application has not accepted it yet.
+    pub(crate) async fn accept(&self) -> Result<OfferedConnection, Failure> {
         self.session.accept(self.subscribed.subscription).await
     }
 
-    /// Gives every connection to an application. Ends with the subscription, and with the returned handle.
+    /// Serves every connection with an application, until the subscription ends or the returned handle is dropped.
     pub(crate) fn serve<F: Future<Output = ()> + Send>(
         &self,
-        application: impl Fn(Arrived, DuplexStream) -> F + Clone + Send + Sync + 'static,
+        application: impl Fn(ConnectionMeta, DuplexStream) -> F + Clone + Send + Sync + 'static,
     ) -> Serving {
-        let tasks = (0..WAITING).map(|_| {
+        let tasks = (0..ACCEPT_POOL_SIZE).map(|_| {
             let session = self.session.clone();
-            let number = self.subscribed.subscription;
+            let id = self.subscribed.subscription;
             let application = application.clone();
             tokio::spawn(async move {
-                while let Ok(taken) = session.accept(number).await {
+                while let Ok(stolen) = session.accept(id).await {
                     let application = application.clone();
                     tokio::spawn(async move {
-                        let arrived = taken.arrived.clone();
-                        let stream = taken.into_stream().await;
-                        application(arrived, stream).await;
+                        let meta = stolen.meta.clone();
+                        let stream = stolen.into_stream().await;
+                        application(meta, stream).await;
                     });
                 }
             })
@@ -194,7 +194,7 @@ impl Subscription {
     }
 }
 
-/// Takes connections until it is dropped.
+/// Accepts connections until it is dropped.
 pub(crate) struct Serving(Vec<JoinHandle<()>>);
 
 impl Drop for Serving {
@@ -205,20 +205,20 @@ impl Drop for Serving {
     }
 }
 
-/// A connection that has been offered.
-pub(crate) struct Taken {
-    pub(crate) arrived: Arrived,
+/// A connection that was offered to the session.
+pub(crate) struct OfferedConnection {
+    pub(crate) meta: ConnectionMeta,
     pub(crate) from_client: Incoming,
-    /// An empty piece resets the stream.
+    /// An empty chunk resets the stream.
     pub(crate) to_client: mpsc::Sender<Bytes>,
 }
 
-impl Taken {
-    /// Takes it, and answers it as a stream.
+impl OfferedConnection {
+    /// Accepts the connection, and returns it as a stream.
     pub(crate) async fn into_stream(mut self) -> DuplexStream {
         let (near, far) = tokio::io::duplex(64 * 1024);
         let (mut reading, mut writing) = tokio::io::split(far);
-        let _ = self.to_client.send(Bytes::from_static(&[TAKEN])).await;
+        let _ = self.to_client.send(Bytes::from_static(&[ACCEPTED])).await;
         tokio::spawn(async move {
             while let Some(Ok(frame)) = self.from_client.frame().await {
                 let Ok(data) = frame.into_data() else {
@@ -233,8 +233,8 @@ impl Taken {
         tokio::spawn(async move {
             let mut buffer = vec![0; 64 * 1024];
             while let Ok(count @ 1..) = reading.read(&mut buffer).await {
-                let piece = Bytes::copy_from_slice(&buffer[..count]);
-                if self.to_client.send(piece).await.is_err() {
+                let chunk = Bytes::copy_from_slice(&buffer[..count]);
+                if self.to_client.send(chunk).await.is_err() {
                     return;
                 }
             }
@@ -243,7 +243,7 @@ impl Taken {
     }
 }
 
-/// Asks for a whole port.
+/// Steals all traffic of a port.
 pub(crate) fn whole_port(port: u16, holder: &str) -> SubscribeRequest {
     SubscribeRequest {
         port: port.into(),
@@ -252,7 +252,7 @@ pub(crate) fn whole_port(port: u16, holder: &str) -> SubscribeRequest {
     }
 }
 
-/// Asks for the requests with a header.
+/// Steals the requests with a header.
 pub(crate) fn with_header(port: u16, holder: &str, pattern: &str) -> SubscribeRequest {
     SubscribeRequest {
         filter: Some(HttpFilter {
@@ -262,8 +262,8 @@ pub(crate) fn with_header(port: u16, holder: &str, pattern: &str) -> SubscribeRe
     }
 }
 
-/// Asks for a copy of a port's traffic.
-pub(crate) fn copy_of(port: u16, holder: &str) -> SubscribeRequest {
+/// Mirrors all traffic of a port.
+pub(crate) fn mirrored_port(port: u16, holder: &str) -> SubscribeRequest {
     SubscribeRequest {
         mode: IncomingMode::Mirror.into(),
         ..whole_port(port, holder)

@@ -1,86 +1,89 @@
-//! Sessions that take connections and requests instead of the application.
+//! Sessions that steal connections and requests.
 
-use protocol::rpc::Proof;
+use protocol::rpc::RedirectCheck;
 use protocol::rpc::subscribe_event::Event;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::programs::{APPLICATION, Application, Client, who_answers};
+use crate::environment::{FROM_INSIDE, FROM_OUTSIDE, TARGET_IPV4, environment, socket_address};
+use crate::programs::{APPLICATION, Application, Client, identify_server};
 use crate::session::{Session, whole_port, with_header};
-use crate::web::{Site, ask, serve};
-use crate::world::{FROM_INSIDE, FROM_OUTSIDE, TARGET_IPV4, socket_address, world};
+use crate::web::{Site, get, serve};
 
-/// As long as the application's.
+/// The name of the session's server. It has the same length as the application's name.
 const SESSION: &str = "the session";
 
 #[tokio::test]
 #[ignore = "needs root"]
 async fn a_whole_port_goes_to_the_session_with_the_real_addresses() {
-    let Some(world) = world() else { return };
-    let mut application = Application::start(&world.target, 80);
-    let session = Session::of(&world.agent()).await;
+    let environment = environment();
+    let mut application = Application::start(&environment.target, 80);
+    let session = Session::of(&environment.agent()).await;
     let mut subscription = session.subscribe(whole_port(80, "Ada")).await.unwrap();
-    assert_eq!(subscription.subscribed.proof(), Proof::Loopback);
+    assert_eq!(subscription.subscribed.check(), RedirectCheck::Loopback);
     assert_eq!(subscription.subscribed.mesh, "");
 
     for (network, address) in [
-        (&world.client, FROM_OUTSIDE[0]),
-        (&world.client, FROM_OUTSIDE[1]),
-        (&world.target, FROM_INSIDE[0]),
-        (&world.target, FROM_INSIDE[1]),
+        (&environment.client, FROM_OUTSIDE[0]),
+        (&environment.client, FROM_OUTSIDE[1]),
+        (&environment.target, FROM_INSIDE[0]),
+        (&environment.target, FROM_INSIDE[1]),
     ] {
         let to = socket_address(address, 80);
         let connecting = Client::connect(network, to);
-        let (mut client, taken) = tokio::join!(connecting, subscription.accept());
-        let taken = taken.unwrap();
-        assert_eq!(taken.arrived.client, client.own_address());
-        assert_eq!(taken.arrived.server, to);
-        assert_eq!(taken.arrived.tls, None);
-        // The session may speak first.
-        let mut stream = taken.into_stream().await;
+        let (mut client, stolen) = tokio::join!(connecting, subscription.accept());
+        let stolen = stolen.unwrap();
+        assert_eq!(stolen.meta.client, client.own_address());
+        assert_eq!(stolen.meta.server, to);
+        assert_eq!(stolen.meta.tls, None);
+        // The session may send first.
+        let mut stream = stolen.into_stream().await;
         stream.write_all(SESSION.as_bytes()).await.unwrap();
-        assert_eq!(client.who().await, SESSION);
-        // Each direction ends by itself.
-        client.stream.write_all(b"question").await.unwrap();
+        assert_eq!(client.server_name().await, SESSION);
+        // Each direction is closed independently.
+        client.stream.write_all(b"request").await.unwrap();
         client.stream.shutdown().await.unwrap();
-        let mut question = String::new();
-        stream.read_to_string(&mut question).await.unwrap();
-        assert_eq!(question, "question");
-        stream.write_all(b"answer").await.unwrap();
+        let mut received = String::new();
+        stream.read_to_string(&mut received).await.unwrap();
+        assert_eq!(received, "request");
+        stream.write_all(b"response").await.unwrap();
         drop(stream);
-        let mut answer = String::new();
-        client.stream.read_to_string(&mut answer).await.unwrap();
-        assert_eq!(answer, "answer");
+        let mut response = String::new();
+        client.stream.read_to_string(&mut response).await.unwrap();
+        assert_eq!(response, "response");
     }
     assert_eq!(subscription.event().await, Some(Event::TrafficSeen(true)));
     assert!(application.peers.try_recv().is_err());
 
-    // Afterwards everything is as before.
+    // After the subscription the application gets the connections again.
     drop(subscription);
-    world.nothing_is_left().await;
+    environment.wait_until_clean().await;
     let to = socket_address(TARGET_IPV4, 80);
-    assert_eq!(who_answers(&world.client, to).await, APPLICATION);
+    assert_eq!(identify_server(&environment.client, to).await, APPLICATION);
 }
 
 #[tokio::test]
 #[ignore = "needs root"]
 async fn requests_that_match_go_to_the_session_and_all_others_to_the_application() {
-    let Some(world) = world() else { return };
-    let _site = Site::start(&world.target, 80, "original");
-    let session = Session::of(&world.agent()).await;
-    let wanted = with_header(80, "Ada", "x-user: ada");
-    let subscription = session.subscribe(wanted).await.unwrap();
+    let environment = environment();
+    let _site = Site::start(&environment.target, 80, "original");
+    let session = Session::of(&environment.agent()).await;
+    let request = with_header(80, "Ada", "x-user: ada");
+    let subscription = session.subscribe(request).await.unwrap();
     let _serving = subscription.serve(|_, stream| serve(stream, "ada"));
     for address in FROM_OUTSIDE {
         let to = socket_address(address, 80);
-        let answer = ask(&world.client, to, "/a", "x-user: ada\r\n").await;
-        assert_eq!(answer, "ada /a 0");
-        let answer = ask(&world.client, to, "/b", "x-user: grace\r\n").await;
-        assert_eq!(answer, "original /b 0");
-        assert_eq!(ask(&world.client, to, "/c", "").await, "original /c 0");
+        let response = get(&environment.client, to, "/a", "x-user: ada\r\n").await;
+        assert_eq!(response, "ada /a 0");
+        let response = get(&environment.client, to, "/b", "x-user: grace\r\n").await;
+        assert_eq!(response, "original /b 0");
+        assert_eq!(
+            get(&environment.client, to, "/c", "").await,
+            "original /c 0"
+        );
     }
     drop(subscription);
-    world.nothing_is_left().await;
+    environment.wait_until_clean().await;
     let to = socket_address(TARGET_IPV4, 80);
-    let answer = ask(&world.client, to, "/a", "x-user: ada\r\n").await;
-    assert_eq!(answer, "original /a 0");
+    let response = get(&environment.client, to, "/a", "x-user: ada\r\n").await;
+    assert_eq!(response, "original /a 0");
 }

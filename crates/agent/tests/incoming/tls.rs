@@ -1,4 +1,4 @@
-//! TLS with the target's certificate, and HTTP/2 inside and outside of it.
+//! TLS with the target's certificate, and HTTP/2 with and without TLS.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use protocol::failure::Errno;
-use protocol::incoming::ArrivedTls;
+use protocol::incoming::ClientTls;
 use protocol::rpc::{SubscribeRequest, TargetTls};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -19,11 +19,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::programs::{Client, soon};
+use crate::environment::{Network, TARGET_IPV4, environment, socket_address};
+use crate::programs::{Client, with_timeout};
 use crate::session::{Session, with_header};
-use crate::world::{Network, TARGET_IPV4, socket_address, world};
 
-/// Answers HTTP/2 as gRPC does: a body in pieces, and trailers.
+/// Serves HTTP/2 as gRPC does: a body of several messages, and trailers.
 async fn serve(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, name: &str) {
     let name = name.to_owned();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -31,8 +31,8 @@ async fn serve(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, name: &
         async move {
             let path = request.uri().path().to_owned();
             let mut body = request.into_body();
-            // Each message is answered when it comes.
-            let answers = async_stream(async move |to_client| {
+            // Each message is echoed when it is received.
+            let messages = async_stream(async move |to_client| {
                 let _ = to_client
                     .send(Ok(Frame::data(format!("{name} {path}").into())))
                     .await;
@@ -46,7 +46,7 @@ async fn serve(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, name: &
                 trailers.insert("grpc-status", "0".parse().unwrap());
                 let _ = to_client.send(Ok(Frame::trailers(trailers))).await;
             });
-            Ok::<_, Infallible>(Response::new(StreamBody::new(answers)))
+            Ok::<_, Infallible>(Response::new(StreamBody::new(messages)))
         }
     });
     let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -67,7 +67,7 @@ fn async_stream<F: Future<Output = ()> + Send + 'static>(
     })
 }
 
-/// One exchange with two messages each way, on a connection of its own.
+/// One call with two messages in each direction, on its own connection.
 async fn call(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, header: &str) -> String {
     let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
         .handshake(TokioIo::new(io))
@@ -85,9 +85,9 @@ async fn call(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, header: 
         .header("te", "trailers")
         .body(StreamBody::new(body))
         .unwrap();
-    let response = soon(sender.send_request(request)).await.unwrap();
-    let mut answer = response.into_body();
-    let mut next = async || soon(answer.frame()).await.unwrap().unwrap();
+    let response = with_timeout(sender.send_request(request)).await.unwrap();
+    let mut response = response.into_body();
+    let mut next = async || with_timeout(response.frame()).await.unwrap().unwrap();
     let first = next().await.into_data().unwrap();
     for message in ["one", "two"] {
         to_server.send(message.into()).await.unwrap();
@@ -107,22 +107,22 @@ fn listen(network: &Network, port: u16) -> TcpListener {
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn calls_over_http2_are_split() {
-    let Some(world) = world() else { return };
-    let listener = listen(&world.target, 80);
+async fn http2_requests_are_routed_by_filter() {
+    let environment = environment();
+    let listener = listen(&environment.target, 80);
     let application = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(serve(stream, "original"));
         }
     });
-    let session = Session::of(&world.agent()).await;
+    let session = Session::of(&environment.agent()).await;
     let subscription = session.subscribe(with_header(80, "Ada", "x-user: ada"));
     let subscription = subscription.await.unwrap();
     let _serving = subscription.serve(|_, stream| serve(stream, "ada"));
     let to = socket_address(TARGET_IPV4, 80);
-    for (header, answer) in [("ada", "ada /call"), ("grace", "original /call")] {
-        let client = Client::connect(&world.client, to).await;
-        assert_eq!(call(client.stream, header).await, answer);
+    for (header, response) in [("ada", "ada /call"), ("grace", "original /call")] {
+        let client = Client::connect(&environment.client, to).await;
+        assert_eq!(call(client.stream, header).await, response);
     }
     application.abort();
 }
@@ -134,10 +134,10 @@ struct Certificate {
 
 impl Certificate {
     fn new() -> Self {
-        let made = rcgen::generate_simple_self_signed(["shop.example".to_owned()]).unwrap();
+        let generated = rcgen::generate_simple_self_signed(["shop.example".to_owned()]).unwrap();
         Self {
-            pem: made.cert.pem(),
-            key: made.signing_key.serialize_pem(),
+            pem: generated.cert.pem(),
+            key: generated.signing_key.serialize_pem(),
         }
     }
 
@@ -161,7 +161,7 @@ impl Certificate {
         Arc::new(server)
     }
 
-    /// Trusts this certificate and no other.
+    /// A client that trusts only this certificate.
     fn client(&self) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(self.der()).unwrap();
@@ -178,8 +178,8 @@ impl Certificate {
 
 #[tokio::test]
 #[ignore = "needs root"]
-async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
-    let Some(world) = world() else { return };
+async fn requests_inside_tls_are_routed_by_filter_and_the_application_gets_tls() {
+    let environment = environment();
     let certificate = Certificate::new();
     let folder = tempfile::tempdir().unwrap();
     let (pem, key) = (
@@ -188,7 +188,7 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
     );
     std::fs::write(&pem, &certificate.pem).unwrap();
     std::fs::write(&key, &certificate.key).unwrap();
-    let listener = listen(&world.target, 443);
+    let listener = listen(&environment.target, 443);
     let acceptor = TlsAcceptor::from(certificate.server(&["h2"]));
     let application = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -201,7 +201,7 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
         }
     });
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned().into();
-    let wanted = SubscribeRequest {
+    let request = SubscribeRequest {
         tls: Some(TargetTls {
             certificate_path: path(&pem),
             key_path: path(&key),
@@ -209,48 +209,48 @@ async fn requests_inside_tls_are_split_and_the_application_gets_tls() {
         }),
         ..with_header(443, "Ada", "x-user: ada")
     };
-    // One agent redirects, the other has the files.
-    let first = Session::of(&world.agent()).await;
+    // One agent redirects the port, the other one reads the files.
+    let first = Session::of(&environment.agent()).await;
     let _first = first
         .subscribe(with_header(443, "Grace", "x-user: grace"))
         .await
         .unwrap();
-    let session = Session::of(&world.agent()).await;
-    let subscription = session.subscribe(wanted.clone()).await.unwrap();
-    let _serving = subscription.serve(|arrived, stream| async move {
-        let expected = ArrivedTls {
+    let session = Session::of(&environment.agent()).await;
+    let subscription = session.subscribe(request.clone()).await.unwrap();
+    let _serving = subscription.serve(|meta, stream| async move {
+        let expected = ClientTls {
             server_name: Some("shop.example".to_owned()),
             application_protocol: Some(b"h2".to_vec()),
         };
-        assert_eq!(arrived.tls, Some(expected));
+        assert_eq!(meta.tls, Some(expected));
         serve(stream, "ada").await;
     });
-    for (header, answer) in [("ada", "ada /call"), ("edsger", "original /call")] {
-        let client = Client::connect(&world.client, socket_address(TARGET_IPV4, 443)).await;
+    for (header, response) in [("ada", "ada /call"), ("edsger", "original /call")] {
+        let client = Client::connect(&environment.client, socket_address(TARGET_IPV4, 443)).await;
         let name = ServerName::try_from("shop.example").unwrap();
-        let stream = soon(certificate.client().connect(name, client.stream))
+        let stream = with_timeout(certificate.client().connect(name, client.stream))
             .await
             .unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
-        assert_eq!(call(stream, header).await, answer);
+        assert_eq!(call(stream, header).await, response);
     }
 
-    // What cannot be used is named.
-    let refused = async |certificate_path: &str, key_path: &str| {
+    // The error names the file that cannot be used.
+    let rejected = async |certificate_path: &str, key_path: &str| {
         let tls = TargetTls {
             certificate_path: certificate_path.to_owned().into(),
             key_path: key_path.to_owned().into(),
             ..TargetTls::default()
         };
-        let wanted = SubscribeRequest {
+        let request = SubscribeRequest {
             tls: Some(tls),
             ..with_header(444, "Ada", "x-user: ada")
         };
-        session.subscribe(wanted).await.err().unwrap()
+        session.subscribe(request).await.err().unwrap()
     };
     let (pem, key) = (pem.to_str().unwrap(), key.to_str().unwrap());
-    assert_eq!(refused("/no/such/file", key).await.errno(), Errno::Enoent);
-    assert!(refused(key, key).await.detail.contains("none in the file"));
-    assert!(refused(pem, pem).await.detail.contains("no private key"));
+    assert_eq!(rejected("/no/such/file", key).await.errno(), Errno::Enoent);
+    assert!(rejected(key, key).await.detail.contains("none in the file"));
+    assert!(rejected(pem, pem).await.detail.contains("no private key"));
     application.abort();
 }

@@ -1,4 +1,4 @@
-//! Applications and clients that speak HTTP. An answer says who gave it, and what was asked.
+//! HTTP applications and clients. A response has the name of the server, the path and the length of the request body.
 
 use std::convert::Infallible;
 use std::io;
@@ -14,10 +14,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::programs::{socket, soon};
-use crate::world::Network;
+use crate::environment::Network;
+use crate::programs::{socket, with_timeout};
 
-/// Answers all requests of a connection.
+/// Serves all requests of a connection.
 pub(crate) async fn serve(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, name: &str) {
     let name = name.to_owned();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -35,7 +35,7 @@ pub(crate) async fn serve(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'stat
         .await;
 }
 
-/// A web application that listens at all addresses of a network, until it is dropped.
+/// A web application that listens on all addresses of a network, until it is dropped.
 pub(crate) struct Site(JoinHandle<()>);
 
 impl Site {
@@ -59,31 +59,31 @@ impl Drop for Site {
     }
 }
 
-/// Asks on a connection of its own, with these header lines, and answers the body.
-pub(crate) async fn ask(network: &Network, to: SocketAddr, path: &str, headers: &str) -> String {
-    let answer = try_ask(network, to, path, headers).await;
-    answer.unwrap_or_else(|error| panic!("no answer: {error}"))
+/// Sends a request with these header lines on a new connection, and returns the body of the response.
+pub(crate) async fn get(network: &Network, to: SocketAddr, path: &str, headers: &str) -> String {
+    let response = try_get(network, to, path, headers).await;
+    response.unwrap_or_else(|error| panic!("no response: {error}"))
 }
 
-/// The same, where no answer may come.
-pub(crate) async fn try_ask(
+/// The same, where the request may fail.
+pub(crate) async fn try_get(
     network: &Network,
     to: SocketAddr,
     path: &str,
     headers: &str,
 ) -> io::Result<String> {
     let socket = network.inside(|| socket(to));
-    let mut stream = soon(socket.connect(to)).await?;
+    let mut stream = with_timeout(socket.connect(to)).await?;
     let head = format!("GET {path} HTTP/1.1\r\nhost: shop\r\nconnection: close\r\n");
     stream
         .write_all(format!("{head}{headers}\r\n").as_bytes())
         .await?;
-    let mut answer = String::new();
-    soon(stream.read_to_string(&mut answer)).await?;
-    match answer.split_once("\r\n\r\n") {
+    let mut response = String::new();
+    with_timeout(stream.read_to_string(&mut response)).await?;
+    match response.split_once("\r\n\r\n") {
         Some((_, body)) => Ok(body.to_owned()),
         None => Err(io::Error::other(format!(
-            "an answer was cut short: {answer:?}"
+            "truncated response: {response:?}"
         ))),
     }
 }

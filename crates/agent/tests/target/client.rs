@@ -1,4 +1,4 @@
-//! A small client: gRPC calls and raw streams over one in-memory connection.
+//! A simple client: gRPC calls and raw streams over one in-memory connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,7 +10,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use protocol::MESSAGE_BYTES;
+use protocol::MAX_MESSAGE_BYTES;
 use protocol::control::VERSION;
 use protocol::failure::Failure;
 use protocol::files::{self, ReadRange, WriteRange};
@@ -28,7 +28,7 @@ use tonic::body::Body;
 pub(crate) struct Client(http2::SendRequest<Body>);
 
 impl Client {
-    /// Connects to an agent that is served for this client only.
+    /// Connects to an agent over a new in-memory connection.
     pub(crate) async fn connect(agent: Agent) -> Self {
         let (near, far) = tokio::io::duplex(1024 * 1024);
         tokio::spawn(async move { agent.serve_connection(far).await });
@@ -69,7 +69,7 @@ impl Client {
     }
 
     pub(crate) fn env(&self) -> EnvClient<Self> {
-        EnvClient::with_origin(self.clone(), origin()).max_decoding_message_size(MESSAGE_BYTES)
+        EnvClient::with_origin(self.clone(), origin()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     pub(crate) fn files(&self) -> FilesClient<Self> {
@@ -91,7 +91,7 @@ impl Client {
             .map(tonic::Response::into_inner)
     }
 
-    /// Reads a range of an open file, whole.
+    /// Reads a whole range of an open file.
     pub(crate) async fn read(
         &self,
         handle: u64,
@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// Writes to an open file, and says how much was written.
+    /// Writes to an open file and returns the number of written bytes.
     pub(crate) async fn write(
         &self,
         handle: u64,
@@ -126,8 +126,8 @@ impl Client {
         Ok(files::written(response.headers()).expect("a number"))
     }
 
-    /// A connection: what is sent to the channel goes to the peer; the response's body comes from it. An
-    /// empty piece resets the stream.
+    /// Opens a connection. Chunks sent to the channel are sent to the peer; the response body has the peer's bytes. An empty
+    /// chunk resets the stream.
     pub(crate) async fn connect_stream(
         &self,
         path: &'static str,
@@ -135,11 +135,11 @@ impl Client {
     ) -> Result<(mpsc::Sender<Bytes>, Response<Incoming>), Failure> {
         let (bytes_to_peer, bytes) = mpsc::channel(1);
         let stream = futures_util::stream::unfold(bytes, |mut bytes| async move {
-            let piece: Bytes = bytes.recv().await?;
-            if piece.is_empty() {
+            let chunk: Bytes = bytes.recv().await?;
+            if chunk.is_empty() {
                 return Some((Err(Status::cancelled("reset")), bytes));
             }
-            Some((Ok(Frame::data(piece)), bytes))
+            Some((Ok(Frame::data(chunk)), bytes))
         });
         let response = self
             .raw(path, headers, Body::new(StreamBody::new(stream)))
@@ -162,7 +162,7 @@ impl Client {
             .clone()
             .send_request(request)
             .await
-            .expect("an answer");
+            .expect("a response");
         match Failure::from_headers(response.headers()) {
             Some(failure) => {
                 assert_eq!(response.status(), failure.http_status());
@@ -192,16 +192,16 @@ impl tower_service::Service<Request<Body>> for Client {
 }
 
 /// The error number in a failed call.
-pub(crate) fn errno<T: std::fmt::Debug>(answer: Result<T, Status>) -> i32 {
-    let status = answer.expect_err("it fails");
+pub(crate) fn errno<T: std::fmt::Debug>(result: Result<T, Status>) -> i32 {
+    let status = result.expect_err("it fails");
     let failure = Failure::from_status(&status).unwrap_or_else(|| panic!("a failure: {status}"));
     failure
         .number()
         .unwrap_or_else(|| panic!("an errno: {failure:?}"))
 }
 
-/// Waits for the next piece of a body.
+/// Waits for the next data frame of a body.
 pub(crate) async fn next_data(body: &mut Incoming) -> Option<Bytes> {
-    let frame = body.frame().await?.expect("the stream is whole");
+    let frame = body.frame().await?.expect("the stream is not reset");
     Some(frame.into_data().expect("data"))
 }

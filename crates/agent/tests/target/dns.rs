@@ -1,4 +1,4 @@
-//! Names, as the target resolves them.
+//! DNS lookups as the target does them.
 
 use std::fs;
 use std::net::IpAddr;
@@ -12,8 +12,8 @@ use protocol::rpc::{
 use tonic::Status;
 
 use crate::client::{Client, errno};
+use crate::environment::target;
 use crate::nameserver;
-use crate::world::target;
 
 async fn lookup(client: &Client, name: &str, family: Family) -> LookupResponse {
     let request = LookupRequest {
@@ -23,12 +23,12 @@ async fn lookup(client: &Client, name: &str, family: Family) -> LookupResponse {
     client.dns().lookup(request).await.unwrap().into_inner()
 }
 
-fn addresses(answer: &LookupResponse) -> Vec<String> {
+fn addresses(response: &LookupResponse) -> Vec<String> {
     let address = |bytes: &[u8]| match bytes.len() {
         4 => IpAddr::from(<[u8; 4]>::try_from(bytes).unwrap()).to_string(),
         _ => IpAddr::from(<[u8; 16]>::try_from(bytes).unwrap()).to_string(),
     };
-    answer
+    response
         .addresses
         .iter()
         .map(|found| address(&found.address))
@@ -45,27 +45,28 @@ async fn exchange(
     query.metadata.id = 4711;
     query.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
     let query = query.to_vec().unwrap().into();
-    let answer = client.dns().exchange(ExchangeRequest { query }).await;
-    answer.map(tonic::Response::into_inner)
+    let response = client.dns().exchange(ExchangeRequest { query }).await;
+    response.map(tonic::Response::into_inner)
 }
 
-fn parsed(answer: &ExchangeResponse) -> Message {
-    let message = Message::from_vec(&answer.answer).unwrap();
+fn parsed(response: &ExchangeResponse) -> Message {
+    let message = Message::from_vec(&response.response).unwrap();
     assert_eq!(message.metadata.id, 4711);
     message
 }
 
 #[tokio::test]
+#[ignore = "needs root"]
 async fn names_resolve_with_hosts_and_search_list() {
-    let Some(target) = target() else { return };
+    let target = target();
     nameserver::start(&target, "127.0.0.1");
     let client = target.client().await;
     let check =
         async |name: &str, family: Family, outcome: Outcome, expected: &[&str], canonical: &str| {
-            let answer = lookup(&client, name, family).await;
-            assert_eq!(answer.outcome(), outcome, "{name}");
-            assert_eq!(addresses(&answer), expected, "{name}");
-            assert_eq!(answer.canonical_name, canonical, "{name}");
+            let response = lookup(&client, name, family).await;
+            assert_eq!(response.outcome(), outcome, "{name}");
+            assert_eq!(addresses(&response), expected, "{name}");
+            assert_eq!(response.canonical_name, canonical, "{name}");
         };
     let (any, found) = (Family::Any, Outcome::Found);
     check(
@@ -104,7 +105,7 @@ async fn names_resolve_with_hosts_and_search_list() {
     check("four", any, found, &["10.0.0.4"], "four.shop.internal").await;
     check("four", Family::Ipv6, Outcome::NoAddress, &[], "").await;
     check("api.", any, Outcome::NoName, &[], "").await;
-    check("nobody", any, Outcome::NoName, &[], "").await;
+    check("missing", any, Outcome::NoName, &[], "").await;
     check("failing", any, Outcome::ServerFailed, &[], "").await;
     check("db", any, found, &["10.0.0.99"], "db.internal").await;
     check(
@@ -121,82 +122,86 @@ async fn names_resolve_with_hosts_and_search_list() {
     check("", any, Outcome::NoName, &[], "").await;
     let large = lookup(&client, "large", Family::Ipv4).await;
     assert_eq!(large.addresses.len(), 256);
-    assert_eq!(large.addresses[0].seconds_to_live, 60);
+    assert_eq!(large.addresses[0].ttl_seconds, 60);
 }
 
 #[tokio::test]
-async fn messages_are_answered_as_the_nameserver_does() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn exchange_returns_the_response_of_the_nameserver() {
+    let target = target();
     nameserver::start(&target, "127.0.0.1");
     let client = target.client().await;
-    let answer = exchange(&client, "api.shop.internal.", RecordType::A)
+    let response = exchange(&client, "api.shop.internal.", RecordType::A)
         .await
         .unwrap();
-    assert_eq!(answer.nameserver, "127.0.0.1:53");
-    assert_eq!(parsed(&answer).answers.len(), 1);
-    // Nothing leads to this address.
-    let reach = &answer.reach[0];
-    assert_eq!(reach.address[..], [10, 0, 0, 7]);
-    let failure = reach.failure.as_ref().unwrap();
+    assert_eq!(response.nameserver, "127.0.0.1:53");
+    assert_eq!(parsed(&response).answers.len(), 1);
+    // There is no route to this address.
+    let hint = &response.route_hints[0];
+    assert_eq!(hint.address[..], [10, 0, 0, 7]);
+    let failure = hint.failure.as_ref().unwrap();
     assert_eq!(
-        (failure.number(), reach.from.len()),
+        (failure.number(), hint.from.len()),
         (Some(libc::ENETUNREACH), 0)
     );
-    let answer = exchange(&client, "nobody.", RecordType::A).await.unwrap();
+    let response = exchange(&client, "missing.", RecordType::A).await.unwrap();
     assert_eq!(
-        parsed(&answer).metadata.response_code,
+        parsed(&response).metadata.response_code,
         ResponseCode::NXDomain
     );
-    // Too large for a datagram: it comes whole, and says nothing of having been cut.
-    let answer = exchange(&client, "large.shop.internal.", RecordType::A)
+    // Too large for a datagram: the response is complete and not marked as truncated.
+    let response = exchange(&client, "large.shop.internal.", RecordType::A)
         .await
         .unwrap();
-    assert_eq!(parsed(&answer).answers.len(), 256);
-    assert!(!parsed(&answer).metadata.truncation);
-    // The refusal of the only server is an answer, too.
-    let answer = exchange(&client, "failing.shop.internal.", RecordType::A)
+    assert_eq!(parsed(&response).answers.len(), 256);
+    assert!(!parsed(&response).metadata.truncation);
+    // If the only server fails, its response is returned.
+    let response = exchange(&client, "failing.shop.internal.", RecordType::A)
         .await
         .unwrap();
     assert_eq!(
-        parsed(&answer).metadata.response_code,
+        parsed(&response).metadata.response_code,
         ResponseCode::ServFail
     );
 }
 
 #[tokio::test]
-async fn a_nameserver_that_is_down_or_silent_is_passed_over() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn a_silent_nameserver_is_skipped() {
+    let target = target();
     nameserver::start(&target, "127.0.0.1");
-    // It takes questions and never answers.
+    // It receives queries and never responds.
     let _silent = target.udp("127.0.0.3:53");
     let settings = "nameserver 127.0.0.2\nnameserver 127.0.0.3\nnameserver 127.0.0.1\n";
     fs::write(target.path("/etc/resolv.conf"), settings).unwrap();
     let client = target.client().await;
     for _ in 0..3 {
-        let answer = exchange(&client, "api.shop.internal.", RecordType::A)
+        let response = exchange(&client, "api.shop.internal.", RecordType::A)
             .await
             .unwrap();
-        assert_eq!(answer.nameserver, "127.0.0.1:53");
+        assert_eq!(response.nameserver, "127.0.0.1:53");
     }
 }
 
 #[tokio::test]
-async fn no_nameserver_at_all_is_told_with_its_errno() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn a_missing_nameserver_fails_with_its_errno() {
+    let target = target();
     let client = target.client().await;
-    let answer = exchange(&client, "api.", RecordType::A).await;
-    assert_eq!(errno(answer), libc::ECONNREFUSED);
-    let answer = lookup(&client, "api", Family::Any).await;
-    assert_eq!(answer.outcome(), Outcome::NoAnswer);
-    // Nothing leads there.
+    let response = exchange(&client, "api.", RecordType::A).await;
+    assert_eq!(errno(response), libc::ECONNREFUSED);
+    let response = lookup(&client, "api", Family::Any).await;
+    assert_eq!(response.outcome(), Outcome::NoResponse);
+    // There is no route to it.
     fs::write(target.path("/etc/resolv.conf"), "nameserver 192.0.2.1\n").unwrap();
-    let answer = exchange(&client, "api.", RecordType::A).await;
-    assert_eq!(errno(answer), libc::ENETUNREACH);
+    let response = exchange(&client, "api.", RecordType::A).await;
+    assert_eq!(errno(response), libc::ENETUNREACH);
 }
 
 #[tokio::test]
-async fn settings_are_read_when_they_are_needed() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn settings_are_read_for_every_call() {
+    let target = target();
     let client = target.client().await;
     let settings = async || {
         let settings = client.dns().settings(DnsSettingsRequest {}).await;
@@ -209,6 +214,6 @@ async fn settings_are_read_when_they_are_needed() {
     fs::remove_file(target.path("/etc/resolv.conf")).unwrap();
     let second = settings().await;
     assert_eq!(second.nameservers, ["127.0.0.1:53"]);
-    // The domain of the target's hostname.
+    // The domain of the target's host name.
     assert_eq!(second.search, ["shop.internal"]);
 }

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 
 use protocol::rpc::ListEnvRequest;
 
-use crate::world::target;
+use crate::environment::target;
 
 #[tokio::test]
-async fn the_environment_is_the_target_s() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn environment_is_read_from_the_target() {
+    let target = target();
     let client = target.client().await;
-    let answer = client.env().list(ListEnvRequest {}).await.unwrap();
-    let variables = answer.into_inner().variables.into_iter();
+    let response = client.env().list(ListEnvRequest {}).await.unwrap();
+    let variables = response.into_inner().variables.into_iter();
     let variables: HashMap<_, _> = variables
         .map(|variable| (variable.name, variable.value))
         .collect();
@@ -23,11 +24,11 @@ async fn the_environment_is_the_target_s() {
     check("EMPTY", b"");
     check("LINES", b"one\ntwo");
     check("BYTES", b"\xff\xfe");
-    // More than a MiB in all.
+    // More than 1 MiB in total.
     for number in 1..=9 {
         let large = variables[format!("LARGE_{number}").as_bytes()].len();
         assert_eq!(large, 120_000);
     }
-    // Nothing of this machine.
+    // No variables of the test process.
     assert!(!variables.contains_key("CARGO_MANIFEST_DIR".as_bytes()));
 }

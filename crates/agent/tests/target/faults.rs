@@ -1,4 +1,4 @@
-//! The target ends, and requests that make no sense.
+//! Targets that have exited, and invalid requests.
 
 use agent::{Agent, Error};
 use http::{HeaderMap, HeaderValue};
@@ -6,36 +6,43 @@ use protocol::failure::{Failure, Reason};
 use protocol::files;
 use protocol::outgoing::{self, TcpConnect};
 use protocol::rpc::{
-    ExchangeRequest, ListEnvRequest, OpenRequest, PingRequest, Place, StatRequest,
+    ExchangeRequest, FileRef, ListEnvRequest, OpenRequest, PingRequest, StatRequest,
 };
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::client::{Client, errno};
-use crate::world::target;
+use crate::environment::target;
 
 fn reason(status: &Status) -> Reason {
     Failure::from_status(status).expect("a failure").reason()
 }
 
-#[tokio::test]
-async fn a_target_that_is_gone_before() {
-    let check = |pid: u32| {
-        let error = Agent::for_process(pid).unwrap_err();
-        assert!(matches!(error, Error::NoTarget(_)), "{error:?}");
-        assert!(error.to_string().contains("look for the target again"));
-    };
-    check(0);
-    check(u32::MAX);
-    check(4_194_304);
-    let Some(mut target) = target() else { return };
+fn expect_no_target(pid: u32) {
+    let error = Agent::for_process(pid).unwrap_err();
+    assert!(matches!(error, Error::NoTarget(_)), "{error:?}");
+    assert!(error.to_string().contains("find the target again"));
+}
+
+#[test]
+fn a_missing_process_is_an_error() {
+    expect_no_target(0);
+    expect_no_target(u32::MAX);
+    expect_no_target(4_194_304);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_exited_target_is_an_error() {
+    let mut target = target();
     target.end();
-    check(target.pid);
+    expect_no_target(target.pid);
 }
 
 #[tokio::test]
-async fn a_target_that_ends_during_the_session() {
-    let Some(mut target) = target() else { return };
+#[ignore = "needs root"]
+async fn operations_fail_after_the_target_has_exited() {
+    let mut target = target();
     let client = target.client().await;
     let file = client
         .open(OpenRequest {
@@ -49,10 +56,10 @@ async fn a_target_that_ends_during_the_session() {
     let status = client.env().list(ListEnvRequest {}).await.unwrap_err();
     assert_eq!(reason(&status), Reason::TargetGone);
     assert!(status.message().contains("has ended"));
-    let place = Some(Place::path("/etc/greeting"));
+    let file_ref = Some(FileRef::path("/etc/greeting"));
     let status = client
         .files()
-        .stat(StatRequest { place })
+        .stat(StatRequest { file: file_ref })
         .await
         .unwrap_err();
     assert_eq!(reason(&status), Reason::TargetGone);
@@ -67,33 +74,34 @@ async fn a_target_that_ends_during_the_session() {
         .await
         .unwrap_err();
     assert_eq!(failure.reason(), Reason::TargetGone);
-    // The connection itself lives on.
+    // The connection itself stays open.
     let pong = client.control().ping(PingRequest::default()).await.unwrap();
-    assert!(!pong.into_inner().target_is_there);
+    assert!(!pong.into_inner().target_alive);
     let other = Client::connect(Agent::for_process(std::process::id()).unwrap()).await;
     other.hello("").await.unwrap();
 }
 
 #[tokio::test]
-async fn requests_without_meaning_are_answered() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn invalid_requests_are_rejected() {
+    let target = target();
     let client = target.client().await;
     let status = client
         .files()
-        .stat(StatRequest { place: None })
+        .stat(StatRequest { file: None })
         .await
         .unwrap_err();
     assert_eq!(reason(&status), Reason::BadRequest);
-    let place = Some(Place::default());
+    let file_ref = Some(FileRef::default());
     let status = client
         .files()
-        .stat(StatRequest { place })
+        .stat(StatRequest { file: file_ref })
         .await
         .unwrap_err();
     assert_eq!(reason(&status), Reason::BadRequest);
-    let place = Some(Place::handle(12345));
+    let file_ref = Some(FileRef::handle(12345));
     assert_eq!(
-        errno(client.files().stat(StatRequest { place }).await),
+        errno(client.files().stat(StatRequest { file: file_ref }).await),
         libc::EBADF
     );
     let query = "garbage".into();

@@ -11,9 +11,9 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use bytes::Bytes;
 use protocol::rpc::{
-    AccessMode, AccessRequest, AllocateRequest, CloseRequest, Entry, GetAttributeRequest,
+    AccessMode, AccessRequest, AllocateRequest, CloseRequest, Entry, FileRef, GetAttributeRequest,
     LinkRequest, ListAttributesRequest, ListRequest, MakeDirectoryRequest, MakeNodeRequest,
-    Metadata, NewTime, OpenRequest, Place, ReadLinkRequest, RemoveAttributeRequest,
+    Metadata, NewTime, OpenRequest, ReadLinkRequest, RemoveAttributeRequest,
     RemoveDirectoryRequest, RenameRequest, SeekRequest, SetAttributeRequest, SetModeRequest,
     SetOwnerRequest, SetTimesRequest, StatFilesystemRequest, StatRequest, SymbolicLinkRequest,
     SyncRequest, Time, TruncateRequest, UnlinkRequest,
@@ -21,7 +21,7 @@ use protocol::rpc::{
 use tonic::Status;
 
 use crate::client::{Client, errno};
-use crate::world::{Target, target};
+use crate::environment::{Target, target};
 
 fn open(path: &str) -> OpenRequest {
     OpenRequest {
@@ -39,27 +39,27 @@ fn create(path: &str) -> OpenRequest {
     }
 }
 
-async fn stat(client: &Client, place: Place) -> Result<Metadata, Status> {
-    let place = Some(place);
-    let answer = client.files().stat(StatRequest { place }).await?;
-    Ok(answer.into_inner().metadata.expect("metadata"))
+async fn stat(client: &Client, file_ref: FileRef) -> Result<Metadata, Status> {
+    let file_ref = Some(file_ref);
+    let response = client.files().stat(StatRequest { file: file_ref }).await?;
+    Ok(response.into_inner().metadata.expect("metadata"))
 }
 
-async fn list(client: &Client, place: Place) -> Result<Vec<Entry>, Status> {
+async fn list(client: &Client, file_ref: FileRef) -> Result<Vec<Entry>, Status> {
     let request = ListRequest {
-        place: Some(place),
+        file: Some(file_ref),
         without_metadata: false,
     };
-    let mut pieces = client.files().list(request).await?.into_inner();
+    let mut messages = client.files().list(request).await?.into_inner();
     let mut entries = Vec::new();
-    while let Some(piece) = pieces.message().await? {
-        entries.extend(piece.entries);
+    while let Some(message) = messages.message().await? {
+        entries.extend(message.entries);
     }
     Ok(entries)
 }
 
-async fn in_data() -> Option<(Target, Client)> {
-    let target = target()?;
+async fn target_and_client() -> (Target, Client) {
+    let target = target();
     let client = target.client().await;
-    Some((target, client))
+    (target, client)
 }

@@ -1,4 +1,4 @@
-//! What a session is not granted it does not get, however it asks.
+//! The grant is enforced for all operations.
 
 use std::fs;
 
@@ -9,15 +9,15 @@ use protocol::failure::Failure;
 use protocol::grant::{FilesGrant, Grant, OutgoingGrant};
 use protocol::outgoing::{TCP, TcpConnect, UDP, UdpOpen, UdpPeer};
 use protocol::rpc::{
-    AccessMode, LinkRequest, ListEnvRequest, MakeDirectoryRequest, OpenRequest, Place,
+    AccessMode, FileRef, LinkRequest, ListEnvRequest, MakeDirectoryRequest, OpenRequest,
     RenameRequest, SetModeRequest, StatRequest, SymbolicLinkRequest, UnlinkRequest,
 };
 use tonic::Status;
 
 use crate::client::{Client, errno};
-use crate::world::{Target, target};
+use crate::environment::{Target, target};
 
-async fn granted(target: &Target, grant: &Grant) -> Client {
+async fn client_with_grant(target: &Target, grant: &Grant) -> Client {
     let agent = Agent::for_process_with_grant(target.pid, grant).unwrap();
     let client = Client::connect(agent).await;
     client.hello("").await.unwrap();
@@ -34,13 +34,14 @@ async fn open(client: &Client, path: &str, mode: AccessMode) -> Result<u64, Stat
 }
 
 #[tokio::test]
-async fn hidden_variables_are_nowhere() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn hidden_variables_are_not_readable() {
+    let target = target();
     let grant = Grant {
         hidden_variables: vec!["GREET*".to_owned()],
         ..Grant::default()
     };
-    let client = granted(&target, &grant).await;
+    let client = client_with_grant(&target, &grant).await;
     let listed = client.env().list(ListEnvRequest {}).await.unwrap();
     let variables = listed.into_inner().variables;
     let has = |name: &str| variables.iter().any(|variable| variable.name == name);
@@ -50,8 +51,9 @@ async fn hidden_variables_are_nowhere() {
 }
 
 #[tokio::test]
-async fn hidden_files_have_no_way_to_them() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn hidden_files_are_not_reachable_by_any_path() {
+    let target = target();
     let grant = Grant {
         files: FilesGrant {
             hidden: vec!["^/etc/greeting$".to_owned()],
@@ -59,8 +61,8 @@ async fn hidden_files_have_no_way_to_them() {
         },
         ..Grant::default()
     };
-    let client = granted(&target, &grant).await;
-    // By its name, by links of the target, by a way around, and by what the kernel shows of processes.
+    let client = client_with_grant(&target, &grant).await;
+    // By its path, by links of the target, by equivalent paths, and by /proc.
     for path in [
         "/etc/greeting",
         "/etc//./greeting",
@@ -71,11 +73,11 @@ async fn hidden_files_have_no_way_to_them() {
     ] {
         let opened = open(&client, path, AccessMode::Read).await;
         assert_eq!(errno(opened), libc::ENOENT, "{path}");
-        let place = Some(Place::path(path));
-        let stat = client.files().stat(StatRequest { place }).await;
+        let file_ref = Some(FileRef::path(path));
+        let stat = client.files().stat(StatRequest { file: file_ref }).await;
         assert_eq!(errno(stat), libc::ENOENT, "{path}");
     }
-    // By a link that the session makes.
+    // By a link that the session creates.
     let link = SymbolicLinkRequest {
         path: "/srv/data/link".into(),
         target: "/etc/greeting".into(),
@@ -83,13 +85,14 @@ async fn hidden_files_have_no_way_to_them() {
     client.files().symbolic_link(link).await.unwrap();
     let opened = open(&client, "/srv/data/link", AccessMode::Read).await;
     assert_eq!(errno(opened), libc::ENOENT);
-    // What is not hidden is there.
+    // Other files are readable.
     assert!(open(&client, "/etc/hosts", AccessMode::Read).await.unwrap() > 0);
 }
 
 #[tokio::test]
-async fn what_is_read_only_is_not_changed() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn read_only_files_cannot_be_changed() {
+    let target = target();
     let folder = target.path("/srv/data/kept");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("file"), "as it was").unwrap();
@@ -103,7 +106,7 @@ async fn what_is_read_only_is_not_changed() {
         },
         ..Grant::default()
     };
-    let client = granted(&target, &grant).await;
+    let client = client_with_grant(&target, &grant).await;
     let file = "/srv/data/kept/file";
     let handle = open(&client, file, AccessMode::Read).await.unwrap();
     for mode in [AccessMode::Write, AccessMode::ReadWrite] {
@@ -129,26 +132,26 @@ async fn what_is_read_only_is_not_changed() {
         ..RenameRequest::default()
     };
     assert_eq!(errno(files.rename(rename).await), libc::EROFS);
-    // A second name would be writable.
+    // A hard link would be writable.
     let link = LinkRequest {
-        from: Some(Place::path(file)),
+        from: Some(FileRef::path(file)),
         to: "/srv/data/second".into(),
     };
     assert_eq!(errno(files.link(link).await), libc::EROFS);
-    for place in [Place::path(file), Place::handle(handle)] {
+    for file_ref in [FileRef::path(file), FileRef::handle(handle)] {
         let request = SetModeRequest {
-            place: Some(place),
+            file: Some(file_ref),
             mode: 0o777,
         };
         assert_eq!(errno(files.set_mode(request).await), libc::EROFS);
     }
-    let made = MakeDirectoryRequest {
+    let request = MakeDirectoryRequest {
         path: "/srv/data/kept/folder".into(),
         mode: 0o700,
     };
-    assert_eq!(errno(files.make_directory(made).await), libc::EROFS);
+    assert_eq!(errno(files.make_directory(request).await), libc::EROFS);
     assert_eq!(fs::read(folder.join("file")).unwrap(), b"as it was");
-    // Beside it everything can be changed.
+    // Other files can be changed.
     let other = OpenRequest {
         path: "/srv/data/other".into(),
         access_mode: AccessMode::Write.into(),
@@ -160,8 +163,9 @@ async fn what_is_read_only_is_not_changed() {
 }
 
 #[tokio::test]
-async fn forbidden_addresses_are_not_reached() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn connections_to_forbidden_addresses_are_refused() {
+    let target = target();
     let _listening = [
         target.listen("10.9.0.1:7100"),
         target.listen("10.9.0.1:7101"),
@@ -173,7 +177,7 @@ async fn forbidden_addresses_are_not_reached() {
         },
         ..Grant::default()
     };
-    let client = granted(&target, &grant).await;
+    let client = client_with_grant(&target, &grant).await;
     let tcp = async |address: &str| {
         let connect = TcpConnect {
             address: address.parse().unwrap(),
@@ -196,8 +200,9 @@ async fn forbidden_addresses_are_not_reached() {
 }
 
 #[tokio::test]
-async fn what_is_forbidden_later_ends() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn a_changed_grant_closes_forbidden_resources() {
+    let target = target();
     let _listening = [
         target.listen("10.9.0.1:7100"),
         target.listen("10.9.0.1:7101"),
@@ -231,8 +236,8 @@ async fn what_is_forbidden_later_ends() {
         ..Grant::default()
     };
     assert!(agent.regrant(&grant).await.unwrap());
-    assert!(!agent.regrant(&grant).await.unwrap(), "it is no news");
-    // What was open is closed, by whatever name it was opened, and nothing else is.
+    assert!(!agent.regrant(&grant).await.unwrap(), "unchanged");
+    // The hidden file is closed, also if it was opened by another path. Other files stay open.
     let read = client
         .read(hidden, 0, 10)
         .await
@@ -248,7 +253,7 @@ async fn what_is_forbidden_later_ends() {
     assert_eq!(failure.unwrap().number(), Some(libc::ECONNRESET));
     let (to_kept, _kept) = bodies.pop().unwrap();
     assert!(to_kept.send(Bytes::from_static(b"still")).await.is_ok());
-    // A rule that is none changes nothing.
+    // A malformed rule changes nothing.
     let wrong = Grant {
         files: FilesGrant {
             hidden: vec!["(".to_owned()],
@@ -259,7 +264,7 @@ async fn what_is_forbidden_later_ends() {
     assert!(agent.regrant(&wrong).await.is_err());
     let opened = open(&client, "/etc/greeting", AccessMode::Read).await;
     assert_eq!(errno(opened), libc::ENOENT);
-    // And what is allowed again is there again.
+    // Without the rules, the file is readable again.
     assert!(agent.regrant(&Grant::default()).await.unwrap());
     assert!(
         open(&client, "/etc/greeting", AccessMode::Read)

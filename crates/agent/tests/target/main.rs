@@ -1,10 +1,11 @@
-//! An agent beside a real target: a process with its own root, network, hostname and user. Every operation of the protocol
-//! is driven by a client over a real HTTP/2 connection. Needs root, and says so where it is not.
+//! Tests of an agent with a real target: a process with its own root, network, host name and user. A client calls every
+//! operation of the protocol over a real HTTP/2 connection. Creating the target needs root.
 
-#![expect(
+#![allow(
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
+    clippy::print_stdout,
     clippy::print_stderr,
     reason = "helpers of tests fail by panicking, as tests do"
 )]
@@ -13,10 +14,10 @@ mod client;
 mod control;
 mod dns;
 mod env;
+mod environment;
 mod faults;
 mod files;
 mod grant;
 mod nameserver;
 mod namespaces;
 mod outgoing;
-mod world;

@@ -1,4 +1,4 @@
-//! A nameserver inside the target's network, with a table of its own.
+//! A nameserver in the target's network, with fixed records.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,16 +7,16 @@ use hickory_proto::rr::rdata::{A, AAAA, CNAME};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::world::Target;
+use crate::environment::Target;
 
-/// Answers over UDP and TCP until the test ends.
+/// Serves UDP and TCP until the test ends.
 pub(crate) fn start(target: &Target, address: &str) {
     let udp = target.udp(&format!("{address}:53"));
     let tcp = target.listen(&format!("{address}:53"));
     tokio::spawn(async move {
         let mut query = vec![0; 4096];
         while let Ok((length, from)) = udp.recv_from(&mut query).await {
-            let mut response = answer(&query[..length]);
+            let mut response = respond(&query[..length]);
             let bytes = response.to_vec().unwrap();
             if bytes.len() > 512 {
                 response = response.truncate();
@@ -29,7 +29,7 @@ pub(crate) fn start(target: &Target, address: &str) {
             let length = stream.read_u16().await.unwrap();
             let mut query = vec![0; length.into()];
             stream.read_exact(&mut query).await.unwrap();
-            let bytes = answer(&query).to_vec().unwrap();
+            let bytes = respond(&query).to_vec().unwrap();
             stream
                 .write_u16(bytes.len().try_into().unwrap())
                 .await
@@ -39,7 +39,7 @@ pub(crate) fn start(target: &Target, address: &str) {
     });
 }
 
-fn answer(query: &[u8]) -> Message {
+fn respond(query: &[u8]) -> Message {
     let query = Message::from_vec(query).unwrap();
     let mut response = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
     let question = query.queries[0].clone();

@@ -19,11 +19,11 @@ use tokio::net::TcpListener;
 use tokio::sync::RwLock;
 
 use crate::client::{Client, errno, next_data};
-use crate::world::target;
+use crate::environment::target;
 
-/// A crowd of connections fills the queues of the kernel's loopback, which all network namespaces share, and then datagrams
-/// are dropped. Whoever makes one writes, and whoever counts on datagrams reads.
-static CROWD: RwLock<()> = RwLock::const_new(());
+/// Thousands of connections fill the kernel's loopback queues, which all network namespaces share, and then datagrams are
+/// dropped. A test with many connections takes the write lock, a test that depends on datagrams a read lock.
+static LOOPBACK_LOAD: RwLock<()> = RwLock::const_new(());
 
 fn to(address: &str) -> http::HeaderMap {
     let connect = TcpConnect {
@@ -33,7 +33,7 @@ fn to(address: &str) -> http::HeaderMap {
     connect.to_headers()
 }
 
-/// Sends back what it gets, and ends its direction when the client has.
+/// Echoes what it receives, and closes its direction when the client has closed the other.
 fn echo(listener: TcpListener) {
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -45,25 +45,26 @@ fn echo(listener: TcpListener) {
     });
 }
 
-async fn refusal(client: &Client, path: &'static str, headers: http::HeaderMap) -> i32 {
+async fn connect_errno(client: &Client, path: &'static str, headers: http::HeaderMap) -> i32 {
     let failure = client.connect_stream(path, headers).await.unwrap_err();
     failure.number().unwrap()
 }
 
 #[tokio::test]
-async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn directions_are_relayed_and_closed_separately() {
+    let target = target();
     let client = target.client().await;
     for address in ["10.9.0.1:7000", "[fd00:9::1]:7000"] {
         echo(target.listen(address));
         let (to_peer, response) = client.connect_stream(TCP, to(address)).await.unwrap();
-        let ends = Connected::from_headers(response.headers()).unwrap();
-        assert_eq!(ends.peer, Some(address.parse().unwrap()));
-        assert_eq!(ends.local.ip(), ends.peer.unwrap().ip());
+        let addresses = Connected::from_headers(response.headers()).unwrap();
+        assert_eq!(addresses.peer, Some(address.parse().unwrap()));
+        assert_eq!(addresses.local.ip(), addresses.peer.unwrap().ip());
         let mut body = response.into_body();
         to_peer.send("hello".into()).await.unwrap();
         assert_eq!(next_data(&mut body).await.unwrap(), "hello");
-        // Ended by the client, the echo still comes, and then the end.
+        // After the client has closed its direction, it still receives the echo and then the end.
         to_peer.send("last".into()).await.unwrap();
         drop(to_peer);
         let rest = body.collect().await.unwrap();
@@ -73,8 +74,9 @@ async fn bytes_go_both_ways_and_each_way_ends_by_itself() {
 }
 
 #[tokio::test]
-async fn a_peer_may_end_first() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn a_peer_may_close_its_direction_first() {
+    let target = target();
     let listener = target.listen("127.0.0.1:7000");
     let client = target.client().await;
     let (to_peer, response) = client
@@ -94,19 +96,23 @@ async fn a_peer_may_end_first() {
 }
 
 #[tokio::test]
+#[ignore = "needs root"]
 async fn failures_have_the_errno_of_the_target() {
-    let Some(target) = target() else { return };
+    let target = target();
     let client = target.client().await;
-    // This machine listens there; the target's network does not.
-    let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let here = here.local_addr().unwrap().to_string();
-    assert_eq!(refusal(&client, TCP, to(&here)).await, libc::ECONNREFUSED);
+    // The port is open in the network of this test, but not in the target's.
+    let listener_here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener_here.local_addr().unwrap().to_string();
     assert_eq!(
-        refusal(&client, TCP, to("192.0.2.1:80")).await,
+        connect_errno(&client, TCP, to(&here)).await,
+        libc::ECONNREFUSED
+    );
+    assert_eq!(
+        connect_errno(&client, TCP, to("192.0.2.1:80")).await,
         libc::ENETUNREACH
     );
     assert_eq!(
-        refusal(&client, TCP, to("255.255.255.255:80")).await,
+        connect_errno(&client, TCP, to("255.255.255.255:80")).await,
         libc::ENETUNREACH
     );
     let bound = TcpConnect {
@@ -114,12 +120,16 @@ async fn failures_have_the_errno_of_the_target() {
         bind: Some("192.0.2.9:0".parse().unwrap()),
     };
     let headers = bound.to_headers();
-    assert_eq!(refusal(&client, TCP, headers).await, libc::EADDRNOTAVAIL);
+    assert_eq!(
+        connect_errno(&client, TCP, headers).await,
+        libc::EADDRNOTAVAIL
+    );
 }
 
 #[tokio::test]
-async fn an_address_that_the_application_bound_is_used() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn the_bound_address_is_used() {
+    let target = target();
     let listener = target.listen("127.0.0.1:7000");
     let client = target.client().await;
     let connect = TcpConnect {
@@ -135,8 +145,9 @@ async fn an_address_that_the_application_bound_is_used() {
 }
 
 #[tokio::test]
-async fn a_reset_of_the_peer_is_told_and_one_of_the_client_is_made() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn resets_are_relayed_in_both_directions() {
+    let target = target();
     let listener = target.listen("127.0.0.1:7000");
     let client = target.client().await;
     let (_to_peer, response) = client
@@ -162,8 +173,9 @@ async fn a_reset_of_the_peer_is_told_and_one_of_the_client_is_made() {
 }
 
 #[tokio::test]
-async fn a_lost_client_leaves_no_connection() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn a_lost_client_closes_its_connections() {
+    let target = target();
     let listener = target.listen("127.0.0.1:7000");
     let client = target.client().await;
     let open = client
@@ -172,11 +184,11 @@ async fn a_lost_client_leaves_no_connection() {
         .unwrap();
     let (mut stream, _) = listener.accept().await.unwrap();
     drop((open, client));
-    // However it is told: the connection is over.
+    // Closed or reset: the connection has ended.
     assert!(matches!(stream.read(&mut [0; 10]).await, Ok(0) | Err(_)));
 }
 
-/// Sends zeros as fast as they are taken, and counts them.
+/// Sends zeros as fast as possible, and counts them.
 fn flood(listener: TcpListener) -> Arc<AtomicU64> {
     let sent = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&sent);
@@ -195,10 +207,11 @@ fn flood(listener: TcpListener) -> Arc<AtomicU64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_readers_slow_down_only_their_own_source() {
+#[ignore = "needs root"]
+async fn slow_readers_slow_down_only_their_own_stream() {
     const STALLED: u64 = 40;
     const MIB: u64 = 1024 * 1024;
-    let Some(target) = target() else { return };
+    let target = target();
     let sent = flood(target.listen("127.0.0.1:7000"));
     let other_sent = flood(target.listen("127.0.0.1:7001"));
     let client = target.client().await;
@@ -221,15 +234,19 @@ async fn slow_readers_slow_down_only_their_own_source() {
         received += next_data(&mut body).await.unwrap().len() as u64;
     }
     assert!(other_sent.load(Ordering::Relaxed) >= 128 * MIB);
-    // What the others were sent is in their windows and in the kernel's buffers, and does not grow with time.
-    let each = sent.load(Ordering::Relaxed) / STALLED;
-    assert!(each < 12 * MIB, "{each} bytes for each stalled reader");
+    // The stalled streams have only filled their windows and the kernel's buffers, which are bounded.
+    let sent_each = sent.load(Ordering::Relaxed) / STALLED;
+    assert!(
+        sent_each < 12 * MIB,
+        "{sent_each} bytes for each stalled reader"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_peer_holds_the_client_back() {
-    const PIECE: usize = 64 * 1024;
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn a_slow_peer_slows_down_the_client() {
+    const CHUNK: usize = 64 * 1024;
+    let target = target();
     let listener = target.listen("127.0.0.1:7000");
     let client = target.client().await;
     let (to_peer, _response) = client
@@ -241,11 +258,11 @@ async fn a_slow_peer_holds_the_client_back() {
     let counter = Arc::clone(&sent);
     let sending = tokio::spawn(async move {
         for _ in 0..1024 {
-            to_peer.send(Bytes::from_static(&[0; PIECE])).await.unwrap();
-            counter.fetch_add(PIECE as u64, Ordering::Relaxed);
+            to_peer.send(Bytes::from_static(&[0; CHUNK])).await.unwrap();
+            counter.fetch_add(CHUNK as u64, Ordering::Relaxed);
         }
     });
-    // Enough other work for an unbounded sender to finish its own.
+    // Takes long enough for an unbounded sender to send everything.
     echo(target.listen("127.0.0.1:7001"));
     for _ in 0..500 {
         let (to_peer, response) = client
@@ -260,20 +277,21 @@ async fn a_slow_peer_holds_the_client_back() {
         );
     }
     assert!(sent.load(Ordering::Relaxed) < 16 * 1024 * 1024);
-    // And everything arrives as soon as it is taken.
+    // The peer receives everything as soon as it reads.
     let mut received = 0;
-    let mut buffer = vec![0; PIECE];
-    while received < 1024 * PIECE {
+    let mut buffer = vec![0; CHUNK];
+    while received < 1024 * CHUNK {
         received += stream.read(&mut buffer).await.unwrap();
     }
     sending.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_connections_need_no_threads() {
+#[ignore = "needs root"]
+async fn connections_need_no_threads() {
     const CONNECTIONS: usize = 2000;
-    let _alone = CROWD.write().await;
-    let Some(target) = target() else { return };
+    let _exclusive = LOOPBACK_LOAD.write().await;
+    let target = target();
     agent::raise_descriptor_limit().unwrap();
     echo(target.listen("127.0.0.1:7000"));
     let client = target.client().await;
@@ -297,14 +315,15 @@ async fn thousands_of_connections_need_no_threads() {
             .filter(|comm| comm.trim() == name)
             .count()
     };
-    // Other tests of this program have agents, too.
+    // Other tests of this process have agents, too.
     assert!(named("sockets") < 50);
 }
 
 #[tokio::test]
+#[ignore = "needs root"]
 async fn udp_connected() {
-    let _no_crowd = CROWD.read().await;
-    let Some(target) = target() else { return };
+    let _no_load = LOOPBACK_LOAD.read().await;
+    let target = target();
     let client = target.client().await;
     for address in ["10.9.0.1:7000", "[fd00:9::1]:7000"] {
         let peer = target.udp(address);
@@ -313,12 +332,12 @@ async fn udp_connected() {
             bind: None,
         };
         let (to_peer, response) = client.connect_stream(UDP, open.to_headers()).await.unwrap();
-        let ends = Connected::from_headers(response.headers()).unwrap();
+        let addresses = Connected::from_headers(response.headers()).unwrap();
         let mut body = response.into_body();
         to_peer.send(frame(None, b"ping")).await.unwrap();
         let mut buffer = [0; 100];
         let (length, from) = peer.recv_from(&mut buffer).await.unwrap();
-        assert_eq!((&buffer[..length], from), (&b"ping"[..], ends.local));
+        assert_eq!((&buffer[..length], from), (&b"ping"[..], addresses.local));
         peer.send_to(b"pong", from).await.unwrap();
         peer.send_to(b"", from).await.unwrap();
         let mut decoder = DatagramDecoder::default();
@@ -330,9 +349,9 @@ async fn udp_connected() {
             next_datagram(&mut body, &mut decoder).await,
             datagram(None, b"")
         );
-        // Nobody is there any more: the next datagram is refused, and that is told.
+        // The peer's socket is closed: the next datagram is refused, and the error is reported.
         drop(peer);
-        to_peer.send(frame(None, b"anyone?")).await.unwrap();
+        to_peer.send(frame(None, b"ping again")).await.unwrap();
         let refused = Datagram::Failed(libc::ECONNREFUSED);
         assert_eq!(next_datagram(&mut body, &mut decoder).await, refused);
         // The end of the request closes the socket.
@@ -342,9 +361,10 @@ async fn udp_connected() {
 }
 
 #[tokio::test]
-async fn udp_to_anyone() {
-    let _no_crowd = CROWD.read().await;
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn udp_unconnected() {
+    let _no_load = LOOPBACK_LOAD.read().await;
+    let target = target();
     let client = target.client().await;
     let open = UdpOpen {
         peer: UdpPeer::AnyIpv4,
@@ -365,7 +385,7 @@ async fn udp_to_anyone() {
         let received = next_datagram(&mut body, &mut decoder).await;
         assert_eq!(received, datagram(Some(&address), &large));
     }
-    // A datagram that is too long fails by itself, and the socket goes on.
+    // A datagram that is too long fails, and the socket stays open.
     to_peers
         .send(frame(Some("127.0.0.1:7001"), &[0; 70_000]))
         .await
@@ -404,8 +424,9 @@ fn unix(address: UnixAddress, kind: UnixKind) -> UnixConnect {
 }
 
 #[tokio::test]
+#[ignore = "needs root"]
 async fn unix_streams_by_path_and_by_abstract_name() {
-    let Some(target) = target() else { return };
+    let target = target();
     let client = target.client().await;
     let path = target.path("/run/open.sock");
     let by_path = UnixListener::bind(&path).unwrap();
@@ -440,12 +461,13 @@ async fn unix_streams_by_path_and_by_abstract_name() {
 }
 
 #[tokio::test]
-async fn unix_sockets_fail_as_for_the_target() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn unix_sockets_fail_with_the_errno_of_the_target() {
+    let target = target();
     let client = target.client().await;
     let check = async |path: &str, expected: i32| {
         let connect = unix(UnixAddress::Path(path.into()), UnixKind::Stream);
-        let number = refusal(&client, connect.path(), connect.to_headers()).await;
+        let number = connect_errno(&client, connect.path(), connect.to_headers()).await;
         assert_eq!(number, expected, "{path}");
     };
     // Only root may write to it.
@@ -465,20 +487,21 @@ async fn unix_sockets_fail_as_for_the_target() {
     .unwrap();
     check("/etc/greeting", libc::ECONNREFUSED).await;
     let connect = unix(UnixAddress::Abstract(b"missing".into()), UnixKind::Stream);
-    let number = refusal(&client, connect.path(), connect.to_headers()).await;
+    let number = connect_errno(&client, connect.path(), connect.to_headers()).await;
     assert_eq!(number, libc::ECONNREFUSED);
 }
 
 #[tokio::test]
-async fn unix_datagrams_arrive() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn unix_datagrams_are_relayed() {
+    let target = target();
     let client = target.client().await;
     let path = target.path("/run/log");
     let log = UnixDatagram::bind(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
-    // A stream is something else.
+    // A stream cannot connect to a datagram socket.
     let connect = unix(UnixAddress::Path(b"/run/log".into()), UnixKind::Stream);
-    let number = refusal(&client, connect.path(), connect.to_headers()).await;
+    let number = connect_errno(&client, connect.path(), connect.to_headers()).await;
     assert_eq!(number, libc::EPROTOTYPE);
     let connect = unix(UnixAddress::Path(b"/run/log".into()), UnixKind::Datagram);
     let (to_peer, _response) = client
@@ -495,13 +518,14 @@ async fn unix_datagrams_arrive() {
 }
 
 #[tokio::test]
-async fn routes_are_the_target_s() {
-    let Some(target) = target() else { return };
+#[ignore = "needs root"]
+async fn routes_are_those_of_the_target() {
+    let target = target();
     let client = target.client().await;
     let route = async |address: &str| {
         let address = address.to_owned();
-        let answer = client.outgoing().route(RouteRequest { address }).await;
-        answer.map(|answer| answer.into_inner().local_address)
+        let response = client.outgoing().route(RouteRequest { address }).await;
+        response.map(|response| response.into_inner().local_address)
     };
     assert_eq!(route("10.9.0.1:80").await.unwrap(), "10.9.0.1:0");
     assert_eq!(route("[::1]:80").await.unwrap(), "[::1]:0");

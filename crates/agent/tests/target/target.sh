@@ -1,7 +1,7 @@
 #!/bin/sh
-# Becomes the target of a test: run in new mount, network, uts and pid namespaces, it makes a root, a network, a hostname
-# and a user that only the target has. Says "ready" as that user, and ends when its standard input does. Nothing is
-# executed in its place after that: while it is, a process has no environment.
+# The target of a test. It runs in new mount, network, UTS and PID namespaces, and sets up its own root, network, host name
+# and user. It prints "ready" as that user, and ends with its standard input. After "ready" it must not exec again, because
+# a process has no environment during exec.
 set -eu
 
 mount --make-rprivate /
@@ -30,7 +30,7 @@ chmod 600 etc/shadow
 printf 'for the group' > etc/group-only
 chown 0:2000 etc/group-only
 chmod 640 etc/group-only
-# Absolute and upward links stay inside of this root.
+# Absolute links and links with ".." stay inside this root.
 ln -s /etc/greeting srv/absolute
 ln -s ../../../../etc/greeting srv/upward
 ln -s nowhere srv/dangling

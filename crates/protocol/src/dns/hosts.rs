@@ -1,52 +1,52 @@
-//! The hosts file: names that need no nameserver.
+//! The hosts file: host names that need no nameserver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::rpc::Family;
 
-/// What the hosts file knows of a name.
+/// The result of a lookup in the hosts file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostsAnswer {
-    /// The first name of the line that was found first.
+pub struct HostsMatch {
+    /// The first name of the first matching line.
     pub canonical_name: String,
-    /// Of the family that was asked for; empty when the file knows the name only in the other family.
+    /// The addresses of the requested family.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Looks a name up in the text of a hosts file. None: the file does not know it, so a nameserver is asked.
+/// Looks a name up in the text of a hosts file. `None`: it has no such name in this family, so a nameserver must be queried.
 #[must_use]
-pub fn find_in_hosts(hosts: &[u8], name: &str, family: Family) -> Option<HostsAnswer> {
+pub fn find_in_hosts(hosts: &[u8], name: &str, family: Family) -> Option<HostsMatch> {
     let name = name.strip_suffix('.').unwrap_or(name);
-    let mut found: Option<HostsAnswer> = None;
-    for HostsLine { address, names } in hosts_lines(hosts) {
-        if !names.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+    let mut found: Option<HostsMatch> = None;
+    for HostsEntry { address, names } in hosts_entries(hosts) {
+        if !names.iter().any(|entry| entry.eq_ignore_ascii_case(name)) {
             continue;
         }
-        let answer = found.get_or_insert_with(|| HostsAnswer {
+        let matched = found.get_or_insert_with(|| HostsMatch {
             canonical_name: names.first().map_or(name, String::as_str).to_owned(),
             addresses: Vec::new(),
         });
-        if of_family(address, family) && !answer.addresses.contains(&address) {
-            answer.addresses.push(address);
+        if of_family(address, family) && !matched.addresses.contains(&address) {
+            matched.addresses.push(address);
         }
     }
-    // A name that the file has in one family only is asked of the nameservers in the other, as libc does it.
-    found.filter(|answer| !answer.addresses.is_empty())
+    // Like libc: if the file has the name in one family only, the nameservers are queried for the other.
+    found.filter(|matched| !matched.addresses.is_empty())
 }
 
-/// One address of a hosts file, and its names.
+/// One line of a hosts file: an address and its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostsLine {
+pub struct HostsEntry {
     pub address: IpAddr,
     pub names: Vec<String>,
 }
 
-/// What the text of a hosts file says, line by line. Lines that say nothing are left out.
+/// Parses a hosts file. Comments and malformed lines are skipped.
 #[must_use]
-pub fn hosts_lines(hosts: &[u8]) -> Vec<HostsLine> {
+pub fn hosts_entries(hosts: &[u8]) -> Vec<HostsEntry> {
     let line = |line: &str| {
         let mut words = line.split('#').next()?.split_whitespace();
-        Some(HostsLine {
+        Some(HostsEntry {
             address: words.next().and_then(parse_address)?,
             names: words.map(str::to_owned).collect(),
         })
@@ -56,7 +56,7 @@ pub fn hosts_lines(hosts: &[u8]) -> Vec<HostsLine> {
 }
 
 fn parse_address(text: &str) -> Option<IpAddr> {
-    // An interface after '%' only matters for link-local addresses, which cannot be said in an answer.
+    // The scope after '%' only matters for link-local addresses, and a DNS answer cannot carry it.
     text.split('%').next()?.parse().ok()
 }
 
@@ -83,7 +83,7 @@ mod tests {
 
     fn check(name: &str, family: Family, expected: Option<(&str, &[&str])>) {
         let found = find_in_hosts(HOSTS, name, family);
-        let expected = expected.map(|(canonical_name, addresses)| HostsAnswer {
+        let expected = expected.map(|(canonical_name, addresses)| HostsMatch {
             canonical_name: canonical_name.to_owned(),
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
         });

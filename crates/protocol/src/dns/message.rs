@@ -1,18 +1,19 @@
-//! DNS messages, as far as carrying and keeping them needs: the header, the question, and where records are.
+//! DNS messages, as far as forwarding and caching need them: the header, the question, and the positions of the records.
 //!
-//! A message is never taken apart and put together again: what is not understood here must arrive as it was sent.
+//! A message is never decoded and encoded again: parts that are not understood here must be forwarded unchanged.
 
 use std::net::IpAddr;
 use std::ops::Range;
 
 const HEADER: usize = 12;
-const LONGEST: usize = u16::MAX as usize;
-/// The kind and the class after the name of a question.
+const MAX_MESSAGE: usize = u16::MAX as usize;
+/// The length of the record type and the class after the name of a question.
 const KIND_AND_CLASS: usize = 4;
-/// Pointers that are followed within one name. A name has at most 127 labels, so a chain of more is a loop.
-const MOST_POINTERS: usize = 127;
+/// The most compression pointers that are followed within one name. A name has at most 127 labels, so a longer chain is a
+/// loop.
+const MAX_POINTERS: usize = 127;
 
-/// The numbers of kinds of records that mean something to us.
+/// The numbers of the record types that are handled here.
 pub mod kind {
     pub const A: u16 = 1;
     pub const CNAME: u16 = 5;
@@ -23,7 +24,7 @@ pub mod kind {
     pub const AXFR: u16 = 252;
 }
 
-/// The codes of answers that mean something to us.
+/// The response codes that are handled here.
 pub mod code {
     pub const NO_ERROR: u8 = 0;
     pub const FORMAT_ERROR: u8 = 1;
@@ -33,34 +34,34 @@ pub mod code {
     pub const REFUSED: u8 = 5;
 }
 
-/// What an answer's code means for asking on.
+/// What a response means for the rest of the lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Judgement {
+pub enum ResponseClass {
     /// An answer, also one that says "no such name".
     Final,
-    /// It was cut to fit: ask again over TCP.
-    CutShort,
-    /// The server cannot or will not answer: another one may.
-    Unwilling,
+    /// It was truncated to fit into a datagram: retry over TCP.
+    Truncated,
+    /// The server cannot or will not answer: try the next one.
+    Failed,
 }
 
-/// A message that asks one question, with an id of our own.
+/// A message with one question, sent with an id of our own.
 #[derive(Debug, Clone)]
 pub struct Query {
-    /// The id with which the answer goes back.
+    /// The client's id, which its response must carry.
     id: [u8; 2],
     message: Vec<u8>,
     question_end: usize,
 }
 
 impl Query {
-    /// Takes a client's message, or nothing if it does not ask one question. The id is replaced, because a client's may
-    /// be easy to guess.
+    /// Takes a client's message. Returns `None` if it does not have exactly one question. The id is replaced, because the
+    /// client's may be easy to guess.
     #[must_use]
     pub fn new(message: &[u8], own_id: u16) -> Option<Self> {
         let id = *message.first_chunk()?;
         let questions = message.get(4..6)?;
-        if questions != [0, 1] || message.len() > LONGEST || is_response(message) {
+        if questions != [0, 1] || message.len() > MAX_MESSAGE || is_response(message) {
             return None;
         }
         let question_end = question_end(message)?;
@@ -73,7 +74,7 @@ impl Query {
         })
     }
 
-    /// The id that the client gave.
+    /// The id that the client chose.
     #[must_use]
     pub fn id(&self) -> [u8; 2] {
         self.id
@@ -84,7 +85,7 @@ impl Query {
         &self.message
     }
 
-    /// The message with its length before it, as it is sent over TCP.
+    /// The message after its length, as it is sent over TCP.
     #[must_use]
     pub fn message_for_tcp(&self) -> Vec<u8> {
         let length = u16::try_from(self.message.len()).unwrap_or(u16::MAX);
@@ -93,13 +94,13 @@ impl Query {
         framed
     }
 
-    /// Where the name of the question is, with its final zero.
+    /// The position of the name in the question, with its final zero.
     #[must_use]
     pub fn name_range(&self) -> Range<usize> {
         HEADER..self.question_end - KIND_AND_CLASS
     }
 
-    /// Where the whole question is.
+    /// The position of the whole question.
     #[must_use]
     pub fn question_range(&self) -> Range<usize> {
         HEADER..self.question_end
@@ -111,37 +112,37 @@ impl Query {
         name_at(&self.message, HEADER).unwrap_or_default()
     }
 
-    /// The kind of records that is asked for.
+    /// The record type that the question asks for.
     #[must_use]
     pub fn kind(&self) -> u16 {
         number_at(&self.message, self.question_end - KIND_AND_CLASS).unwrap_or(0)
     }
 
-    /// Whether `answer` is one to this query, and not somebody's guess.
+    /// Whether `response` belongs to this query and is not a spoofed guess.
     #[must_use]
-    pub fn is_answered_by(&self, answer: &[u8]) -> bool {
-        let Some(header) = answer.first_chunk::<HEADER>() else {
+    pub fn is_answered_by(&self, response: &[u8]) -> bool {
+        let Some(header) = response.first_chunk::<HEADER>() else {
             return false;
         };
         let same_question = match header[4..6] {
             // Some servers do not repeat the question when they refuse it.
-            [0, 0] => judge(answer) != Judgement::Final || header[3] & 0x0f != 0,
-            [0, 1] => answer
+            [0, 0] => classify_response(response) != ResponseClass::Final || header[3] & 0x0f != 0,
+            [0, 1] => response
                 .get(self.question_range())
                 .zip(self.message.get(self.question_range()))
                 .is_some_and(|(theirs, ours)| theirs.eq_ignore_ascii_case(ours)),
             _ => false,
         };
-        is_response(answer) && self.message.starts_with(&header[..2]) && same_question
+        is_response(response) && self.message.starts_with(&header[..2]) && same_question
     }
 
-    /// Gives the answer the id that the client knows.
+    /// Restores the id that the client chose.
     #[must_use]
-    pub fn finish(&self, mut answer: Vec<u8>) -> Vec<u8> {
-        if let Some(id) = answer.first_chunk_mut() {
+    pub fn finish(&self, mut response: Vec<u8>) -> Vec<u8> {
+        if let Some(id) = response.first_chunk_mut() {
             *id = self.id;
         }
-        answer
+        response
     }
 }
 
@@ -149,25 +150,26 @@ fn is_response(message: &[u8]) -> bool {
     message.get(2).is_some_and(|flags| flags & 0x80 != 0)
 }
 
-/// The code of an answer, or of its header if it has a longer one.
+/// The response code in the header. An extended code has further bits in the `OPT` record, which are not read.
 #[must_use]
-pub fn code(answer: &[u8]) -> Option<u8> {
-    answer.get(3).map(|flags| flags & 0x0f)
+pub fn code(response: &[u8]) -> Option<u8> {
+    response.get(3).map(|flags| flags & 0x0f)
 }
 
+/// Classifies a response by its code and its truncation flag.
 #[must_use]
-pub fn judge(answer: &[u8]) -> Judgement {
-    let Some(header) = answer.first_chunk::<HEADER>() else {
-        return Judgement::Unwilling;
+pub fn classify_response(response: &[u8]) -> ResponseClass {
+    let Some(header) = response.first_chunk::<HEADER>() else {
+        return ResponseClass::Failed;
     };
     match header[3] & 0x0f {
-        code::SERVER_FAILED | code::NOT_IMPLEMENTED | code::REFUSED => Judgement::Unwilling,
-        _ if header[2] & 0x02 != 0 => Judgement::CutShort,
-        _ => Judgement::Final,
+        code::SERVER_FAILED | code::NOT_IMPLEMENTED | code::REFUSED => ResponseClass::Failed,
+        _ if header[2] & 0x02 != 0 => ResponseClass::Truncated,
+        _ => ResponseClass::Final,
     }
 }
 
-/// Where the first question ends. Names in questions are never shortened by pointers.
+/// The end of the first question. Names in questions are never compressed.
 fn question_end(message: &[u8]) -> Option<usize> {
     let mut position = HEADER;
     loop {
@@ -181,7 +183,7 @@ fn question_end(message: &[u8]) -> Option<usize> {
     (end <= message.len()).then_some(end)
 }
 
-/// A part of a message.
+/// The section of a message that a record is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
     Answer,
@@ -189,23 +191,23 @@ pub enum Section {
     Additional,
 }
 
-/// Where a record is in its message.
+/// A record, by its position in the message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub section: Section,
     pub kind: u16,
     pub class: u16,
-    /// The seconds that it lives; something else in an `OPT` record.
-    pub seconds: u32,
-    /// Where these seconds are: four bytes.
-    pub seconds_at: usize,
-    /// All of it, from the name on.
+    /// The TTL in seconds. In an `OPT` record, these four bytes mean something else.
+    pub ttl: u32,
+    /// The position of the four bytes of the TTL.
+    pub ttl_at: usize,
+    /// The whole record, from its name on.
     pub range: Range<usize>,
     pub data: Range<usize>,
 }
 
 impl Record {
-    /// The address that it says, if it is one of the kinds that do.
+    /// The address of an `A` or `AAAA` record.
     #[must_use]
     pub fn address(&self, message: &[u8]) -> Option<IpAddr> {
         let data = message.get(self.data.clone())?;
@@ -217,7 +219,7 @@ impl Record {
     }
 }
 
-/// All records of a message, or nothing if it is malformed.
+/// All records of a message, or `None` if it is malformed.
 #[must_use]
 pub fn records(message: &[u8]) -> Option<Vec<Record>> {
     let count = |at| number_at(message, at);
@@ -246,19 +248,19 @@ fn record_at(message: &[u8], start: usize, section: Section) -> Option<Record> {
     let length = usize::from(number_at(message, at + 8)?);
     let data = data_start..data_start + length;
     message.get(data.clone())?;
-    let seconds = message.get(at + 4..at + 8)?;
+    let ttl = message.get(at + 4..at + 8)?;
     Some(Record {
         section,
         kind: number_at(message, at)?,
         class: number_at(message, at + 2)?,
-        seconds: u32::from_be_bytes(*seconds.first_chunk()?),
-        seconds_at: at + 4,
+        ttl: u32::from_be_bytes(*ttl.first_chunk()?),
+        ttl_at: at + 4,
         range: start..data.end,
         data,
     })
 }
 
-/// The name at a position as text, without the final dot. Bytes that are no text are replaced.
+/// The DNS name at a position as text, without the final dot. Bytes that are not UTF-8 are replaced.
 #[must_use]
 pub fn name_at(message: &[u8], mut position: usize) -> Option<String> {
     let mut labels: Vec<String> = Vec::new();
@@ -279,13 +281,13 @@ pub fn name_at(message: &[u8], mut position: usize) -> Option<String> {
             }
             _ => return None,
         }
-        if pointers > MOST_POINTERS || labels.len() > MOST_POINTERS {
+        if pointers > MAX_POINTERS || labels.len() > MAX_POINTERS {
             return None;
         }
     }
 }
 
-/// Where a name ends that may be shortened by a pointer.
+/// The end of a name that may be compressed.
 fn name_end(message: &[u8], mut position: usize) -> Option<usize> {
     loop {
         match *message.get(position)? {
@@ -315,7 +317,7 @@ mod tests {
         message
     }
 
-    fn answer(id: u16, code: u8, name: &[u8]) -> Vec<u8> {
+    fn response(id: u16, code: u8, name: &[u8]) -> Vec<u8> {
         let mut message = query(name);
         message[..2].copy_from_slice(&id.to_be_bytes());
         message[2] |= 0x80;
@@ -324,45 +326,50 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_answer_counts() {
+    fn only_the_matching_response_is_accepted() {
         let query = Query::new(&query(b"\x02db\x00"), 7).unwrap();
-        let check = |answer: &[u8], expected| assert_eq!(query.is_answered_by(answer), expected);
-        check(&answer(7, 0, b"\x02db\x00"), true);
-        check(&answer(7, 3, b"\x02DB\x00"), true);
-        check(&answer(8, 0, b"\x02db\x00"), false);
-        check(&answer(7, 0, b"\x02dc\x00"), false);
+        let check =
+            |response: &[u8], expected| assert_eq!(query.is_answered_by(response), expected);
+        check(&response(7, 0, b"\x02db\x00"), true);
+        check(&response(7, 3, b"\x02DB\x00"), true);
+        check(&response(8, 0, b"\x02db\x00"), false);
+        check(&response(7, 0, b"\x02dc\x00"), false);
         check(query.message(), false);
         check(b"short", false);
-        assert_eq!(query.finish(answer(7, 0, b"\x02db\x00"))[..2], [0xab, 0xcd]);
+        assert_eq!(
+            query.finish(response(7, 0, b"\x02db\x00"))[..2],
+            [0xab, 0xcd]
+        );
     }
 
     #[test]
-    fn messages_that_ask_nothing_are_refused() {
+    fn messages_without_one_question_are_rejected() {
         let check = |message: &[u8]| assert!(Query::new(message, 1).is_none(), "{message:?}");
         check(b"");
         check(&[0; 12]);
         check(&query(b"\x40toolong"));
         check(&query(b"\x3fends early"));
-        check(&answer(1, 0, b"\x02db\x00"));
+        check(&response(1, 0, b"\x02db\x00"));
         check(&[query(b"\x00"), vec![0; 70_000]].concat());
     }
 
     #[test]
-    fn codes_decide_whether_another_server_is_asked() {
-        let check = |code, expected| assert_eq!(judge(&answer(1, code, b"\x00")), expected);
-        check(0, Judgement::Final);
-        check(1, Judgement::Final);
-        check(2, Judgement::Unwilling);
-        check(3, Judgement::Final);
-        check(4, Judgement::Unwilling);
-        check(5, Judgement::Unwilling);
-        let mut cut = answer(1, 0, b"\x00");
-        cut[2] |= 0x02;
-        assert_eq!(judge(&cut), Judgement::CutShort);
+    fn codes_decide_whether_the_next_server_is_tried() {
+        let check =
+            |code, expected| assert_eq!(classify_response(&response(1, code, b"\x00")), expected);
+        check(0, ResponseClass::Final);
+        check(1, ResponseClass::Final);
+        check(2, ResponseClass::Failed);
+        check(3, ResponseClass::Final);
+        check(4, ResponseClass::Failed);
+        check(5, ResponseClass::Failed);
+        let mut truncated = response(1, 0, b"\x00");
+        truncated[2] |= 0x02;
+        assert_eq!(classify_response(&truncated), ResponseClass::Truncated);
     }
 
-    /// An answer with an alias, an address, and the record that carries options.
-    const ANSWER: &[u8] = b"\xab\xcd\x81\x80\0\x01\0\x02\0\0\0\x01\
+    /// A response with an alias, an address, and an `OPT` record.
+    const RESPONSE: &[u8] = b"\xab\xcd\x81\x80\0\x01\0\x02\0\0\0\x01\
         \x03www\x02db\0\0\x01\0\x01\
         \xc0\x0c\0\x05\0\x01\0\0\0\x3c\0\x02\xc0\x10\
         \xc0\x10\0\x01\0\x01\0\0\0\x1e\0\x04\x0a\0\0\x07\
@@ -370,10 +377,10 @@ mod tests {
 
     #[test]
     fn records_are_found() {
-        let records = records(ANSWER).unwrap();
+        let records = records(RESPONSE).unwrap();
         let seen: Vec<_> = records
             .iter()
-            .map(|record| (record.section, record.kind, record.seconds))
+            .map(|record| (record.section, record.kind, record.ttl))
             .collect();
         assert_eq!(
             seen,
@@ -383,25 +390,25 @@ mod tests {
                 (Section::Additional, kind::OPT, 0),
             ]
         );
-        assert_eq!(name_at(ANSWER, records[0].range.start).unwrap(), "www.db");
-        assert_eq!(name_at(ANSWER, records[0].data.start).unwrap(), "db");
+        assert_eq!(name_at(RESPONSE, records[0].range.start).unwrap(), "www.db");
+        assert_eq!(name_at(RESPONSE, records[0].data.start).unwrap(), "db");
         assert_eq!(
-            records[1].address(ANSWER),
+            records[1].address(RESPONSE),
             Some(IpAddr::from([10, 0, 0, 7]))
         );
-        assert_eq!(records[0].address(ANSWER), None);
+        assert_eq!(records[0].address(RESPONSE), None);
         assert_eq!(records[2].class, 1232);
-        assert_eq!(records[2].range.end, ANSWER.len());
+        assert_eq!(records[2].range.end, RESPONSE.len());
     }
 
     #[test]
-    fn malformed_messages_harm_nobody() {
-        for length in 0..ANSWER.len() {
-            assert!(records(&ANSWER[..length]).is_none(), "{length}");
+    fn malformed_messages_cause_no_panic() {
+        for length in 0..RESPONSE.len() {
+            assert!(records(&RESPONSE[..length]).is_none(), "{length}");
         }
-        for position in 0..ANSWER.len() {
+        for position in 0..RESPONSE.len() {
             for byte in [0x00, 0x3f, 0x40, 0xc0, 0xff] {
-                let mut message = ANSWER.to_vec();
+                let mut message = RESPONSE.to_vec();
                 message[position] = byte;
                 for record in records(&message).unwrap_or_default() {
                     let _ = name_at(&message, record.range.start);
@@ -415,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_read() {
+    fn question_is_parsed() {
         let query = Query::new(&query(b"\x03Www\x02db\x00"), 7).unwrap();
         assert_eq!(query.name(), "Www.db");
         assert_eq!(query.kind(), kind::A);

@@ -1,32 +1,32 @@
-//! `resolv.conf`: whom to ask, and which names.
+//! `resolv.conf`: nameservers, search list and options.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
 const PORT: u16 = 53;
 // The limits of libc.
-const NAMESERVERS: usize = 3;
-const MOST_DOTS: u32 = 15;
-const MOST_TIMEOUT_SECONDS: u32 = 30;
-const MOST_ATTEMPTS: u32 = 5;
+const MAX_NAMESERVERS: usize = 3;
+const MAX_DOTS: u32 = 15;
+const MAX_TIMEOUT_SECONDS: u32 = 30;
+const MAX_ATTEMPTS: u32 = 5;
 
-/// The settings in a `resolv.conf`, with the defaults that libc has for what is not there.
+/// The settings in a `resolv.conf`, with libc's defaults for absent ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvConf {
     pub nameservers: Vec<SocketAddr>,
     pub search: Vec<String>,
-    /// A name with at least this many dots is first tried as it is.
+    /// A name with at least this many dots is first tried as an absolute name.
     pub dots: u32,
     pub timeout_seconds: u32,
     pub attempts: u32,
     pub rotate: bool,
-    /// Ask over TCP only.
+    /// Use only TCP.
     pub tcp: bool,
-    /// Whether the file says which names to try.
+    /// Whether the file has a search list.
     has_search: bool,
 }
 
 impl ResolvConf {
-    /// Reads the text of the file.
+    /// Parses the text of the file.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
         let mut settings = Self {
@@ -48,7 +48,7 @@ impl ResolvConf {
                 Some("nameserver") => settings
                     .nameservers
                     .extend(words.next().and_then(nameserver)),
-                // The last of these lines counts.
+                // The last `domain` or `search` line wins.
                 Some("domain") => {
                     settings.search = words.next().map(domain).into_iter().collect();
                     settings.has_search = true;
@@ -61,7 +61,7 @@ impl ResolvConf {
                 _ => {}
             }
         }
-        settings.nameservers.truncate(NAMESERVERS);
+        settings.nameservers.truncate(MAX_NAMESERVERS);
         if settings.nameservers.is_empty() {
             settings.nameservers = vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), PORT)];
         }
@@ -69,13 +69,13 @@ impl ResolvConf {
         settings
     }
 
-    /// Whether the file leaves it to the host's name which names to try.
+    /// Whether the search list is derived from the host name, because the file has none.
     #[must_use]
     pub fn needs_hostname(&self) -> bool {
         !self.has_search
     }
 
-    /// The domain of the host's name is the search list of a file that has none.
+    /// Uses the domain of the host name as the search list if the file has none.
     #[must_use]
     pub fn with_hostname(mut self, hostname: &str) -> Self {
         if self.needs_hostname()
@@ -91,15 +91,15 @@ impl ResolvConf {
         let (name, value) = option.split_once(':').unwrap_or((option, ""));
         let number = || value.parse::<u32>().ok();
         match name {
-            "ndots" => self.dots = number().map_or(self.dots, |dots| dots.min(MOST_DOTS)),
+            "ndots" => self.dots = number().map_or(self.dots, |dots| dots.min(MAX_DOTS)),
             "timeout" => {
                 self.timeout_seconds = number().map_or(self.timeout_seconds, |seconds| {
-                    seconds.clamp(1, MOST_TIMEOUT_SECONDS)
+                    seconds.clamp(1, MAX_TIMEOUT_SECONDS)
                 });
             }
             "attempts" => {
                 self.attempts =
-                    number().map_or(self.attempts, |attempts| attempts.clamp(1, MOST_ATTEMPTS));
+                    number().map_or(self.attempts, |attempts| attempts.clamp(1, MAX_ATTEMPTS));
             }
             "rotate" => self.rotate = true,
             "use-vc" | "usevc" | "tcp" => self.tcp = true,
@@ -107,26 +107,26 @@ impl ResolvConf {
         }
     }
 
-    /// The names to ask for, one after the other until one exists, each ending with a dot.
+    /// The absolute names to query in order, until one exists. Each ends with a dot.
     #[must_use]
     pub fn candidates(&self, name: &str) -> Vec<String> {
         if name.ends_with('.') {
             return vec![name.to_owned()];
         }
-        let as_it_is = format!("{name}.");
+        let absolute = format!("{name}.");
         let mut candidates: Vec<String> = self
             .search
             .iter()
             .map(|domain| match domain.as_str() {
-                "." => as_it_is.clone(),
+                "." => absolute.clone(),
                 domain => format!("{name}.{domain}."),
             })
             .collect();
         let dots = name.bytes().filter(|byte| *byte == b'.').count();
         if dots >= usize::try_from(self.dots).unwrap_or(usize::MAX) {
-            candidates.insert(0, as_it_is);
+            candidates.insert(0, absolute);
         } else {
-            candidates.push(as_it_is);
+            candidates.push(absolute);
         }
         candidates
     }
@@ -136,7 +136,7 @@ fn nameserver(text: &str) -> Option<SocketAddr> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Some(SocketAddr::new(address, PORT));
     }
-    // A link-local nameserver names its interface. Only a number can be understood without asking the system.
+    // A link-local nameserver has a scope. Only a numeric scope can be parsed without asking the system.
     let (address, scope) = text.split_once('%')?;
     let scope = scope.parse().ok()?;
     Some(SocketAddrV6::new(address.parse().ok()?, PORT, 0, scope).into())
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_s_file() {
+    fn kubernetes_resolv_conf() {
         let settings = parse(
             "nameserver 10.96.0.10\nsearch shop.svc.cluster.local svc.cluster.local. cluster.local\noptions ndots:5\n",
         );
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_has_libc_s_defaults() {
+    fn absent_settings_have_the_defaults_of_libc() {
         let settings = parse("");
         assert_eq!(settings.nameservers, ["127.0.0.1:53".parse().unwrap()]);
         assert_eq!(settings.search, ["shop.internal"]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_lines() {
+    fn malformed_lines_and_limits() {
         let settings = ResolvConf::parse(
             b"# comment\n; comment\n\xff\xff\nnameserver\nnameserver nonsense\n  nameserver fe80::1%3\nnameserver ::1\n\
             nameserver 10.0.0.1\nnameserver 10.0.0.2\ndomain first.example\nsearch a b\n\

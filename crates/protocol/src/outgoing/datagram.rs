@@ -1,13 +1,13 @@
 //! Datagrams inside a byte stream.
 //!
-//! A frame is a length of four bytes, big-endian, and that many bytes: one that says what follows, then what follows.
+//! A frame is a length of four bytes, big-endian, and that many bytes: a type byte and its content.
 //!
-//! | first byte | what follows |
+//! | type byte | content |
 //! |---|---|
-//! | 0 | the payload, to or from the one peer |
+//! | 0 | the payload, to or from the connected peer |
 //! | 4 | address (4), port (2), the payload |
 //! | 6 | address (16), scope (4), port (2), the payload |
-//! | 255 | an error number (4): the socket failed with it, as the next call on it would tell |
+//! | 255 | an error number (4): the pending error of the socket, which the next call on it would return |
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -15,8 +15,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{Error, Result};
 
-/// The longest payload. UDP ends at 65,507 bytes; a Unix datagram may be longer.
-pub const DATAGRAM_BYTES: usize = 256 * 1024;
+/// The maximum payload. UDP allows up to 65,507 bytes; a Unix datagram may be longer.
+pub const MAX_DATAGRAM_BYTES: usize = 256 * 1024;
 
 const PLAIN: u8 = 0;
 const IPV4: u8 = 4;
@@ -24,12 +24,12 @@ const IPV6: u8 = 6;
 const FAILED: u8 = 255;
 
 const LENGTH_BYTES: usize = 4;
-const LONGEST_HEAD: usize = 1 + 16 + 4 + 2;
+const MAX_HEAD: usize = 1 + 16 + 4 + 2;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Datagram {
     Payload {
-        /// To whom, or from whom. None on a connected socket.
+        /// The destination or the source. `None` on a connected socket.
         address: Option<SocketAddr>,
         payload: Bytes,
     },
@@ -52,7 +52,7 @@ impl Datagram {
 }
 
 fn encode_payload(address: Option<SocketAddr>, payload: &[u8], frames: &mut BytesMut) {
-    frames.reserve(LENGTH_BYTES + LONGEST_HEAD + payload.len());
+    frames.reserve(LENGTH_BYTES + MAX_HEAD + payload.len());
     let start = frames.len();
     frames.put_u32(0);
     match address {
@@ -71,32 +71,32 @@ fn encode_payload(address: Option<SocketAddr>, payload: &[u8], frames: &mut Byte
     }
     frames.put_slice(payload);
     let length = frames.len() - start - LENGTH_BYTES;
-    // A longer datagram than four bytes can count is longer than the receiver accepts, too.
+    // The receiver rejects a datagram whose length does not fit into four bytes, because it exceeds the maximum.
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     frames[start..start + LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
 }
 
-/// Finds the datagrams in a byte stream that may be cut anywhere.
+/// Decodes the datagrams in a byte stream, whose chunks need not align with frames.
 #[derive(Debug, Default)]
 pub struct DatagramDecoder {
     received: BytesMut,
 }
 
 impl DatagramDecoder {
-    /// Takes bytes that have arrived. What is kept is at most one frame and what was pushed since [`next_datagram`](Self::next_datagram)
-    /// last answered none.
+    /// Adds received bytes. The buffer has at most one frame and the bytes pushed since
+    /// [`next_datagram`](Self::next_datagram) last returned `None`.
     pub fn push(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
-    /// The next datagram, if it is complete. After an error the stream has no meaning any more.
+    /// The next datagram, if it is complete. After an error, the rest of the stream cannot be decoded.
     pub fn next_datagram(&mut self) -> Result<Option<Datagram>> {
         let Some(length) = self.received.first_chunk() else {
             return Ok(None);
         };
         let length = u32::from_be_bytes(*length);
         let length_bytes = usize::try_from(length).unwrap_or(usize::MAX);
-        if length_bytes > DATAGRAM_BYTES + LONGEST_HEAD {
+        if length_bytes > MAX_DATAGRAM_BYTES + MAX_HEAD {
             return Err(Error::DatagramTooLong(length.into()));
         }
         if self.received.len() < LENGTH_BYTES + length_bytes {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_survive_any_cut() {
+    fn datagrams_are_decoded_from_chunks_of_any_size() {
         let mut stream = BytesMut::new();
         for datagram in examples() {
             datagram.encode(&mut stream);
@@ -161,25 +161,25 @@ mod tests {
         for size in [1, 2, 3, 7, 64, stream.len()] {
             let mut decoder = DatagramDecoder::default();
             let mut found = Vec::new();
-            for piece in stream.chunks(size) {
-                decoder.push(piece);
+            for chunk in stream.chunks(size) {
+                decoder.push(chunk);
                 while let Some(datagram) = decoder.next_datagram().unwrap() {
                     found.push(datagram);
                 }
             }
-            assert_eq!(found, examples(), "in pieces of {size}");
+            assert_eq!(found, examples(), "in chunks of {size}");
         }
     }
 
     #[test]
-    fn malformed_frames_are_refused() {
+    fn malformed_frames_are_rejected() {
         let check = |stream: &[u8], expected: &str| {
             let mut decoder = DatagramDecoder::default();
             decoder.push(stream);
             let error = decoder.next_datagram().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        check(&[0xff, 0xff, 0xff, 0xff], "longer than any can be");
+        check(&[0xff, 0xff, 0xff, 0xff], "exceeds the maximum");
         check(&[0, 0, 0, 0], "ends early");
         check(&[0, 0, 0, 3, IPV4, 1, 2], "ends early");
         check(&[0, 0, 0, 2, FAILED, 1], "ends early");

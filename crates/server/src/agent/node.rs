@@ -1,8 +1,8 @@
-//! `standind node-agent`: waits on a node for the operator, and serves those of its containers that the operator names, each
-//! to one client, on a port of its own. Nothing has to be started for a session, so it begins within a round trip.
+//! `standind node-agent`: runs on a node and serves the containers that the operator requests, each to one client, on its
+//! own port. A session starts no process, so it begins within a round trip.
 //!
-//! Only the operator is answered. It knows this agent by a certificate as well, and learns from it by what certificate the
-//! client will know what it reaches: so nobody on the way can be mistaken for an agent.
+//! It accepts requests only from the operator. Both authenticate with certificates. The response names the certificate that
+//! the client must expect at the session's port, so no intermediary can impersonate the agent.
 
 mod served;
 
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::agent::{AllHeld, Patterns};
+use ::agent::{AllClaims, PatternVisibility};
 use anyhow::{Context, Result, ensure};
-use api::node::{MOST_BYTES, NodeAnswer, NodeRequest, Served, message};
+use api::node::{MAX_REQUEST_BYTES, NodeRequest, ServeResponse, ServedTarget, encode_message};
 use clap::Args;
 use link::tls::rustls::pki_types::pem::PemObject as _;
 use link::tls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
@@ -26,24 +26,24 @@ use tokio::time::{sleep, timeout};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::served::ServedTargets;
-use super::telling::{self, tell_ports};
+use super::port_reports::{filter_patterns, report_ports};
 
-/// Before the next connection is accepted, when one could not be.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long somebody may take to show who it is and to ask.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections at the same time, whoever they are from. The next one waits.
-const AT_ONCE: usize = 64;
+/// The delay after a failed `accept`.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// How long the TLS handshake, the request and its response may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum number of concurrent connections, also unauthenticated ones. Further ones wait.
+const MAX_CONNECTIONS: usize = 64;
 
 #[derive(Debug, Args)]
 pub(crate) struct NodeArguments {
-    /// Where the operator connects to
+    /// The address to listen on for the operator
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:20000")]
     listen: SocketAddr,
     /// The folder with this agent's `node.crt` and `node.key` and the operator's `agents.crt`
     #[arg(long, value_name = "FOLDER")]
     identity: PathBuf,
-    /// How much is said on standard error: off, error, warn, info, debug or trace
+    /// The log level on standard error: off, error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: LevelFilter,
 }
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
         .build()
         .context("the runtime does not start")?;
     runtime.block_on(async {
-        // As the first process of a container we would ignore it otherwise.
+        // The first process of a container ignores the signal unless it has a handler.
         let mut terminated = signal(SignalKind::terminate())?;
         let listener = super::listen(arguments.listen).await?;
         let address = listener.local_addr()?;
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &NodeArguments) -> Result<()> {
     })
 }
 
-/// For the operator alone.
+/// Accepts only the operator's certificate.
 fn acceptor(folder: &Path) -> Result<TlsAcceptor> {
     let read = |name: &str| {
         let path = folder.join(name);
@@ -89,101 +89,102 @@ fn acceptor(folder: &Path) -> Result<TlsAcceptor> {
     )?)
 }
 
-/// Answers for ever.
+/// Serves requests. It never returns.
 async fn serve(listener: &TcpListener, acceptor: &TlsAcceptor, served: &ServedTargets) {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
-    // Nobody closes it.
-    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
-        let Ok((connection, from)) = listener.accept().await else {
-            sleep(PAUSE).await;
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    // The semaphore is never closed.
+    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
+        let Ok((connection, peer)) = listener.accept().await else {
+            sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
         let (acceptor, served) = (acceptor.clone(), served.clone());
         tokio::spawn(async move {
-            let answered = timeout(PATIENCE, answer(connection, &acceptor, &served)).await;
-            drop(place);
-            let told = match answered.map_err(anyhow::Error::from).flatten() {
-                Ok(Some(listener)) => listener.tell().await,
+            let handled = timeout(REQUEST_TIMEOUT, handle(connection, &acceptor, &served)).await;
+            drop(permit);
+            let result = match handled.map_err(anyhow::Error::from).flatten() {
+                Ok(Some(subscriber)) => subscriber.report().await,
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
             };
-            if let Err(error) = told {
-                // The kubelet comes to see whether we are here, and says nothing.
-                tracing::debug!(error = format!("{error:#}"), %from, "somebody was not answered");
+            if let Err(error) = result {
+                // Only at debug level: the kubelet's probes connect and send nothing.
+                tracing::debug!(error = format!("{error:#}"), %peer, "request failed");
             }
         });
     }
 }
 
-/// The operator, which has asked to be told of a session's ports as long as it has some.
-struct PortListener {
+/// A connection on which the operator receives reports of a session's ports.
+struct PortSubscriber {
     pipe: AcceptedStream<TcpStream>,
-    held: watch::Receiver<AllHeld>,
-    patterns: Patterns,
+    claims: watch::Receiver<AllClaims>,
+    patterns: PatternVisibility,
 }
 
-impl PortListener {
-    async fn tell(self) -> Result<()> {
-        tell_ports(self.pipe, self.held, self.patterns).await
+impl PortSubscriber {
+    async fn report(self) -> Result<()> {
+        report_ports(self.pipe, self.claims, self.patterns).await
     }
 }
 
-async fn answer(
+async fn handle(
     connection: TcpStream,
     acceptor: &TlsAcceptor,
     served: &ServedTargets,
-) -> Result<Option<PortListener>> {
+) -> Result<Option<PortSubscriber>> {
     connection.set_nodelay(true)?;
-    let mut pipe = acceptor.accept(connection).await.context("no TLS")?;
+    let mut pipe = acceptor
+        .accept(connection)
+        .await
+        .context("the TLS handshake failed")?;
     let length = pipe.read_u32().await?;
-    ensure!(length <= MOST_BYTES, "the request is too long");
+    ensure!(length <= MAX_REQUEST_BYTES, "the request is too long");
     let mut request = vec![0; usize::try_from(length)?];
     pipe.read_exact(&mut request).await?;
-    let answer = match serde_json::from_slice(&request) {
-        Ok(NodeRequest::Serve(order)) => match served.serve(&order).await {
+    let response = match serde_json::from_slice(&request) {
+        Ok(NodeRequest::Serve(request)) => match served.serve(&request).await {
             Ok(served) => serving(vec![served]),
-            Err(error) => not_done(format!("{error:#}")),
+            Err(error) => failed(format!("{error:#}")),
         },
         Ok(NodeRequest::List { prefix }) => serving(served.list(&prefix)),
         Ok(NodeRequest::Grant { name, grant }) => match served.regrant(&name, grant).await {
-            Ok(()) => NodeAnswer::default(),
-            Err(error) => not_done(format!("{error:#}")),
+            Ok(()) => ServeResponse::default(),
+            Err(error) => failed(format!("{error:#}")),
         },
         Ok(NodeRequest::Ports { name, patterns }) => match served.ports(&name) {
-            Some(held) => {
-                let patterns = telling::patterns(patterns);
-                return Ok(Some(PortListener {
+            Some(claims) => {
+                let patterns = filter_patterns(patterns);
+                return Ok(Some(PortSubscriber {
                     pipe,
-                    held,
+                    claims,
                     patterns,
                 }));
             }
-            None => not_done(format!("{name} is not served")),
+            None => failed(format!("{name} is not served")),
         },
         Ok(NodeRequest::End { name }) => {
             served.end(&name);
-            NodeAnswer::default()
+            ServeResponse::default()
         }
-        Err(error) => not_done(format!(
-            "the agent on the node does not understand: {error}"
-        )),
+        Err(error) => failed(format!("the node agent cannot parse the request: {error}")),
     };
-    pipe.write_all(&message(&answer)?).await?;
+    pipe.write_all(&encode_message(&response)?).await?;
     pipe.shutdown().await?;
     Ok(None)
 }
 
-fn serving(served: Vec<Served>) -> NodeAnswer {
-    NodeAnswer {
+fn serving(served: Vec<ServedTarget>) -> ServeResponse {
+    ServeResponse {
         served,
-        ..NodeAnswer::default()
+        ..ServeResponse::default()
     }
 }
 
-fn not_done(why: String) -> NodeAnswer {
-    NodeAnswer {
-        error: Some(why),
-        ..NodeAnswer::default()
+fn failed(reason: String) -> ServeResponse {
+    ServeResponse {
+        error: Some(reason),
+        ..ServeResponse::default()
     }
 }
 

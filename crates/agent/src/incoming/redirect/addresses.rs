@@ -12,12 +12,13 @@ const FAMILY_IPV4: u8 = 2;
 const FAMILY_IPV6: u8 = 10;
 const HEADER: usize = 8;
 const ADDRESS: u16 = 1;
-/// The own end of an address that names the other one.
+/// The local address. On point-to-point interfaces `ADDRESS` is the address of the other end.
 const LOCAL: u16 = 2;
-/// Flags of an address that cannot be used: its use is being checked, or the check has failed.
+/// Flags of an address that cannot be used: duplicate address detection is running or has failed.
 const UNUSABLE: u8 = 0x40 | 0x08;
 
-/// Those that can be used and that have a meaning without naming an interface. Must run inside the target's network.
+/// The usable addresses, without link-local ones, which are valid only together with an interface. Must run inside the
+/// target's network.
 pub(super) fn own() -> Result<Vec<IpAddr>> {
     let listed = Netlink::open(None).and_then(|mut netlink| {
         netlink.items(Message {
@@ -26,14 +27,14 @@ pub(super) fn own() -> Result<Vec<IpAddr>> {
             body: vec![0; HEADER],
         })
     });
-    let items = listed.map_err(unknown)?;
+    let items = listed.map_err(list_error)?;
     Ok(items.iter().filter_map(|item| parse(item)).collect())
 }
 
 fn parse(item: &[u8]) -> Option<IpAddr> {
     let (family, flags) = (*item.first()?, *item.get(2)?);
-    let value = |wanted: u16| {
-        let found = attributes(item.get(HEADER..)?).find(|(kind, _)| *kind == wanted);
+    let value = |attribute: u16| {
+        let found = attributes(item.get(HEADER..)?).find(|(kind, _)| *kind == attribute);
         found.map(|(_, value)| value)
     };
     let value = value(LOCAL).or_else(|| value(ADDRESS))?;
@@ -50,7 +51,7 @@ fn parse(item: &[u8]) -> Option<IpAddr> {
     (flags & UNUSABLE == 0).then_some(address)
 }
 
-fn unknown(source: Errno) -> Error {
+fn list_error(source: Errno) -> Error {
     Error::Agent {
         action: "list the target's addresses",
         hint: "allow it netlink sockets, which a security profile may forbid",

@@ -1,7 +1,6 @@
-//! Whether redirected traffic really arrives, tried with a connection or a datagram of our own.
+//! Verifies with probes that the agent receives the redirected traffic: a connection or a datagram of the agent itself.
 //!
-//! A probe that does not arrive at the agent reaches the application, as an empty connection or datagram: this is the
-//! price of finding out.
+//! If the redirection does not work, a probe reaches the application as an empty connection or datagram.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,27 +13,30 @@ use rustix::net::SocketType;
 use tokio::net::TcpSocket;
 use tokio::time::timeout;
 
-use super::{Evidence, Inside, Port, Protocol, addresses, arrivals, connections, sockets};
+use super::{
+    Port, Protocol, RedirectEvidence, RedirectState, addresses, connections, listeners, sockets,
+};
 use crate::target::Namespace;
 use crate::{Error, Result};
 
-/// Longer than a first packet may be lost and sent again.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// From outside the target is on the same machine, or not reached at all: then it would only be waited for.
-const OUTSIDE_PATIENCE: Duration = Duration::from_millis(300);
+/// The timeout of probes from inside the target's network. Long enough for one retransmission of a lost packet.
+const LOOPBACK_PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// The timeout of probes from outside. The agent is on the same machine as the target, so a probe is received at once or
+/// never.
+const EXTERNAL_PROBE_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// What a check has proven.
+/// The result of a successful check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckReport {
     pub port: Port,
-    /// Never [`Evidence::Nothing`]: that is an error.
-    pub evidence: Evidence,
-    /// What else rewrites the traffic of this network.
+    /// Never [`RedirectEvidence::Unverified`]: that is an error.
+    pub evidence: RedirectEvidence,
+    /// The service mesh that also redirects traffic of this network.
     pub mesh: Option<Mesh>,
 }
 
-/// A service mesh whose sidecar is in the target's network. The agent sees what the sidecar sends on to the application, so
-/// the peers that it sees are the sidecar.
+/// A service mesh whose sidecar is in the target's network. The agent receives the traffic that the sidecar forwards to the
+/// application, so the client addresses are those of the sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mesh {
     Istio,
@@ -42,8 +44,8 @@ pub enum Mesh {
 }
 
 impl Mesh {
-    /// Known by the port to which its rules send what arrives.
-    fn of(is_listening: impl Fn(u16) -> bool) -> Option<Self> {
+    /// Detects the mesh by the port that its rules redirect incoming traffic to.
+    fn detect(is_listening: impl Fn(u16) -> bool) -> Option<Self> {
         const ISTIO_INBOUND: u16 = 15_006;
         const LINKERD_INBOUND: u16 = 4_143;
         match () {
@@ -63,7 +65,7 @@ impl fmt::Display for Mesh {
     }
 }
 
-impl fmt::Display for Checked {
+impl fmt::Display for CheckReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             port,
@@ -71,9 +73,9 @@ impl fmt::Display for Checked {
             mesh,
         } = self;
         match evidence {
-            Evidence::Nothing => write!(formatter, "{port}: not checked"),
-            Evidence::Loopback => write!(formatter, "{port}: checked on loopback only"),
-            Evidence::Outside => write!(formatter, "{port}: checked from outside"),
+            RedirectEvidence::Unverified => write!(formatter, "{port}: not checked"),
+            RedirectEvidence::Loopback => write!(formatter, "{port}: checked on loopback only"),
+            RedirectEvidence::External => write!(formatter, "{port}: checked from outside"),
         }?;
         match mesh {
             Some(mesh) => write!(
@@ -85,14 +87,17 @@ impl fmt::Display for Checked {
     }
 }
 
-impl Inside {
+impl RedirectState {
     pub(super) async fn find_mesh(&self) -> Result<Option<Mesh>> {
-        let list = connections::listening_ports;
-        let listening = self.agent.sockets().run(list).await?;
-        Ok(Mesh::of(|port| listening.contains(&port)))
+        let listening = self
+            .agent
+            .sockets()
+            .run(connections::listening_ports)
+            .await?;
+        Ok(Mesh::detect(|port| listening.contains(&port)))
     }
 
-    pub(super) async fn check(&self, port: Port) -> Result<Checked> {
+    pub(super) async fn check(&self, port: Port) -> Result<CheckReport> {
         let mesh = self.find_mesh().await?;
         let own = self.agent.sockets().run(addresses::own).await?;
         let loopback: Vec<IpAddr> = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]
@@ -101,27 +106,28 @@ impl Inside {
             .collect();
         for address in &loopback {
             if !self.probe(port, *address, true).await? {
-                return Err(Error::NothingArrives { port });
+                return Err(Error::NotRedirected { port });
             }
-            self.seen.note(port, Evidence::Loopback);
+            self.tracker.record(port, RedirectEvidence::Loopback);
         }
-        // A sidecar would take the probe for a client, and its own connection for no probe.
-        let outside = !matches!(self.agent.target().network, Namespace::Shared) && mesh.is_none();
+        // A sidecar would accept the probe as a client, and its own connection would not be recognized as a probe.
+        let is_external_possible =
+            !matches!(self.agent.target().network, Namespace::Shared) && mesh.is_none();
         let others = own.into_iter().filter(|address| !address.is_loopback());
-        let others = others.filter(|_| outside);
+        let others = others.filter(|_| is_external_possible);
         let mut probes: FuturesUnordered<_> = others
             .map(|address| self.probe(port, address, false))
             .collect();
-        // One way is enough, and an address that nobody reaches from here takes all of our patience.
-        while let Some(arrived) = probes.next().await {
-            if arrived.unwrap_or(false) {
-                self.seen.note(port, Evidence::Outside);
+        // One address is enough, and the probe of an address that cannot be reached from here takes the whole timeout.
+        while let Some(received) = probes.next().await {
+            if received.unwrap_or(false) {
+                self.tracker.record(port, RedirectEvidence::External);
                 break;
             }
         }
-        match self.seen.evidence(port) {
-            Evidence::Nothing => Err(Error::NothingArrives { port }),
-            evidence => Ok(Checked {
+        match self.tracker.evidence(port) {
+            RedirectEvidence::Unverified => Err(Error::NotRedirected { port }),
+            evidence => Ok(CheckReport {
                 port,
                 evidence,
                 mesh,
@@ -129,7 +135,7 @@ impl Inside {
         }
     }
 
-    /// Whether what is sent to this address arrives here.
+    /// Whether the agent receives a probe that is sent to this address.
     async fn probe(&self, port: Port, address: IpAddr, from_inside: bool) -> Result<bool> {
         let kind = match port.protocol {
             Protocol::Tcp => SocketType::STREAM,
@@ -143,52 +149,52 @@ impl Inside {
             false => make()?,
         };
         let destination = SocketAddr::new(address, port.number);
-        let arrival = self.seen.expect(own_port, destination);
+        let received = self.tracker.register_probe(own_port, destination);
         let sent = async {
             let sent = send(socket, kind, destination).await;
             match sent {
-                // Kept until it has arrived.
-                Ok(kept) => {
+                // Stays open until it is received.
+                Ok(open) => {
                     std::future::pending::<()>().await;
-                    drop(kept);
+                    drop(open);
                 }
-                Err(error) => tracing::debug!(%error, %destination, "a probe could not be sent"),
+                Err(error) => tracing::debug!(%error, %destination, "failed to send probe"),
             }
         };
-        let arrived = async {
+        let received = async {
             tokio::select! {
-                arrived = arrival => arrived.is_ok(),
+                received = received => received.is_ok(),
                 () = sent => false,
             }
         };
-        let patience = match from_inside {
-            true => PATIENCE,
-            false => OUTSIDE_PATIENCE,
+        let probe_timeout = match from_inside {
+            true => LOOPBACK_PROBE_TIMEOUT,
+            false => EXTERNAL_PROBE_TIMEOUT,
         };
-        let arrived = timeout(patience, arrived).await.unwrap_or(false);
-        self.seen.expect_no_more(own_port, destination);
-        Ok(arrived)
+        let received = timeout(probe_timeout, received).await.unwrap_or(false);
+        self.tracker.unregister_probe(own_port, destination);
+        Ok(received)
     }
 }
 
-/// What must not be closed while the probe is on its way.
-enum Kept {
-    Connection(#[expect(dead_code, reason = "closed when dropped")] tokio::net::TcpStream),
-    Socket(#[expect(dead_code, reason = "closed when dropped")] tokio::net::UdpSocket),
+/// The socket of a probe, which must not be closed before the probe is received.
+enum ProbeSocket {
+    Tcp(#[expect(dead_code, reason = "closed when dropped")] tokio::net::TcpStream),
+    Udp(#[expect(dead_code, reason = "closed when dropped")] tokio::net::UdpSocket),
 }
 
-async fn send(socket: OwnedFd, kind: SocketType, destination: SocketAddr) -> Result<Kept> {
+async fn send(socket: OwnedFd, kind: SocketType, destination: SocketAddr) -> Result<ProbeSocket> {
     if kind == SocketType::STREAM {
         let socket = TcpSocket::from_std_stream(socket.into());
         let stream = socket.connect(destination).await;
         return stream
-            .map(Kept::Connection)
+            .map(ProbeSocket::Tcp)
             .map_err(Error::io("connect a probe"));
     }
-    let socket = arrivals::from_descriptor(socket)?;
+    let socket = listeners::from_descriptor(socket)?;
     let sent = socket.send_to(&[], destination).await;
     sent.map_err(Error::io("send a probe"))?;
-    Ok(Kept::Socket(socket))
+    Ok(ProbeSocket::Udp(socket))
 }
 
 #[cfg(test)]
@@ -196,32 +202,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_says_what_was_proven() {
-        let check = |evidence, mesh, wanted: &str| {
-            let checked = Checked {
+    fn a_report_says_what_was_verified() {
+        let check = |evidence, mesh, expected: &str| {
+            let report = CheckReport {
                 port: Port::udp(53),
                 evidence,
                 mesh,
             };
-            assert_eq!(checked.to_string(), wanted);
+            assert_eq!(report.to_string(), expected);
         };
-        check(Evidence::Outside, None, "UDP port 53: checked from outside");
         check(
-            Evidence::Loopback,
+            RedirectEvidence::External,
+            None,
+            "UDP port 53: checked from outside",
+        );
+        check(
+            RedirectEvidence::Loopback,
             None,
             "UDP port 53: checked on loopback only",
         );
         check(
-            Evidence::Loopback,
+            RedirectEvidence::Loopback,
             Some(Mesh::Istio),
             "UDP port 53: checked on loopback only (behind the sidecar of Istio: peers are the sidecar's addresses)",
         );
     }
 
     #[test]
-    fn a_mesh_is_known_by_the_port_of_its_sidecar() {
-        assert_eq!(Mesh::of(|_| false), None);
-        assert_eq!(Mesh::of(|port| port == 15_006), Some(Mesh::Istio));
-        assert_eq!(Mesh::of(|port| port == 4_143), Some(Mesh::Linkerd));
+    fn a_mesh_is_detected_by_the_port_of_its_sidecar() {
+        assert_eq!(Mesh::detect(|_| false), None);
+        assert_eq!(Mesh::detect(|port| port == 15_006), Some(Mesh::Istio));
+        assert_eq!(Mesh::detect(|port| port == 4_143), Some(Mesh::Linkerd));
     }
 }

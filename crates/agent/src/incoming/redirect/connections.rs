@@ -1,4 +1,4 @@
-//! The sockets of the target's network, as the kernel lists them, and ending them.
+//! Lists the TCP sockets of the target's network, and resets connections (`sock_diag`).
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use rustix::io::Errno;
 use rustix::net::netlink::SOCK_DIAG;
 
-use super::netlink::{ACKNOWLEDGE, Content, DUMP, Message, Netlink, attributes};
-use super::rules::PASSING;
+use super::netlink::{ACKNOWLEDGE, DUMP, Message, Netlink, ResponseContent, attributes};
+use super::rules::PASSTHROUGH_MARK;
 use crate::{Error, Result};
 
 const BY_FAMILY: u16 = 20;
@@ -16,73 +16,73 @@ const TCP: u8 = 6;
 const FAMILY_IPV4: u8 = 2;
 const FAMILY_IPV6: u8 = 10;
 const ATTRIBUTE_MARK: u16 = 15;
-/// The states of TCP, as numbers of bits.
+/// The states of TCP, as bit numbers.
 const TIME_WAIT: u32 = 6;
 const CLOSE: u32 = 7;
 const LISTEN: u32 = 10;
-/// What there is of a connection that somebody could still use.
+/// The states of connections that can still be used.
 const OPEN_STATES: u32 = !(1 << TIME_WAIT | 1 << CLOSE | 1 << LISTEN);
 
-/// The length of what names a socket: ports, addresses, interface, cookie.
-const IDENTITY: usize = 48;
-/// Where the number of the file is by which a program has the socket.
-const INODE: usize = 68;
-/// Where the attributes begin in the description of a socket.
-const DESCRIPTION: usize = 72;
+/// The length of the identity of a socket: ports, addresses, interface, cookie.
+const IDENTITY_LEN: usize = 48;
+/// The offset of the socket's inode number. It is 0 if no process has accepted the socket.
+const INODE_OFFSET: usize = 68;
+/// The offset of the attributes in the description of a socket.
+const ATTRIBUTES_OFFSET: usize = 72;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Socket {
     family: u8,
-    /// As the kernel wrote it, to name the socket to it again.
-    identity: [u8; IDENTITY],
+    /// As the kernel wrote it, to identify the socket in later requests.
+    identity: [u8; IDENTITY_LEN],
     local: SocketAddr,
     peer: SocketAddr,
     mark: u32,
-    /// Whether a program has it.
-    is_held: bool,
+    /// Whether a process has accepted or opened it.
+    is_accepted: bool,
 }
 
-/// Resets the connections to a port of the target, but not those that the agent has accepted or made itself. Answers how
+/// Resets the connections to a port of the target, except those that the agent has accepted or opened itself. Returns how
 /// many there were. Must run inside the target's network.
 pub(super) fn reset(port: u16) -> Result<usize> {
     let mut netlink = open()?;
-    let sockets = list(&mut netlink, OPEN_STATES).map_err(unknown)?;
+    let sockets = list(&mut netlink, OPEN_STATES).map_err(list_error)?;
     let mut count = 0;
     for socket in foreign_connections(&sockets, port) {
-        let mut message = question(DESTROY, ACKNOWLEDGE, socket.family, OPEN_STATES);
+        let mut message = request(DESTROY, ACKNOWLEDGE, socket.family, OPEN_STATES);
         message.body.truncate(8);
         message.body.extend_from_slice(&socket.identity);
-        for answer in netlink.request(&[message]).map_err(unknown)? {
-            match answer.content {
-                Content::Done => count += 1,
-                // It ended by itself.
-                Content::Failed(Errno::NOENT) | Content::Item(_) => {}
-                Content::Failed(errno) => return Err(cannot_reset(errno)),
+        for response in netlink.request(&[message]).map_err(list_error)? {
+            match response.content {
+                ResponseContent::Done => count += 1,
+                // It has ended meanwhile.
+                ResponseContent::Failed(Errno::NOENT) | ResponseContent::Item(_) => {}
+                ResponseContent::Failed(errno) => return Err(reset_error(errno)),
             }
         }
     }
     Ok(count)
 }
 
-/// Whether the kernel still has connections to one of these ports that nobody has accepted on our listeners: half open ones,
-/// and those that wait. Must run inside the target's network.
-pub(super) fn are_arriving(ports: &[u16]) -> Result<bool> {
-    let sockets = list(&mut open()?, OPEN_STATES).map_err(unknown)?;
+/// Whether the kernel still has connections to one of these ports that were not accepted from our listeners: half-open ones,
+/// and those in the backlog. Must run inside the target's network.
+pub(super) fn has_unaccepted(ports: &[u16]) -> Result<bool> {
+    let sockets = list(&mut open()?, OPEN_STATES).map_err(list_error)?;
     Ok(sockets.iter().any(|socket| {
-        let is_ours = socket.mark == PASSING && ports.contains(&socket.local.port());
-        is_ours && !socket.is_held
+        let is_ours = socket.mark == PASSTHROUGH_MARK && ports.contains(&socket.local.port());
+        is_ours && !socket.is_accepted
     }))
 }
 
-/// The ports at which somebody listens. Must run inside the target's network.
+/// The TCP ports on which a process listens. Must run inside the target's network.
 pub(super) fn listening_ports() -> Result<HashSet<u16>> {
-    let sockets = list(&mut open()?, 1 << LISTEN).map_err(unknown)?;
+    let sockets = list(&mut open()?, 1 << LISTEN).map_err(list_error)?;
     Ok(sockets.iter().map(|socket| socket.local.port()).collect())
 }
 
-/// Connections at a port that are neither ours nor the application's end of ours.
+/// Connections to a port that are neither the agent's own nor the application's end of them.
 fn foreign_connections(sockets: &[Socket], port: u16) -> impl Iterator<Item = &Socket> {
-    let is_ours = |socket: &&Socket| socket.mark == PASSING;
+    let is_ours = |socket: &&Socket| socket.mark == PASSTHROUGH_MARK;
     let ours: HashSet<_> = sockets
         .iter()
         .filter(is_ours)
@@ -96,13 +96,13 @@ fn foreign_connections(sockets: &[Socket], port: u16) -> impl Iterator<Item = &S
 }
 
 fn open() -> Result<Netlink> {
-    Netlink::open(Some(SOCK_DIAG)).map_err(unknown)
+    Netlink::open(Some(SOCK_DIAG)).map_err(list_error)
 }
 
 fn list(netlink: &mut Netlink, states: u32) -> Result<Vec<Socket>, Errno> {
     let mut sockets = Vec::new();
     for family in [FAMILY_IPV4, FAMILY_IPV6] {
-        let items = match netlink.items(question(BY_FAMILY, DUMP, family, states)) {
+        let items = match netlink.items(request(BY_FAMILY, DUMP, family, states)) {
             // The kernel has no IPv6.
             Err(Errno::NOENT) if family == FAMILY_IPV6 => continue,
             items => items?,
@@ -112,27 +112,27 @@ fn list(netlink: &mut Netlink, states: u32) -> Result<Vec<Socket>, Errno> {
     Ok(sockets)
 }
 
-fn question(kind: u16, flags: u16, family: u8, states: u32) -> Message {
+fn request(kind: u16, flags: u16, family: u8, states: u32) -> Message {
     let mut body = vec![family, TCP, 0, 0];
     body.extend_from_slice(&states.to_ne_bytes());
-    body.resize(8 + IDENTITY, 0);
+    body.resize(8 + IDENTITY_LEN, 0);
     Message { kind, flags, body }
 }
 
 fn parse(item: &[u8]) -> Option<Socket> {
     let family = *item.first()?;
-    let identity: [u8; IDENTITY] = item.get(4..4 + IDENTITY)?.try_into().ok()?;
+    let identity: [u8; IDENTITY_LEN] = item.get(4..4 + IDENTITY_LEN)?.try_into().ok()?;
     let end = |port: usize, address: usize| {
         let port = u16::from_be_bytes([identity[port], identity[port + 1]]);
         let bytes: [u8; 16] = identity[address..address + 16].try_into().ok()?;
         let address = match family {
             FAMILY_IPV4 => Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into(),
-            // A socket for both families has the addresses of IPv4 inside those of IPv6.
+            // A dual-stack socket has IPv4-mapped IPv6 addresses.
             _ => IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical(),
         };
         Some(SocketAddr::new(address, port))
     };
-    let mark = attributes(item.get(DESCRIPTION..)?)
+    let mark = attributes(item.get(ATTRIBUTES_OFFSET..)?)
         .find(|(kind, _)| *kind == ATTRIBUTE_MARK)
         .and_then(|(_, value)| Some(u32::from_ne_bytes(value.try_into().ok()?)));
     Some(Socket {
@@ -141,11 +141,11 @@ fn parse(item: &[u8]) -> Option<Socket> {
         local: end(0, 4)?,
         peer: end(2, 20)?,
         mark: mark.unwrap_or_default(),
-        is_held: item.get(INODE..DESCRIPTION)? != [0; 4],
+        is_accepted: item.get(INODE_OFFSET..ATTRIBUTES_OFFSET)? != [0; 4],
     })
 }
 
-fn unknown(source: Errno) -> Error {
+fn list_error(source: Errno) -> Error {
     Error::Agent {
         action: "list the target's connections",
         hint: "run it on a kernel with CONFIG_INET_DIAG (module tcp_diag)",
@@ -153,14 +153,14 @@ fn unknown(source: Errno) -> Error {
     }
 }
 
-fn cannot_reset(source: Errno) -> Error {
+fn reset_error(source: Errno) -> Error {
     let hint = match source {
         Errno::PERM | Errno::ACCESS => {
             "it needs the capability NET_ADMIN in the target's network: give it to the agent"
         }
         _ => {
-            "this kernel is built without CONFIG_INET_DIAG_DESTROY: go on without flush_connections, and restart clients that \
-             keep connections open"
+            "this kernel is built without CONFIG_INET_DIAG_DESTROY: continue without flush_connections, and restart clients \
+             that keep connections open"
         }
     };
     Error::Agent {
@@ -177,11 +177,11 @@ mod tests {
     fn socket(local: &str, peer: &str, mark: u32) -> Socket {
         Socket {
             family: FAMILY_IPV4,
-            identity: [0; IDENTITY],
+            identity: [0; IDENTITY_LEN],
             local: local.parse().unwrap(),
             peer: peer.parse().unwrap(),
             mark,
-            is_held: true,
+            is_accepted: true,
         }
     }
 
@@ -191,10 +191,10 @@ mod tests {
         let sockets = [
             foreign.clone(),
             socket("10.0.0.1:81", "10.0.0.2:5000", 0),
-            // Accepted by us.
-            socket("10.0.0.1:80", "10.0.0.2:5001", PASSING),
-            // Ours to the application, and its other end.
-            socket("10.0.0.1:6000", "10.0.0.1:80", PASSING),
+            // Accepted by the agent.
+            socket("10.0.0.1:80", "10.0.0.2:5001", PASSTHROUGH_MARK),
+            // The agent's connection to the application, and its other end.
+            socket("10.0.0.1:6000", "10.0.0.1:80", PASSTHROUGH_MARK),
             socket("10.0.0.1:80", "10.0.0.1:6000", 0),
         ];
         let found: Vec<_> = foreign_connections(&sockets, 80).collect();
@@ -202,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn a_description_that_is_cut_short_is_no_socket() {
-        let whole = [&[FAMILY_IPV6][..], &[0; DESCRIPTION - 1]].concat();
+    fn a_truncated_description_is_rejected() {
+        let whole = [&[FAMILY_IPV6][..], &[0; ATTRIBUTES_OFFSET - 1]].concat();
         assert!(parse(&whole).is_some());
         for length in 0..whole.len() {
             assert_eq!(parse(&whole[..length]), None);

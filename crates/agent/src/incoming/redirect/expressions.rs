@@ -1,6 +1,6 @@
-//! What rules are made of: expressions that load a value into a register, compare it, or do something with it.
+//! The expressions of nftables rules: they load a value into a register, compare it, or act on it.
 //!
-//! A rule goes from one expression to the next as long as they match. Compared is always the first register.
+//! A rule evaluates its expressions in order as long as they match. Comparisons always use the first register.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use super::netlink::Attributes;
 pub(super) const FAMILY_IPV4: u8 = 2;
 pub(super) const FAMILY_IPV6: u8 = 10;
 
-/// The kernel's numbers of the protocols.
+/// The protocol numbers of IP.
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 
@@ -20,41 +20,41 @@ const RETURN: i32 = -5;
 const REGISTER_1: u32 = 1;
 const REGISTER_2: u32 = 2;
 
-/// Gives the packet to the socket at this address and at the port in the second register, and ends the rules.
-pub(super) fn give_to(address: IpAddr) -> [Attributes; 3] {
+/// Delivers the packet to the socket with this address and the port in the second register, and ends the evaluation.
+pub(super) fn deliver_to(address: IpAddr) -> [Attributes; 3] {
     let (family, bytes) = match address {
         IpAddr::V4(address) => (FAMILY_IPV4, address.octets().to_vec()),
         IpAddr::V6(address) => (FAMILY_IPV6, address.octets().to_vec()),
     };
-    let give = Attributes::new()
+    let tproxy = Attributes::new()
         .number(1, family.into())
         .number(2, REGISTER_1)
         .number(3, REGISTER_2);
     [
         immediate(REGISTER_1, &bytes),
-        expression("tproxy", &give),
+        expression("tproxy", &tproxy),
         verdict(ACCEPT),
     ]
 }
 
-/// Leaves this port in the second register.
+/// Loads this port into the second register.
 pub(super) fn fixed_port(port: u16) -> Attributes {
     immediate(REGISTER_2, &port.to_be_bytes())
 }
 
-/// Leaves the port that belongs to the destination's in the second register. Without one the rule ends here.
+/// Loads the port that the map has for the destination port into the second register. Does not match if there is none.
 pub(super) fn mapped_port(map: &str) -> [Attributes; 2] {
     let load = load_port(DESTINATION_PORT, REGISTER_1);
     [load, lookup(map, Some(REGISTER_2))]
 }
 
-/// The destination's port is in the set.
+/// Matches if the destination port is in the set.
 pub(super) fn port_is_in(set: &str) -> [Attributes; 2] {
     let load = load_port(DESTINATION_PORT, REGISTER_1);
     [load, lookup(set, None)]
 }
 
-/// Replaces the source's port in a datagram by the one that belongs to it. Without one the rule ends here.
+/// Replaces the source port of a datagram by the one that the map has for it. Does not match if there is none.
 pub(super) fn map_source_port(map: &str) -> [Attributes; 3] {
     let load = load_port(SOURCE_PORT, REGISTER_1);
     let lookup = lookup(map, Some(REGISTER_2));
@@ -97,7 +97,7 @@ fn verdict_with(verdict: &Attributes) -> Attributes {
     )
 }
 
-fn is(value: &[u8]) -> Attributes {
+fn equals(value: &[u8]) -> Attributes {
     let attributes = Attributes::new()
         .number(1, REGISTER_1)
         .number(2, 0)
@@ -111,18 +111,18 @@ fn meta(key: u32) -> Attributes {
 }
 
 pub(super) fn has_mark(mark: u32) -> [Attributes; 2] {
-    [meta(3), is(&mark.to_ne_bytes())]
+    [meta(3), equals(&mark.to_ne_bytes())]
 }
 
 pub(super) fn is_family(family: u8) -> [Attributes; 2] {
-    [meta(15), is(&[family])]
+    [meta(15), equals(&[family])]
 }
 
 pub(super) fn is_protocol(protocol: u8) -> [Attributes; 2] {
-    [meta(16), is(&[protocol])]
+    [meta(16), equals(&[protocol])]
 }
 
-/// The destination is an address of this namespace.
+/// Matches if the destination is an address of this namespace.
 pub(super) fn is_local() -> [Attributes; 2] {
     const ADDRESS_TYPE: u32 = 3;
     const OF_DESTINATION: u32 = 2;
@@ -131,24 +131,24 @@ pub(super) fn is_local() -> [Attributes; 2] {
         .number(1, REGISTER_1)
         .number(2, ADDRESS_TYPE)
         .number(3, OF_DESTINATION);
-    [expression("fib", &attributes), is(&LOCAL.to_ne_bytes())]
+    [expression("fib", &attributes), equals(&LOCAL.to_ne_bytes())]
 }
 
-/// A transparent socket has the packet already: one of ours, or another proxy's. What is left of a connection that has
-/// ended is none: it has no mark, so the first expression does not match.
-pub(super) fn is_claimed() -> [Attributes; 3] {
+/// Matches if the packet already belongs to a transparent socket: one of ours, or another proxy's. The remains of a closed
+/// connection (TIME_WAIT) do not count: they have no mark, so the first expression does not match.
+pub(super) fn has_transparent_socket() -> [Attributes; 3] {
     const TRANSPARENT: u32 = 0;
     const MARK: u32 = 1;
-    [socket(MARK), socket(TRANSPARENT), is(&[1])]
+    [socket(MARK), socket(TRANSPARENT), equals(&[1])]
 }
 
-/// Asks something about the socket that has the packet.
+/// Loads a property of the socket that the packet belongs to.
 fn socket(key: u32) -> Attributes {
     let attributes = Attributes::new().number(1, key).number(2, REGISTER_1);
     expression("socket", &attributes)
 }
 
-/// Where the ports are in the headers of TCP and UDP alike.
+/// The offsets of the ports in the headers of both TCP and UDP.
 const SOURCE_PORT: u32 = 0;
 const DESTINATION_PORT: u32 = 2;
 const TRANSPORT_HEADER: u32 = 2;
@@ -175,7 +175,7 @@ fn store_source_port(register: u32) -> Attributes {
     expression("payload", &attributes)
 }
 
-/// Looks the first register up. Without a match the rule ends here.
+/// Looks up the first register in a set or map. Does not match if it is not there.
 fn lookup(set: &str, into: Option<u32>) -> Attributes {
     let mut attributes = Attributes::new().text(1, set).number(2, REGISTER_1);
     if let Some(register) = into {

@@ -1,41 +1,41 @@
-//! Who holds a port, as it is written into the kernel beside the rules.
+//! The holder of a port, stored in the kernel with the rules.
 //!
-//! Only who has NET_ADMIN in a network can read what is written there. So a secret in it proves both: that whoever knows it
-//! could redirect the port himself, and that whoever waits at the meeting point is the one who does. It is never said: each
-//! side shows that it knows it by what it makes of two numbers that are new for each meeting.
+//! Only processes with NET_ADMIN in a network can read this data. So a secret in it authenticates both sides: a peer that
+//! knows it could redirect the port itself, and the process that listens on the endpoint is the one that redirects it. The
+//! secret is never sent. Each side proves that it knows it with an HMAC of two nonces that are new for each handshake.
 
 use std::fmt;
 
 use ring::hmac;
 
-/// The kernel keeps up to 256 bytes with a table.
-const MOST_BYTES: usize = 256;
-/// The parts of a table's user data: a kind, a length, and so many bytes. Those that `nft` writes have low numbers.
+/// The kernel stores up to 256 bytes of user data with a table.
+const MAX_BYTES: usize = 256;
+/// The user data of a table is a list of a kind, a length, and that many bytes. The kinds that `nft` uses are low numbers.
 const COMMENT: u8 = 0;
-/// Another one when agents meet in another way: one of another release then finds no meeting point.
-const MEETING_POINT: u8 = 78;
+/// An incompatible change of the handshake needs a new number, so that agents of other releases find no endpoint.
+const PEER_ENDPOINT: u8 = 78;
 
-const NAME_BYTES: usize = 8;
-const SECRET_BYTES: usize = 16;
+const NAME_LEN: usize = 8;
+const SECRET_LEN: usize = 16;
 
-/// Who holds a port.
+/// The agent that redirects a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// In words, for the one who is refused because of it.
+    /// A name for the errors of other agents.
     pub(crate) name: String,
-    /// Where he can be asked to share it.
-    pub(crate) meeting_point: Option<MeetingPoint>,
+    /// The endpoint where other agents can join. None if the holder does not share the port.
+    pub(crate) peer_endpoint: Option<PeerEndpoint>,
 }
 
-/// Where agents of one network find each other: a socket with a name that only they know how to use.
+/// Where other agents of the network connect to the holder: the name of a Unix socket, and the secret for its handshake.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct MeetingPoint {
-    name: [u8; NAME_BYTES],
-    secret: [u8; SECRET_BYTES],
+pub struct PeerEndpoint {
+    name: [u8; NAME_LEN],
+    secret: [u8; SECRET_LEN],
 }
 
-impl MeetingPoint {
-    /// One that nobody has used before.
+impl PeerEndpoint {
+    /// An endpoint with a random name and secret.
     pub(crate) fn new() -> Self {
         Self {
             name: rand::random(),
@@ -43,24 +43,29 @@ impl MeetingPoint {
         }
     }
 
-    /// The name of the socket, which everybody can see.
+    /// The abstract name of the socket. It is not a secret.
     pub(crate) fn socket_name(&self) -> String {
         format!("standin-{:016x}", u64::from_be_bytes(self.name))
     }
 
-    /// What only somebody can say who knows the secret.
-    pub(crate) fn proof(&self, of: Role, meeting: &Meeting) -> [u8; PROOF_BYTES] {
-        let proof = hmac::sign(&self.key(), &meeting.words(of));
-        let mut bytes = [0; PROOF_BYTES];
+    /// The proof that the given side of a handshake knows the secret.
+    pub(crate) fn proof(&self, role: Role, handshake: &Handshake) -> [u8; PROOF_LEN] {
+        let proof = hmac::sign(&self.key(), &handshake.message(role));
+        let mut bytes = [0; PROOF_LEN];
         for (byte, from) in bytes.iter_mut().zip(proof.as_ref()) {
             *byte = *from;
         }
         bytes
     }
 
-    /// Whether the other side knows the secret. Takes the same time wherever the proof is wrong.
-    pub(crate) fn accepts(&self, of: Role, meeting: &Meeting, proof: &[u8; PROOF_BYTES]) -> bool {
-        hmac::verify(&self.key(), &meeting.words(of), proof).is_ok()
+    /// Whether the proof of the other side is valid. The comparison takes constant time.
+    pub(crate) fn verify(
+        &self,
+        role: Role,
+        handshake: &Handshake,
+        proof: &[u8; PROOF_LEN],
+    ) -> bool {
+        hmac::verify(&self.key(), &handshake.message(role), proof).is_ok()
     }
 
     fn key(&self) -> hmac::Key {
@@ -69,42 +74,43 @@ impl MeetingPoint {
 }
 
 /// The length of a proof.
-pub(crate) const PROOF_BYTES: usize = 32;
+pub(crate) const PROOF_LEN: usize = 32;
 
-/// Which side of a meeting somebody is: what the one proves is worth nothing for the other.
+/// A side of the handshake. The proof of one side is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Who redirects the port.
+    /// The agent that redirects the port.
     Holder,
-    /// Who comes.
+    /// The agent that connects.
     Joiner,
 }
 
-/// A number from each side, which nobody has used before.
+/// A fresh nonce from each side.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Meeting {
-    pub(crate) holders: [u8; 16],
-    pub(crate) joiners: [u8; 16],
+pub(crate) struct Handshake {
+    pub(crate) holder_nonce: [u8; 16],
+    pub(crate) joiner_nonce: [u8; 16],
 }
 
-impl Meeting {
-    fn words(&self, of: Role) -> Vec<u8> {
-        let role: &[u8] = match of {
+impl Handshake {
+    /// The message that is signed.
+    fn message(&self, role: Role) -> Vec<u8> {
+        let role: &[u8] = match role {
             Role::Holder => b"holder",
             Role::Joiner => b"joiner",
         };
-        [role, &self.holders, &self.joiners].concat()
+        [role, &self.holder_nonce, &self.joiner_nonce].concat()
     }
 }
 
-impl fmt::Debug for MeetingPoint {
+impl fmt::Debug for PeerEndpoint {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("MeetingPoint")
+        formatter.write_str("PeerEndpoint")
     }
 }
 
 impl Holder {
-    /// As the user data of a table. The name is what `nft` shows as its comment, cut where there is no more room.
+    /// Encodes the user data of a table. `nft` shows the name as a comment. It is truncated to fit.
     pub(super) fn to_user_data(&self) -> Vec<u8> {
         let mut data = Vec::new();
         let mut part = |kind: u8, value: &[u8]| {
@@ -112,28 +118,28 @@ impl Holder {
             data.push(u8::try_from(value.len()).unwrap_or(u8::MAX));
             data.extend_from_slice(value);
         };
-        let meeting_point = self.meeting_point.map(|point| {
-            let parts = [&point.name[..], &point.secret];
+        let peer_endpoint = self.peer_endpoint.map(|endpoint| {
+            let parts = [&endpoint.name[..], &endpoint.secret];
             parts.concat()
         });
-        let others = meeting_point.as_ref().map_or(0, |bytes| 2 + bytes.len());
-        // A header of two bytes and a zero at the end.
-        let mut end = self.name.len().min(MOST_BYTES - others - 3);
+        let others = peer_endpoint.as_ref().map_or(0, |bytes| 2 + bytes.len());
+        // Two bytes of header, and a terminating zero.
+        let mut end = self.name.len().min(MAX_BYTES - others - 3);
         while !self.name.is_char_boundary(end) {
             end -= 1;
         }
         part(COMMENT, &[&self.name.as_bytes()[..end], &[0]].concat());
-        if let Some(bytes) = meeting_point {
-            part(MEETING_POINT, &bytes);
+        if let Some(bytes) = peer_endpoint {
+            part(PEER_ENDPOINT, &bytes);
         }
         data
     }
 
-    /// Reads the user data of a table. What is cut short ends it.
+    /// Decodes the user data of a table, up to the first truncated part.
     pub(super) fn from_user_data(mut data: &[u8]) -> Self {
         let mut holder = Self {
             name: "another agent".to_owned(),
-            meeting_point: None,
+            peer_endpoint: None,
         };
         while let [kind, length, rest @ ..] = data {
             let Some((value, rest)) = rest.split_at_checked(usize::from(*length)) else {
@@ -145,7 +151,7 @@ impl Holder {
                     let text = value.strip_suffix(&[0]).unwrap_or(value);
                     holder.name = String::from_utf8_lossy(text).into_owned();
                 }
-                MEETING_POINT => holder.meeting_point = meeting_point(value),
+                PEER_ENDPOINT => holder.peer_endpoint = decode_endpoint(value),
                 _ => {}
             }
         }
@@ -153,9 +159,9 @@ impl Holder {
     }
 }
 
-fn meeting_point(value: &[u8]) -> Option<MeetingPoint> {
+fn decode_endpoint(value: &[u8]) -> Option<PeerEndpoint> {
     let (name, secret) = value.split_first_chunk()?;
-    Some(MeetingPoint {
+    Some(PeerEndpoint {
         name: *name,
         secret: secret.try_into().ok()?,
     })
@@ -166,51 +172,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_holder_is_read_back() {
-        let check = |name: &str, expected: &str, meeting_point: Option<MeetingPoint>| {
+    fn a_holder_survives_encoding() {
+        let check = |name: &str, expected: &str, peer_endpoint: Option<PeerEndpoint>| {
             let holder = Holder {
                 name: name.to_owned(),
-                meeting_point,
+                peer_endpoint,
             };
             let data = holder.to_user_data();
-            assert!(data.len() <= MOST_BYTES);
+            assert!(data.len() <= MAX_BYTES);
             let read = Holder::from_user_data(&data);
             assert_eq!(read.name, expected);
-            assert_eq!(read.meeting_point, meeting_point);
+            assert_eq!(read.peer_endpoint, peer_endpoint);
             for length in 0..data.len() {
                 Holder::from_user_data(&data[..length]);
             }
         };
-        for point in [None, Some(MeetingPoint::new())] {
-            check("Ada", "Ada", point);
-            check("", "", point);
+        for endpoint in [None, Some(PeerEndpoint::new())] {
+            check("Ada", "Ada", endpoint);
+            check("", "", endpoint);
         }
-        // Cut where a letter ends.
+        // Truncated at a character boundary.
         let long = "ü".repeat(200);
         check(&long, &"ü".repeat(126), None);
-        check(&long, &"ü".repeat(113), Some(MeetingPoint::new()));
+        check(&long, &"ü".repeat(113), Some(PeerEndpoint::new()));
     }
 
     #[test]
-    fn a_secret_is_never_shown_and_a_proof_is_good_for_one_side_of_one_meeting() {
-        let point = MeetingPoint::new();
-        assert_eq!(format!("{point:?}"), "MeetingPoint");
-        let meeting = Meeting::default();
-        let proof = point.proof(Role::Holder, &meeting);
-        assert!(point.accepts(Role::Holder, &meeting, &proof));
-        assert!(!point.accepts(Role::Joiner, &meeting, &proof));
-        assert!(!MeetingPoint::new().accepts(Role::Holder, &meeting, &proof));
+    fn secrets_are_hidden_and_a_proof_is_valid_for_one_side_of_one_handshake() {
+        let endpoint = PeerEndpoint::new();
+        assert_eq!(format!("{endpoint:?}"), "PeerEndpoint");
+        let handshake = Handshake::default();
+        let proof = endpoint.proof(Role::Holder, &handshake);
+        assert!(endpoint.verify(Role::Holder, &handshake, &proof));
+        assert!(!endpoint.verify(Role::Joiner, &handshake, &proof));
+        assert!(!PeerEndpoint::new().verify(Role::Holder, &handshake, &proof));
         for other in [
-            Meeting {
-                holders: [1; 16],
-                ..meeting
+            Handshake {
+                holder_nonce: [1; 16],
+                ..handshake
             },
-            Meeting {
-                joiners: [1; 16],
-                ..meeting
+            Handshake {
+                joiner_nonce: [1; 16],
+                ..handshake
             },
         ] {
-            assert!(!point.accepts(Role::Holder, &other, &proof));
+            assert!(!endpoint.verify(Role::Holder, &other, &proof));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Messages to the kernel and its answers, as far as they are the same for every family of netlink.
+//! Netlink requests and responses, as far as they are the same for all netlink families.
 //!
-//! The kernel does what is asked while it takes the message. So all answers are there when sending returns, and reading
-//! never waits.
+//! The kernel processes a request while it is sent. So all responses are available when sending returns, and reading never
+//! blocks.
 
 use std::os::fd::OwnedFd;
 
@@ -12,27 +12,27 @@ use rustix::net::{
     recv, sendto, socket_with,
 };
 
-/// Asks for something. Every message to the kernel has this flag.
+/// Set in every request (`NLM_F_REQUEST`).
 const REQUEST: u16 = 0x1;
-/// Asks for an answer also when all went well.
+/// Requests a response also on success (`NLM_F_ACK`).
 pub(super) const ACKNOWLEDGE: u16 = 0x4;
-/// Asks for all there is.
+/// Requests all items (`NLM_F_DUMP`).
 pub(super) const DUMP: u16 = 0x300;
-/// Makes what is not there, and fails when it is.
+/// Creates the item, and fails if it exists (`NLM_F_EXCL`).
 pub(super) const CREATE_NEW: u16 = 0x200 | CREATE;
-/// Makes what is not there.
+/// Creates the item if it does not exist (`NLM_F_CREATE`).
 pub(super) const CREATE: u16 = 0x400;
-/// Adds at the end of a list.
+/// Appends to a list (`NLM_F_APPEND`).
 pub(super) const APPEND: u16 = 0x800;
 
-const HEADER: usize = 16;
+const HEADER_LEN: usize = 16;
 const KIND_ERROR: u16 = 2;
 const KIND_DONE: u16 = 3;
 const NESTED: u16 = 0x8000;
-/// What a kernel puts into one answer at most, and more.
-const ANSWER_BYTES: usize = 64 * 1024;
+/// Larger than any response of the kernel.
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-/// One message, without the parts of its header that only matter on the way.
+/// A request, without the parts of its header that are only needed for sending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) kind: u16,
@@ -50,7 +50,7 @@ impl Attributes {
     }
 
     pub(super) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        // Values here are names, numbers and short lists; the format has no place for a longer one.
+        // All values are names, numbers and short lists, far below the limit of the format.
         let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
         self.0.extend_from_slice(&length.to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
@@ -65,7 +65,7 @@ impl Attributes {
         self.bytes(kind, &terminated)
     }
 
-    /// A number in the order of the network, as nftables has them.
+    /// A number in network byte order, which nftables uses.
     pub(super) fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
@@ -79,7 +79,7 @@ impl Attributes {
     }
 }
 
-/// The attributes in a message's body, after its fixed part. What is cut short ends the list.
+/// The attributes in a message's body, after its fixed part, up to the first truncated one.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
@@ -90,33 +90,33 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
     })
 }
 
-/// What the kernel said about the message at this position of a request.
+/// A response to the message at this position of a batch of requests.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct Response {
     pub(super) position: usize,
-    pub(super) content: Content,
+    pub(super) content: ResponseContent,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Content {
-    /// It is done, or this was all.
+pub(super) enum ResponseContent {
+    /// Success, or the end of a list.
     Done,
     Failed(Errno),
-    /// One of the things that were asked for, without its header.
+    /// One of the requested items, without its header.
     Item(Vec<u8>),
 }
 
-/// A conversation with one part of the kernel, in the network namespace of the thread that opened it.
+/// A netlink socket of one family, in the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub(super) struct Netlink {
     socket: OwnedFd,
-    /// Tells this socket from all others of the same part and namespace, as long as it is open.
-    pub(super) number: u32,
+    /// The address of the socket: unique in its family and namespace while the socket is open.
+    pub(super) port_id: u32,
     sequence: u32,
 }
 
 impl Netlink {
-    /// Without a protocol the conversation is about addresses and routes, whose number is 0.
+    /// No protocol means `NETLINK_ROUTE`, the family for addresses and routes, whose number is 0.
     pub(super) fn open(protocol: Option<Protocol>) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -124,13 +124,13 @@ impl Netlink {
         let own = SocketAddrNetlink::try_from(getsockname(&socket)?)?;
         Ok(Self {
             socket,
-            number: own.pid(),
+            port_id: own.pid(),
             sequence: 0,
         })
     }
 
-    /// Sends messages together, and answers everything that the kernel says to them.
-    pub(super) fn request(&mut self, messages: &[Message]) -> Result<Vec<Answer>, Errno> {
+    /// Sends messages as one batch, and returns all responses.
+    pub(super) fn request(&mut self, messages: &[Message]) -> Result<Vec<Response>, Errno> {
         let first = self.sequence.wrapping_add(1);
         let mut bytes = Vec::new();
         for message in messages {
@@ -139,26 +139,26 @@ impl Netlink {
         }
         let kernel = SocketAddrNetlink::new(0, 0);
         sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
-        let mut answers = Vec::new();
-        let mut buffer = vec![0; ANSWER_BYTES];
+        let mut responses = Vec::new();
+        let mut buffer = vec![0; MAX_RESPONSE_BYTES];
         loop {
             match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
-                Ok((_, length)) => decode(&buffer[..length], first, messages.len(), &mut answers),
+                Ok((_, length)) => decode(&buffer[..length], first, messages.len(), &mut responses),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(answers),
+                Err(Errno::AGAIN) => return Ok(responses),
                 Err(errno) => return Err(errno),
             }
         }
     }
 
-    /// Everything that answers one question.
-    pub(super) fn items(&mut self, question: Message) -> Result<Vec<Vec<u8>>, Errno> {
+    /// All items that the kernel returns for one request.
+    pub(super) fn items(&mut self, request: Message) -> Result<Vec<Vec<u8>>, Errno> {
         let mut items = Vec::new();
-        for answer in self.request(&[question])? {
-            match answer.content {
-                Content::Done => {}
-                Content::Failed(errno) => return Err(errno),
-                Content::Item(body) => items.push(body),
+        for response in self.request(&[request])? {
+            match response.content {
+                ResponseContent::Done => {}
+                ResponseContent::Failed(errno) => return Err(errno),
+                ResponseContent::Item(body) => items.push(body),
             }
         }
         Ok(items)
@@ -166,8 +166,8 @@ impl Netlink {
 }
 
 fn encode(message: &Message, sequence: u32, bytes: &mut Vec<u8>) {
-    // A message has a few rules or ports in it: gigabytes are out of reach.
-    let length = u32::try_from(HEADER + message.body.len()).unwrap_or(u32::MAX);
+    // A message contains a few rules or ports, far below the limit of the format.
+    let length = u32::try_from(HEADER_LEN + message.body.len()).unwrap_or(u32::MAX);
     bytes.extend_from_slice(&length.to_ne_bytes());
     bytes.extend_from_slice(&message.kind.to_ne_bytes());
     bytes.extend_from_slice(&(message.flags | REQUEST).to_ne_bytes());
@@ -177,16 +177,16 @@ fn encode(message: &Message, sequence: u32, bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
-/// Splits what was read. What is no answer to the `count` messages from sequence number `first` on is left out.
-fn decode(mut bytes: &[u8], first: u32, count: usize, answers: &mut Vec<Answer>) {
-    while let Some(header) = bytes.get(..HEADER) {
+/// Decodes responses. Those that do not belong to the `count` messages from sequence number `first` on are skipped.
+fn decode(mut bytes: &[u8], first: u32, count: usize, responses: &mut Vec<Response>) {
+    while let Some(header) = bytes.get(..HEADER_LEN) {
         let number = |at: usize| {
             let bytes = header.get(at..at + 4).and_then(|four| four.try_into().ok());
             u32::from_ne_bytes(bytes.unwrap_or_default())
         };
         let kind = u16::from_ne_bytes([header[4], header[5]]);
         let length = usize::try_from(number(0)).unwrap_or(usize::MAX);
-        let Some(body) = bytes.get(HEADER..length) else {
+        let Some(body) = bytes.get(HEADER_LEN..length) else {
             return;
         };
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -198,13 +198,13 @@ fn decode(mut bytes: &[u8], first: u32, count: usize, answers: &mut Vec<Answer>)
             KIND_ERROR | KIND_DONE => {
                 let code = body.get(..4).and_then(|four| four.try_into().ok());
                 match i32::from_ne_bytes(code.unwrap_or_default()) {
-                    0.. => Content::Done,
-                    code => Content::Failed(Errno::from_raw_os_error(-code)),
+                    0.. => ResponseContent::Done,
+                    code => ResponseContent::Failed(Errno::from_raw_os_error(-code)),
                 }
             }
-            _ => Content::Item(body.to_vec()),
+            _ => ResponseContent::Item(body.to_vec()),
         };
-        answers.push(Answer { position, content });
+        responses.push(Response { position, content });
     }
 }
 
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_padded_and_read_back() {
+    fn attributes_are_padded_and_survive_encoding() {
         let inner = Attributes::new().number(3, 7);
         let list = Attributes::new().text(1, "ab").nested(2, &inner);
         let bytes = list.into_bytes();
@@ -226,18 +226,18 @@ mod tests {
     }
 
     #[test]
-    fn attributes_that_are_cut_short_end_the_list() {
+    fn truncated_attributes_end_the_list() {
         let bytes = Attributes::new().number(1, 1).number(2, 2).into_bytes();
         for length in 0..bytes.len() {
             assert_eq!(attributes(&bytes[..length]).count(), length / 8);
         }
-        // A length that covers not even itself.
+        // A length that is smaller than its own field.
         assert_eq!(attributes(&[1, 0, 1, 0, 0, 0]).count(), 0);
     }
 
     #[test]
-    fn answers_find_their_message() {
-        let answer = |kind, sequence, body: &[u8]| {
+    fn responses_are_matched_to_their_requests() {
+        let response = |kind, sequence, body: &[u8]| {
             let mut bytes = Vec::new();
             let body = body.to_vec();
             let message = Message {
@@ -248,23 +248,23 @@ mod tests {
             encode(&message, sequence, &mut bytes);
             bytes
         };
-        let mut bytes = answer(KIND_ERROR, 11, &(-1_i32).to_ne_bytes());
-        bytes.extend(answer(77, 10, &[1, 2, 3]));
-        bytes.extend(answer(KIND_DONE, 10, &0_i32.to_ne_bytes()));
-        // To a question that was asked before.
-        bytes.extend(answer(KIND_DONE, 9, &0_i32.to_ne_bytes()));
-        let mut answers = Vec::new();
-        decode(&bytes, 10, 2, &mut answers);
-        let contents: Vec<_> = answers
+        let mut bytes = response(KIND_ERROR, 11, &(-1_i32).to_ne_bytes());
+        bytes.extend(response(77, 10, &[1, 2, 3]));
+        bytes.extend(response(KIND_DONE, 10, &0_i32.to_ne_bytes()));
+        // The response to an earlier request.
+        bytes.extend(response(KIND_DONE, 9, &0_i32.to_ne_bytes()));
+        let mut responses = Vec::new();
+        decode(&bytes, 10, 2, &mut responses);
+        let contents: Vec<_> = responses
             .into_iter()
-            .map(|answer| (answer.position, answer.content))
+            .map(|response| (response.position, response.content))
             .collect();
         assert_eq!(
             contents,
             [
-                (1, Content::Failed(Errno::PERM)),
-                (0, Content::Item(vec![1, 2, 3])),
-                (0, Content::Done),
+                (1, ResponseContent::Failed(Errno::PERM)),
+                (0, ResponseContent::Item(vec![1, 2, 3])),
+                (0, ResponseContent::Done),
             ]
         );
         for length in 0..bytes.len() {

@@ -1,7 +1,7 @@
-//! The rules, as messages to nftables. Nothing here does anything.
+//! Builds the nftables rules as netlink messages, without sending them.
 //!
-//! As `nft` would print them, for an agent whose listeners have the ports 40001 and 40002, that redirects TCP port 80 and
-//! UDP port 53:
+//! For an agent whose listeners have the ports 40001 and 40002, and which redirects TCP port 80 and UDP port 53, `nft` prints
+//! the rules as:
 //!
 //! ```text
 //! table inet standin-1234 {
@@ -12,7 +12,7 @@
 //!     map udp_replies { type inet_service : inet_service; elements = { 40003 : 53, 40004 : 53 } }
 //!     chain prerouting {
 //!         type filter hook prerouting priority -50
-//!         meta mark { PASSING, REPLY } return
+//!         meta mark { PASSTHROUGH_MARK, REPLY_MARK } return
 //!         meta l4proto tcp tcp dport @tcp jump tcp
 //!         meta l4proto udp udp dport @udp_ipv4 jump udp
 //!     }
@@ -28,45 +28,48 @@
 //!     }
 //!     chain output {
 //!         type filter hook output priority -250
-//!         meta mark REPLY meta l4proto udp udp sport set udp sport map @udp_replies
+//!         meta mark REPLY_MARK meta l4proto udp udp sport set udp sport map @udp_replies
 //!     }
 //! }
-//! table inet standin-tcp-80 { comment "who holds it"; flags owner }
+//! table inet standin-tcp-80 { comment "the holder's name"; flags owner }
 //! ```
 //!
-//! - The priority is *after* destinations are rewritten (-100). Where a mesh's rules send a packet to its sidecar, the
-//!   packet is no longer for the application's port when we see it; what the sidecar sends on, is. So ciphertext is never
-//!   matched, and no rule of ours needs to know which mesh there is.
-//! - Only packets for an address of this namespace: the namespace of a node also forwards those of others.
-//! - `tproxy` gives a packet to the socket of its connection first. Is this not a transparent socket, the rule does not
-//!   match: connections that were open before stay what they are. Is there no listener any more, it does not match either.
-//! - What another transparent proxy has claimed is left to it. A connection that has ended (TIME_WAIT) claims nothing, and
-//!   has no mark: a client that uses its port again would otherwise reach the application past us. `tproxy` knows the case.
-//! - Answers to datagrams must come from the port that was asked, and the application's socket has that port. So they are
-//!   sent from another one, and the rule at the output puts the right number in, before connections are tracked (-200).
-//! - The tables named after a port hold nothing. A table can be made only once: they are the claim on the port.
+//! - The priority is *after* destination NAT (-100). If the rules of a mesh redirect a packet to its sidecar, the packet no
+//!   longer has the application's port when our rules see it, but the packets that the sidecar forwards do. So our rules
+//!   never match ciphertext, and they do not depend on the mesh.
+//! - Only packets for an address of this namespace match: the namespace of a node also forwards packets of others.
+//! - `tproxy` delivers a packet to the existing socket of its connection first. If that is not a transparent socket, the
+//!   rule does not match, so connections that were open before are not affected. If the listener is closed, it does not
+//!   match either.
+//! - Packets that belong to another transparent proxy are left to it. A closed connection (TIME_WAIT) has no mark and does
+//!   not count: otherwise a client that reuses its port would bypass the redirection. `tproxy` handles that case.
+//! - Replies to datagrams must come from the port that the client sent to, but the application's socket has that port. So
+//!   they are sent from another port, and the output rule rewrites the source port before connection tracking (-200).
+//! - The tables that are named after a port are empty. A table can be created only once, so they are the claim of the port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::expressions::{
-    FAMILY_IPV4, FAMILY_IPV6, TCP, UDP, data, fixed_port, give_to, has_mark, is_claimed, is_family,
-    is_local, is_protocol, jump, map_source_port, mapped_port, port_is_in, return_to_caller,
+    FAMILY_IPV4, FAMILY_IPV6, TCP, UDP, data, deliver_to, fixed_port, has_mark,
+    has_transparent_socket, is_family, is_local, is_protocol, jump, map_source_port, mapped_port,
+    port_is_in, return_to_caller,
 };
 use super::holder::Holder;
 use super::netlink::{APPEND, Attributes, CREATE, CREATE_NEW, Message};
 use super::{Port, Protocol};
 
-/// On the agent's connections to the original application, and on the connections that it accepts. The number stays clear
-/// of the bits that kube-proxy (0xc000), Cilium (0x0f00), Tailscale, Calico and Weave (above 0xffff) use.
-pub(super) const PASSING: u32 = 0x301d;
-/// On the agent's answers to redirected datagrams.
-pub(super) const REPLY: u32 = 0x301e;
+/// The mark of the agent's connections to the application, and of the connections that it accepts. The number avoids the
+/// bits that kube-proxy (0xc000), Cilium (0x0f00), Tailscale, Calico and Weave (above 0xffff) use.
+pub(super) const PASSTHROUGH_MARK: u32 = 0x301d;
+/// The mark of the agent's replies to redirected datagrams.
+pub(super) const REPLY_MARK: u32 = 0x301e;
 
-/// To what the listeners are bound: addresses for documentation, which nobody has. So only the rules reach a listener.
+/// The addresses of the listeners. They are reserved for documentation and not assigned to any host, so the listeners are
+/// reachable only through the rules.
 pub(super) const LISTEN_IPV4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub(super) const LISTEN_IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-const SUBSYSTEM: u16 = 10;
+const NFTABLES_SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const NEW_TABLE: u16 = 0;
@@ -91,20 +94,20 @@ const BEFORE_CONNECTION_TRACKING: i32 = -250;
 const TYPE_PORT: u32 = 13;
 const SET_IS_MAP: u32 = 8;
 
-/// The ports at which this agent's listeners for TCP are bound.
+/// The ports of this agent's TCP listeners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Listening {
+pub(super) struct ListenerPorts {
     pub(super) ipv4: u16,
-    /// None where the kernel has no IPv6.
+    /// None if the kernel has no IPv6.
     pub(super) ipv6: Option<u16>,
 }
 
-/// The ports at which this agent's sockets for one redirected UDP port are bound.
-pub(super) type UdpListening = Listening;
+/// The ports of this agent's sockets for one redirected UDP port.
+pub(super) type UdpSocketPorts = ListenerPorts;
 
-/// A part of a transaction, so that a refusal can be understood.
+/// The kind of a message in a transaction, to explain an error of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum TransactionPart {
     Transaction,
     Table,
     Claim(Port),
@@ -113,11 +116,11 @@ pub(super) enum Part {
     Element,
 }
 
-/// Changes that happen together or not at all.
+/// Changes that are applied atomically.
 #[derive(Debug)]
 pub(super) struct Transaction<'a> {
     table: &'a str,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<TransactionPart>,
     pub(super) messages: Vec<Message>,
 }
 
@@ -134,17 +137,18 @@ impl<'a> Transaction<'a> {
 
     pub(super) fn end(mut self) -> Self {
         if let Some(last) = self.messages.last_mut() {
-            // The only one: an answer to each of many would not fit the socket's buffer. Refusals come unasked.
+            // Only the last change is acknowledged, because responses to all of them could exceed the socket's buffer. Errors
+            // are always reported.
             last.flags |= super::netlink::ACKNOWLEDGE;
         }
         self.delimiter(BATCH_END);
         self
     }
 
-    /// Everything but ports.
-    pub(super) fn make_table(&mut self, listening: Listening, holder: &Holder) {
+    /// Creates the table with all chains, sets and rules, without ports.
+    pub(super) fn create_table(&mut self, listeners: ListenerPorts, holder: &Holder) {
         self.push(
-            Part::Table,
+            TransactionPart::Table,
             NEW_TABLE,
             CREATE_NEW,
             table(self.table, holder),
@@ -158,7 +162,7 @@ impl<'a> Transaction<'a> {
         self.chain("prerouting", Some((PREROUTING, AFTER_DESTINATION_NAT)));
         self.chain("output", Some((OUTPUT, BEFORE_CONNECTION_TRACKING)));
 
-        for mark in [PASSING, REPLY] {
+        for mark in [PASSTHROUGH_MARK, REPLY_MARK] {
             self.rule(
                 "prerouting",
                 [has_mark(mark).as_slice(), &[return_to_caller()]],
@@ -175,34 +179,42 @@ impl<'a> Transaction<'a> {
         let ipv4 = IpAddr::V4(LISTEN_IPV4);
         let ipv6 = IpAddr::V6(LISTEN_IPV6);
         for chain in ["tcp", "udp"] {
-            self.rule(chain, [&is_claimed()[..], &[return_to_caller()]]);
+            self.rule(
+                chain,
+                [&has_transparent_socket()[..], &[return_to_caller()]],
+            );
         }
         let fixed = |port: u16| [fixed_port(port)];
-        self.give("tcp", ipv4, &fixed(listening.ipv4));
-        self.give("udp", ipv4, &mapped_port("udp_ipv4"));
-        if let Some(port) = listening.ipv6 {
-            self.give("tcp", ipv6, &fixed(port));
-            self.give("udp", ipv6, &mapped_port("udp_ipv6"));
+        self.add_delivery("tcp", ipv4, &fixed(listeners.ipv4));
+        self.add_delivery("udp", ipv4, &mapped_port("udp_ipv4"));
+        if let Some(port) = listeners.ipv6 {
+            self.add_delivery("tcp", ipv6, &fixed(port));
+            self.add_delivery("udp", ipv6, &mapped_port("udp_ipv6"));
         }
         self.rule(
             "output",
             [
-                &has_mark(REPLY)[..],
+                &has_mark(REPLY_MARK)[..],
                 &is_protocol(UDP),
                 &map_source_port("udp_replies"),
             ],
         );
     }
 
-    /// Makes the port ours, before anything is redirected.
+    /// Claims the port for this agent. Must come before its redirection.
     pub(super) fn claim(&mut self, port: Port, holder: &Holder) {
         let attributes = table(&claim_name(port), holder);
-        self.push(Part::Claim(port), NEW_TABLE, CREATE_NEW, attributes);
+        self.push(
+            TransactionPart::Claim(port),
+            NEW_TABLE,
+            CREATE_NEW,
+            attributes,
+        );
     }
 
     pub(super) fn release(&mut self, port: Port) {
         let name = Attributes::new().text(1, &claim_name(port));
-        self.push(Part::Claim(port), DELETE_TABLE, 0, name);
+        self.push(TransactionPart::Claim(port), DELETE_TABLE, 0, name);
     }
 
     pub(super) fn add_tcp(&mut self, port: u16) {
@@ -213,40 +225,40 @@ impl<'a> Transaction<'a> {
         self.element(DELETE_ELEMENT, "tcp", port, None);
     }
 
-    pub(super) fn add_udp(&mut self, port: u16, listening: UdpListening) {
-        self.element(NEW_ELEMENT, "udp_ipv4", port, Some(listening.ipv4));
-        self.element(NEW_ELEMENT, "udp_replies", listening.ipv4, Some(port));
-        if let Some(ipv6) = listening.ipv6 {
+    pub(super) fn add_udp(&mut self, port: u16, sockets: UdpSocketPorts) {
+        self.element(NEW_ELEMENT, "udp_ipv4", port, Some(sockets.ipv4));
+        self.element(NEW_ELEMENT, "udp_replies", sockets.ipv4, Some(port));
+        if let Some(ipv6) = sockets.ipv6 {
             self.element(NEW_ELEMENT, "udp_ipv6", port, Some(ipv6));
             self.element(NEW_ELEMENT, "udp_replies", ipv6, Some(port));
         }
     }
 
-    /// Nothing more is redirected. Answers to what was, still come from the right port.
-    pub(super) fn remove_udp(&mut self, port: u16, listening: UdpListening) {
+    /// Ends the redirection of the port. Replies to datagrams that were redirected before still have the right source port.
+    pub(super) fn remove_udp(&mut self, port: u16, sockets: UdpSocketPorts) {
         self.element(DELETE_ELEMENT, "udp_ipv4", port, None);
-        if listening.ipv6.is_some() {
+        if sockets.ipv6.is_some() {
             self.element(DELETE_ELEMENT, "udp_ipv6", port, None);
         }
     }
 
-    /// Forgets a socket that is closed.
-    pub(super) fn remove_replies(&mut self, listening: UdpListening) {
-        for port in [Some(listening.ipv4), listening.ipv6].into_iter().flatten() {
+    /// Removes the source port mapping of sockets that are closed.
+    pub(super) fn remove_replies(&mut self, sockets: UdpSocketPorts) {
+        for port in [Some(sockets.ipv4), sockets.ipv6].into_iter().flatten() {
             self.element(DELETE_ELEMENT, "udp_replies", port, None);
         }
     }
 
     fn delimiter(&mut self, kind: u16) {
-        self.parts.push(Part::Transaction);
+        self.parts.push(TransactionPart::Transaction);
         self.messages.push(Message {
             kind,
             flags: 0,
-            body: [&[0, 0][..], &SUBSYSTEM.to_be_bytes()].concat(),
+            body: [&[0, 0][..], &NFTABLES_SUBSYSTEM.to_be_bytes()].concat(),
         });
     }
 
-    fn push(&mut self, part: Part, kind: u16, flags: u16, attributes: Attributes) {
+    fn push(&mut self, part: TransactionPart, kind: u16, flags: u16, attributes: Attributes) {
         self.parts.push(part);
         self.messages.push(message(kind, flags, attributes));
     }
@@ -261,25 +273,25 @@ impl<'a> Transaction<'a> {
         if is_map {
             attributes = attributes.number(6, TYPE_PORT).number(7, 2);
         }
-        // The number would tell sets without a name apart; the kernel wants it anyway.
-        let number = u32::try_from(self.messages.len()).unwrap_or(u32::MAX);
+        // The kernel requires an ID, although it only distinguishes anonymous sets.
+        let id = u32::try_from(self.messages.len()).unwrap_or(u32::MAX);
         self.push(
-            Part::Rule,
+            TransactionPart::Rule,
             NEW_SET,
             CREATE_NEW,
-            attributes.number(10, number),
+            attributes.number(10, id),
         );
     }
 
     fn chain(&mut self, name: &str, hook: Option<(u32, i32)>) {
         let mut attributes = Attributes::new().text(1, self.table).text(3, name);
         if let Some((hook, priority)) = hook {
-            let place = Attributes::new()
+            let hook = Attributes::new()
                 .number(1, hook)
                 .bytes(2, &priority.to_be_bytes());
-            attributes = attributes.nested(4, &place).text(7, "filter");
+            attributes = attributes.nested(4, &hook).text(7, "filter");
         }
-        self.push(Part::Rule, NEW_CHAIN, CREATE_NEW, attributes);
+        self.push(TransactionPart::Rule, NEW_CHAIN, CREATE_NEW, attributes);
     }
 
     fn rule<const COUNT: usize>(&mut self, chain: &str, expressions: [&[Attributes]; COUNT]) {
@@ -293,19 +305,19 @@ impl<'a> Transaction<'a> {
             .text(1, self.table)
             .text(2, chain)
             .nested(4, &list);
-        self.push(Part::Rule, NEW_RULE, CREATE | APPEND, attributes);
+        self.push(TransactionPart::Rule, NEW_RULE, CREATE | APPEND, attributes);
     }
 
-    /// Gives packets for this namespace to the socket at `address` and at the port that `load_port` leaves in the second
-    /// register.
-    fn give(&mut self, chain: &str, address: IpAddr, load_port: &[Attributes]) {
+    /// Adds a rule that delivers packets for this namespace to the socket with `address` and the port that `load_port` loads
+    /// into the second register.
+    fn add_delivery(&mut self, chain: &str, address: IpAddr, load_port: &[Attributes]) {
         let family = match address {
             IpAddr::V4(_) => FAMILY_IPV4,
             IpAddr::V6(_) => FAMILY_IPV6,
         };
-        let give = give_to(address);
+        let deliver = deliver_to(address);
         let is_family = is_family(family);
-        self.rule(chain, [&is_family[..], load_port, &is_local(), &give]);
+        self.rule(chain, [&is_family[..], load_port, &is_local(), &deliver]);
     }
 
     fn element(&mut self, kind: u16, set: &str, key: u16, value: Option<u16>) {
@@ -318,12 +330,12 @@ impl<'a> Transaction<'a> {
             .text(2, set)
             .nested(3, &Attributes::new().nested(1, &element));
         let flags = if kind == NEW_ELEMENT { CREATE_NEW } else { 0 };
-        self.push(Part::Element, kind, flags, attributes);
+        self.push(TransactionPart::Element, kind, flags, attributes);
     }
 }
 
-/// Asks for the table that claims a port.
-pub(super) fn ask_for_claim(port: Port) -> Message {
+/// The request for the table that claims a port.
+pub(super) fn claim_request(port: Port) -> Message {
     let name = Attributes::new().text(1, &claim_name(port));
     message(GET_TABLE, 0, name)
 }
@@ -347,7 +359,7 @@ fn message(kind: u16, flags: u16, attributes: Attributes) -> Message {
     let mut body = vec![FAMILY_INET, 0, 0, 0];
     body.extend(attributes.into_bytes());
     Message {
-        kind: SUBSYSTEM << 8 | kind,
+        kind: NFTABLES_SUBSYSTEM << 8 | kind,
         flags,
         body,
     }
@@ -362,13 +374,14 @@ mod tests {
         let mut transaction = Transaction::new("table");
         let holder = Holder {
             name: "Ada".to_owned(),
-            meeting_point: None,
+            peer_endpoint: None,
         };
         transaction.claim(Port::tcp(80), &holder);
         transaction.add_tcp(80);
         let transaction = transaction.end();
-        let asks = |message: &Message| message.flags & super::super::netlink::ACKNOWLEDGE != 0;
-        let asking: Vec<_> = transaction.messages.iter().map(asks).collect();
-        assert_eq!(asking, [false, false, true, false]);
+        let is_acknowledged =
+            |message: &Message| message.flags & super::super::netlink::ACKNOWLEDGE != 0;
+        let acknowledged: Vec<_> = transaction.messages.iter().map(is_acknowledged).collect();
+        assert_eq!(acknowledged, [false, false, true, false]);
     }
 }

@@ -1,4 +1,5 @@
-//! Sockets of the target's network that act for addresses of others. Made by a thread inside of that network.
+//! Transparent sockets in the target's network, for addresses that are not their own. Must be created by a thread inside
+//! that network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -8,44 +9,43 @@ use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, listen, socket_with, sockopt,
 };
 
-use super::rules::{LISTEN_IPV4, LISTEN_IPV6, Listening, PASSING, REPLY};
+use super::rules::{LISTEN_IPV4, LISTEN_IPV6, ListenerPorts, PASSTHROUGH_MARK, REPLY_MARK};
 use super::sys;
 use crate::{Error, Result};
 
-/// The kernel cuts it to what the namespace allows.
+/// The kernel limits it to the maximum of the namespace.
 const BACKLOG: i32 = 65_535;
 
-/// One socket for each family that the kernel has.
+/// One socket for each address family that the kernel supports.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(super) struct SocketPair {
     pub(super) ipv4: OwnedFd,
     pub(super) ipv6: Option<OwnedFd>,
-    pub(super) listening: Listening,
+    pub(super) ports: ListenerPorts,
 }
 
-/// Accepts the connections of all redirected ports.
-pub(super) fn listeners() -> Result<Pair> {
-    let pair = pair(SocketType::STREAM, PASSING)?;
+/// The listeners for the connections of all redirected ports.
+pub(super) fn listeners() -> Result<SocketPair> {
+    let pair = pair(SocketType::STREAM, PASSTHROUGH_MARK)?;
     for socket in [Some(&pair.ipv4), pair.ipv6.as_ref()].into_iter().flatten() {
-        listen(socket, BACKLOG).map_err(refused)?;
+        listen(socket, BACKLOG).map_err(to_error)?;
     }
     Ok(pair)
 }
 
-/// Receives the datagrams of one redirected port, and sends the answers.
-pub(super) fn datagrams() -> Result<Pair> {
-    pair(SocketType::DGRAM, REPLY)
+/// The sockets for the datagrams and replies of one redirected port.
+pub(super) fn datagrams() -> Result<SocketPair> {
+    pair(SocketType::DGRAM, REPLY_MARK)
 }
 
-/// A socket for a connection to the original application, or for datagrams to it. Bound to a port when asked, because a
-/// socket of UDP has none otherwise until it sends.
-pub(super) fn passing(address: IpAddr, kind: SocketType) -> Result<OwnedFd> {
+/// A socket for a connection to the application, or for datagrams to it. Its mark exempts it from the redirection.
+pub(super) fn passthrough(address: IpAddr, kind: SocketType) -> Result<OwnedFd> {
     let socket = make(address.is_ipv6(), kind).map_err(Error::operation("make a socket"))?;
-    sys::set_mark(&socket, PASSING).map_err(refused)?;
+    sys::set_mark(&socket, PASSTHROUGH_MARK).map_err(to_error)?;
     Ok(socket)
 }
 
-/// A socket without any rights, for a probe, and its port.
+/// An ordinary socket for a probe, and its port.
 pub(super) fn probe(address: IpAddr, kind: SocketType) -> Result<(OwnedFd, u16), Errno> {
     let socket = make(address.is_ipv6(), kind)?;
     let any: IpAddr = match address {
@@ -57,12 +57,12 @@ pub(super) fn probe(address: IpAddr, kind: SocketType) -> Result<(OwnedFd, u16),
     Ok((socket, port))
 }
 
-fn pair(kind: SocketType, mark: u32) -> Result<Pair> {
+fn pair(kind: SocketType, mark: u32) -> Result<SocketPair> {
     let bound = |address: IpAddr| {
         let ipv6 = address.is_ipv6();
         let socket = make(ipv6, kind)?;
         sys::set_transparent(&socket, ipv6)?;
-        // An application that starts again binds to its port while connections that we accepted for it are open.
+        // Lets a restarted application bind to its port while connections that we accepted on that port are open.
         sockopt::set_socket_reuseaddr(&socket, kind == SocketType::STREAM)?;
         sys::set_mark(&socket, mark)?;
         if kind == SocketType::DGRAM {
@@ -72,17 +72,17 @@ fn pair(kind: SocketType, mark: u32) -> Result<Pair> {
         let port = own_port(&socket)?;
         Ok((socket, port))
     };
-    let (ipv4, ipv4_port) = bound(LISTEN_IPV4.into()).map_err(refused)?;
+    let (ipv4, ipv4_port) = bound(LISTEN_IPV4.into()).map_err(to_error)?;
     let (ipv6, ipv6_port) = match bound(LISTEN_IPV6.into()) {
         Ok((socket, port)) => (Some(socket), Some(port)),
         // The kernel has no IPv6.
         Err(Errno::AFNOSUPPORT) => (None, None),
-        Err(errno) => return Err(refused(errno)),
+        Err(errno) => return Err(to_error(errno)),
     };
-    Ok(Pair {
+    Ok(SocketPair {
         ipv4,
         ipv6,
-        listening: Listening {
+        ports: ListenerPorts {
             ipv4: ipv4_port,
             ipv6: ipv6_port,
         },
@@ -106,7 +106,7 @@ fn own_port(socket: &OwnedFd) -> Result<u16, Errno> {
     Ok(SocketAddr::try_from(getsockname(socket)?)?.port())
 }
 
-fn refused(source: Errno) -> Error {
+fn to_error(source: Errno) -> Error {
     let hint = match source {
         Errno::PERM | Errno::ACCESS => {
             "it needs the capability NET_ADMIN in the target's network: give it to the agent"

@@ -1,8 +1,8 @@
-//! Options and messages of sockets that no safe crate wraps.
+//! Socket options and control messages that no safe crate wraps.
 
 #![expect(
     unsafe_code,
-    reason = "sockets that act for foreign addresses have no other interface; each call says why it is sound"
+    reason = "transparent sockets have no other interface; each call says why it is sound"
 )]
 
 use std::io;
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use libc::{c_int, c_void};
 use rustix::io::{Errno, Result};
 
-/// Lets the socket have addresses that are not this namespace's.
+/// Lets the socket use addresses that do not belong to this namespace (`IP_TRANSPARENT`).
 pub(super) fn set_transparent(socket: impl AsFd, ipv6: bool) -> Result<()> {
     match ipv6 {
         false => set_option(socket, libc::SOL_IP, libc::IP_TRANSPARENT),
@@ -21,7 +21,7 @@ pub(super) fn set_transparent(socket: impl AsFd, ipv6: bool) -> Result<()> {
     }
 }
 
-/// Has the kernel say with each datagram for which address it was.
+/// Makes the kernel pass the original destination address with each datagram.
 pub(super) fn set_receive_destination(socket: impl AsFd, ipv6: bool) -> Result<()> {
     match ipv6 {
         false => set_option(socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR),
@@ -29,7 +29,7 @@ pub(super) fn set_receive_destination(socket: impl AsFd, ipv6: bool) -> Result<(
     }
 }
 
-/// Puts a mark on every packet of the socket.
+/// Sets a mark on every packet of the socket.
 pub(super) fn set_mark(socket: impl AsFd, mark: u32) -> Result<()> {
     set_value(socket, libc::SOL_SOCKET, libc::SO_MARK, mark)
 }
@@ -56,11 +56,11 @@ fn set_value(socket: impl AsFd, level: c_int, name: c_int, value: u32) -> Result
     }
 }
 
-/// Room for the control messages that are sent and received here, aligned as their headers need it.
+/// A buffer for control messages, aligned as their headers require.
 #[repr(C, align(8))]
 struct Control([u8; 128]);
 
-/// A datagram that was received.
+/// The length and addresses of a received datagram.
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) length: usize,
@@ -72,7 +72,7 @@ pub(super) struct Received {
 pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     let mut control = Control([0; 128]);
     let mut peer = MaybeUninit::<libc::sockaddr_storage>::zeroed();
-    let mut piece = libc::iovec {
+    let mut buffers = libc::iovec {
         iov_base: buffer.as_mut_ptr().cast(),
         iov_len: buffer.len(),
     };
@@ -80,7 +80,7 @@ pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Receiv
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_name = peer.as_mut_ptr().cast();
     message.msg_namelen = length_of(size_of::<libc::sockaddr_storage>());
-    message.msg_iov = &raw mut piece;
+    message.msg_iov = &raw mut buffers;
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = size_of::<Control>() as _;
@@ -101,7 +101,7 @@ pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Receiv
     }
 }
 
-/// Looks through the control messages.
+/// Finds the original destination in the control messages.
 ///
 /// # Safety
 ///
@@ -132,7 +132,7 @@ unsafe fn destination(message: &libc::msghdr) -> Option<SocketAddr> {
     None
 }
 
-/// Sends a datagram from an address that need not be the socket's own. The port is the socket's.
+/// Sends a datagram from an address that need not be the socket's own. The source port is the socket's.
 pub(super) fn send(
     socket: impl AsFd,
     payload: &[u8],
@@ -141,7 +141,7 @@ pub(super) fn send(
 ) -> io::Result<usize> {
     let (mut storage, length) = storage(to);
     let mut control = Control([0; 128]);
-    let mut piece = libc::iovec {
+    let mut buffers = libc::iovec {
         iov_base: payload.as_ptr().cast_mut().cast(),
         iov_len: payload.len(),
     };
@@ -149,20 +149,20 @@ pub(super) fn send(
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_name = (&raw mut storage).cast();
     message.msg_namelen = length;
-    message.msg_iov = &raw mut piece;
+    message.msg_iov = &raw mut buffers;
     message.msg_iovlen = 1;
     message.msg_control = control.0.as_mut_ptr().cast();
     match from {
         SocketAddr::V4(from) => {
-            let information = libc::in_pktinfo {
+            let packet_info = libc::in_pktinfo {
                 ipi_ifindex: 0,
                 ipi_spec_dst: ipv4(*from.ip()),
                 ipi_addr: ipv4(*from.ip()),
             };
-            put(&mut message, libc::SOL_IP, libc::IP_PKTINFO, information);
+            put(&mut message, libc::SOL_IP, libc::IP_PKTINFO, packet_info);
         }
         SocketAddr::V6(from) => {
-            let information = libc::in6_pktinfo {
+            let packet_info = libc::in6_pktinfo {
                 ipi6_addr: ipv6(*from.ip()),
                 ipi6_ifindex: from.scope_id() as _,
             };
@@ -170,7 +170,7 @@ pub(super) fn send(
                 &mut message,
                 libc::SOL_IPV6,
                 libc::IPV6_PKTINFO,
-                information,
+                packet_info,
             );
         }
     }
@@ -180,7 +180,7 @@ pub(super) fn send(
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Makes `value` the only control message. The message's control buffer is a whole [`Control`], which has room for it.
+/// Sets `value` as the only control message. The message's control buffer must be a [`Control`], which has room for it.
 fn put<T: Copy>(message: &mut libc::msghdr, level: c_int, kind: c_int, value: T) {
     let size = length_of(size_of::<T>());
     // SAFETY: the macros only calculate; the header and the value after it fit the buffer, which is aligned for both.
@@ -219,16 +219,16 @@ fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
 fn storage(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: all fields of this C structure may be zero.
     let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
-    let place = &raw mut storage;
+    let pointer = &raw mut storage;
     let size = match address {
         SocketAddr::V4(address) => {
             // SAFETY: the storage has room for any address and is aligned for all.
-            unsafe { place.cast::<libc::sockaddr_in>().write(c_ipv4(address)) };
+            unsafe { pointer.cast::<libc::sockaddr_in>().write(c_ipv4(address)) };
             size_of::<libc::sockaddr_in>()
         }
         SocketAddr::V6(address) => {
             // SAFETY: as above.
-            unsafe { place.cast::<libc::sockaddr_in6>().write(c_ipv6(address)) };
+            unsafe { pointer.cast::<libc::sockaddr_in6>().write(c_ipv6(address)) };
             size_of::<libc::sockaddr_in6>()
         }
     };
@@ -266,7 +266,7 @@ fn ipv6(address: std::net::Ipv6Addr) -> libc::in6_addr {
     }
 }
 
-/// Sizes of C structures are small.
+/// Converts the size of a C structure, which always fits.
 fn length_of(size: usize) -> libc::socklen_t {
     libc::socklen_t::try_from(size).unwrap_or(libc::socklen_t::MAX)
 }

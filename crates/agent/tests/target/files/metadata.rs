@@ -1,14 +1,13 @@
-//! What describes a file, and changing it.
+//! Metadata of files, and its changes.
 
 use super::*;
 
 #[tokio::test]
-async fn metadata_is_the_target_s() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn metadata_is_read_from_the_target() {
+    let (target, client) = target_and_client().await;
     let native = fs::metadata(target.path("/etc/greeting")).unwrap();
-    let found = stat(&client, Place::path("/srv/absolute")).await.unwrap();
+    let found = stat(&client, FileRef::path("/srv/absolute")).await.unwrap();
     assert_eq!(
         (found.inode, found.size, found.mode, found.uid, found.links),
         (native.ino(), 19, native.mode(), 0, 1)
@@ -18,27 +17,27 @@ async fn metadata_is_the_target_s() {
         (modified.seconds, i64::from(modified.nanoseconds)),
         (native.mtime(), native.mtime_nsec())
     );
-    let link = stat(&client, Place::path_no_follow("/srv/absolute"))
+    let link = stat(&client, FileRef::path_no_follow("/srv/absolute"))
         .await
         .unwrap();
     assert_eq!(link.mode & 0o170_000, 0o120_000);
-    // No right on the file itself is needed.
+    // Needs no permission on the file itself.
     assert_eq!(
-        stat(&client, Place::path("/etc/shadow"))
+        stat(&client, FileRef::path("/etc/shadow"))
             .await
             .unwrap()
             .size,
         6
     );
     assert_eq!(
-        errno(stat(&client, Place::path("/etc/missing")).await),
+        errno(stat(&client, FileRef::path("/etc/missing")).await),
         libc::ENOENT
     );
     assert_eq!(
-        errno(stat(&client, Place::path("/srv/locked/x")).await),
+        errno(stat(&client, FileRef::path("/srv/locked/x")).await),
         libc::EACCES
     );
-    // By handle, also without a name.
+    // By handle, after the file was unlinked.
     let opened = client.open(create("/srv/data/file")).await.unwrap();
     client
         .files()
@@ -48,17 +47,17 @@ async fn metadata_is_the_target_s() {
         .await
         .unwrap();
     assert_eq!(
-        stat(&client, Place::handle(opened.handle))
+        stat(&client, FileRef::handle(opened.handle))
             .await
             .unwrap()
             .links,
         0
     );
 
-    let place = Some(Place::path("/etc"));
+    let file_ref = Some(FileRef::path("/etc"));
     let filesystem = client
         .files()
-        .stat_filesystem(StatFilesystemRequest { place })
+        .stat_filesystem(StatFilesystemRequest { file: file_ref })
         .await;
     let filesystem = filesystem.unwrap().into_inner();
     // tmpfs
@@ -67,29 +66,28 @@ async fn metadata_is_the_target_s() {
 }
 
 #[tokio::test]
-async fn what_describes_a_file_is_changed() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn metadata_is_changed() {
+    let (target, client) = target_and_client().await;
     let mut files = client.files();
     let opened = client.open(create("/srv/data/file")).await.unwrap();
     client.write(opened.handle, 0, "0123456789").await.unwrap();
-    let place = || Some(Place::path("/srv/data/file"));
-    let foreign = || Some(Place::path("/etc/greeting"));
+    let file_ref = || Some(FileRef::path("/srv/data/file"));
+    let foreign = || Some(FileRef::path("/etc/greeting"));
     let native = || fs::metadata(target.path("/srv/data/file")).unwrap();
 
     files
         .set_mode(SetModeRequest {
-            place: place(),
+            file: file_ref(),
             mode: 0o4711,
         })
         .await
         .unwrap();
     assert_eq!(native().permissions().mode() & 0o7777, 0o4711);
-    let by_handle = Some(Place::handle(opened.handle));
+    let by_handle = Some(FileRef::handle(opened.handle));
     files
         .set_mode(SetModeRequest {
-            place: by_handle,
+            file: by_handle,
             mode: 0o600,
         })
         .await
@@ -99,7 +97,7 @@ async fn what_describes_a_file_is_changed() {
         errno(
             files
                 .set_mode(SetModeRequest {
-                    place: foreign(),
+                    file: foreign(),
                     mode: 0o777
                 })
                 .await
@@ -107,22 +105,22 @@ async fn what_describes_a_file_is_changed() {
         libc::EPERM
     );
 
-    // To a group of its own the target may give a file, to another user not.
+    // The target may change the group to one of its own groups, but not the owner.
     files
         .set_owner(SetOwnerRequest {
-            place: place(),
+            file: file_ref(),
             uid: None,
             gid: Some(2000),
         })
         .await
         .unwrap();
     assert_eq!((native().uid(), native().gid()), (1234, 2000));
-    let give_away = SetOwnerRequest {
-        place: place(),
+    let new_owner = SetOwnerRequest {
+        file: file_ref(),
         uid: Some(0),
         gid: None,
     };
-    assert_eq!(errno(files.set_owner(give_away).await), libc::EPERM);
+    assert_eq!(errno(files.set_owner(new_owner).await), libc::EPERM);
 
     let at = |seconds| {
         Some(NewTime {
@@ -134,7 +132,7 @@ async fn what_describes_a_file_is_changed() {
         })
     };
     let times = SetTimesRequest {
-        place: place(),
+        file: file_ref(),
         access_time: at(1),
         modification_time: at(2),
     };
@@ -148,7 +146,7 @@ async fn what_describes_a_file_is_changed() {
         time: None,
     });
     let times = SetTimesRequest {
-        place: place(),
+        file: file_ref(),
         access_time: None,
         modification_time: now,
     };
@@ -157,16 +155,16 @@ async fn what_describes_a_file_is_changed() {
 
     files
         .truncate(TruncateRequest {
-            place: place(),
+            file: file_ref(),
             size: 4,
         })
         .await
         .unwrap();
     assert_eq!(fs::read(target.path("/srv/data/file")).unwrap(), b"0123");
-    let by_handle = Some(Place::handle(opened.handle));
+    let by_handle = Some(FileRef::handle(opened.handle));
     files
         .truncate(TruncateRequest {
-            place: by_handle,
+            file: by_handle,
             size: 6,
         })
         .await
@@ -176,19 +174,19 @@ async fn what_describes_a_file_is_changed() {
         errno(
             files
                 .truncate(TruncateRequest {
-                    place: foreign(),
+                    file: foreign(),
                     size: 0
                 })
                 .await
         ),
         libc::EACCES
     );
-    let folder = Some(Place::path("/srv/data"));
+    let folder = Some(FileRef::path("/srv/data"));
     assert_eq!(
         errno(
             files
                 .truncate(TruncateRequest {
-                    place: folder,
+                    file: folder,
                     size: 0
                 })
                 .await
@@ -198,37 +196,36 @@ async fn what_describes_a_file_is_changed() {
 }
 
 #[tokio::test]
-async fn attributes_are_kept() {
-    let Some((_target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn extended_attributes_are_stored() {
+    let (_target, client) = target_and_client().await;
     let mut files = client.files();
     client.open(create("/srv/data/file")).await.unwrap();
-    let place = || Some(Place::path("/srv/data/file"));
+    let file_ref = || Some(FileRef::path("/srv/data/file"));
     let set = |value: &'static str| SetAttributeRequest {
-        place: place(),
+        file: file_ref(),
         name: "user.note".into(),
         value: value.into(),
         ..SetAttributeRequest::default()
     };
-    let answer = files.set_attribute(set("one")).await;
-    if let Err(status) = &answer
+    let result = files.set_attribute(set("one")).await;
+    if let Err(status) = &result
         && protocol::failure::Failure::from_status(status)
             .unwrap()
             .number()
             == Some(libc::EOPNOTSUPP)
     {
-        eprintln!("skipped: this kernel's tmpfs keeps no attributes");
+        eprintln!("skipped: tmpfs of this kernel does not support extended attributes");
         return;
     }
-    answer.unwrap();
+    result.unwrap();
     let again = SetAttributeRequest {
         create: true,
         ..set("two")
     };
     assert_eq!(errno(files.set_attribute(again).await), libc::EEXIST);
     let get = |name: &'static str| GetAttributeRequest {
-        place: place(),
+        file: file_ref(),
         name: name.into(),
     };
     assert_eq!(
@@ -245,17 +242,17 @@ async fn attributes_are_kept() {
         libc::ENODATA
     );
     let names = files
-        .list_attributes(ListAttributesRequest { place: place() })
+        .list_attributes(ListAttributesRequest { file: file_ref() })
         .await;
     assert_eq!(names.unwrap().into_inner().names, ["user.note"]);
     let remove = || RemoveAttributeRequest {
-        place: place(),
+        file: file_ref(),
         name: "user.note".into(),
     };
     files.remove_attribute(remove()).await.unwrap();
     assert_eq!(errno(files.remove_attribute(remove()).await), libc::ENODATA);
     let foreign = SetAttributeRequest {
-        place: Some(Place::path("/etc/greeting")),
+        file: Some(FileRef::path("/etc/greeting")),
         ..set("x")
     };
     assert_eq!(errno(files.set_attribute(foreign).await), libc::EACCES);

@@ -1,19 +1,18 @@
-//! Names: directories, links, and what makes, moves and removes them.
+//! Directories and links: listing, creating, renaming and removing.
 
 use super::*;
 
 #[tokio::test]
-async fn directories_are_listed_whole() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn directories_are_listed_completely() {
+    let (target, client) = target_and_client().await;
     let names = || (0..3000).map(|number| format!("file-with-a-rather-long-name-{number:05}"));
     for name in names() {
         fs::write(target.path("/srv/data").join(name), "x").unwrap();
     }
-    let strange = std::ffi::OsString::from_vec(b"\xff\xfe\n ".to_vec());
-    fs::write(target.path("/srv/data").join(strange), "").unwrap();
-    let mut entries = list(&client, Place::path("/srv/data")).await.unwrap();
+    let not_utf8 = std::ffi::OsString::from_vec(b"\xff\xfe\n ".to_vec());
+    fs::write(target.path("/srv/data").join(not_utf8), "").unwrap();
+    let mut entries = list(&client, FileRef::path("/srv/data")).await.unwrap();
     entries.sort_by(|left, right| left.name.cmp(&right.name));
     assert_eq!(entries.len(), 3001);
     for (entry, name) in entries.iter().zip(names()) {
@@ -38,50 +37,57 @@ async fn directories_are_listed_whole() {
         .await
         .unwrap();
     for _ in 0..2 {
-        let entries = list(&client, Place::handle(opened.handle)).await.unwrap();
+        let entries = list(&client, FileRef::handle(opened.handle)).await.unwrap();
         assert_eq!(entries.len(), 6);
     }
-    assert!(list(&client, Place::path("/run")).await.unwrap().is_empty());
+    assert!(
+        list(&client, FileRef::path("/run"))
+            .await
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(
-        errno(list(&client, Place::path("/etc/greeting")).await),
+        errno(list(&client, FileRef::path("/etc/greeting")).await),
         libc::ENOTDIR
     );
     assert_eq!(
-        errno(list(&client, Place::path("/srv/locked")).await),
+        errno(list(&client, FileRef::path("/srv/locked")).await),
         libc::EACCES
     );
     assert_eq!(
-        errno(list(&client, Place::path("/missing")).await),
+        errno(list(&client, FileRef::path("/missing")).await),
         libc::ENOENT
     );
 }
 
 #[tokio::test]
-async fn links_are_read_and_rights_are_asked() {
-    let Some((_target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn links_are_read_and_permissions_are_checked() {
+    let (_target, client) = target_and_client().await;
     let read_link = async |path: &str| {
-        let place = Some(Place::path(path.to_owned()));
-        let answer = client.files().read_link(ReadLinkRequest { place }).await;
-        answer.map(|answer| answer.into_inner().target)
+        let file_ref = Some(FileRef::path(path.to_owned()));
+        let response = client
+            .files()
+            .read_link(ReadLinkRequest { file: file_ref })
+            .await;
+        response.map(|response| response.into_inner().target)
     };
     assert_eq!(read_link("/srv/absolute").await.unwrap(), "/etc/greeting");
     assert_eq!(read_link("/srv/dangling").await.unwrap(), "nowhere");
     assert_eq!(errno(read_link("/etc/greeting").await), libc::EINVAL);
     assert_eq!(errno(read_link("/missing").await), libc::ENOENT);
 
-    let check = async |path: &str, rights: &str, expected: i32| {
+    let check = async |path: &str, permissions: &str, expected: i32| {
         let request = AccessRequest {
-            place: Some(Place::path(path.to_owned())),
-            read: rights.contains('r'),
-            write: rights.contains('w'),
-            execute: rights.contains('x'),
+            file: Some(FileRef::path(path.to_owned())),
+            read: permissions.contains('r'),
+            write: permissions.contains('w'),
+            execute: permissions.contains('x'),
         };
-        let answer = client.files().access(request).await;
+        let result = client.files().access(request).await;
         match expected {
-            0 => drop(answer.unwrap()),
-            number => assert_eq!(errno(answer), number, "{path} {rights}"),
+            0 => drop(result.unwrap()),
+            number => assert_eq!(errno(result), number, "{path} {permissions}"),
         }
     };
     check("/etc/greeting", "", 0).await;
@@ -95,10 +101,9 @@ async fn links_are_read_and_rights_are_asked() {
 }
 
 #[tokio::test]
-async fn names_are_made_moved_and_removed() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn entries_are_created_renamed_and_removed() {
+    let (target, client) = target_and_client().await;
     let mut files = client.files();
     let exists = |path: &str| fs::symlink_metadata(target.path(path)).is_ok();
     let path = |path: &str| Bytes::from(path.to_owned());
@@ -178,13 +183,13 @@ async fn names_are_made_moved_and_removed() {
         libc::EXDEV
     );
 
-    let link = |from: Place, to: &str| LinkRequest {
+    let link = |from: FileRef, to: &str| LinkRequest {
         from: Some(from),
         to: path(to),
     };
     files
         .link(link(
-            Place::path_no_follow("/srv/data/other"),
+            FileRef::path_no_follow("/srv/data/other"),
             "/srv/data/linked",
         ))
         .await
@@ -208,7 +213,7 @@ async fn names_are_made_moved_and_removed() {
     );
     files
         .link(link(
-            Place::path_no_follow("/srv/data/symbolic"),
+            FileRef::path_no_follow("/srv/data/symbolic"),
             "/srv/data/same-link",
         ))
         .await
@@ -225,7 +230,10 @@ async fn names_are_made_moved_and_removed() {
         libc::ENOENT
     );
     assert_eq!(
-        list(&client, Place::path("/srv/data")).await.unwrap().len(),
+        list(&client, FileRef::path("/srv/data"))
+            .await
+            .unwrap()
+            .len(),
         1
     );
 }

@@ -1,16 +1,15 @@
-//! Opening and reading: what a path leads to, and which bytes come.
+//! Opening and reading files.
 
 use super::*;
 
 #[tokio::test]
-async fn a_small_file_is_one_call() {
-    let Some((_target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn a_small_file_needs_one_call() {
+    let (_target, client) = target_and_client().await;
     let opened = client
         .open(OpenRequest {
             first_bytes: 65_536,
-            forget_when_whole: true,
+            close_if_whole: true,
             ..open("/etc/greeting")
         })
         .await
@@ -19,11 +18,11 @@ async fn a_small_file_is_one_call() {
     assert!(opened.whole);
     assert_eq!(opened.handle, 0);
     assert_eq!(opened.metadata.unwrap().size, 19);
-    // Cut, with a handle for the rest.
+    // Truncated, with a handle for the rest.
     let opened = client
         .open(OpenRequest {
             first_bytes: 4,
-            forget_when_whole: true,
+            close_if_whole: true,
             ..open("/etc/greeting")
         })
         .await
@@ -33,7 +32,7 @@ async fn a_small_file_is_one_call() {
         client.read(opened.handle, 4, 100).await.unwrap(),
         " at the target\n"
     );
-    // Exactly as long as was asked for, and files that say they are empty.
+    // A file of exactly the requested length, and a virtual file with the size 0.
     let opened = client
         .open(OpenRequest {
             first_bytes: 19,
@@ -53,10 +52,9 @@ async fn a_small_file_is_one_call() {
 }
 
 #[tokio::test]
+#[ignore = "needs root"]
 async fn paths_resolve_inside_the_target() {
-    let Some((_target, client)) = in_data().await else {
-        return;
-    };
+    let (_target, client) = target_and_client().await;
     let check = async |path: &str, expected: Result<&str, i32>| {
         let opened = client
             .open(OpenRequest {
@@ -94,10 +92,9 @@ async fn paths_resolve_inside_the_target() {
 }
 
 #[tokio::test]
-async fn flags_mean_what_they_mean_in_open() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn flags_work_as_in_open() {
+    let (target, client) = target_and_client().await;
     let check = async |request: OpenRequest, expected: Result<(), i32>| {
         let opened = client.open(request.clone()).await;
         match expected {
@@ -116,7 +113,7 @@ async fn flags_mean_what_they_mean_in_open() {
         (made.uid(), made.gid(), made.mode() & 0o7777),
         (1234, 1235, 0o644)
     );
-    // The mode is the caller's, whatever mask the agent was started with.
+    // The agent's umask is not applied to the mode.
     check(
         OpenRequest {
             mode: 0o666,
@@ -186,7 +183,7 @@ async fn flags_mean_what_they_mean_in_open() {
     )
     .await;
     check(create("/etc/not-allowed"), Err(libc::EACCES)).await;
-    // A mode without a file to create, and devices, are nothing special. A FIFO keeps nobody waiting.
+    // A mode without `create` is ignored, devices can be opened, and opening a FIFO does not block.
     check(
         OpenRequest {
             mode: 0o777,
@@ -231,11 +228,10 @@ async fn flags_mean_what_they_mean_in_open() {
 }
 
 #[tokio::test]
-async fn ranges_are_read_and_nothing_else() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
-    // Two GiB of which nearly nothing exists.
+#[ignore = "needs root"]
+async fn only_requested_ranges_are_read() {
+    let (target, client) = target_and_client().await;
+    // A sparse file of 2 GiB.
     let file = fs::File::create(target.path("/srv/data/large")).unwrap();
     file.set_len(2 * 1024 * 1024 * 1024).unwrap();
     let pattern: Vec<u8> = (0..3_000_000u32).flat_map(u32::to_le_bytes).collect();

@@ -1,12 +1,11 @@
-//! Writing: bytes that arrive where they belong, whoever else writes.
+//! Writing files, also with concurrent writers.
 
 use super::*;
 
 #[tokio::test]
-async fn bytes_are_written_where_they_belong() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn bytes_are_written_at_their_offset() {
+    let (target, client) = target_and_client().await;
     let opened = client.open(create("/srv/data/file")).await.unwrap();
     assert_eq!(client.write(opened.handle, 0, "hello world").await, Ok(11));
     assert_eq!(client.write(opened.handle, 6, "there").await, Ok(5));
@@ -50,11 +49,10 @@ async fn bytes_are_written_where_they_belong() {
 }
 
 #[tokio::test]
-async fn a_full_disk_says_how_much_was_written() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
-    // The size of the target's file system, as seen from outside.
+#[ignore = "needs root"]
+async fn a_full_disk_is_an_error() {
+    let (target, client) = target_and_client().await;
+    // Limits the size of the target's file system.
     let options = "remount,size=8m";
     let remount = std::process::Command::new("nsenter")
         .args([
@@ -75,10 +73,9 @@ async fn a_full_disk_says_how_much_was_written() {
 }
 
 #[tokio::test]
-async fn appends_of_many_do_not_overwrite_each_other() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn concurrent_appends_do_not_overwrite_each_other() {
+    let (target, client) = target_and_client().await;
     let mut writers = Vec::new();
     for writer in 0..8u8 {
         let client = client.clone();
@@ -92,7 +89,7 @@ async fn appends_of_many_do_not_overwrite_each_other() {
                 .unwrap();
             for _ in 0..20 {
                 let line = vec![b'a' + writer; 40_000];
-                // The offset is stale, as that of a client with other writers is.
+                // The offset is outdated, as for any client with concurrent writers.
                 assert_eq!(client.write(opened.handle, 0, line).await, Ok(40_000));
             }
         }));
@@ -109,10 +106,9 @@ async fn appends_of_many_do_not_overwrite_each_other() {
 }
 
 #[tokio::test]
-async fn a_temporary_file_gets_a_name_later() {
-    let Some((target, client)) = in_data().await else {
-        return;
-    };
+#[ignore = "needs root"]
+async fn a_temporary_file_can_be_linked_later() {
+    let (target, client) = target_and_client().await;
     let temporary = OpenRequest {
         temporary: true,
         create: false,
@@ -121,13 +117,13 @@ async fn a_temporary_file_gets_a_name_later() {
     let opened = client.open(temporary).await.unwrap();
     client.write(opened.handle, 0, "late").await.unwrap();
     assert!(
-        list(&client, Place::path("/srv/data"))
+        list(&client, FileRef::path("/srv/data"))
             .await
             .unwrap()
             .is_empty()
     );
     let link = LinkRequest {
-        from: Some(Place::handle(opened.handle)),
+        from: Some(FileRef::handle(opened.handle)),
         to: "/srv/data/named".into(),
     };
     client.files().link(link).await.unwrap();

@@ -1,44 +1,45 @@
-//! What a node's agent serves: for each name one target and one client, as an agent of one session would.
+//! The targets that a node agent serves: one client each, as an agent of one session does it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use ::agent::{Agent, AllHeld, process_of_container};
+use ::agent::{Agent, AllClaims, process_of_container};
 use anyhow::{Context, Result, bail};
-use api::node::{NodeOrder, Served, ServedEnd};
+use api::node::{ServeExit, ServeRequest, ServedTarget};
 use link::ServerSettings;
+use parking_lot::Mutex;
 use protocol::grant::Grant;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::arrival::{Door, Proof};
-use crate::agent::life::Sessions;
-use crate::agent::{ENDS_WITHIN, serve_at, until_the_end};
+use crate::agent::listener::{AgentListener, ClientAuth};
+use crate::agent::sessions::Sessions;
+use crate::agent::{SHUTDOWN_TIMEOUT, serve_listener, serve_until};
 
-/// How long an end is remembered, so that the operator knows how often something was tried.
-const REMEMBERED: Duration = Duration::from_secs(600);
-/// So many ports are tried, from the one that was asked for.
-const PORTS_TRIED: u16 = 100;
-/// How often to look whether a container is still there.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+/// How long an ended target stays in the list, so that the operator can count attempts.
+const EXIT_RETENTION: Duration = Duration::from_secs(600);
+/// How many ports are tried, starting with the requested one.
+const MAX_PORTS_TRIED: u16 = 100;
+/// How often to check whether a container is still running.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Clones are the same.
+/// The served targets. Clones share them.
 #[derive(Clone)]
 pub(super) struct ServedTargets {
-    /// Where clients arrive, at a port for each.
+    /// The address on which clients connect, with one port for each target.
     address: IpAddr,
     entries: Arc<Mutex<BTreeMap<String, Entry>>>,
 }
 
 struct Entry {
-    served: Served,
-    /// As long as it serves.
+    served: ServedTarget,
+    /// Until it has ended.
     agent: Option<Agent>,
-    /// Cancelled when it is to end.
+    /// Cancelled to make it end.
     end: CancellationToken,
     /// Cancelled when it has ended.
     ended: CancellationToken,
@@ -53,42 +54,45 @@ impl ServedTargets {
         }
     }
 
-    /// Serves a target from now on. What is served by this name already stays as it is.
-    pub(super) async fn serve(&self, order: &NodeOrder) -> Result<Served> {
-        if let Some(known) = self.lock().get(&order.name) {
-            return Ok(known.served.clone());
+    /// Starts to serve a target. A target that is served under this name already stays unchanged.
+    pub(super) async fn serve(&self, request: &ServeRequest) -> Result<ServedTarget> {
+        if let Some(existing) = self.entries.lock().get(&request.name) {
+            return Ok(existing.served.clone());
         }
-        let container = order.container.clone();
-        let grant: Grant = match &order.grant {
-            Some(grant) => serde_json::from_value(grant.clone())
-                .context("what sessions may do cannot be understood")?,
+        let container = request.container.clone();
+        let grant: Grant = match &request.grant {
+            Some(grant) => {
+                serde_json::from_value(grant.clone()).context("the grant cannot be parsed")?
+            }
             None => Grant::default(),
         };
-        // It reads what the kernel says of every process.
+        // Blocking: it reads `/proc` of every process.
         let agent = tokio::task::spawn_blocking(move || -> Result<Agent> {
             let process = process_of_container(&container)?;
             Ok(Agent::for_process_with_grant(process, &grant)?)
         })
         .await??;
         agent.check().await?;
-        let proof = Proof::Certificate {
-            client: order
+        let auth = ClientAuth::Certificate {
+            client: request
                 .client_certificate
                 .parse()
-                .context("the client's certificate is no SHA-256")?,
+                .context("the client's certificate is not a SHA-256")?,
             ended_by: None,
         };
         let settings = ServerSettings {
-            longest_resume_window: Duration::from_secs(order.resume_window_secs),
+            max_resume_window: Duration::from_secs(request.resume_window_secs),
             ..ServerSettings::default()
         };
-        let door = open(self.address, order.port, &proof, settings).await?;
-        let certificate = door.certificate.context("it does not speak TLS")?;
-        let served = Served {
-            name: order.name.clone(),
-            pod: order.pod.clone(),
-            container: order.container.clone(),
-            port: door.address.port(),
+        let listener = bind(self.address, request.port, &auth, settings).await?;
+        let certificate = listener
+            .certificate
+            .context("the listener has no TLS certificate")?;
+        let served = ServedTarget {
+            name: request.name.clone(),
+            pod: request.pod.clone(),
+            container: request.container.clone(),
+            port: listener.address.port(),
             certificate: certificate.to_string(),
             ended: None,
         };
@@ -101,49 +105,53 @@ impl ServedTargets {
         };
         let (end, ended) = (entry.end.clone(), entry.ended.clone());
         {
-            let mut entries = self.lock();
-            // Somebody may have asked for the same meanwhile.
-            if let Some(known) = entries.get(&order.name) {
-                return Ok(known.served.clone());
+            let mut entries = self.entries.lock();
+            // A concurrent request may have inserted the same name.
+            if let Some(existing) = entries.get(&request.name) {
+                return Ok(existing.served.clone());
             }
-            entries.insert(order.name.clone(), entry);
+            entries.insert(request.name.clone(), entry);
         }
         tracing::info!(
-            name = order.name,
-            container = order.container,
-            "a target is served"
+            name = request.name,
+            container = request.container,
+            "serving target"
         );
-        let patience = Duration::from_secs(order.patience_secs);
-        let (all, name) = (self.clone(), order.name.clone());
+        let connect_timeout = Duration::from_secs(request.connect_timeout_secs);
+        let (all, name) = (self.clone(), request.name.clone());
         tokio::spawn(async move {
-            let how = live(&door, &agent, patience, &end).await;
-            tracing::info!(name, why = how.why, "a target is not served any more");
-            all.note_end(&name, how);
+            let exit = run(&listener, &agent, connect_timeout, &end).await;
+            tracing::info!(name, reason = exit.reason, "stopped serving target");
+            all.record_exit(&name, exit);
             ended.cancel();
         });
         Ok(served)
     }
 
-    /// Changes what the session of a target may do. One that ends may do nothing any more.
+    /// Changes the grant of a target's session. A target that has ended is ignored.
     pub(super) async fn regrant(&self, name: &str, grant: serde_json::Value) -> Result<()> {
-        let agent = self.lock().get(name).and_then(|entry| entry.agent.clone());
+        let agent = self
+            .entries
+            .lock()
+            .get(name)
+            .and_then(|entry| entry.agent.clone());
         match agent {
             Some(agent) => super::super::regrant(&agent, grant).await,
             None => Ok(()),
         }
     }
 
-    /// Which ports the session of a target has. None, when it is not served.
-    pub(super) fn ports(&self, name: &str) -> Option<watch::Receiver<AllHeld>> {
-        let entries = self.lock();
+    /// The ports that the session of a target has claimed. `None` if it is not served.
+    pub(super) fn ports(&self, name: &str) -> Option<watch::Receiver<AllClaims>> {
+        let entries = self.entries.lock();
         Some(entries.get(name)?.agent.as_ref()?.watch_ports())
     }
 
-    /// What is served, and what has ended lately.
-    pub(super) fn list(&self, prefix: &str) -> Vec<Served> {
-        let mut entries = self.lock();
+    /// The targets that are served or have ended recently.
+    pub(super) fn list(&self, prefix: &str) -> Vec<ServedTarget> {
+        let mut entries = self.entries.lock();
         entries.retain(|_, entry| {
-            let is_old = |ended: Instant| ended.elapsed() > REMEMBERED;
+            let is_old = |ended: Instant| ended.elapsed() > EXIT_RETENTION;
             !entry.ended_at.is_some_and(is_old)
         });
         let found = entries.values();
@@ -152,82 +160,83 @@ impl ServedTargets {
     }
 
     pub(super) fn end(&self, name: &str) {
-        if let Some(entry) = self.lock().get(name) {
+        if let Some(entry) = self.entries.lock().get(name) {
             entry.end.cancel();
         }
     }
 
-    /// Ends all, and waits until what others have through us is given back.
+    /// Ends all targets, and waits until their redirected traffic is restored.
     pub(super) async fn end_all(&self) {
-        let mut endings = JoinSet::new();
-        for entry in self.lock().values() {
+        let mut ended = JoinSet::new();
+        for entry in self.entries.lock().values() {
             entry.end.cancel();
-            endings.spawn(entry.ended.clone().cancelled_owned());
+            ended.spawn(entry.ended.clone().cancelled_owned());
         }
-        let _ = timeout(ENDS_WITHIN * 2, endings.join_all()).await;
+        let _ = timeout(SHUTDOWN_TIMEOUT * 2, ended.join_all()).await;
     }
 
-    fn note_end(&self, name: &str, how: ServedEnd) {
-        if let Some(entry) = self.lock().get_mut(name) {
-            entry.served.ended = Some(how);
+    fn record_exit(&self, name: &str, exit: ServeExit) {
+        if let Some(entry) = self.entries.lock().get_mut(name) {
+            entry.served.ended = Some(exit);
             entry.agent = None;
             entry.ended_at = Some(Instant::now());
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// The port that was asked for, or the next one that nobody has.
-async fn open(address: IpAddr, port: u16, proof: &Proof, settings: ServerSettings) -> Result<Door> {
+/// Binds the requested port, or the next free one.
+async fn bind(
+    address: IpAddr,
+    port: u16,
+    auth: &ClientAuth,
+    settings: ServerSettings,
+) -> Result<AgentListener> {
     let mut last = None;
-    for port in port..port.saturating_add(PORTS_TRIED) {
+    for port in port..port.saturating_add(MAX_PORTS_TRIED) {
         let listen = SocketAddr::new(address, port);
-        match Door::open(listen, proof, settings.clone()).await {
-            Ok(door) => return Ok(door),
+        match AgentListener::bind(listen, auth, settings.clone()).await {
+            Ok(listener) => return Ok(listener),
             Err(error) => last = Some(error),
         }
     }
     match last {
         Some(error) => Err(error),
-        None => bail!("no port was asked for"),
+        None => bail!("the request has no valid port"),
     }
 }
 
-/// Serves until the session is over, the container is gone, or somebody ends it.
-async fn live(
-    door: &Door,
+/// Serves until the session ends, the container ends, or the operator ends it.
+async fn run(
+    listener: &AgentListener,
     agent: &Agent,
-    patience: Duration,
+    connect_timeout: Duration,
     end: &CancellationToken,
-) -> ServedEnd {
+) -> ServeExit {
     let sessions = Sessions::default();
-    let over = CancellationToken::new();
-    let mut why = "it was told to end";
-    let ending = async {
-        why = tokio::select! {
-            () = sessions.over(patience) => "its session is over",
-            () = gone(agent) => "its container has ended",
-            () = end.cancelled() => "it was told to end",
+    let cancelled = CancellationToken::new();
+    let mut reason = "the operator ended it";
+    let shutdown = async {
+        reason = tokio::select! {
+            () = sessions.ended(connect_timeout) => "its session has ended",
+            () = target_exit(agent) => "its container has ended",
+            () = end.cancelled() => "the operator ended it",
         };
     };
-    let serving = serve_at(door, agent, &sessions, &over);
-    let result = until_the_end(serving, ending, agent.end()).await;
-    door.close(why);
-    over.cancel();
-    ServedEnd {
+    let serving = serve_listener(listener, agent, &sessions, &cancelled);
+    let result = serve_until(serving, shutdown, agent.end()).await;
+    listener.close(reason);
+    cancelled.cancel();
+    ServeExit {
         has_failed: result.is_err(),
-        why: match result {
-            Ok(()) => why.to_owned(),
+        reason: match result {
+            Ok(()) => reason.to_owned(),
             Err(error) => format!("{error:#}"),
         },
     }
 }
 
-async fn gone(agent: &Agent) {
-    while !agent.target_is_gone() {
-        sleep(BETWEEN_LOOKS).await;
+async fn target_exit(agent: &Agent) {
+    while !agent.target_has_exited() {
+        sleep(POLL_INTERVAL).await;
     }
 }

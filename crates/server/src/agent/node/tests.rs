@@ -1,8 +1,8 @@
-//! The node's agent over real connections, beside real processes of this machine.
+//! Tests of the node agent over real connections, with real target processes.
 
 use std::net::Ipv4Addr;
 
-use api::node::NodeOrder;
+use api::node::ServeRequest;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{FirstSeen, TlsDialer, Trust};
 use link::{Dial as _, Link, Settings, TcpDialer};
@@ -12,7 +12,7 @@ use super::*;
 struct Node {
     address: SocketAddr,
     operator: Identity,
-    known: Fingerprint,
+    certificate: Fingerprint,
 }
 
 impl Node {
@@ -27,99 +27,103 @@ impl Node {
         Self {
             address,
             operator,
-            known: node.fingerprint(),
+            certificate: node.fingerprint(),
         }
     }
 
-    async fn ask_as(&self, who: &Identity, request: &NodeRequest) -> Result<NodeAnswer> {
+    async fn request_as(
+        &self,
+        identity: &Identity,
+        request: &NodeRequest,
+    ) -> Result<ServeResponse> {
         let name = ServerName::try_from("node-agent")?;
-        let trust = Trust::Pinned(self.known);
-        let dialer = TlsDialer::with_identity(TcpDialer::new(self.address), name, trust, who)?;
+        let trust = Trust::Pinned(self.certificate);
+        let dialer = TlsDialer::with_identity(TcpDialer::new(self.address), name, trust, identity)?;
         let mut pipe = dialer.dial().await?;
-        pipe.write_all(&message(request)?).await?;
-        let mut answer = vec![0; usize::try_from(pipe.read_u32().await?)?];
-        pipe.read_exact(&mut answer).await?;
-        Ok(serde_json::from_slice(&answer)?)
+        pipe.write_all(&encode_message(request)?).await?;
+        let mut response = vec![0; usize::try_from(pipe.read_u32().await?)?];
+        pipe.read_exact(&mut response).await?;
+        Ok(serde_json::from_slice(&response)?)
     }
 
-    async fn ask(&self, request: &NodeRequest) -> NodeAnswer {
-        self.ask_as(&self.operator, request).await.unwrap()
+    async fn request(&self, request: &NodeRequest) -> ServeResponse {
+        self.request_as(&self.operator, request).await.unwrap()
     }
 }
 
-fn everything() -> NodeRequest {
+fn list_all() -> NodeRequest {
     NodeRequest::List {
         prefix: String::new(),
     }
 }
 
 #[tokio::test]
-async fn strangers_are_not_answered() {
+async fn unauthenticated_peers_are_rejected() {
     let node = Node::start().await;
-    let stranger = Identity::generate().unwrap();
-    assert!(node.ask_as(&stranger, &everything()).await.is_err());
-    assert_eq!(node.ask(&everything()).await, NodeAnswer::default());
+    let other_identity = Identity::generate().unwrap();
+    assert!(node.request_as(&other_identity, &list_all()).await.is_err());
+    assert_eq!(node.request(&list_all()).await, ServeResponse::default());
 }
 
 #[tokio::test]
-async fn what_cannot_be_served_says_why() {
+async fn a_failed_request_returns_the_reason() {
     let node = Node::start().await;
-    let order = NodeOrder {
+    let serve = ServeRequest {
         name: "a-1".to_owned(),
-        container: "there-is-none".to_owned(),
+        container: "missing-container".to_owned(),
         client_certificate: Identity::generate().unwrap().fingerprint().to_string(),
-        ..NodeOrder::default()
+        ..ServeRequest::default()
     };
-    let answer = node.ask(&NodeRequest::Serve(order.clone())).await;
-    let error = answer.error.unwrap();
-    assert!(error.contains("there-is-none"), "{error}");
-    // A rule that only a newer agent knows must not be overlooked.
-    let order = NodeOrder {
+    let response = node.request(&NodeRequest::Serve(serve.clone())).await;
+    let error = response.error.unwrap();
+    assert!(error.contains("missing-container"), "{error}");
+    // A rule that only a newer agent knows must not be ignored.
+    let serve = ServeRequest {
         grant: Some(serde_json::json!({"noSinging": true})),
-        ..order
+        ..serve
     };
-    let answer = node.ask(&NodeRequest::Serve(order)).await;
-    let error = answer.error.unwrap();
+    let response = node.request(&NodeRequest::Serve(serve)).await;
+    let error = response.error.unwrap();
     assert!(error.contains("noSinging"), "{error}");
-    assert_eq!(node.ask(&everything()).await.served, []);
+    assert_eq!(node.request(&list_all()).await.served, []);
 }
 
-/// A process in a control group that is named like a container is one, as far as the kernel knows.
+/// A process in a control group with a container's id as its name looks like a container.
 #[tokio::test]
 #[ignore = "needs root"]
-async fn a_container_is_served_to_its_client_alone_until_told_to_end() {
+async fn a_container_is_served_only_to_its_client_until_the_operator_ends_it() {
     let id = "0123456789abcdef0123456789abcdef";
     let group = Group::make(id);
     let target = std::process::Command::new("sleep")
         .arg("600")
         .spawn()
         .unwrap();
-    let target = Killed(target);
+    let target = KillOnDrop(target);
     group.add(target.0.id());
     let node = Node::start().await;
     let client = Identity::generate().unwrap();
-    let order = NodeOrder {
+    let serve = ServeRequest {
         name: "a-1".to_owned(),
         pod: "uid".to_owned(),
         container: id.to_owned(),
         client_certificate: client.fingerprint().to_string(),
         resume_window_secs: 60,
-        patience_secs: 60,
+        connect_timeout_secs: 60,
         port: 21_000,
         grant: None,
     };
-    let request = NodeRequest::Serve(order);
-    let answer = node.ask(&request).await;
-    let [served] = answer.served.as_slice() else {
-        panic!("{answer:?}");
+    let request = NodeRequest::Serve(serve);
+    let response = node.request(&request).await;
+    let [served] = response.served.as_slice() else {
+        panic!("{response:?}");
     };
-    // Asked again, it is the same.
+    // A repeated request returns the same target.
     assert_eq!(
-        node.ask(&request).await.served,
+        node.request(&request).await.served,
         std::slice::from_ref(served)
     );
     assert_eq!(
-        node.ask(&everything()).await.served,
+        node.request(&list_all()).await.served,
         std::slice::from_ref(served)
     );
 
@@ -129,32 +133,35 @@ async fn a_container_is_served_to_its_client_alone_until_told_to_end() {
         let dialer =
             TlsDialer::with_identity(TcpDialer::new(address), name, trust, identity).unwrap();
         let mut settings = Settings::default();
-        settings.redial.first_connection = Duration::from_secs(1);
+        settings.redial.first_connection_timeout = Duration::from_secs(1);
         Link::connect(dialer, settings)
     };
     let pinned = Trust::Pinned(served.certificate.parse().unwrap());
-    let stranger = Identity::generate().unwrap();
+    let other_identity = Identity::generate().unwrap();
     let first_seen = Trust::FirstSeen(FirstSeen::default());
-    assert!(link(&stranger, first_seen).await.is_err());
+    assert!(link(&other_identity, first_seen).await.is_err());
     let linked = link(&client, pinned.clone()).await.unwrap();
 
     let name = served.name.clone();
-    node.ask(&NodeRequest::End { name }).await;
+    node.request(&NodeRequest::End { name }).await;
     let mut status = linked.status();
     let ended = status.wait_for(|status| matches!(status, link::Status::Failed(_)));
     let ended = format!("{:?}", *ended.await.unwrap());
-    assert!(ended.contains("it was told to end"), "{ended}");
-    let served = &node.ask(&everything()).await.served[0];
-    assert_eq!(served.ended.as_ref().unwrap().why, "it was told to end");
+    assert!(ended.contains("the operator ended it"), "{ended}");
+    let served = &node.request(&list_all()).await.served[0];
+    assert_eq!(
+        served.ended.as_ref().unwrap().reason,
+        "the operator ended it"
+    );
     assert!(link(&client, pinned).await.is_err());
 }
 
-/// A control group whose name is a container's id. It goes with its last process.
+/// A control group with a container's id as its name. It is removed on drop.
 struct Group(PathBuf);
 
 impl Group {
     fn make(id: &str) -> Self {
-        // Where the older layout is, each controller has a tree of its own.
+        // With cgroup v1, each controller has its own hierarchy.
         let trees = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new);
         let mut trees = trees.into_iter();
         let tree = trees.find(|tree| tree.join("cgroup.procs").exists());
@@ -170,7 +177,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The kernel lets a group go a moment after its last process.
+        // A group can be removed a moment after its last process has ended.
         for _ in 0..1000 {
             if std::fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -180,9 +187,9 @@ impl Drop for Group {
     }
 }
 
-struct Killed(std::process::Child);
+struct KillOnDrop(std::process::Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

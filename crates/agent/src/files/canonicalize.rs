@@ -1,7 +1,7 @@
-//! The path of a file without symbolic links, as the target sees it.
+//! The canonical path of a file, as the target sees it: without symbolic links.
 //!
-//! The kernel's own answer, the link of a descriptor in `/proc`, is a path of whoever asks: from another mount
-//! namespace, or beside a changed root, it is another one. So the links on the way are followed one by one.
+//! The link of a descriptor in `/proc` is no help: it is a path as seen by the reader, which differs in another mount
+//! namespace or with another root. So the symbolic links are resolved one by one.
 
 use bytes::Bytes;
 use protocol::rpc::ResolvePathResponse;
@@ -11,22 +11,22 @@ use rustix::io::Errno;
 use super::tree::Tree;
 use crate::{Error, Result};
 
-/// The longest chain of symbolic links that the kernel follows.
-const MOST_LINKS: u32 = 40;
+/// The maximum number of symbolic links that the kernel follows.
+const MAX_LINKS: u32 = 40;
 
-pub(crate) fn canonical(tree: Tree<'_>, path: &[u8]) -> Result<ResolvePathResponse> {
-    let walked = walked(tree, path).map_err(Error::operation("resolve this path"))?;
+pub(crate) fn resolve_path(tree: Tree<'_>, path: &[u8]) -> Result<ResolvePathResponse> {
+    let canonical = canonicalize(tree, path).map_err(Error::operation("resolve this path"))?;
     Ok(ResolvePathResponse {
-        path: Bytes::from(walked),
+        path: Bytes::from(canonical),
     })
 }
 
 /// The path without symbolic links.
-pub(super) fn walked(tree: Tree<'_>, path: &[u8]) -> Result<Vec<u8>, Errno> {
+pub(super) fn canonicalize(tree: Tree<'_>, path: &[u8]) -> Result<Vec<u8>, Errno> {
     walk(path, |path| match tree.find_path(path, false) {
         Ok(found) => match readlinkat(&found, c"", Vec::new()) {
             Ok(content) => Ok(Some(content.into_bytes())),
-            // The kernel's word for a descriptor that is no link.
+            // The errors for a descriptor that is not a symbolic link.
             Err(Errno::NOENT | Errno::INVAL) => Ok(None),
             Err(errno) => Err(errno),
         },
@@ -34,7 +34,7 @@ pub(super) fn walked(tree: Tree<'_>, path: &[u8]) -> Result<Vec<u8>, Errno> {
     })
 }
 
-/// `read_link` tells a link's content, or that something is none.
+/// `read_link` returns the content of a symbolic link, or `None` for another file.
 fn walk(
     path: &[u8],
     read_link: impl Fn(&[u8]) -> Result<Option<Vec<u8>>, Errno>,
@@ -42,7 +42,7 @@ fn walk(
     if !path.starts_with(b"/") {
         return Err(Errno::INVAL);
     }
-    let mut rest = names(path);
+    let mut rest = components(path);
     let mut done: Vec<u8> = Vec::new();
     let mut links = 0;
     while let Some(name) = rest.pop() {
@@ -57,12 +57,12 @@ fn walk(
             continue;
         };
         links += 1;
-        if links > MOST_LINKS {
+        if links > MAX_LINKS {
             return Err(Errno::LOOP);
         }
-        let keeps = if content.starts_with(b"/") { 0 } else { parent };
-        done.truncate(keeps);
-        rest.extend(names(&content));
+        let kept = if content.starts_with(b"/") { 0 } else { parent };
+        done.truncate(kept);
+        rest.extend(components(&content));
     }
     if done.is_empty() {
         done.push(b'/');
@@ -70,10 +70,10 @@ fn walk(
     Ok(done)
 }
 
-/// The names of a path, the last one first.
-fn names(path: &[u8]) -> Vec<Vec<u8>> {
-    let names = path.split(|byte| *byte == b'/').rev();
-    names
+/// The components of a path, in reverse order.
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    let components = path.split(|byte| *byte == b'/').rev();
+    components
         .filter(|name| !name.is_empty() && *name != b".")
         .map(<[u8]>::to_vec)
         .collect()
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_followed_one_by_one() {
+    fn symbolic_links_are_resolved() {
         let links = |path: &[u8]| match path {
             b"/link" => Ok(Some(b"srv/data".to_vec())),
             b"/srv/up" => Ok(Some(b"../srv/./data/".to_vec())),
@@ -103,7 +103,7 @@ mod tests {
         check("/a/../..", Ok("/"));
         check("/link/x", Ok("/srv/data/x"));
         check("/link/../x", Ok("/srv/x"));
-        check("/srv/up/room/somebody", Ok("/people/somebody"));
+        check("/srv/up/room/ada", Ok("/people/ada"));
         check("/round/x", Err(Errno::LOOP));
         check("/missing/x", Err(Errno::NOENT));
         check("relative", Err(Errno::INVAL));

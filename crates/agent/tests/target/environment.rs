@@ -1,4 +1,4 @@
-//! The target of a test, and what runs inside its network.
+//! The target of a test, and sockets in its network.
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -14,43 +14,47 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::client::Client;
 use crate::namespaces;
 
-/// Ends with the test, and with it everything that was made for it: its files, network and name live in its namespaces.
+/// The target process. It ends on drop, and with it its namespaces, which contain its files, network and host name.
 pub(crate) struct Target {
     namespaces: Child,
     pub(crate) pid: u32,
     process: OwnedFd,
 }
 
-/// Starts a target, or says why it cannot be.
-pub(crate) fn target() -> Option<Target> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: making namespaces needs root");
-        return None;
-    }
+/// Starts a target.
+///
+/// # Panics
+///
+/// Without root: creating the namespaces and the user of the target needs it.
+pub(crate) fn target() -> Target {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "needs root: run with sudo, or leave it ignored"
+    );
     let (namespaces, pid) = namespaces::start();
     let number = Pid::from_raw(pid.try_into().expect("a small number")).expect("not 0");
-    Some(Target {
-        process: pidfd_open(number, PidfdFlags::empty()).expect("it is there"),
+    Target {
+        process: pidfd_open(number, PidfdFlags::empty()).expect("the target is running"),
         pid,
         namespaces,
-    })
+    }
 }
 
 impl Target {
-    /// An agent for it, and a client that has said Hello.
+    /// Starts an agent, and connects a client whose Hello was accepted.
     pub(crate) async fn client(&self) -> Client {
         let agent = Agent::for_process(self.pid).expect("root may do everything");
         agent.check().await.expect("root may do everything");
         let client = Client::connect(agent).await;
-        client.hello("").await.expect("it is welcome");
+        client.hello("").await.expect("Hello is accepted");
         client
     }
 
-    /// Makes something inside the target's network. Sockets stay there, whoever uses them.
+    /// Runs `make` in the target's network. Sockets that it creates stay in that network.
     pub(crate) fn inside<T: Send>(&self, make: impl FnOnce() -> T + Send) -> T {
         let enter = || {
             let path = format!("/proc/{}/ns/net", self.pid);
-            let namespace = fs::File::open(path).expect("the target is there");
+            let namespace = fs::File::open(path).expect("the target is running");
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
                 .expect("root may enter");
             make()
@@ -70,12 +74,12 @@ impl Target {
         tokio::net::UdpSocket::from_std(socket).expect("there is a runtime")
     }
 
-    /// One of the target's paths, as root sees it from outside.
+    /// A path of the target, as seen from outside.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.pid))
     }
 
-    /// Ends the target now, and waits until it has ended.
+    /// Kills the target and waits for its exit.
     pub(crate) fn end(&mut self) {
         let _ = self.namespaces.kill();
         self.namespaces.wait().expect("it ends");

@@ -1,4 +1,4 @@
-//! What is asked for, understood.
+//! A validated subscription request.
 
 use std::time::Duration;
 
@@ -7,49 +7,51 @@ use protocol::rpc::{
 };
 use splitter::{Filter, Mode, OnConflict};
 
-use super::filter::filter;
+use super::filter::convert_filter;
 use super::redirect::Port;
 use crate::{Error, Result};
 
-/// How a session without a name is called.
-const SOMEBODY: &str = "another session";
+/// The holder's name if the request has none.
+const UNNAMED_HOLDER: &str = "another session";
 
-/// What a session asks for.
-pub(super) struct Wanted {
+/// The traffic that a session subscribes to, and how.
+pub(super) struct SubscriptionSpec {
     pub(super) port: Port,
     pub(super) mode: Mode,
     pub(super) filter: Option<Filter>,
     pub(super) on_conflict: OnConflict,
+    /// Whether health probes are included.
     pub(super) takes_probes: bool,
     pub(super) flush_connections: bool,
-    pub(super) answer_within: Option<Duration>,
+    pub(super) response_timeout: Option<Duration>,
     pub(super) holder: String,
     pub(super) owner: Option<String>,
-    pub(super) held_for: Duration,
+    /// How long the claim has existed already, at an agent that has ended.
+    pub(super) claim_age: Duration,
     pub(super) probe_paths: Vec<String>,
-    /// As it came, for whoever else can do it.
+    /// The request itself, to forward it to another agent.
     pub(super) request: SubscribeRequest,
 }
 
-impl Wanted {
+impl SubscriptionSpec {
     pub(super) fn validate(request: SubscribeRequest) -> Result<Self> {
         let number = u16::try_from(request.port).ok().filter(|port| *port > 0);
         let number = number.ok_or(Error::Missing("port"))?;
         let port = match request.transport() {
             IncomingTransport::Tcp => Port::tcp(number),
             IncomingTransport::Udp if request.filter.is_some() => {
-                return Err(Error::Missing("port of TCP, which a filter needs"));
+                return Err(Error::Missing("TCP port, which a filter needs"));
             }
             IncomingTransport::Udp => Port::udp(number),
         };
-        let answer_within = u64::from(request.answer_within_milliseconds);
+        let response_timeout = u64::from(request.response_timeout_milliseconds);
         Ok(Self {
             port,
             mode: match request.mode() {
                 IncomingMode::Steal => Mode::Steal,
                 IncomingMode::Mirror => Mode::Mirror,
             },
-            filter: request.filter.clone().map(filter).transpose()?,
+            filter: request.filter.clone().map(convert_filter).transpose()?,
             on_conflict: match request.on_conflict() {
                 RequestedOnConflict::Abort => OnConflict::Abort,
                 RequestedOnConflict::Continue => OnConflict::Continue,
@@ -57,13 +59,14 @@ impl Wanted {
             },
             takes_probes: request.takes_probes,
             flush_connections: request.flush_connections,
-            answer_within: (answer_within > 0).then(|| Duration::from_millis(answer_within)),
+            response_timeout: (response_timeout > 0)
+                .then(|| Duration::from_millis(response_timeout)),
             holder: match request.holder.as_str() {
-                "" => SOMEBODY.to_owned(),
+                "" => UNNAMED_HOLDER.to_owned(),
                 holder => holder.to_owned(),
             },
             owner: Some(request.owner.clone()).filter(|owner| !owner.is_empty()),
-            held_for: Duration::from_millis(request.held_for_milliseconds),
+            claim_age: Duration::from_millis(request.claim_age_milliseconds),
             probe_paths: request.probe_paths.clone(),
             request,
         })
