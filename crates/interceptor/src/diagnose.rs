@@ -1,51 +1,53 @@
-//! What this machine can do, found out by trying.
+//! Probes which features the kernel and the environment support.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use crate::filter::Catch;
+use crate::filter::InterceptSettings;
 use crate::launch::{first_datagram_descriptor, start};
 use crate::supervisor::Supervisor;
-use crate::sys::spawn::Body;
+use crate::sys::spawn::ProcessBody;
 use crate::sys::{memory, process, seccomp};
 use crate::{Errno, Error, Host};
 
-/// Features of the kernel and of the environment, each with what it is good for.
+/// Supported features of the kernel and the environment.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// Calls can be caught at all. `Err` says why not.
+    /// Whether calls can be intercepted at all; the error tells why not.
     pub user_notification: Result<(), Error>,
-    /// A call is answered with a descriptor in one step (Linux 5.14). Without it a signal may come between.
-    pub answer_with_descriptor: bool,
-    /// Signals wait for answers (Linux 5.19). Without it calls that a signal interrupts are recognised when they are made
-    /// again, and where a handler does not want that, some fail with `EINTR` that natively never do.
-    pub signals_wait: bool,
-    /// Supervisor and application hand the processor to one another (Linux 6.6). Without it each call takes longer.
+    /// A call can be completed with a descriptor in one step (Linux 5.14). Without it a signal may interrupt the call
+    /// between the two steps.
+    pub reply_with_descriptor: bool,
+    /// Only fatal signals interrupt intercepted calls (Linux 5.19). Without it interrupted calls are recognized when
+    /// they are repeated; if the signal handler has no `SA_RESTART`, calls may fail with `EINTR` that natively never
+    /// do.
+    pub wait_killable: bool,
+    /// Supervisor and application wake each other on the same CPU (Linux 6.6). Without it each call takes longer.
     pub same_processor_wake_up: bool,
-    /// Sockets of the application can be copied (Linux 5.6, and the right to trace it). Connections need it.
+    /// Descriptors of the application can be duplicated (Linux 5.6 and ptrace permission). Connections require it.
     pub copy_descriptors: bool,
-    /// The application's memory can be read (the right to trace it). Everything needs it.
+    /// The memory of the application can be read (ptrace permission). Everything requires it.
     pub read_memory: bool,
 }
 
-/// Whether a program can be supervised from here, as far as that can be said at once: for the very first step of a
-/// session, before anything is started that would have to be ended again. Without a filter on this process, which is
-/// the usual case, it starts nothing.
+/// Whether a program can be supervised in this environment, as far as a quick check can tell. It is meant for the start
+/// of a session, before anything is created that would have to be removed again. If this process has no seccomp filter,
+/// which is the usual case, the check starts no process.
 ///
 /// # Errors
-/// What is missing; [`Error::Nested`] when this process is itself supervised.
+/// The missing feature; [`Error::Nested`] when this process is itself supervised.
 pub fn check() -> Result<(), Error> {
     check_kernel()?;
     if !has_filter() {
         return Ok(());
     }
-    // There is a filter; only trying tells whether it is one of ours, or one that forbids ours.
-    probe(&mut Diagnosis::nothing())
+    // There is a filter; only a probe can tell whether it is one of ours, or one that forbids ours.
+    probe(&mut Diagnosis::unsupported())
 }
 
-/// What can be seen without starting anything.
+/// Checks that need no process.
 pub(crate) fn check_kernel() -> Result<(), Error> {
     match seccomp::notification_sizes_match() {
         Ok(true) => {}
@@ -67,8 +69,8 @@ fn has_filter() -> bool {
     !status.lines().any(|line| line == "Seccomp:\t0")
 }
 
-/// Whether a child that is a copy of us can be read: what is at an address here is there too.
-pub(crate) fn read_copy(child: libc::pid_t) -> Result<(), Errno> {
+/// Checks that the memory of a child can be read. The child is a fork, so it has the same data at the same address.
+pub(crate) fn check_memory_access(child: libc::pid_t) -> Result<(), Errno> {
     let here = std::ptr::from_ref(&PROBE).addr() as u64;
     match memory::read_plain::<u32>(child, here)? {
         PROBE_VALUE => Ok(()),
@@ -76,10 +78,10 @@ pub(crate) fn read_copy(child: libc::pid_t) -> Result<(), Errno> {
     }
 }
 
-/// Tries everything out on a process of its own.
+/// Probes all features with a test process.
 #[must_use]
 pub fn diagnose() -> Diagnosis {
-    let mut diagnosis = Diagnosis::nothing();
+    let mut diagnosis = Diagnosis::unsupported();
     match probe(&mut diagnosis) {
         Ok(()) => {}
         Err(error) => diagnosis.user_notification = Err(error),
@@ -88,11 +90,11 @@ pub fn diagnose() -> Diagnosis {
 }
 
 impl Diagnosis {
-    fn nothing() -> Self {
+    fn unsupported() -> Self {
         Self {
             user_notification: Ok(()),
-            answer_with_descriptor: false,
-            signals_wait: false,
+            reply_with_descriptor: false,
+            wait_killable: false,
             same_processor_wake_up: false,
             copy_descriptors: false,
             read_memory: false,
@@ -100,37 +102,37 @@ impl Diagnosis {
     }
 }
 
-/// A host that is never asked.
+/// A host that is never called.
 #[derive(Debug)]
-struct Nobody;
+struct NoHost;
 
-impl Host for Nobody {}
+impl Host for NoHost {}
 
 fn probe(diagnosis: &mut Diagnosis) -> Result<(), Error> {
     let (ours, theirs) = UnixStream::pair().map_err(|error| Error::System {
         what: "make a pair of sockets",
         source: crate::notification::errno_of(&error),
     })?;
-    let catch = Catch {
+    let settings = InterceptSettings {
         files: false,
         outgoing: false,
         incoming: false,
         hostname: false,
         refuse_io_uring: true,
         first_datagram_descriptor: first_datagram_descriptor(),
-        let_signals_wait: true,
+        wait_killable: true,
     };
-    let supervisor = Supervisor::new(Arc::new(Nobody), catch);
+    let supervisor = Supervisor::new(Arc::new(NoHost), settings);
     let number = theirs.as_raw_fd();
-    let supervised = start(&Body::Run(wait_for_end, theirs.into()), supervisor)?;
-    diagnosis.signals_wait = supervised.signals_wait();
-    diagnosis.answer_with_descriptor = supervised.features.answer_with_descriptor;
+    let supervised = start(&ProcessBody::Run(wait_for_end, theirs.into()), supervisor)?;
+    diagnosis.wait_killable = supervised.wait_killable();
+    diagnosis.reply_with_descriptor = supervised.features.reply_with_descriptor;
     diagnosis.same_processor_wake_up = supervised.features.same_processor_wake_up;
     let child = supervised.process();
     diagnosis.copy_descriptors = process::open(child)
         .and_then(|child| process::copy_descriptor(child.as_fd(), number))
         .is_ok();
-    diagnosis.read_memory = read_copy(child).is_ok();
+    diagnosis.read_memory = check_memory_access(child).is_ok();
     drop(ours);
     Ok(())
 }
@@ -138,21 +140,21 @@ fn probe(diagnosis: &mut Diagnosis) -> Result<(), Error> {
 const PROBE_VALUE: u32 = 0x5741_4e44;
 static PROBE: u32 = PROBE_VALUE;
 
-/// The body of the process that is tried on.
+/// The body of the test process.
 fn wait_for_end(socket: BorrowedFd<'_>) {
     let _ = nix::unistd::read(socket, &mut [0]);
 }
 
-/// What a listener can do.
+/// Features of a seccomp listener.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ListenerFeatures {
-    pub(crate) answer_with_descriptor: bool,
+    pub(crate) reply_with_descriptor: bool,
     pub(crate) same_processor_wake_up: bool,
 }
 
 pub(crate) fn listener_features(listener: BorrowedFd<'_>) -> ListenerFeatures {
     ListenerFeatures {
-        answer_with_descriptor: seccomp::knows_send_descriptor(listener),
-        same_processor_wake_up: seccomp::wake_up_on_same_processor(listener),
+        reply_with_descriptor: seccomp::supports_descriptor_reply(listener),
+        same_processor_wake_up: seccomp::enable_sync_wake_up(listener),
     }
 }

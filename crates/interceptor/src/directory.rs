@@ -1,4 +1,4 @@
-//! A directory of this machine as a file system: for a target whose files are mounted here, and for tests.
+//! A local directory as [`RemoteFiles`]: for a target whose files are mounted here, and for tests.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,8 +11,8 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, LinkatFlags, Uid, UnlinkatFlags};
 use rustix::fs::{RenameFlags, renameat_with};
 
-use crate::host::{Answer, OpenOptions, RemoteFiles};
-use crate::metadata::{FileSystem, Metadata, SetTime, Times};
+use crate::host::{CallResult, OpenOptions, RemoteFiles};
+use crate::metadata::{FileSystemStats, Metadata, SetTime, Times};
 use crate::sys::files;
 use crate::{Errno, Error};
 
@@ -25,7 +25,7 @@ pub struct Directory {
 
 impl Directory {
     /// # Errors
-    /// When there is no such directory.
+    /// When the directory does not exist.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let text = c_path(path).map_err(|source| Error::Directory {
             directory: path.to_path_buf(),
@@ -40,7 +40,7 @@ impl Directory {
         Ok(Self::at(root))
     }
 
-    /// A directory that is open already, for example the root of a mount that only we see.
+    /// Uses a directory that is already open, for example the root of a private mount.
     #[must_use]
     pub fn at(root: OwnedFd) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Directory {
         }
     }
 
-    /// This machine's own file system, with everything that is special about `/proc`.
+    /// The file system of this machine, including the special links of `/proc`.
     pub(crate) fn machine() -> Result<Self, Error> {
         let mut machine = Self::open(Path::new("/"))?;
         machine.resolve = 0;
@@ -70,13 +70,13 @@ impl Directory {
         )
     }
 
-    /// A handle that stands for the file without opening it.
+    /// Opens the file as `O_PATH`.
     fn handle(&self, path: &Path, follow: bool) -> Result<OwnedFd, Errno> {
         let no_follow = if follow { 0 } else { libc::O_NOFOLLOW };
         self.open_at(path, libc::O_PATH | no_follow, 0, 0)
     }
 
-    /// The directory that has the last name of the path, and that name.
+    /// The parent directory of a path, and the last component.
     fn parent<'a>(&self, path: &'a Path) -> Result<(OwnedFd, &'a OsStr), Errno> {
         let name = path.file_name().ok_or(Errno::EBUSY)?;
         let parent = path.parent().ok_or(Errno::EBUSY)?;
@@ -85,7 +85,7 @@ impl Directory {
     }
 }
 
-/// A path by which calls without a descriptor reach the file of a handle.
+/// A path to the file of a handle, for calls that take no descriptor.
 fn by_handle(handle: &OwnedFd) -> CString {
     let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
     CString::new(path).unwrap_or_default()
@@ -103,50 +103,50 @@ fn time(time: SetTime) -> TimeSpec {
     match time {
         SetTime::Now => TimeSpec::UTIME_NOW,
         SetTime::Keep => TimeSpec::UTIME_OMIT,
-        SetTime::To(moment) => TimeSpec::new(moment.seconds, moment.nanoseconds.into()),
+        SetTime::To(time) => TimeSpec::new(time.seconds, time.nanoseconds.into()),
     }
 }
 
 impl RemoteFiles for Directory {
-    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
-        // Without these two the kernel refuses a mode.
+    fn open(&self, path: &Path, options: &OpenOptions) -> CallResult<OwnedFd> {
+        // Without one of these flags the kernel refuses a mode.
         let creates = options.flags & (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) != 0;
         let mode = if creates { options.mode & 0o7777 } else { 0 };
         Ok(self.open_at(path, options.flags, mode, options.resolve)?)
     }
 
-    fn metadata(&self, path: &Path, follow: bool) -> Answer<Metadata> {
+    fn metadata(&self, path: &Path, follow: bool) -> CallResult<Metadata> {
         let handle = self.handle(path, follow)?;
         Ok(files::describe(handle.as_fd())?.into())
     }
 
-    fn read_link(&self, path: &Path) -> Answer<PathBuf> {
+    fn read_link(&self, path: &Path) -> CallResult<PathBuf> {
         let handle = self.handle(path, false)?;
         let link = nix::fcntl::readlinkat(&handle, c"").map_err(|errno| match errno {
-            // What the kernel says of a handle that is no link.
+            // The error of the kernel for a handle that is not a symbolic link.
             Errno::ENOENT => Errno::EINVAL,
             other => other,
         })?;
         Ok(PathBuf::from(link))
     }
 
-    fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()> {
+    fn access(&self, path: &Path, mode: i32, follow: bool) -> CallResult<()> {
         let handle = self.handle(path, follow)?;
         Ok(files::may_access(handle.as_fd(), mode)?)
     }
 
-    fn file_system(&self, path: &Path) -> Answer<FileSystem> {
+    fn file_system(&self, path: &Path) -> CallResult<FileSystemStats> {
         let handle = self.handle(path, true)?;
         Ok(files::describe_file_system(handle.as_fd())?.into())
     }
 
-    fn create_directory(&self, path: &Path, mode: u32) -> Answer<()> {
+    fn create_directory(&self, path: &Path, mode: u32) -> CallResult<()> {
         let (parent, name) = self.parent(path)?;
         let mode = Mode::from_bits_truncate(mode);
         Ok(nix::sys::stat::mkdirat(&parent, name, mode)?)
     }
 
-    fn create_node(&self, path: &Path, mode: u32, device: u64) -> Answer<()> {
+    fn create_node(&self, path: &Path, mode: u32, device: u64) -> CallResult<()> {
         let (parent, name) = self.parent(path)?;
         let kind = SFlag::from_bits_truncate(mode & libc::S_IFMT);
         let permissions = Mode::from_bits_truncate(mode & !libc::S_IFMT);
@@ -159,7 +159,7 @@ impl RemoteFiles for Directory {
         )?)
     }
 
-    fn remove_file(&self, path: &Path) -> Answer<()> {
+    fn remove_file(&self, path: &Path) -> CallResult<()> {
         let (parent, name) = self.parent(path)?;
         Ok(nix::unistd::unlinkat(
             &parent,
@@ -168,7 +168,7 @@ impl RemoteFiles for Directory {
         )?)
     }
 
-    fn remove_directory(&self, path: &Path) -> Answer<()> {
+    fn remove_directory(&self, path: &Path) -> CallResult<()> {
         let (parent, name) = self.parent(path)?;
         Ok(nix::unistd::unlinkat(
             &parent,
@@ -177,7 +177,7 @@ impl RemoteFiles for Directory {
         )?)
     }
 
-    fn rename(&self, from: &Path, to: &Path, flags: u32) -> Answer<()> {
+    fn rename(&self, from: &Path, to: &Path, flags: u32) -> CallResult<()> {
         let (from, from_name) = self.parent(from)?;
         let (to, to_name) = self.parent(to)?;
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
@@ -185,7 +185,7 @@ impl RemoteFiles for Directory {
             .map_err(|error| Errno::from_raw(error.raw_os_error()).into())
     }
 
-    fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
+    fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> CallResult<()> {
         let (to, to_name) = self.parent(to)?;
         if follow {
             let handle = self.handle(from, true)?;
@@ -206,7 +206,7 @@ impl RemoteFiles for Directory {
         }
     }
 
-    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> CallResult<()> {
         let (to, to_name) = self.parent(to)?;
         let from = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let from = from.map_err(|_| Errno::EINVAL)?;
@@ -221,12 +221,12 @@ impl RemoteFiles for Directory {
         )?)
     }
 
-    fn create_symbolic_link(&self, content: &Path, path: &Path) -> Answer<()> {
+    fn create_symbolic_link(&self, content: &Path, path: &Path) -> CallResult<()> {
         let (parent, name) = self.parent(path)?;
         Ok(nix::unistd::symlinkat(content, &parent, name)?)
     }
 
-    fn set_mode(&self, path: &Path, mode: u32, follow: bool) -> Answer<()> {
+    fn set_mode(&self, path: &Path, mode: u32, follow: bool) -> CallResult<()> {
         let handle = self.handle(path, follow)?;
         let kind = u32::from(files::describe(handle.as_fd())?.stx_mode) & libc::S_IFMT;
         if kind == libc::S_IFLNK {
@@ -249,14 +249,14 @@ impl RemoteFiles for Directory {
         user: Option<u32>,
         group: Option<u32>,
         follow: bool,
-    ) -> Answer<()> {
+    ) -> CallResult<()> {
         let handle = self.handle(path, follow)?;
         let (user, group) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
         let flags = AtFlags::AT_EMPTY_PATH;
         Ok(nix::unistd::fchownat(&handle, c"", user, group, flags)?)
     }
 
-    fn set_times(&self, path: &Path, times: &Times, follow: bool) -> Answer<()> {
+    fn set_times(&self, path: &Path, times: &Times, follow: bool) -> CallResult<()> {
         let (accessed, modified) = (time(times.accessed), time(times.modified));
         if follow {
             let handle = self.handle(path, true)?;
@@ -279,7 +279,7 @@ impl RemoteFiles for Directory {
         }
     }
 
-    fn set_length(&self, path: &Path, length: u64) -> Answer<()> {
+    fn set_length(&self, path: &Path, length: u64) -> CallResult<()> {
         let handle = self.handle(path, true)?;
         let length = i64::try_from(length).map_err(|_| Errno::EINVAL)?;
         Ok(nix::unistd::truncate(
@@ -288,12 +288,12 @@ impl RemoteFiles for Directory {
         )?)
     }
 
-    fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>> {
+    fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> CallResult<Vec<u8>> {
         let handle = self.handle(path, follow)?;
         Ok(files::read_attribute(&by_handle(&handle), &c_name(name)?)?)
     }
 
-    fn attributes(&self, path: &Path, follow: bool) -> Answer<Vec<u8>> {
+    fn attributes(&self, path: &Path, follow: bool) -> CallResult<Vec<u8>> {
         let handle = self.handle(path, follow)?;
         Ok(files::list_attributes(&by_handle(&handle))?)
     }
@@ -305,7 +305,7 @@ impl RemoteFiles for Directory {
         value: &[u8],
         flags: i32,
         follow: bool,
-    ) -> Answer<()> {
+    ) -> CallResult<()> {
         let handle = self.handle(path, follow)?;
         let name = c_name(name)?;
         Ok(files::write_attribute(
@@ -316,7 +316,7 @@ impl RemoteFiles for Directory {
         )?)
     }
 
-    fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<()> {
+    fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> CallResult<()> {
         let handle = self.handle(path, follow)?;
         Ok(files::remove_attribute(
             &by_handle(&handle),

@@ -1,10 +1,10 @@
-//! What can go wrong before the application runs.
+//! Errors that occur before the application runs.
 
 use std::path::PathBuf;
 
 use nix::errno::Errno;
 
-/// Why a program could not be started under supervision. Each says what to do next, see [`Error::hint`].
+/// Why a program could not be started under supervision. [`Error::hint`] tells what to do next.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -73,7 +73,7 @@ impl Error {
                 "Reading a child's memory needs kernel.yama.ptrace_scope below 2 (`sysctl kernel.yama.ptrace_scope=1`), or the capability SYS_PTRACE; in a container also that process_vm_readv is allowed."
             }
             Self::NoProc { .. } => {
-                "Processes are looked at through /proc: `mount -t proc proc /proc`, or start the container with it."
+                "Processes are inspected through /proc: `mount -t proc proc /proc`, or start the container with it."
             }
             Self::HandOver { .. } => {
                 "Too many files are open; raise the limit with `ulimit -n` or close some."

@@ -1,9 +1,9 @@
-//! The other side: whoever knows what is remote and how to get it.
+//! The [`Host`] trait: decides which calls are remote, and performs them.
 //!
-//! [`Host::choose_path`] and [`Host::choose_destination`] are asked for each call, on the thread that receives all
-//! calls of the application, and so must be quick and never wait. So are [`Host::connect`] and the questions of
-//! [`RemoteFiles`] that are only started. Everything else is asked on threads that may wait as long as they like: a slow
-//! operation of one thread of the application never delays another's.
+//! The `choose_*` methods of [`Host`], [`Host::connect`] and the `start_*` methods of [`RemoteFiles`] run on the thread
+//! that receives all system calls of the application, so they must be quick and must never block. All other methods run
+//! on worker threads and may block as long as they like: a slow operation of one application thread never delays
+//! another thread.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -11,110 +11,116 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::Errno;
-use crate::incoming::Listening;
-use crate::metadata::{FileSystem, Metadata, Times};
-use crate::outgoing::{Destination, Outgoing, Transport};
+use crate::incoming::PendingListener;
+use crate::metadata::{FileSystemStats, Metadata, Times};
+use crate::outgoing::{Destination, PendingConnection, Transport};
 
-/// What a call is answered with: a value, or what happens [`Instead`].
-pub type Answer<T> = Result<T, Instead>;
+/// The result of a remote call: a value, or the [`Disposition`] of a call that has none.
+pub type CallResult<T> = Result<T, Disposition>;
 
-/// What happens to a call that the host does not answer with a value.
+/// What happens to a call for which the host returns no value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Instead {
-    /// It fails with this error.
+pub enum Disposition {
+    /// The call fails with this error.
     Fail(Errno),
-    /// It is done on this machine after all.
+    /// The local kernel performs the call after all.
     Local,
 }
 
-impl From<Errno> for Instead {
+impl From<Errno> for Disposition {
     fn from(errno: Errno) -> Self {
         Self::Fail(errno)
     }
 }
 
-/// Where a path leads.
+/// Where the file of a path is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathChoice {
-    /// To this machine.
+    /// On this machine.
     Local,
-    /// To this machine, where it has this other name.
+    /// On this machine, at this other path.
     LocalAs(PathBuf),
-    /// To the target, where it has this name.
+    /// On the target, at this path.
     Remote(PathBuf),
-    /// Nowhere: the call fails, with `ENOENT` for a path that shall not be found.
+    /// Access is refused: the call fails with this error, `ENOENT` for a path that is hidden.
     Refused(Errno),
 }
 
-/// Where a connection or datagram goes.
+/// How a connection or datagram is routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DestinationChoice {
     /// It leaves from this machine.
     Local,
-    /// Through the host.
+    /// The host connects it.
     Remote,
-    /// Nowhere: the call fails.
+    /// It is refused: the call fails with this error.
     Refused(Errno),
 }
 
-/// Whose traffic comes to a socket with which the application listens.
+/// Which traffic a listening socket of the application receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListenerChoice {
-    /// This machine's alone.
+    /// Only the traffic of this machine.
     Local,
-    /// The target's as well: [`Host::listen`] is asked for it.
+    /// The traffic of the target as well: [`Host::listen`] is called for it.
     Target,
 }
 
-/// What a call wants with a path.
+/// What a call does with a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// To know of it: `stat`, `access`, `readlink`, `chdir`.
-    Look,
-    /// To open it for reading.
+    /// Inspects it without opening it: `stat`, `access`, `readlink`, `chdir`.
+    Stat,
+    /// Opens it for reading.
     Read,
-    /// To create, change or remove it, or to open it for writing.
+    /// Creates, changes or removes it, or opens it for writing.
     Write,
-    /// To open it for reading and writing, with the content that it has.
+    /// Opens it for reading and writing and keeps its content.
     ReadAndWrite,
 }
 
-/// Something that a user should know and that is no error.
+/// An event that the user should know about and that is not an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// A program of another architecture (32-bit) runs, and everything that it does is local.
+    /// A program of another architecture (32-bit) runs; all its calls are local.
     ForeignArchitecture { process: i32 },
-    /// The memory of a process cannot be read, so everything that it does is local.
-    Unreadable { process: i32, errno: Errno },
+    /// The memory of a process cannot be read; all its calls are local.
+    UnreadableMemory { process: i32, errno: Errno },
     /// A remote path cannot be watched for changes; programs that poll instead work.
     WatchRefused { path: PathBuf },
-    /// A program that would run as somebody else (set-user-ID) does not: who may not supervise such programs gives up
-    /// gaining privileges.
+    /// A set-user-ID program runs without its extra privileges: an unprivileged supervisor must set `no_new_privs`.
     NoPrivileges { path: PathBuf },
-    /// The application listens where this machine's port or address cannot be had. It sees the address that it asked for;
-    /// on this machine it is reached at another.
+    /// The application binds an address that is not available on this machine. It sees the requested address; on this
+    /// machine it is reachable at the actual one.
     PortMoved {
         transport: Transport,
-        asked: SocketAddr,
-        used: SocketAddr,
+        requested: SocketAddr,
+        actual: SocketAddr,
     },
-    /// A Unix socket was bound to a remote path. It is made on this machine, where nobody at the target reaches it.
-    SocketHere { path: PathBuf },
-    /// A program at a remote path was to be started. Programs are started from this machine, which does not have it.
-    ProgramNotHere { path: PathBuf },
+    /// A Unix socket was bound to a remote path. It is created on this machine and cannot be reached from the target.
+    LocalUnixSocket { path: PathBuf },
+    /// The application executes a program that exists only on the target. Programs are started from this machine only.
+    RemoteProgram { path: PathBuf },
 }
 
-/// Decides what is remote, and does it.
+/// Decides which calls are remote, and performs them.
 pub trait Host: Send + Sync + 'static {
-    /// Where an absolute path leads, without `.`, `..` and doubled slashes. Quick; see the module's documentation.
+    /// Chooses where the file of an absolute path is. The path has no `.`, `..` or doubled slashes. Must not block; see
+    /// the module documentation.
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
         let _ = (path, intent);
         PathChoice::Local
     }
 
-    /// Where a connection or datagram goes. Quick; see the module's documentation. What goes to a port of localhost on which
-    /// the application itself listens is local whatever this says.
+    /// Called once for each path of an intercepted call, with the choice that takes effect. Resolving a path may consult
+    /// [`choose_path`](Host::choose_path) for other paths too, such as those of symbolic links.
+    fn path_decided(&self, path: &Path, intent: Intent, choice: &PathChoice) {
+        let _ = (path, intent, choice);
+    }
+
+    /// Chooses how a connection or datagram is routed. Must not block; see the module documentation. Traffic to a
+    /// localhost port on which the application itself listens is local regardless of the result.
     fn choose_destination(
         &self,
         transport: Transport,
@@ -124,215 +130,218 @@ pub trait Host: Send + Sync + 'static {
         DestinationChoice::Local
     }
 
-    /// The files for which [`choose_path`](Host::choose_path) says [`PathChoice::Remote`].
+    /// The files for which [`choose_path`](Host::choose_path) returns [`PathChoice::Remote`].
     fn files(&self) -> &dyn RemoteFiles {
         &NoFiles
     }
 
-    /// Connects what [`choose_destination`](Host::choose_destination) says is [`DestinationChoice::Remote`]. Returns without waiting for
-    /// anybody else: `outgoing` is completed from any thread at any time.
-    fn connect(&self, outgoing: Outgoing) {
+    /// Establishes a connection for which [`choose_destination`](Host::choose_destination) returned
+    /// [`DestinationChoice::Remote`]. Must not block: `outgoing` may be completed from any thread at any time.
+    fn connect(&self, outgoing: PendingConnection) {
         outgoing.refuse(Errno::ENETUNREACH);
     }
 
-    /// Whose traffic comes to a socket with which the application begins to listen (TCP), or which it binds to a port
-    /// (UDP). Quick; see the module's documentation.
+    /// Chooses which traffic a socket receives on which the application starts to listen (TCP), or which it binds to a
+    /// port (UDP). Must not block; see the module documentation.
     fn choose_listener(&self, transport: Transport, address: SocketAddr) -> ListenerChoice {
         let _ = (transport, address);
         ListenerChoice::Local
     }
 
-    /// The port of this machine for a socket that the application binds, where it shall be another one than it asks for. It
-    /// sees the one that it asked for. Quick; see the module's documentation.
+    /// Chooses another local port for a socket that the application binds; `None` keeps the requested port. The
+    /// application sees the requested port. Must not block; see the module documentation.
     fn choose_port(&self, transport: Transport, address: SocketAddr) -> Option<u16> {
         let _ = (transport, address);
         None
     }
 
-    /// The application listens where [`choose_listener`](Host::choose_listener) says [`ListenerChoice::Target`]. Its call
-    /// returns when `listening` is completed, from any thread at any time.
-    fn listen(&self, listening: Listening) {
+    /// The application listens on an address for which [`choose_listener`](Host::choose_listener) returned
+    /// [`ListenerChoice::Target`]. Its call returns when `listening` is completed, from any thread at any time.
+    fn listen(&self, listening: PendingListener) {
         listening.refuse(Errno::EOPNOTSUPP);
     }
 
-    /// The name of the host as the application sees it.
+    /// The host name that the application sees.
     fn hostname(&self) -> Option<OsString> {
         None
     }
 
-    /// Whether a program, given by the path that is executed, is left alone: everything that it does is local. The
-    /// programs that it starts are asked for again.
-    fn leaves_alone(&self, program: &Path) -> bool {
+    /// Whether the program at this path, which is about to be executed, is skipped: all its calls are local. The method
+    /// is called again for each program that it starts.
+    fn skips_program(&self, program: &Path) -> bool {
         let _ = program;
         false
     }
 
-    /// Something happened that the user should know.
+    /// Reports an event to the user.
     fn notice(&self, notice: &Notice) {
-        tracing::warn!(?notice, "interceptor");
+        tracing::warn!(?notice, "interceptor notice");
     }
 }
 
-/// What is done with an answer, once. It belongs on a thread that may wait a moment for the application: it writes into its
-/// memory, or gives it a descriptor.
-pub type Then<T> = Box<dyn FnOnce(Answer<T>) + Send>;
+/// Completes a call with its result, exactly once. It writes into the application's memory or installs a descriptor
+/// there, which may block for a moment. Call it within the `start_*` method or on a thread that may block, but not on a
+/// thread of an async runtime: the kernel may need that runtime to serve the memory or the descriptor.
+pub type Completion<T> = Box<dyn FnOnce(CallResult<T>) + Send>;
 
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// As `open` takes them (`O_RDONLY`, `O_CREAT`, …). `O_CLOEXEC` may be ignored: it is kept apart.
+    /// Flags of `open` (`O_RDONLY`, `O_CREAT`, …). `O_CLOEXEC` may be ignored: it is handled separately.
     pub flags: i32,
-    /// The mode of a file that is created; the process's mask is applied already.
+    /// The mode of a created file, with the umask of the process already applied.
     pub mode: u32,
-    /// As `openat2` takes them (`RESOLVE_…`).
+    /// Flags of `openat2` (`RESOLVE_…`).
     pub resolve: u64,
 }
 
-/// The target's files. Paths are absolute, as [`PathChoice::Remote`] named them. `follow` says whether a symbolic link
-/// at the end of the path is followed; those before are always followed, at the target.
+/// The files of the target. Paths are absolute, as returned in [`PathChoice::Remote`]. `follow` tells whether a
+/// symbolic link at the end of the path is followed; links before the end are always followed, on the target.
 ///
-/// What is not written answers `EOPNOTSUPP`.
+/// The default implementations fail with `EOPNOTSUPP`.
 pub trait RemoteFiles: Send + Sync {
-    /// Opens a file or directory. The descriptor is given to the application as it is, so it should be all that the
-    /// application could want of it: readable, seekable, and for directories listable.
-    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd>;
+    /// Opens a file or directory. The application gets this very descriptor, so it should support everything that a
+    /// native one does: reading, seeking, and listing of directories.
+    fn open(&self, path: &Path, options: &OpenOptions) -> CallResult<OwnedFd>;
 
-    fn metadata(&self, path: &Path, follow: bool) -> Answer<Metadata>;
+    fn metadata(&self, path: &Path, follow: bool) -> CallResult<Metadata>;
 
-    /// As [`open`](Self::open), but never waits: whoever has the answer calls `then` with it, at once or later. This and the
-    /// two below are asked on the thread that receives all calls of the application. A host that would have to wait gives `then`
-    /// back, and is asked again on a thread that may.
+    /// Like [`open`](Self::open), but does not wait for the result: the host calls `then` with it, immediately or later
+    /// (see [`Completion`] for the thread). This method and the two below run on the thread that receives all calls of
+    /// the application. A host that would have to block returns `then` in `Err`; the blocking method is then called on
+    /// a worker thread.
     fn start_open(
         &self,
         path: &Path,
         options: &OpenOptions,
-        then: Then<OwnedFd>,
-    ) -> Result<(), Then<OwnedFd>> {
+        then: Completion<OwnedFd>,
+    ) -> Result<(), Completion<OwnedFd>> {
         let _ = (path, options);
         Err(then)
     }
 
-    /// As [`metadata`](Self::metadata), but never waits; see [`start_open`](Self::start_open).
+    /// Like [`metadata`](Self::metadata), but does not wait; see [`start_open`](Self::start_open).
     fn start_metadata(
         &self,
         path: &Path,
         follow: bool,
-        then: Then<Metadata>,
-    ) -> Result<(), Then<Metadata>> {
+        then: Completion<Metadata>,
+    ) -> Result<(), Completion<Metadata>> {
         let _ = (path, follow);
         Err(then)
     }
 
-    /// As [`access`](Self::access), but never waits; see [`start_open`](Self::start_open).
+    /// Like [`access`](Self::access), but does not wait; see [`start_open`](Self::start_open).
     fn start_access(
         &self,
         path: &Path,
         mode: i32,
         follow: bool,
-        then: Then<()>,
-    ) -> Result<(), Then<()>> {
+        then: Completion<()>,
+    ) -> Result<(), Completion<()>> {
         let _ = (path, mode, follow);
         Err(then)
     }
 
-    fn read_link(&self, path: &Path) -> Answer<PathBuf>;
+    fn read_link(&self, path: &Path) -> CallResult<PathBuf>;
 
-    /// The path without symbolic links, by which the file is known to `getcwd`. This asks for each name; a host that
-    /// can ask once should.
-    fn canonical(&self, path: &Path) -> Answer<PathBuf> {
+    /// The path without symbolic links, as `getcwd` returns it. The default implementation reads one link per path
+    /// component; a host that can resolve the path in one request should override it.
+    fn canonical(&self, path: &Path) -> CallResult<PathBuf> {
         canonical(self, path)
     }
 
-    /// `mode` as `access` takes it (`R_OK`, …).
-    fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()>;
+    /// `mode` as in `access` (`R_OK`, …).
+    fn access(&self, path: &Path, mode: i32, follow: bool) -> CallResult<()>;
 
-    fn file_system(&self, path: &Path) -> Answer<FileSystem> {
+    fn file_system(&self, path: &Path) -> CallResult<FileSystemStats> {
         let _ = path;
         unsupported()
     }
 
-    fn create_directory(&self, path: &Path, mode: u32) -> Answer<()> {
+    fn create_directory(&self, path: &Path, mode: u32) -> CallResult<()> {
         let _ = (path, mode);
         unsupported()
     }
 
-    /// `mode` with the file's type, as `mknod` takes it.
-    fn create_node(&self, path: &Path, mode: u32, device: u64) -> Answer<()> {
+    /// `mode` includes the file type, as in `mknod`.
+    fn create_node(&self, path: &Path, mode: u32, device: u64) -> CallResult<()> {
         let _ = (path, mode, device);
         unsupported()
     }
 
-    fn remove_file(&self, path: &Path) -> Answer<()> {
+    fn remove_file(&self, path: &Path) -> CallResult<()> {
         let _ = path;
         unsupported()
     }
 
-    fn remove_directory(&self, path: &Path) -> Answer<()> {
+    fn remove_directory(&self, path: &Path) -> CallResult<()> {
         let _ = path;
         unsupported()
     }
 
-    /// `flags` as `renameat2` takes them.
-    fn rename(&self, from: &Path, to: &Path, flags: u32) -> Answer<()> {
+    /// `flags` as in `renameat2`.
+    fn rename(&self, from: &Path, to: &Path, flags: u32) -> CallResult<()> {
         let _ = (from, to, flags);
         unsupported()
     }
 
-    fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
+    fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> CallResult<()> {
         let _ = (from, to, follow);
         unsupported()
     }
 
-    /// Gives a name to a file that is open and may have none. `file` is what [`open`](Self::open) gave.
-    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
+    /// Links an open file, which may have no name (`O_TMPFILE`), to a path. `file` is a descriptor that
+    /// [`open`](Self::open) returned.
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> CallResult<()> {
         let _ = (file, to);
         unsupported()
     }
 
-    fn create_symbolic_link(&self, content: &Path, path: &Path) -> Answer<()> {
+    fn create_symbolic_link(&self, content: &Path, path: &Path) -> CallResult<()> {
         let _ = (content, path);
         unsupported()
     }
 
-    fn set_mode(&self, path: &Path, mode: u32, follow: bool) -> Answer<()> {
+    fn set_mode(&self, path: &Path, mode: u32, follow: bool) -> CallResult<()> {
         let _ = (path, mode, follow);
         unsupported()
     }
 
-    /// `None` leaves as it is.
+    /// `None` leaves the value unchanged.
     fn set_owner(
         &self,
         path: &Path,
         user: Option<u32>,
         group: Option<u32>,
         follow: bool,
-    ) -> Answer<()> {
+    ) -> CallResult<()> {
         let _ = (path, user, group, follow);
         unsupported()
     }
 
-    fn set_times(&self, path: &Path, times: &Times, follow: bool) -> Answer<()> {
+    fn set_times(&self, path: &Path, times: &Times, follow: bool) -> CallResult<()> {
         let _ = (path, times, follow);
         unsupported()
     }
 
-    fn set_length(&self, path: &Path, length: u64) -> Answer<()> {
+    fn set_length(&self, path: &Path, length: u64) -> CallResult<()> {
         let _ = (path, length);
         unsupported()
     }
 
-    fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>> {
+    fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> CallResult<Vec<u8>> {
         let _ = (path, name, follow);
         unsupported()
     }
 
-    /// The names, each ended by a zero byte.
-    fn attributes(&self, path: &Path, follow: bool) -> Answer<Vec<u8>> {
+    /// The names of all extended attributes, each terminated by a zero byte.
+    fn attributes(&self, path: &Path, follow: bool) -> CallResult<Vec<u8>> {
         let _ = (path, follow);
         unsupported()
     }
 
-    /// `flags` as `setxattr` takes them.
+    /// `flags` as in `setxattr`.
     fn set_attribute(
         &self,
         path: &Path,
@@ -340,30 +349,30 @@ pub trait RemoteFiles: Send + Sync {
         value: &[u8],
         flags: i32,
         follow: bool,
-    ) -> Answer<()> {
+    ) -> CallResult<()> {
         let _ = (path, name, value, flags, follow);
         unsupported()
     }
 
-    fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<()> {
+    fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> CallResult<()> {
         let _ = (path, name, follow);
         unsupported()
     }
 }
 
-fn canonical<Files: RemoteFiles + ?Sized>(files: &Files, path: &Path) -> Answer<PathBuf> {
+fn canonical<Files: RemoteFiles + ?Sized>(files: &Files, path: &Path) -> CallResult<PathBuf> {
     /// The longest chain of symbolic links that the kernel follows.
-    const MOST_LINKS: u32 = 40;
-    let names = |path: &Path| -> Vec<OsString> {
-        let names = path.components().rev().filter(|part| {
+    const MAX_LINKS: u32 = 40;
+    let components = |path: &Path| -> Vec<OsString> {
+        let parts = path.components().rev().filter(|part| {
             matches!(
                 part,
                 std::path::Component::Normal(_) | std::path::Component::ParentDir
             )
         });
-        names.map(|part| part.as_os_str().to_owned()).collect()
+        parts.map(|part| part.as_os_str().to_owned()).collect()
     };
-    let mut rest = names(path);
+    let mut rest = components(path);
     let mut done = PathBuf::from("/");
     let mut links = 0;
     while let Some(name) = rest.pop() {
@@ -375,25 +384,25 @@ fn canonical<Files: RemoteFiles + ?Sized>(files: &Files, path: &Path) -> Answer<
         match files.read_link(&done) {
             Ok(content) => {
                 links += 1;
-                if links > MOST_LINKS {
+                if links > MAX_LINKS {
                     return Err(Errno::ELOOP.into());
                 }
                 done.pop();
                 if content.is_absolute() {
                     done = PathBuf::from("/");
                 }
-                rest.extend(names(&content));
+                rest.extend(components(&content));
             }
-            // It is no link.
-            Err(Instead::Fail(Errno::EINVAL)) => {}
-            Err(instead) => return Err(instead),
+            // It is not a symbolic link.
+            Err(Disposition::Fail(Errno::EINVAL)) => {}
+            Err(disposition) => return Err(disposition),
         }
     }
     Ok(done)
 }
 
-fn unsupported<T>() -> Answer<T> {
-    Err(Instead::Fail(Errno::EOPNOTSUPP))
+fn unsupported<T>() -> CallResult<T> {
+    Err(Disposition::Fail(Errno::EOPNOTSUPP))
 }
 
 /// A target without files.
@@ -401,19 +410,19 @@ fn unsupported<T>() -> Answer<T> {
 struct NoFiles;
 
 impl RemoteFiles for NoFiles {
-    fn open(&self, _: &Path, _: &OpenOptions) -> Answer<OwnedFd> {
+    fn open(&self, _: &Path, _: &OpenOptions) -> CallResult<OwnedFd> {
         Err(Errno::ENOENT.into())
     }
 
-    fn metadata(&self, _: &Path, _: bool) -> Answer<Metadata> {
+    fn metadata(&self, _: &Path, _: bool) -> CallResult<Metadata> {
         Err(Errno::ENOENT.into())
     }
 
-    fn read_link(&self, _: &Path) -> Answer<PathBuf> {
+    fn read_link(&self, _: &Path) -> CallResult<PathBuf> {
         Err(Errno::ENOENT.into())
     }
 
-    fn access(&self, _: &Path, _: i32, _: bool) -> Answer<()> {
+    fn access(&self, _: &Path, _: i32, _: bool) -> CallResult<()> {
         Err(Errno::ENOENT.into())
     }
 }

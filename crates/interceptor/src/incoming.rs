@@ -1,88 +1,93 @@
 //! Incoming connections.
 //!
-//! The application listens with its own socket, on this machine. What arrives at the target is brought to it by the host,
-//! which connects to that socket with a [`Listener`] and says who the client is. The application then sees that client as
-//! its peer, wherever it asks: `accept`, `accept4`, `getpeername`, `recvfrom`; and the target's address as its own.
+//! The application listens with its own socket, on this machine. The host delivers the incoming connections of the
+//! target: it connects to that socket through a [`Listener`] and provides the address of the client. The application
+//! then sees that client as its peer in `accept`, `accept4`, `getpeername` and `recvfrom`, and the address of the
+//! target as its own.
 //!
-//! | call | caught |
+//! | call | intercepted |
 //! |---|---|
 //! | `listen`, `getpeername`, `getsockname` | always |
 //! | `bind` | to an address as long as an internet address |
-//! | `accept`, `accept4` | with room for an address |
-//! | datagrams | as told in the `outgoing` module |
+//! | `accept`, `accept4` | with a buffer for an address |
+//! | datagrams | see the `outgoing` module |
 //!
-//! Who is behind a connection is known by the address that our end has on this machine. It is an address of 127.64.0.0/10
-//! that nobody else uses, a new one for each connection: so what the kernel says about a socket is all that we need to
-//! know about it, nobody is mistaken for another, and there is nothing to remember about who accepted what. Waiting for
-//! connections (`epoll` and its like) and `accept` without an address are the kernel's alone.
+//! A connection is identified by the local address of our end. Each connection gets its own address in 127.64.0.0/10,
+//! which no other program uses. So the peer address that the kernel reports identifies the client of a socket without
+//! ambiguity, and we need not track which process accepted which connection. The kernel alone handles waiting for
+//! connections (`epoll`, `poll`, `select`) and `accept` without an address.
 //!
 //! # Limits
 //!
-//! - A client with an IPv6 address has no name in a socket of IPv4: there, the address of our end stays.
-//! - `getsockname` of a connection that was reset tells this machine's address.
-//! - Several threads or processes that accept from one socket that waits, some with and some without room for an address:
-//!   one of the former may learn of a signal, and let go of the port when it is killed, only with the next connection.
-//! - A datagram socket that is bound to port 0 is a client's and gets nothing from the target. `IP_PKTINFO` tells this
-//!   machine's addresses.
-//! - A socket that is bound to a network interface (`SO_BINDTODEVICE`) is not reached.
+//! - An IPv4 socket cannot represent a client with an IPv6 address: it shows the address of our end.
+//! - `getsockname` of a connection that was reset returns the address of this machine.
+//! - If several threads or processes accept from one blocking socket, some with and some without a buffer for an
+//!   address, one with a buffer may notice a signal, and release the port after it is killed, only with the next
+//!   connection.
+//! - A datagram socket that is bound to port 0 is a client and receives nothing from the target. `IP_PKTINFO` returns
+//!   addresses of this machine.
+//! - A socket that is bound to a network interface (`SO_BINDTODEVICE`) cannot be reached.
 //! - A datagram socket that the host refuses stays bound, although `bind` fails.
-//! - Where the port that is asked for is taken on this machine, `/proc` and programs outside see another one.
+//! - If the requested port is in use on this machine, `/proc` and other programs see another port.
 
-mod accepting;
-mod copies;
-mod deliveries;
-mod listening;
-mod places;
+mod accept;
+mod app_connections;
+mod listen;
+mod port_bindings;
+mod socket_copies;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
-use self::accepting::Turns;
-use self::copies::Copies;
-pub(crate) use self::copies::Held;
-pub use self::deliveries::Registration as DeliveryRegistration;
+use parking_lot::Mutex;
 
-use self::deliveries::Deliveries;
-use self::places::Places;
+use self::accept::AcceptQueue;
+pub use self::app_connections::IncomingRegistration;
+pub(crate) use self::socket_copies::CopyGuard;
+use self::socket_copies::SocketCopies;
+
+use self::app_connections::AppConnections;
+use self::port_bindings::PortBindings;
 use crate::Errno;
 use crate::notification::Notification;
-use crate::outgoing::{Connections, End, Transport, domain_of, encode_internet, internet};
+use crate::outgoing::{
+    ConnectionEnd, Connections, Transport, domain_of, encode_internet, internet,
+};
 use crate::socket_table::{self, Entry, TCP_TABLES, UDP_TABLES};
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::socket;
 use crate::syscalls::Call;
-use crate::workers::lock;
 
-/// A socket with which the application is about to listen. Its call waits for [`Listening::accept`] or
-/// [`Listening::refuse`]; to drop it is to refuse it.
+/// A socket on which the application is about to listen. The application's call is suspended until
+/// [`PendingListener::accept`] or [`PendingListener::refuse`]; dropping it refuses it.
 #[derive(Debug)]
-pub struct Listening {
+pub struct PendingListener {
     listener: Listener,
-    /// The application's call, until it is answered.
+    /// The application's call, until it is completed.
     call: Option<Notification>,
-    /// Our copy of the application's socket, as long as the call waits.
+    /// Our copy of the application's socket while the call is suspended.
     theirs: Option<OwnedFd>,
 }
 
-impl Listening {
-    /// TCP, or UDP.
+impl PendingListener {
+    /// TCP or UDP.
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.listener.socket.transport
     }
 
-    /// The address as the application knows it. Its port is never 0.
+    /// The address that the application uses. Its port is never 0.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.listener.socket.address
     }
 
-    /// The application's call succeeds.
+    /// Lets the application's call succeed.
     pub fn accept(mut self) -> Listener {
-        // First our copy goes: from when the call returns, the application alone keeps its socket open.
+        // Our copy is closed first: when the call returns, only the application keeps its socket open.
         drop(self.theirs.take());
         if let Some(call) = self.call.take() {
             call.succeed(0);
@@ -90,7 +95,7 @@ impl Listening {
         self.listener.clone()
     }
 
-    /// The application's call fails.
+    /// Lets the application's call fail.
     pub fn refuse(mut self, errno: Errno) {
         self.fail(errno);
     }
@@ -103,76 +108,80 @@ impl Listening {
         if let Some(theirs) = self.theirs.take()
             && self.listener.socket.transport == Transport::Tcp
         {
-            // It no longer listens, and stays bound.
-            let _ = socket::shut_reading_down(theirs.as_fd());
+            // The socket no longer listens, but stays bound.
+            let _ = socket::shutdown_read(theirs.as_fd());
         }
         call.fail(errno);
     }
 }
 
-impl Drop for Listening {
+impl Drop for PendingListener {
     fn drop(&mut self) {
         self.fail(Errno::ENETDOWN);
     }
 }
 
-/// A socket with which the application listens. Clones are the same.
+/// A socket on which the application listens. Clones refer to the same socket.
 #[derive(Debug, Clone)]
 pub struct Listener {
-    socket: Arc<Socket>,
+    socket: Arc<ListenerSocket>,
     incoming: Arc<Incoming>,
     connections: Arc<Connections>,
 }
 
 impl Listener {
-    /// Whether the application still listens. With several sockets for the same port, whether one of them is there.
+    /// Whether the application still listens. If several sockets share the port, whether one of them still listens.
     #[must_use]
-    pub fn is_there(&self) -> bool {
+    pub fn is_listening(&self) -> bool {
         let socket = &self.socket;
-        let is_there = match socket.transport {
+        let is_listening = match socket.transport {
             Transport::Udp => {
-                crate::outgoing::is_datagram_socket_open(socket.reached.port(), socket.inode)
+                crate::outgoing::is_datagram_socket_open(socket.actual.port(), socket.inode)
             }
-            _ => self.connections.has_own(socket.transport, socket.reached),
+            _ => self.connections.has_own(socket.transport, socket.actual),
         };
-        if socket.turns.any_returned() && !(is_there && socket.is_open()) {
-            // As the kernel ends what waits in its own queue, also while others listen on the port.
-            socket.turns.clear();
+        if socket.accept_queue.has_requeued() && !(is_listening && socket.is_open()) {
+            // The kernel likewise resets the connections in its own queue, even if other sockets listen on the port.
+            socket.accept_queue.clear();
         }
-        is_there
+        is_listening
     }
 
-    /// Begins a connection to the application (TCP), or opens a socket that exchanges datagrams with it (UDP). To the
-    /// application, the other end is `client`, and its own end `server`. Never waits: the socket does not block, and
-    /// becomes writable when the connection is there or has failed.
+    /// Starts a connection to the application (TCP), or opens a socket that exchanges datagrams with it (UDP). The
+    /// application sees `client` as the peer address and `server` as its own. Never blocks: the socket is nonblocking,
+    /// and becomes writable when the connection is established or has failed.
     ///
     /// # Errors
-    /// `ECONNREFUSED` when the application no longer listens, and what making a socket fails with.
-    pub fn deliver(&self, client: SocketAddr, server: SocketAddr) -> Result<Delivery, Errno> {
-        let (transport, reached) = (self.socket.transport, self.socket.reached);
-        // Somebody else may have the port by now.
-        if !self.connections.has_own(transport, reached) {
+    /// `ECONNREFUSED` when the application no longer listens, and the errors of creating a socket.
+    pub fn connect(&self, client: SocketAddr, server: SocketAddr) -> Result<AppConnection, Errno> {
+        let (transport, actual) = (self.socket.transport, self.socket.actual);
+        // Another program may have the port by now.
+        if !self.connections.has_own(transport, actual) {
             return Err(Errno::ECONNREFUSED);
         }
-        let names = Some(deliveries::Names { client, server });
-        let (socket, registration) = self.incoming.deliveries.open(transport, reached, names)?;
-        Ok(Delivery {
+        let addresses = Some(app_connections::ConnectionAddresses { client, server });
+        let (socket, registration) = self
+            .incoming
+            .app_connections
+            .open(transport, actual, addresses)?;
+        Ok(AppConnection {
             socket,
             registration,
         })
     }
 }
 
-/// Our end of a connection to the application. The application sees the client's address at least as long as this lives.
+/// Our end of a connection to the application. The application sees the client's address at least until this is
+/// dropped.
 #[derive(Debug)]
-pub struct Delivery {
+pub struct AppConnection {
     pub socket: OwnedFd,
-    /// Keeps the client's address known. It may be kept apart from the socket, and should live as long.
-    pub registration: DeliveryRegistration,
+    /// Keeps the client's address registered. It may be stored separately from the socket, but should live as long.
+    pub registration: IncomingRegistration,
 }
 
-/// Whether the application has accepted a connection of which this is our end. Until then the kernel alone has taken it.
-/// True as well where the kernel does not say.
+/// Whether the application has accepted the connection with this end of ours. Before that, only the kernel has. Also
+/// true if the kernel does not provide this information.
 #[must_use]
 pub fn is_accepted(ours: BorrowedFd<'_>) -> bool {
     let address = |address: Result<Vec<u8>, Errno>| internet(&address.ok()?);
@@ -184,51 +193,51 @@ pub fn is_accepted(ours: BorrowedFd<'_>) -> bool {
     !matches!(found, Ok(Some(found)) if found.inode == 0)
 }
 
-/// A socket with which the application listens.
+/// A socket on which the application listens.
 #[derive(Debug)]
-struct Socket {
+struct ListenerSocket {
     transport: Transport,
     cookie: u64,
     inode: u64,
-    /// As the application knows it.
+    /// The address that the application uses.
     address: SocketAddr,
-    /// Where we reach it.
-    reached: SocketAddr,
-    turns: Turns,
+    /// The address at which we reach it.
+    actual: SocketAddr,
+    accept_queue: AcceptQueue,
 }
 
-impl Socket {
-    fn new(theirs: &OwnedFd, transport: Transport, known: SocketAddr) -> Result<Self, Errno> {
+impl ListenerSocket {
+    fn new(theirs: &OwnedFd, transport: Transport, visible: SocketAddr) -> Result<Self, Errno> {
         let bound = socket::local_address(theirs.as_fd())?;
-        let mut reached = internet(&bound).ok_or(Errno::EAFNOSUPPORT)?;
-        if reached.ip().is_unspecified() {
-            reached.set_ip(loopback_for(theirs, reached.ip()));
+        let mut actual = internet(&bound).ok_or(Errno::EAFNOSUPPORT)?;
+        if actual.ip().is_unspecified() {
+            actual.set_ip(loopback_for(theirs, actual.ip()));
         }
-        let mut address = known;
+        let mut address = visible;
         if address.port() == 0 {
-            address.set_port(reached.port());
+            address.set_port(actual.port());
         }
         Ok(Self {
             transport,
             cookie: socket::cookie(theirs.as_fd())?,
             inode: socket_table::inode_of(theirs).ok_or(Errno::EBADF)?,
             address,
-            reached,
-            turns: Turns::default(),
+            actual,
+            accept_queue: AcceptQueue::default(),
         })
     }
 }
 
-impl Socket {
-    /// Whether this very socket listens, and not only one that shares its port.
+impl ListenerSocket {
+    /// Whether this very socket listens, and not only another one that shares its port.
     fn is_open(&self) -> bool {
-        let is_it = |entry: &Entry| entry.inode == self.inode;
-        socket_table::any_listener(self.reached.port(), is_it)
+        let matches = |entry: &Entry| entry.inode == self.inode;
+        socket_table::any_listener(self.actual.port(), matches)
     }
 }
 
-/// Where a socket is reached that takes connections to any address. One for both families is reached by IPv4, of which
-/// there are more addresses.
+/// The address at which a wildcard socket is reached. A dual-stack socket is reached by IPv4, which has more loopback
+/// addresses.
 fn loopback_for(theirs: &OwnedFd, any: IpAddr) -> IpAddr {
     let only_version6 = || {
         let option = socket::option(theirs.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY);
@@ -241,20 +250,20 @@ fn loopback_for(theirs: &OwnedFd, any: IpAddr) -> IpAddr {
     }
 }
 
-/// Listeners that are remembered before those are forgotten that are no longer there.
-const MANY: usize = 256;
+/// When this many listeners are recorded, closed ones are removed.
+const CLEANUP_THRESHOLD: usize = 256;
 
-/// All sockets with which the application listens for the target, and what was brought to them.
+/// All sockets on which the application listens for the target, and the connections to them.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
-    /// Whether there ever was one, so that programs without pay nothing.
+    /// Whether there ever was one, so that programs without listeners pay nothing.
     any: AtomicBool,
     any_datagrams: AtomicBool,
     /// By cookie.
-    listeners: Mutex<HashMap<u64, Arc<Socket>>>,
-    deliveries: Arc<Deliveries>,
-    places: Places,
-    copies: Copies,
+    listeners: Mutex<HashMap<u64, Arc<ListenerSocket>>>,
+    app_connections: Arc<AppConnections>,
+    bindings: PortBindings,
+    socket_copies: SocketCopies,
 }
 
 impl Incoming {
@@ -266,17 +275,17 @@ impl Incoming {
         self.any_datagrams.load(Ordering::Relaxed)
     }
 
-    /// What is known of our copies of sockets on which calls wait.
-    pub(crate) fn copies(&self) -> &Copies {
-        &self.copies
+    /// The copies of sockets that we hold for suspended calls.
+    pub(crate) fn socket_copies(&self) -> &SocketCopies {
+        &self.socket_copies
     }
 
-    fn add(&self, socket: &Arc<Socket>) {
-        let mut listeners = lock(&self.listeners);
-        if listeners.len() >= MANY {
-            let mut there = socket_table::entries(&TCP_TABLES);
-            there.extend(socket_table::entries(&UDP_TABLES));
-            listeners.retain(|_, known| there.iter().any(|entry| entry.inode == known.inode));
+    fn add(&self, socket: &Arc<ListenerSocket>) {
+        let mut listeners = self.listeners.lock();
+        if listeners.len() >= CLEANUP_THRESHOLD {
+            let mut open = socket_table::entries(&TCP_TABLES);
+            open.extend(socket_table::entries(&UDP_TABLES));
+            listeners.retain(|_, listener| open.iter().any(|entry| entry.inode == listener.inode));
         }
         listeners.insert(socket.cookie, Arc::clone(socket));
         drop(listeners);
@@ -286,65 +295,83 @@ impl Incoming {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    fn get(&self, cookie: u64) -> Option<Arc<Socket>> {
-        lock(&self.listeners).get(&cookie).map(Arc::clone)
+    fn get(&self, cookie: u64) -> Option<Arc<ListenerSocket>> {
+        self.listeners.lock().get(&cookie).map(Arc::clone)
     }
 
     fn forget(&self, cookie: u64) {
-        lock(&self.listeners).remove(&cookie);
+        self.listeners.lock().remove(&cookie);
     }
 
-    /// Whether datagrams for this socket may come from the target.
-    pub(crate) fn takes_datagrams(&self, cookie: u64) -> bool {
-        let listeners = lock(&self.listeners);
+    /// Whether this socket may receive datagrams from the target.
+    pub(crate) fn receives_datagrams(&self, cookie: u64) -> bool {
+        let listeners = self.listeners.lock();
         let socket = listeners.get(&cookie);
         socket.is_some_and(|socket| socket.transport == Transport::Udp)
     }
 
-    /// The client that a socket of ours stands for, by the socket's address.
-    pub(crate) fn sender(&self, relay: SocketAddr) -> Option<SocketAddr> {
-        let found = self.deliveries.find(Transport::Udp, relay, || None)?;
-        found.map(|names| names.client)
+    /// The client that a relay socket represents, by the address of the relay socket.
+    pub(crate) fn client_behind(&self, relay: SocketAddr) -> Option<SocketAddr> {
+        let found = self.app_connections.find(Transport::Udp, relay, || None)?;
+        found.map(|addresses| addresses.client)
     }
 
-    /// The address of the socket of ours that stands for a client, to a datagram socket of the application.
-    pub(crate) fn relay(&self, theirs: &OwnedFd, client: SocketAddr) -> Option<SocketAddr> {
+    /// The address of the relay socket that represents a client to a datagram socket of the application.
+    pub(crate) fn relay_for_client(
+        &self,
+        theirs: &OwnedFd,
+        client: SocketAddr,
+    ) -> Option<SocketAddr> {
         if !self.any_datagrams() {
             return None;
         }
         let bound = socket::local_address(theirs.as_fd()).ok()?;
-        self.deliveries.relay(internet(&bound)?.port(), client)
+        self.app_connections.relay(internet(&bound)?.port(), client)
     }
 
-    /// Where the application's own listener is that it takes to be at an address of localhost, if it is elsewhere.
-    pub(crate) fn moved(&self, transport: Transport, address: SocketAddr) -> Option<SocketAddr> {
+    /// The actual address of the application's own listener for a loopback address that the application uses, if it
+    /// differs.
+    pub(crate) fn actual_address(
+        &self,
+        transport: Transport,
+        address: SocketAddr,
+    ) -> Option<SocketAddr> {
         let ip = address.ip().to_canonical();
         if !self.any() || !ip.is_loopback() {
             return None;
         }
         let mut real = self
-            .places
-            .moved(transport, SocketAddr::new(ip, address.port()))?;
+            .bindings
+            .actual_address(transport, SocketAddr::new(ip, address.port()))?;
         if real.ip().is_unspecified() {
             real.set_ip(ip);
         }
         Some(real)
     }
 
-    /// Whether an address is that of a socket of ours, which is on this machine.
+    /// Whether an address belongs to one of our sockets, which are on this machine.
     pub(crate) fn is_ours(&self, transport: Transport, address: SocketAddr) -> bool {
-        self.any() && self.deliveries.find(transport, address, || None).is_some()
+        self.any()
+            && self
+                .app_connections
+                .find(transport, address, || None)
+                .is_some()
     }
 
-    /// What a name of a socket is to the application, as bytes; `None` if it is what the kernel says.
-    pub(crate) fn name(&self, theirs: &OwnedFd, cookie: u64, end: End) -> Option<Vec<u8>> {
+    /// The encoded address of a socket that the application sees; `None` if it is the one that the kernel reports.
+    pub(crate) fn visible_address(
+        &self,
+        theirs: &OwnedFd,
+        cookie: u64,
+        end: ConnectionEnd,
+    ) -> Option<Vec<u8>> {
         if !self.any() {
             return None;
         }
-        if end == End::Local
-            && let Some(address) = self.places.known_as(cookie)
+        if end == ConnectionEnd::Local
+            && let Some(address) = self.bindings.visible_address(cookie)
         {
-            return encode_shown(address, domain_of(theirs.as_fd()).ok()?);
+            return encode_visible(address, domain_of(theirs.as_fd()).ok()?);
         }
         let peer = socket::peer_address(theirs.as_fd()).ok()?;
         let kind = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE);
@@ -352,15 +379,17 @@ impl Incoming {
             Ok(libc::SOCK_STREAM) => Transport::Tcp,
             _ => Transport::Udp,
         };
-        let names = self
-            .deliveries
+        let addresses = self
+            .app_connections
             .find(transport, internet(&peer)?, || Some(cookie))
             .flatten()?;
         let domain = family_of(&peer);
         match end {
-            End::Peer => encode_shown(names.client, domain),
-            End::Local if transport == Transport::Tcp => encode_shown(names.server, domain),
-            End::Local => None,
+            ConnectionEnd::Peer => encode_visible(addresses.client, domain),
+            ConnectionEnd::Local if transport == Transport::Tcp => {
+                encode_visible(addresses.server, domain)
+            }
+            ConnectionEnd::Local => None,
         }
     }
 }
@@ -373,23 +402,23 @@ fn family_of(address: &[u8]) -> i32 {
     })
 }
 
-/// The bytes of an address, if a socket of this family can show it.
-pub(crate) fn encode_shown(address: SocketAddr, domain: i32) -> Option<Vec<u8>> {
+/// Encodes an address, if a socket of this family can represent it.
+pub(crate) fn encode_visible(address: SocketAddr, domain: i32) -> Option<Vec<u8>> {
     let hidden = address.ip().to_canonical().is_ipv6() && domain == libc::AF_INET;
     (!hidden).then(|| encode_internet(address, domain))
 }
 
-/// Decides what can be decided without waiting.
+/// Decides how to handle a call, as far as that is possible without blocking.
 pub(crate) fn decide(
     supervisor: &Supervisor,
     call: Call,
     notification: &Notification,
 ) -> Result<Decision, Errno> {
     match call {
-        Call::Bind => listening::decide_bind(supervisor, notification),
-        Call::Listen => listening::decide_listen(supervisor, notification),
+        Call::Bind => listen::decide_bind(supervisor, notification),
+        Call::Listen => listen::decide_listen(supervisor, notification),
         Call::Accept | Call::Accept4 if supervisor.incoming.any() => {
-            accepting::decide(supervisor, call, notification)
+            accept::decide(supervisor, call, notification)
         }
         _ => Ok(Decision::Pass),
     }

@@ -1,4 +1,4 @@
-//! Starting a program under supervision.
+//! Starts a program under supervision.
 
 mod supervised;
 
@@ -14,17 +14,17 @@ use nix::sys::socket::{
     AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair,
 };
 
-pub use self::supervised::{Signaller, Supervised};
+pub use self::supervised::{Signaller, SupervisedProcess};
 
-use crate::diagnose::{ListenerFeatures, check_kernel, listener_features, read_copy};
-use crate::filter::{self, Catch, FIRST_DATAGRAM_DESCRIPTOR};
+use crate::diagnose::{ListenerFeatures, check_kernel, check_memory_access, listener_features};
+use crate::filter::{self, FIRST_DATAGRAM_DESCRIPTOR, InterceptSettings};
 use crate::supervisor::Supervisor;
 use crate::sys::process;
-use crate::sys::shared::Shared;
-use crate::sys::spawn::{self, Body, Executable, Plan, Report, Stage};
+use crate::sys::shared_environment::SharedEnvironment;
+use crate::sys::spawn::{self, Executable, ProcessBody, SpawnPlan, StartPhase, StartReport};
 use crate::{Errno, Error, Host};
 
-/// A program to start, and how it is supervised.
+/// A program to start, and the settings of its supervision.
 #[derive(Debug, Clone)]
 pub struct Launch {
     program: PathBuf,
@@ -36,11 +36,11 @@ pub struct Launch {
     incoming: bool,
     hostname: bool,
     allow_io_uring: bool,
-    let_signals_wait: bool,
+    wait_killable: bool,
 }
 
 impl Launch {
-    /// A program by name, which is looked for in our `PATH`, or by path. It starts without any environment.
+    /// A program by path, or by a name that is searched in our `PATH`. It starts with an empty environment.
     pub fn new(program: impl Into<PathBuf>) -> Self {
         Self {
             program: program.into(),
@@ -52,7 +52,7 @@ impl Launch {
             incoming: true,
             hostname: true,
             allow_io_uring: false,
-            let_signals_wait: true,
+            wait_killable: true,
         }
     }
 
@@ -62,7 +62,7 @@ impl Launch {
         self
     }
 
-    /// The whole environment of the program, there from its first instruction.
+    /// Sets the whole environment of the program.
     #[must_use]
     pub fn environment(
         mut self,
@@ -75,89 +75,89 @@ impl Launch {
         self
     }
 
-    /// The directory of this machine in which the program starts; ours if not set.
+    /// Sets the local directory in which the program starts; the default is ours.
     #[must_use]
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self
     }
 
-    /// Whether calls about files are caught. What is not caught is local, and costs nothing.
+    /// Whether calls about files are intercepted. Calls that are not intercepted are local, and cost nothing.
     #[must_use]
-    pub fn catch_files(mut self, catch: bool) -> Self {
-        self.files = catch;
+    pub fn intercept_files(mut self, intercept: bool) -> Self {
+        self.files = intercept;
         self
     }
 
-    /// Whether outgoing connections are caught.
+    /// Whether outgoing connections are intercepted.
     #[must_use]
-    pub fn catch_outgoing(mut self, catch: bool) -> Self {
-        self.outgoing = catch;
+    pub fn intercept_outgoing(mut self, intercept: bool) -> Self {
+        self.outgoing = intercept;
         self
     }
 
-    /// Whether sockets with which the program listens are caught.
+    /// Whether listening sockets are intercepted.
     #[must_use]
-    pub fn catch_incoming(mut self, catch: bool) -> Self {
-        self.incoming = catch;
+    pub fn intercept_incoming(mut self, intercept: bool) -> Self {
+        self.incoming = intercept;
         self
     }
 
-    /// Whether questions for the host's name are caught.
+    /// Whether queries for the host name are intercepted.
     #[must_use]
-    pub fn catch_hostname(mut self, catch: bool) -> Self {
-        self.hostname = catch;
+    pub fn intercept_hostname(mut self, intercept: bool) -> Self {
+        self.hostname = intercept;
         self
     }
 
-    /// Lets the program use `io_uring`. What it does there is not seen, and so is local.
+    /// Allows `io_uring`. Its operations are not intercepted, and therefore local.
     #[must_use]
     pub fn allow_io_uring(mut self, allow: bool) -> Self {
         self.allow_io_uring = allow;
         self
     }
 
-    /// Whether signals wait for answers where the kernel can do that. It always should; without, it is as on a kernel
-    /// that cannot, to try out what happens there. See [`Supervised::signals_wait`].
+    /// Whether only fatal signals interrupt intercepted calls, if the kernel supports it; the default is true. False is
+    /// for tests of the behaviour on older kernels. See [`SupervisedProcess::wait_killable`].
     #[must_use]
-    pub fn let_signals_wait(mut self, wait: bool) -> Self {
-        self.let_signals_wait = wait;
+    pub fn wait_killable(mut self, wait: bool) -> Self {
+        self.wait_killable = wait;
         self
     }
 
     /// Starts the program.
     ///
-    /// Signals are the caller's to care for: a terminal sends them to us and to the application alike, and
-    /// [`Supervised::signal`] passes on those that only we got. Dispositions that are `ignore` are inherited.
+    /// The caller is responsible for signals: a terminal sends them to us and to the application alike, and
+    /// [`SupervisedProcess::signal`] forwards those that only we received. Ignored signals stay ignored in the program.
     ///
     /// # Errors
     /// When the program cannot be found or executed, or when this machine does not allow supervision.
-    pub fn start(self, host: Arc<dyn Host>) -> Result<Supervised, Error> {
+    pub fn start(self, host: Arc<dyn Host>) -> Result<SupervisedProcess, Error> {
         let program = find_program(&self.program)?;
-        let body = Body::Execute(self.executable(&program)?);
-        start(&body, Supervisor::new(host, self.catch()))
+        let body = ProcessBody::Execute(self.executable(&program)?);
+        start(&body, Supervisor::new(host, self.intercept_settings()))
             .map_err(|failure| failure.explain(program, self.directory.unwrap_or_default()))
     }
 
-    /// Does everything of [`start`](Self::start) that needs neither the environment nor a host. An environment that was
+    /// Does the part of [`start`](Self::start) that needs neither the environment nor a host. An environment that was
     /// set here is not used.
     ///
     /// # Errors
-    /// As there, but for a program that cannot be executed.
-    pub fn prepare(self) -> Result<Prepared, Error> {
+    /// Like [`start`](Self::start), except for a program that cannot be executed.
+    pub fn prepare(self) -> Result<PreparedLaunch, Error> {
         let program = find_program(&self.program)?;
-        let body = Body::Execute(self.executable(&program)?);
-        let environment = Shared::new().map_err(|source| Error::System {
+        let body = ProcessBody::Execute(self.executable(&program)?);
+        let environment = SharedEnvironment::new().map_err(|source| Error::System {
             what: "map shared memory",
             source,
         })?;
-        let catch = self.catch();
+        let settings = self.intercept_settings();
         let directory = self.directory.unwrap_or_default();
-        match begin(&body, &catch, Some(&environment)) {
-            Ok(begun) => Ok(Prepared {
-                begun,
+        match start_processes(&body, &settings, Some(&environment)) {
+            Ok(started) => Ok(PreparedLaunch {
+                started,
                 environment,
-                catch,
+                settings,
                 program,
                 directory,
             }),
@@ -165,15 +165,15 @@ impl Launch {
         }
     }
 
-    fn catch(&self) -> Catch {
-        Catch {
+    fn intercept_settings(&self) -> InterceptSettings {
+        InterceptSettings {
             files: self.files,
             outgoing: self.outgoing,
             incoming: self.incoming,
             hostname: self.hostname,
             refuse_io_uring: !self.allow_io_uring,
             first_datagram_descriptor: first_datagram_descriptor(),
-            let_signals_wait: self.let_signals_wait,
+            wait_killable: self.wait_killable,
         }
     }
 
@@ -193,15 +193,15 @@ impl Launch {
     }
 }
 
-/// Why a body could not be started, before it is known what it was.
+/// Why a process could not be started, without the program and directory.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum StartFailure {
     Error(Error),
     Execute(Errno),
     Directory(Errno),
 }
 
-impl Failure {
+impl StartFailure {
     fn explain(self, program: PathBuf, directory: PathBuf) -> Error {
         match self {
             Self::Error(error) => error,
@@ -211,11 +211,11 @@ impl Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<StartFailure> for Error {
+    fn from(failure: StartFailure) -> Self {
         match failure {
-            Failure::Error(error) => error,
-            Failure::Execute(source) | Failure::Directory(source) => Self::System {
+            StartFailure::Error(error) => error,
+            StartFailure::Execute(source) | StartFailure::Directory(source) => Self::System {
                 what: "start a process",
                 source,
             },
@@ -223,23 +223,31 @@ impl From<Failure> for Error {
     }
 }
 
-/// Starts watcher, application and the thread that answers.
-pub(crate) fn start(body: &Body, supervisor: Supervisor) -> Result<Supervised, Failure> {
-    begin(body, &supervisor.catch, None)?.run(supervisor)
+/// Starts watcher, application and receiving thread.
+pub(crate) fn start(
+    body: &ProcessBody,
+    supervisor: Supervisor,
+) -> Result<SupervisedProcess, StartFailure> {
+    start_processes(body, &supervisor.settings, None)?.run(supervisor)
 }
 
-/// Processes that are there and filtered, and of which no call was answered yet.
-struct Begun {
-    // These two are closed first: an application that waits for them then ends, and only then does its watcher go on.
+/// Processes that are started and filtered, and none of whose calls has been completed yet.
+struct StartedProcesses {
+    // These two are dropped first: an application that waits for them then exits, and only then does its watcher stop.
     hand_over: OwnedFd,
     listener: Option<OwnedFd>,
-    supervised: Supervised,
+    supervised: SupervisedProcess,
 }
 
-/// Starts watcher and application. The latter executes nothing before it is told to, if its environment comes later.
-fn begin(body: &Body, catch: &Catch, environment: Option<&Shared>) -> Result<Begun, Failure> {
-    let failed = |what| move |source| Failure::Error(Error::System { what, source });
-    check_kernel().map_err(Failure::Error)?;
+/// Starts watcher and application. If the environment is provided later, the application executes nothing before it
+/// gets a message.
+fn start_processes(
+    body: &ProcessBody,
+    settings: &InterceptSettings,
+    environment: Option<&SharedEnvironment>,
+) -> Result<StartedProcesses, StartFailure> {
+    let failed = |what| move |source| StartFailure::Error(Error::System { what, source });
+    check_kernel().map_err(StartFailure::Error)?;
     let pair = || {
         socketpair(
             AddressFamily::Unix,
@@ -252,7 +260,7 @@ fn begin(body: &Body, catch: &Catch, environment: Option<&Shared>) -> Result<Beg
     let (control, watcher_control) = pair()?;
     let (hand_over, child_hand_over) = pair()?;
     let us = process::open(process::own_id()).map_err(failed("open our own process"))?;
-    // It starts while the processes do.
+    // The thread starts in parallel with the processes.
     let (listener_to_receiver, given) = std::sync::mpsc::channel();
     let receiver = std::thread::Builder::new()
         .name("standin-calls".to_owned())
@@ -264,10 +272,10 @@ fn begin(body: &Body, catch: &Catch, environment: Option<&Shared>) -> Result<Beg
         })
         .map_err(|error| crate::notification::errno_of(&error))
         .map_err(failed("start a thread"))?;
-    let watcher = spawn::spawn(&Plan {
-        filter: &filter::program(catch),
-        hand_over_below: i32::try_from(catch.first_datagram_descriptor).unwrap_or(i32::MAX),
-        let_signals_wait: catch.let_signals_wait,
+    let watcher = spawn::spawn(&SpawnPlan {
+        filter: &filter::program(settings),
+        hand_over_below: i32::try_from(settings.first_datagram_descriptor).unwrap_or(i32::MAX),
+        wait_killable: settings.wait_killable,
         body,
         environment,
         control: watcher_control.as_fd(),
@@ -277,11 +285,11 @@ fn begin(body: &Body, catch: &Catch, environment: Option<&Shared>) -> Result<Beg
     .map_err(failed("start a process"))?;
     drop((watcher_control, child_hand_over));
 
-    // From here on dropping it ends everything.
-    let mut begun = Begun {
+    // From here on, dropping this value ends all processes.
+    let mut started = StartedProcesses {
         hand_over,
         listener: None,
-        supervised: Supervised {
+        supervised: SupervisedProcess {
             control: Some(UnixStream::from(control)),
             watcher,
             application: None,
@@ -289,40 +297,41 @@ fn begin(body: &Body, catch: &Catch, environment: Option<&Shared>) -> Result<Beg
             receiver: Some(receiver),
             listener_to_receiver: Some(listener_to_receiver),
             exit: None,
-            signals_wait: false,
+            wait_killable: false,
             features: ListenerFeatures::default(),
         },
     };
-    let supervised = &mut begun.supervised;
-    match receive_report(&begun.hand_over)? {
-        (Some(report), Some(listener)) if report.stage == Stage::Supervised => {
+    let supervised = &mut started.supervised;
+    match receive_report(&started.hand_over)? {
+        (Some(report), Some(listener)) if report.phase == StartPhase::Supervised => {
             supervised.process = report.process;
-            supervised.signals_wait = report.signals_wait;
+            supervised.wait_killable = report.wait_killable;
             supervised.features = listener_features(listener.as_fd());
-            begun.listener = Some(listener);
+            started.listener = Some(listener);
         }
         (report, _) => return Err(explain(report)),
     }
     supervised.application = process::open(supervised.process).ok();
-    // Nobody answers yet, so it is still a copy of us: `execve` waits.
-    read_copy(supervised.process).map_err(|source| Failure::Error(Error::Unreadable { source }))?;
-    Ok(begun)
+    // No call has been completed yet, so the process is still a copy of us, suspended in `execve`.
+    check_memory_access(supervised.process)
+        .map_err(|source| StartFailure::Error(Error::Unreadable { source }))?;
+    Ok(started)
 }
 
-impl Begun {
-    /// Answers calls from now on. Returns when the program runs.
-    fn run(self, mut supervisor: Supervisor) -> Result<Supervised, Failure> {
+impl StartedProcesses {
+    /// Starts to complete calls. Returns when the program runs.
+    fn run(self, mut supervisor: Supervisor) -> Result<SupervisedProcess, StartFailure> {
         let Self {
             hand_over,
             listener,
             mut supervised,
         } = self;
-        supervisor.restarts = (!supervised.signals_wait).then(Arc::default);
+        supervisor.restarts = (!supervised.wait_killable).then(Arc::default);
         let channel = supervised.listener_to_receiver.take();
         if let (Some(channel), Some(listener)) = (channel, listener) {
             let _ = channel.send((supervisor, listener));
         }
-        // Nothing more comes when the program runs: its end of the hand-over is closed by `execve`.
+        // No more messages follow when the program runs: `execve` closes its end of the hand-over socket.
         match receive_report(&hand_over)? {
             (None, _) => Ok(supervised),
             (report, _) => Err(explain(report)),
@@ -330,29 +339,29 @@ impl Begun {
     }
 }
 
-/// A program that is about to start: everything is there but its environment, and whoever answers.
+/// A program that is ready to start, except for its environment and its host.
 ///
-/// Making it early, before the rest of a session, takes what is slow about starting out of the way: forking a process
-/// that has grown. Dropping it ends what was begun.
-pub struct Prepared {
-    begun: Begun,
-    environment: Shared,
-    catch: Catch,
+/// Preparing early, before the rest of a session, moves the slow part out of the critical path: forking a process that
+/// has grown large. Dropping it ends the processes.
+pub struct PreparedLaunch {
+    started: StartedProcesses,
+    environment: SharedEnvironment,
+    settings: InterceptSettings,
     program: PathBuf,
     directory: PathBuf,
 }
 
-impl std::fmt::Debug for Prepared {
+impl std::fmt::Debug for PreparedLaunch {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
-            .debug_struct("Prepared")
+            .debug_struct("PreparedLaunch")
             .field("program", &self.program)
             .finish_non_exhaustive()
     }
 }
 
-impl Prepared {
-    /// Starts the program, with this as its whole environment.
+impl PreparedLaunch {
+    /// Starts the program with this environment.
     ///
     /// # Errors
     /// When the program cannot be executed.
@@ -360,7 +369,7 @@ impl Prepared {
         mut self,
         environment: impl IntoIterator<Item = (impl Into<OsString>, impl Into<OsString>)>,
         host: Arc<dyn Host>,
-    ) -> Result<Supervised, Error> {
+    ) -> Result<SupervisedProcess, Error> {
         let environment = environment.into_iter();
         let environment: Vec<_> = environment
             .map(|(name, value)| (name.into(), value.into()))
@@ -371,22 +380,24 @@ impl Prepared {
             program: program.clone(),
             source,
         })?;
-        // If it is gone, what it said last tells why.
+        // If the process is gone, its last report tells why.
         let _ = nix::sys::socket::send(
-            self.begun.hand_over.as_raw_fd(),
+            self.started.hand_over.as_raw_fd(),
             &[1],
             MsgFlags::MSG_NOSIGNAL,
         );
-        self.begun
-            .run(Supervisor::new(host, self.catch))
+        self.started
+            .run(Supervisor::new(host, self.settings))
             .map_err(|failure| failure.explain(program, directory))
     }
 }
 
-/// The next message of the child, if it sends one, with the descriptor that came along.
-fn receive_report(hand_over: &OwnedFd) -> Result<(Option<Report>, Option<OwnedFd>), Failure> {
-    let failed = |source| Failure::Error(Error::HandOver { source });
-    let mut bytes = [0; Report::LENGTH];
+/// Receives the next message of the child, if it sends one, and the attached descriptor.
+fn receive_report(
+    hand_over: &OwnedFd,
+) -> Result<(Option<StartReport>, Option<OwnedFd>), StartFailure> {
+    let failed = |source| StartFailure::Error(Error::HandOver { source });
+    let mut bytes = [0; StartReport::LENGTH];
     let mut vectors = [IoSliceMut::new(&mut bytes)];
     let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
     let (length, descriptor) = loop {
@@ -407,27 +418,27 @@ fn receive_report(hand_over: &OwnedFd) -> Result<(Option<Report>, Option<OwnedFd
             Err(errno) => return Err(failed(errno)),
         }
     };
-    let report = if length == Report::LENGTH {
-        Report::decode(bytes)
+    let report = if length == StartReport::LENGTH {
+        StartReport::decode(bytes)
     } else {
         None
     };
     Ok((report, descriptor))
 }
 
-fn explain(report: Option<Report>) -> Failure {
+fn explain(report: Option<StartReport>) -> StartFailure {
     let Some(report) = report else {
-        return Failure::Error(Error::EndedEarly);
+        return StartFailure::Error(Error::EndedEarly);
     };
     let source = Errno::from_raw(report.errno);
-    Failure::Error(match (report.stage, source) {
-        (Stage::Execute, _) => return Failure::Execute(source),
-        (Stage::Directory, _) => return Failure::Directory(source),
-        (Stage::Filter, Errno::EBUSY) => Error::Nested,
-        (Stage::Filter, Errno::EINVAL | Errno::ENOSYS) => Error::NoUserNotification,
-        (Stage::Filter, _) => Error::Forbidden { source },
-        (Stage::HandOver | Stage::Supervised, _) => Error::HandOver { source },
-        (Stage::Fork, _) => Error::System {
+    StartFailure::Error(match (report.phase, source) {
+        (StartPhase::Execute, _) => return StartFailure::Execute(source),
+        (StartPhase::Directory, _) => return StartFailure::Directory(source),
+        (StartPhase::Filter, Errno::EBUSY) => Error::Nested,
+        (StartPhase::Filter, Errno::EINVAL | Errno::ENOSYS) => Error::NoUserNotification,
+        (StartPhase::Filter, _) => Error::Forbidden { source },
+        (StartPhase::HandOver | StartPhase::Supervised, _) => Error::HandOver { source },
+        (StartPhase::Fork, _) => Error::System {
             what: "start a process",
             source,
         },
@@ -438,8 +449,8 @@ fn explain(report: Option<Report>) -> Failure {
 pub(crate) fn first_datagram_descriptor() -> u32 {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
         .map_or(1024, |(soft, _)| soft);
-    let most = u32::try_from(limit / 4 * 3).unwrap_or(u32::MAX);
-    most.clamp(16, FIRST_DATAGRAM_DESCRIPTOR)
+    let limit = u32::try_from(limit / 4 * 3).unwrap_or(u32::MAX);
+    limit.clamp(16, FIRST_DATAGRAM_DESCRIPTOR)
 }
 
 fn variables(environment: &[(OsString, OsString)]) -> Result<Vec<CString>, Error> {
@@ -456,7 +467,7 @@ fn c_string(text: &OsStr, what: &'static str) -> Result<CString, Error> {
     CString::new(text.as_bytes()).map_err(|_| Error::ZeroByte(what))
 }
 
-/// As a shell looks for a program.
+/// Searches a program like a shell.
 fn find_program(program: &Path) -> Result<PathBuf, Error> {
     let not_found = || Error::ProgramNotFound(program.to_path_buf());
     if program.as_os_str().as_bytes().contains(&b'/') {

@@ -1,44 +1,64 @@
-//! Catches the system calls of a program, from outside, and has them answered by a [`Host`].
+//! Intercepts the system calls of a program from another process, and lets a [`Host`] perform them.
 //!
-//! The program is an ordinary child process with a seccomp filter. The filter makes chosen calls wait; we read what
-//! they ask for, and answer with a value, with a real descriptor, or by letting the kernel go on. Nothing of ours runs
-//! in the program, so it may be written in anything.
+//! The program is an ordinary child process with a seccomp filter. The filter suspends selected calls (seccomp user
+//! notification). The supervisor reads their arguments and completes them with a value, with a real descriptor, or by
+//! letting the kernel execute them. No code of ours runs inside the program, so it may be written in any language.
 //!
 //! ```text
-//! supervisor (us) ── answers calls
-//!   └─ watcher ── a fork of us; ends everything below it when we end, however we end
-//!        └─ application ── and whatever it starts
+//! supervisor (this process) ── completes calls
+//!   └─ watcher ── a fork of the supervisor; kills everything below it when the supervisor ends, for any reason
+//!        └─ application ── and all processes that it starts
 //! ```
 //!
-//! This is no sandbox: a program that wants to escape can. It is for programs that do not know that they are elsewhere.
+//! This is not a sandbox: a program that wants to escape can. It is meant for programs that are unaware of it.
+//!
+//! # Modules
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `launch` | starts a program under supervision: [`Launch`], [`PreparedLaunch`], [`SupervisedProcess`] |
+//! | `supervisor`, `notification`, `workers` | receive the intercepted calls, read their arguments, complete them |
+//! | `restarts` | matches calls that are repeated after a signal, on kernels before Linux 5.19 |
+//! | `filter`, `syscalls` | the seccomp filter, and the table of system calls |
+//! | `host` | the [`Host`] and [`RemoteFiles`] traits: what is remote, and how it is performed |
+//! | `files` | calls about files: path resolution, and the operations on remote files |
+//! | `outgoing` | outgoing connections and datagrams |
+//! | `incoming` | listening sockets, and connections that the host delivers to them |
+//! | `hostname` | `uname` |
+//! | `process` | state of the application's processes, and the programs that they execute |
+//! | `socket_table` | queries for the kernel's sockets (`sock_diag`, `/proc/net`) |
+//! | `directory`, `metadata` | a local directory as [`RemoteFiles`]; file metadata |
+//! | `diagnose`, [`measure`], `error` | checks of the kernel, measurement of the overhead, errors |
+//! | `sys` | all `unsafe` code: wrappers of single system calls |
 //!
 //! # Limits
 //!
 //! - Programs of another architecture, in another root directory or mount namespace (`chroot`, `pivot_root`, `setns`),
-//!   or with memory that we may not read, are local; [`Notice`] says so where it is no choice of theirs.
-//! - Programs are started from this machine's files, and from a working directory of the target only by absolute path.
-//! - A signal whose handler is without `SA_RESTART` can fail a call with `EINTR` in the microseconds until we receive it,
-//!   also one that natively is never interrupted. Before Linux 5.19, until it is answered.
-//! - A working directory at the target is a process's, also where threads have their own (`unshare(CLONE_FS)`) or
-//!   processes share one (`CLONE_FS`). A child inherits it, unless its parent is killed before the child's first call
-//!   about a file.
-//! - A descriptor of a remote file that is opened with `O_PATH` is one for reading: symbolic links cannot be opened so, and
-//!   files without a right to read neither.
-//! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused there.
-//! - Unix sockets that the program itself makes are made on this machine, whatever their path, which is told.
-//! - A socket that is bound to a device of this machine is released from it to lead to the target. Who may not do that gets
-//!   `ENETUNREACH`.
-//! - Who may not install filters freely gives up gaining privileges: set-user-ID programs run as the caller.
-//! - Limits of datagram sockets are told in the `outgoing` module, those of sockets that listen in `incoming`.
-//!
-//! [`Launch`] starts a program, [`Supervised`] is one that runs. The noun modules are `files`, `outgoing`,
-//! `incoming` and `hostname`; the environment is an argument of [`Launch`].
+//!   or with memory that we may not read, are local. A [`Notice`] reports the cases that the program did not choose.
+//! - Programs are executed from the files of this machine. In a working directory on the target they can only be
+//!   executed by absolute path.
+//! - A signal whose handler lacks `SA_RESTART` can fail a call with `EINTR` in the microseconds before we receive the
+//!   call, even a call that is natively never interrupted. Before Linux 5.19 this is possible until the call is
+//!   completed.
+//! - A working directory on the target belongs to a process, even if its threads have their own (`unshare(CLONE_FS)`)
+//!   or several processes share one (`CLONE_FS`). A child inherits it, unless its parent is killed before the child's
+//!   first call about a file.
+//! - A remote file that is opened with `O_PATH` gets a readable descriptor instead: symbolic links and files without
+//!   read permission cannot be opened in this mode.
+//! - Remote paths cannot be watched; file handles, `chattr` attributes and `chroot` are refused for them.
+//! - Unix sockets that the program binds are created on this machine, regardless of their path; a [`Notice`] reports
+//!   remote paths.
+//! - A socket that is bound to a network device of this machine is unbound from it when it is connected to the target.
+//!   If we lack the permission for that, the call fails with `ENETUNREACH`.
+//! - An unprivileged supervisor must set `no_new_privs`: set-user-ID programs then run with the privileges of the
+//!   caller.
+//! - The limits of datagram sockets are documented in the `outgoing` module, those of listening sockets in `incoming`.
 
 #[cfg(not(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")
 )))]
-compile_error!("the interceptor knows the system calls of Linux on x86_64 and aarch64");
+compile_error!("the interceptor supports only Linux on x86_64 and aarch64");
 
 mod diagnose;
 mod directory;
@@ -67,10 +87,15 @@ pub use crate::diagnose::{Diagnosis, check, diagnose};
 pub use crate::directory::Directory;
 pub use crate::error::Error;
 pub use crate::host::{
-    Answer, DestinationChoice, Host, Instead, Intent, ListenerChoice, Notice, OpenOptions,
-    PathChoice, RemoteFiles, Then,
+    CallResult, Completion, DestinationChoice, Disposition, Host, Intent, ListenerChoice, Notice,
+    OpenOptions, PathChoice, RemoteFiles,
 };
-pub use crate::incoming::{Delivery, DeliveryRegistration, Listener, Listening, is_accepted};
-pub use crate::launch::{Launch, Prepared, Signaller, Supervised};
-pub use crate::metadata::{FileSystem, Metadata, Moment, SetTime, Times};
-pub use crate::outgoing::{Connection, Destination, Names, Outgoing, Registration, Transport};
+pub use crate::incoming::{
+    AppConnection, IncomingRegistration, Listener, PendingListener, is_accepted,
+};
+pub use crate::launch::{Launch, PreparedLaunch, Signaller, SupervisedProcess};
+pub use crate::metadata::{FileSystemStats, Metadata, SetTime, Times, Timestamp};
+pub use crate::outgoing::{
+    Destination, OutgoingConnection, OutgoingRegistration, PendingConnection, SocketAddresses,
+    Transport,
+};

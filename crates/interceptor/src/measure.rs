@@ -1,7 +1,9 @@
-//! What supervision costs on this machine: each measure beside the same thing bare, in the same run.
+//! Measures the overhead of supervision: each measurement is compared with the same operation without supervision
+//! ("bare").
 //!
-//! The two are taken in turns, because a machine is never as idle for one as it is for the other. The measured process of
-//! [`open_local`], [`stream_local`] and [`accept`] is a copy of ours that does nothing else, so that nothing but the calls is measured.
+//! Both are measured alternately, because the load of a machine varies. The measured process of [`open_local`],
+//! [`stream_local`] and [`accept`] is a fork of this process that does nothing else, so that only the calls are
+//! measured.
 
 mod accept;
 mod open;
@@ -16,12 +18,12 @@ pub use self::open::{OpenLocal, open_local, open_local_with};
 pub use self::start::start;
 pub use self::stream::{StreamLocal, stream_local, stream_local_with};
 
-use crate::filter::Catch;
+use crate::filter::InterceptSettings;
 use crate::host::{Host, Intent, PathChoice};
 use crate::launch::first_datagram_descriptor;
 use crate::{Errno, Error};
 
-/// Several durations of the same thing.
+/// Statistics of several durations of the same operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Samples {
     pub minimum: Duration,
@@ -41,7 +43,7 @@ impl Samples {
     }
 }
 
-/// The same thing, bare and supervised.
+/// The same operation, bare and supervised.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Comparison {
     pub bare: Samples,
@@ -49,19 +51,19 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// What supervision adds, by medians.
+    /// The overhead, by medians.
     #[must_use]
     pub fn added(&self) -> Duration {
         self.supervised.median.saturating_sub(self.bare.median)
     }
 
-    /// How many times as long it takes, by medians.
+    /// The ratio of supervised to bare, by medians.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.supervised.median.as_secs_f64() / self.bare.median.as_secs_f64()
     }
 
-    /// As [`ratio`](Self::ratio), by minima: what is left when nothing else happens on the machine.
+    /// Like [`ratio`](Self::ratio), by minima: without the influence of other load.
     #[must_use]
     pub fn ratio_of_minima(&self) -> f64 {
         self.supervised.minimum.as_secs_f64() / self.bare.minimum.as_secs_f64()
@@ -85,11 +87,11 @@ impl std::fmt::Display for Comparison {
     }
 }
 
-/// A host with something remote, which decides by a few prefixes, as a real one would.
+/// A host with some remote paths, which decides by a few prefixes, like a real one.
 #[derive(Debug)]
-struct Prefixes;
+struct PrefixHost;
 
-impl Host for Prefixes {
+impl Host for PrefixHost {
     fn choose_path(&self, path: &Path, _: Intent) -> PathChoice {
         let remote = ["/etc/app", "/var/run/secrets", "/mnt/config"];
         if remote.iter().any(|prefix| path.starts_with(prefix)) {
@@ -100,15 +102,15 @@ impl Host for Prefixes {
     }
 }
 
-fn catch_everything() -> Catch {
-    Catch {
+fn intercept_all() -> InterceptSettings {
+    InterceptSettings {
         files: true,
         outgoing: true,
         incoming: true,
         hostname: true,
         refuse_io_uring: true,
         first_datagram_descriptor: first_datagram_descriptor(),
-        let_signals_wait: true,
+        wait_killable: true,
     }
 }
 

@@ -1,18 +1,18 @@
-//! What is known of a file, in our words, and as the kernel's structures.
+//! File metadata, and conversions to and from the structures of the kernel.
 
 use crate::sys::memory::zeroed;
 
-/// A moment, in seconds and nanoseconds since 1970.
+/// Seconds and nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Moment {
+pub struct Timestamp {
     pub seconds: i64,
     pub nanoseconds: u32,
 }
 
-/// What `stat` tells.
+/// The result of `stat`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// The number of the file system that the application shall see.
+    /// The device number that the application sees.
     pub device: u64,
     pub inode: u64,
     /// Type and permissions, as in `st_mode`.
@@ -20,22 +20,22 @@ pub struct Metadata {
     pub links: u32,
     pub user: u32,
     pub group: u32,
-    /// For device files: which device.
+    /// The device of a device file.
     pub special_device: u64,
     pub size: u64,
     pub block_size: u32,
     /// In units of 512 bytes.
     pub blocks: u64,
-    pub accessed: Moment,
-    pub modified: Moment,
-    pub changed: Moment,
-    pub born: Option<Moment>,
+    pub accessed: Timestamp,
+    pub modified: Timestamp,
+    pub changed: Timestamp,
+    pub born: Option<Timestamp>,
 }
 
-/// What `statfs` tells.
+/// The result of `statfs`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FileSystem {
-    /// The kernel's number for the kind of file system.
+pub struct FileSystemStats {
+    /// The type of the file system, as numbered by the kernel.
     pub kind: i64,
     pub block_size: i64,
     pub blocks: u64,
@@ -46,15 +46,15 @@ pub struct FileSystem {
     pub name_length: i64,
 }
 
-/// A time that is set.
+/// A change of a timestamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
     Now,
-    To(Moment),
+    To(Timestamp),
     Keep,
 }
 
-/// The times that `utimensat` sets.
+/// The timestamps that `utimensat` sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
     pub accessed: SetTime,
@@ -63,7 +63,7 @@ pub struct Times {
 
 impl From<libc::statx> for Metadata {
     fn from(from: libc::statx) -> Self {
-        let moment = |time: libc::statx_timestamp| Moment {
+        let timestamp = |time: libc::statx_timestamp| Timestamp {
             seconds: time.tv_sec,
             nanoseconds: time.tv_nsec,
         };
@@ -78,10 +78,10 @@ impl From<libc::statx> for Metadata {
             size: from.stx_size,
             block_size: from.stx_blksize,
             blocks: from.stx_blocks,
-            accessed: moment(from.stx_atime),
-            modified: moment(from.stx_mtime),
-            changed: moment(from.stx_ctime),
-            born: (from.stx_mask & libc::STATX_BTIME != 0).then(|| moment(from.stx_btime)),
+            accessed: timestamp(from.stx_atime),
+            modified: timestamp(from.stx_mtime),
+            changed: timestamp(from.stx_ctime),
+            born: (from.stx_mask & libc::STATX_BTIME != 0).then(|| timestamp(from.stx_btime)),
         }
     }
 }
@@ -115,8 +115,8 @@ impl From<&Metadata> for libc::stat {
 
 impl From<&Metadata> for libc::statx {
     fn from(from: &Metadata) -> Self {
-        let moment = |time: Moment| {
-            // The structure has private padding, so it is taken from a structure of zeros.
+        let timestamp = |time: Timestamp| {
+            // The structure has private padding, so it is copied from a zeroed one.
             let mut stamp = zeroed::<libc::statx>().stx_atime;
             stamp.tv_sec = time.seconds;
             stamp.tv_nsec = time.nanoseconds;
@@ -132,12 +132,12 @@ impl From<&Metadata> for libc::statx {
         to.stx_ino = from.inode;
         to.stx_size = from.size;
         to.stx_blocks = from.blocks;
-        to.stx_atime = moment(from.accessed);
-        to.stx_mtime = moment(from.modified);
-        to.stx_ctime = moment(from.changed);
+        to.stx_atime = timestamp(from.accessed);
+        to.stx_mtime = timestamp(from.modified);
+        to.stx_ctime = timestamp(from.changed);
         if let Some(born) = from.born {
             to.stx_mask |= libc::STATX_BTIME;
-            to.stx_btime = moment(born);
+            to.stx_btime = timestamp(born);
         }
         to.stx_dev_major = libc::major(from.device);
         to.stx_dev_minor = libc::minor(from.device);
@@ -147,7 +147,7 @@ impl From<&Metadata> for libc::statx {
     }
 }
 
-impl From<libc::statfs> for FileSystem {
+impl From<libc::statfs> for FileSystemStats {
     fn from(from: libc::statfs) -> Self {
         Self {
             kind: from.f_type as _,
@@ -162,8 +162,8 @@ impl From<libc::statfs> for FileSystem {
     }
 }
 
-impl From<&FileSystem> for libc::statfs {
-    fn from(from: &FileSystem) -> Self {
+impl From<&FileSystemStats> for libc::statfs {
+    fn from(from: &FileSystemStats) -> Self {
         let mut to: Self = zeroed();
         to.f_type = from.kind as _;
         to.f_bsize = from.block_size as _;

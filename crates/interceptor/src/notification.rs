@@ -1,4 +1,4 @@
-//! One caught call: its arguments, the memory that they point to, and its answer.
+//! One intercepted call: its arguments, the memory that they point to, and its completion.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -6,45 +6,45 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::Errno;
-use crate::restarts::{Call, Outcome};
+use crate::restarts::{CallResponse, RestartableCall};
 use crate::sys::memory::{self, Plain};
 use crate::sys::seccomp;
 
-/// The longest path that the kernel takes, with its zero.
+/// The longest path that the kernel accepts, including the terminating zero.
 const PATH_MAX: usize = 4096;
 const PAGE: u64 = 4096;
 
-/// A call that waits for its answer. Dropping it unanswered fails the call with `EIO`, so that nobody waits forever.
+/// A suspended call. Dropping it without a response fails the call with `EIO`, so that the caller never waits forever.
 #[derive(Debug)]
 pub(crate) struct Notification {
     listener: Arc<OwnedFd>,
-    received: seccomp::Received,
-    /// Where signals do not wait for answers: the call, which may be made again.
-    restartable: Option<Arc<Call>>,
-    answered: bool,
+    received: seccomp::ReceivedCall,
+    /// The call that may be repeated after a signal; only on kernels where signals interrupt intercepted calls.
+    restartable: Option<Arc<RestartableCall>>,
+    completed: bool,
 }
 
 impl Notification {
-    pub(crate) fn new(listener: Arc<OwnedFd>, received: seccomp::Received) -> Self {
+    pub(crate) fn new(listener: Arc<OwnedFd>, received: seccomp::ReceivedCall) -> Self {
         Self {
             listener,
             received,
             restartable: None,
-            answered: false,
+            completed: false,
         }
     }
 
-    pub(crate) fn restartable(mut self, call: Arc<Call>) -> Self {
+    pub(crate) fn restartable(mut self, call: Arc<RestartableCall>) -> Self {
         self.restartable = Some(call);
         self
     }
 
-    /// The work on an earlier one answers it.
-    pub(crate) fn leave_to_earlier(mut self) {
-        self.answered = true;
+    /// Leaves the response to the worker of the original call, of which this is a repetition.
+    pub(crate) fn leave_to_original(mut self) {
+        self.completed = true;
     }
 
-    /// The thread that makes the call.
+    /// The thread that made the call.
     pub(crate) fn thread(&self) -> libc::pid_t {
         self.received.thread
     }
@@ -56,22 +56,23 @@ impl Notification {
     /// An argument that the kernel takes as an `int`.
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the kernel looks at the lower half only"
+        reason = "the kernel uses only the lower half"
     )]
     pub(crate) fn int(&self, index: usize) -> i32 {
         self.argument(index) as i32
     }
 
-    /// As [`int`](Self::int), without sign.
-    pub(crate) fn word(&self, index: usize) -> u32 {
+    /// Like [`int`](Self::int), but unsigned.
+    pub(crate) fn uint(&self, index: usize) -> u32 {
         self.int(index).cast_unsigned()
     }
 
-    /// Whether the caller still waits: what was read of it belonged to it, and not to a successor with its number.
+    /// Whether the caller is still suspended in this call. If so, what was read from it belongs to it, and not to a
+    /// later process with the same ID.
     pub(crate) fn is_valid(&self) -> bool {
         let listener = self.listener.as_fd();
         match &self.restartable {
-            Some(call) => call.is_wanted(listener),
+            Some(call) => call.is_pending(listener),
             None => seccomp::is_valid(listener, self.received.id),
         }
     }
@@ -85,11 +86,11 @@ impl Notification {
         while let Some(rest) = buffer.get_mut(length..)
             && !rest.is_empty()
         {
-            // Never beyond a page at once: the next one may not exist.
+            // Never read across a page boundary: the next page may not be mapped.
             let from = address + length as u64;
             let in_page = usize::try_from(PAGE - from % PAGE).unwrap_or(PATH_MAX);
-            let wanted = in_page.min(rest.len());
-            let chunk = rest.get_mut(..wanted).unwrap_or_default();
+            let chunk_length = in_page.min(rest.len());
+            let chunk = rest.get_mut(..chunk_length).unwrap_or_default();
             let count = memory::read_some(self.thread(), from, chunk)?;
             let chunk = chunk.get(..count).unwrap_or_default();
             if let Some(end) = chunk.iter().position(|byte| *byte == 0) {
@@ -115,14 +116,14 @@ impl Notification {
         Ok(bytes)
     }
 
-    /// The caller's memory, for writing. `ESRCH` if the caller no longer waits.
+    /// The memory of the caller, for writing. `ESRCH` if the caller is no longer suspended.
     pub(crate) fn memory(&self) -> Result<Memory, Errno> {
         let path = format!("/proc/{}/mem", self.thread());
         let file = File::options()
             .write(true)
             .open(path)
             .map_err(|error| errno_of(&error))?;
-        // Opened first, checked then: from here on the file is of the process that made the call.
+        // The check comes after the open: from here on the file certainly belongs to the process that made the call.
         if self.is_valid() {
             Ok(Memory(file))
         } else {
@@ -134,7 +135,7 @@ impl Notification {
         self.memory()?.write(address, memory::bytes_of(value))
     }
 
-    /// Our own copy of a descriptor of the caller.
+    /// Duplicates a descriptor of the caller into this process.
     pub(crate) fn copy_descriptor(&self, number: RawFd) -> Result<OwnedFd, Errno> {
         let descriptor = crate::process::copy_descriptor_of(self.thread(), number)?;
         if self.is_valid() {
@@ -144,32 +145,33 @@ impl Notification {
         }
     }
 
-    /// Whether the caller still waits, for somebody else to ask.
-    pub(crate) fn waiting(&self) -> Waiting {
-        Waiting {
+    /// A handle that tells whether the caller is still suspended.
+    pub(crate) fn pending_call(&self) -> PendingCall {
+        PendingCall {
             listener: Arc::clone(&self.listener),
             id: self.received.id,
         }
     }
 
-    /// Lets the kernel do the call.
+    /// Lets the kernel execute the call.
     pub(crate) fn pass(mut self) {
-        self.answer(Outcome::Pass);
+        self.respond(CallResponse::Pass);
     }
 
     pub(crate) fn succeed(mut self, value: i64) {
-        self.answer(Outcome::Value(value));
+        self.respond(CallResponse::Value(value));
     }
 
     pub(crate) fn fail(mut self, errno: Errno) {
-        self.answer(Outcome::Error(errno as i32));
+        self.respond(CallResponse::Error(errno as i32));
     }
 
-    /// The kernel's own `ERESTARTSYS`: the call is made again after the signal's handler, or fails with `EINTR`, by
-    /// what the handler was installed with. Only for a thread with a signal waiting; others would see the number.
+    /// Fails the call with the kernel-internal `ERESTARTSYS`: it is repeated after the signal handler, or fails with
+    /// `EINTR`, depending on the flags of the handler. Only valid for a thread with a pending signal; any other thread
+    /// would see the raw error number.
     pub(crate) fn restart(mut self) {
         const ERESTARTSYS: i32 = 512;
-        self.answer(Outcome::Error(ERESTARTSYS));
+        self.respond(CallResponse::Error(ERESTARTSYS));
     }
 
     pub(crate) fn finish(self, result: Result<i64, Errno>) {
@@ -179,23 +181,23 @@ impl Notification {
         }
     }
 
-    /// Answers with a descriptor, in the caller's lowest free number.
-    pub(crate) fn give(mut self, descriptor: OwnedFd, close_on_exec: bool) {
-        self.answer(Outcome::Descriptor(descriptor, close_on_exec));
+    /// Completes the call with a descriptor at the lowest free number of the caller.
+    pub(crate) fn respond_with_descriptor(mut self, descriptor: OwnedFd, close_on_exec: bool) {
+        self.respond(CallResponse::Descriptor(descriptor, close_on_exec));
     }
 
-    fn answer(&mut self, outcome: Outcome) {
-        self.answered = true;
+    fn respond(&mut self, response: CallResponse) {
+        self.completed = true;
         match &self.restartable {
-            Some(call) => call.answer(self.listener.as_fd(), outcome),
-            // An error says that the caller is gone.
-            None => drop(outcome.deliver(self.listener.as_fd(), self.received.id)),
+            Some(call) => call.complete(self.listener.as_fd(), response),
+            // An error means that the caller is gone.
+            None => drop(response.send(self.listener.as_fd(), self.received.id)),
         }
     }
 
-    /// Answers with a descriptor, in the caller's lowest free number. Gives the notification back with the error if that
-    /// cannot be.
-    pub(crate) fn offer(
+    /// Completes the call with a descriptor at the lowest free number of the caller. Returns the notification and the
+    /// error on failure.
+    pub(crate) fn try_respond_with_descriptor(
         mut self,
         descriptor: &OwnedFd,
         close_on_exec: bool,
@@ -204,20 +206,20 @@ impl Notification {
             self.listener.as_fd(),
             self.received.id,
             descriptor.as_raw_fd(),
-            seccomp::Place::Lowest,
+            seccomp::DescriptorSlot::Lowest,
             close_on_exec,
         );
         match result {
             Ok(()) => {
-                self.answered = true;
+                self.completed = true;
                 Ok(())
             }
             Err(errno) => Err((self, errno)),
         }
     }
 
-    /// Answers with a descriptor at this number. Gives the notification back if that cannot be.
-    pub(crate) fn give_at(
+    /// Completes the call with a descriptor at this number. Returns the notification on failure.
+    pub(crate) fn respond_with_descriptor_at(
         mut self,
         descriptor: &OwnedFd,
         number: u32,
@@ -227,25 +229,25 @@ impl Notification {
             self.listener.as_fd(),
             self.received.id,
             descriptor.as_raw_fd(),
-            seccomp::Place::At(number),
+            seccomp::DescriptorSlot::At(number),
             close_on_exec,
         );
         if result.is_err() {
             return Err(self);
         }
-        self.answered = true;
+        self.completed = true;
         Ok(())
     }
 }
 
-/// A call that waits, or no longer does.
+/// Identifies a call that may still be suspended.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct PendingCall {
     listener: Arc<OwnedFd>,
     id: u64,
 }
 
-impl Waiting {
+impl PendingCall {
     pub(crate) fn is_valid(&self) -> bool {
         seccomp::is_valid(self.listener.as_fd(), self.id)
     }
@@ -253,8 +255,8 @@ impl Waiting {
 
 impl Drop for Notification {
     fn drop(&mut self) {
-        if !self.answered {
-            self.answer(Outcome::Error(Errno::EIO as i32));
+        if !self.completed {
+            self.respond(CallResponse::Error(Errno::EIO as i32));
         }
     }
 }

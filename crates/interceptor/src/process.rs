@@ -1,4 +1,4 @@
-//! The application's processes: what is known of them that the kernel does not know, and the programs that they start.
+//! The application's processes: state that only we track, and the programs that they execute.
 
 mod status;
 mod table;
@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use self::status::{Vigil, creation_mask_of, group_of, has_signal};
-pub(crate) use self::table::{Processes, joined};
+pub(crate) use self::status::{PollInterval, group_of, has_signal, umask_of};
+pub(crate) use self::table::{Processes, join_path};
 
 use crate::Errno;
 use crate::host::{Intent, Notice, PathChoice};
@@ -21,7 +21,7 @@ use crate::syscalls::Call;
 pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notification) -> Decision {
     let thread = notification.thread();
     match call {
-        Call::ExitGroup => supervisor.processes.ends(thread),
+        Call::ExitGroup => supervisor.processes.process_ended(thread),
         Call::Execve | Call::ExecveAt => {
             if let Some(program) = Program::read(call, notification) {
                 return execute(supervisor, thread, &program);
@@ -32,13 +32,13 @@ pub(crate) fn decide(supervisor: &Supervisor, call: Call, notification: &Notific
     Decision::Pass
 }
 
-/// Our own copy of a descriptor of a thread.
+/// Duplicates a descriptor of a thread into this process.
 pub(crate) fn copy_descriptor_of(thread: libc::pid_t, number: RawFd) -> Result<OwnedFd, Errno> {
     let process = open_thread_or_process(thread)?;
     process::copy_descriptor(process.as_fd(), number)
 }
 
-/// A descriptor of a thread, or where the kernel has no such thing of its process.
+/// Opens a pidfd of a thread, or of its process if the kernel does not support thread pidfds.
 pub(crate) fn open_thread_or_process(thread: libc::pid_t) -> Result<OwnedFd, Errno> {
     match process::open_thread(thread) {
         Err(Errno::EINVAL) => process::open(group_of(thread)?),
@@ -50,7 +50,7 @@ pub(crate) fn open_thread_or_process(thread: libc::pid_t) -> Result<OwnedFd, Err
 struct Program {
     path: PathBuf,
     /// Whether a relative path starts at the working directory.
-    here: bool,
+    from_working_directory: bool,
 }
 
 impl Program {
@@ -60,69 +60,73 @@ impl Program {
         let directory = if at { from.int(0) } else { libc::AT_FDCWD };
         let path = PathBuf::from(OsStr::from_bytes(&path));
         if directory == libc::AT_FDCWD || path.is_absolute() {
-            return Some(Self { path, here: true });
+            return Some(Self {
+                path,
+                from_working_directory: true,
+            });
         }
         let link = format!("/proc/{}/fd/{directory}", from.thread());
         let directory = std::fs::read_link(link).ok()?;
         Some(Self {
-            path: joined(&directory, &path),
-            here: false,
+            path: join_path(&directory, &path),
+            from_working_directory: false,
         })
     }
 }
 
-/// Programs are always started from this machine's files, whatever the target has at their path.
+/// Programs are always executed from the files of this machine, regardless of what the target has at their path.
 fn execute(supervisor: &Supervisor, thread: libc::pid_t, program: &Program) -> Decision {
-    let left_alone = supervisor.host.leaves_alone(&program.path);
-    let here = |path: &Path| std::fs::symlink_metadata(path).is_ok();
-    // Many places are tried until one has the program; what is not there changes nothing.
-    if !left_alone || program.path.is_relative() || here(&program.path) {
-        supervisor.processes.set_left_alone(thread, left_alone);
+    let skipped = supervisor.host.skips_program(&program.path);
+    let exists_here = |path: &Path| std::fs::symlink_metadata(path).is_ok();
+    // A search through `PATH` tries many paths; those that do not exist change nothing.
+    if !skipped || program.path.is_relative() || exists_here(&program.path) {
+        supervisor.processes.set_skipped(thread, skipped);
     }
-    if gives_privileges(&program.path) && status::gains_no_privileges(thread) {
+    if is_setuid(&program.path) && status::has_no_new_privileges(thread) {
         let path = program.path.clone();
         supervisor.host.notice(&Notice::NoPrivileges { path });
     }
-    if left_alone || !supervisor.catch.files || supervisor.processes.has_other_root(thread) {
+    if skipped || !supervisor.settings.files || supervisor.processes.has_other_root(thread) {
         return Decision::Pass;
     }
-    // From a directory of the target the kernel would start what has the same name somewhere else.
-    let virtually = (program.here && program.path.is_relative())
+    // In a working directory on the target, the kernel would execute a program of the same name from another directory.
+    let virtual_directory = (program.from_working_directory && program.path.is_relative())
         .then(|| supervisor.processes.directory_of(thread))
         .flatten();
-    let path = match &virtually {
+    let path = match &virtual_directory {
         Some(directory) => directory.join(&program.path),
         None if program.path.is_absolute() => program.path.clone(),
         None => return Decision::Pass,
     };
     let path = crate::files::normalized(&path);
-    let answer = virtually.is_some().then_some(Errno::ENOENT);
-    let missing_here = program.here && (virtually.is_some() || !here(&path));
+    let error = virtual_directory.is_some().then_some(Errno::ENOENT);
+    let missing_here =
+        program.from_working_directory && (virtual_directory.is_some() || !exists_here(&path));
     match supervisor.host.choose_path(&path, Intent::Read) {
         PathChoice::Remote(remote) if missing_here => {
-            Decision::later(move |supervisor, notification| {
-                say_where_it_is(supervisor, path, &remote);
-                match answer {
+            Decision::defer(move |supervisor, notification| {
+                report_remote_program(supervisor, path, &remote);
+                match error {
                     Some(errno) => notification.fail(errno),
                     None => notification.pass(),
                 }
             })
         }
-        _ => answer.map_or(Decision::Pass, |errno| Decision::Answer(Err(errno))),
+        _ => error.map_or(Decision::Pass, |errno| Decision::Complete(Err(errno))),
     }
 }
 
-/// Says that a program that is not on this machine is at the target. Only if it is: whoever looks a program up in
-/// `PATH` tries to execute it in every folder there.
-fn say_where_it_is(supervisor: &Supervisor, path: PathBuf, remote: &Path) {
+/// Reports a program that exists on the target but not on this machine. The check is needed because a search through
+/// `PATH` tries to execute the program in every directory.
+fn report_remote_program(supervisor: &Supervisor, path: PathBuf, remote: &Path) {
     let found = supervisor.host.files().metadata(remote, true);
     if found.is_ok_and(|metadata| metadata.mode & libc::S_IFMT == libc::S_IFREG) {
-        supervisor.host.notice(&Notice::ProgramNotHere { path });
+        supervisor.host.notice(&Notice::RemoteProgram { path });
     }
 }
 
-/// Whether a program runs as its owner or group, whoever starts it.
-fn gives_privileges(path: &Path) -> bool {
+/// Whether a program runs with the privileges of its owner or group.
+fn is_setuid(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let special = libc::S_ISUID | libc::S_ISGID;
     path.is_absolute()

@@ -1,54 +1,57 @@
-//! Calls that a signal interrupts and that are then made again.
+//! Calls that are interrupted by a signal and then repeated.
 //!
-//! Since Linux 5.19 signals wait for our answers, and nothing of this is needed. Before, a signal ends the waiting of a
-//! call that we are still working on; the kernel then makes the same call again, or the program does after `EINTR`.
-//! What was done must not be done twice: a second `mkdir` would fail. So the latest call of each thread is remembered
-//! until it is answered, and the same call of the same thread gets the answer of the first.
+//! Since Linux 5.19 signals do not interrupt intercepted calls (`WAIT_KILLABLE_RECV`), and this module is unused. On
+//! older kernels a signal ends the suspension of a call that we are still working on; the kernel then repeats the same
+//! call, or the program does so after `EINTR`. The operation must not be performed twice: a second `mkdir` would fail.
+//! So the latest call of each thread is tracked until it is completed, and a repetition of the same call by the same
+//! thread gets the response of the first.
 //!
-//! One case cannot be told from a program that asks twice: a signal that arrives in the microsecond in which the answer
-//! is given. Those kernels say that it was received, forget it, and have the call made again. About one in a thousand of
-//! the signals that hit a call do so; answers that are descriptors are safe from it.
+//! One case cannot be distinguished from a program that makes the call twice: a signal that is delivered in the
+//! microsecond in which the response is sent. Those kernels report the response as received, discard it, and repeat the
+//! call. This happens to about one in a thousand of the signals that hit a call; responses with a descriptor are not
+//! affected.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::Errno;
 use crate::sys::seccomp;
-use crate::workers::lock;
 
-/// How long an answer waits to be asked for again.
-const KEPT: Duration = Duration::from_secs(1);
+/// How long a response is kept for a repetition of the call.
+const RESPONSE_TTL: Duration = Duration::from_secs(1);
 
-/// From this many threads on, those that wait for nothing are forgotten.
-const MANY: usize = 4096;
+/// When this many threads are tracked, those without a call in progress are removed.
+const CLEANUP_THRESHOLD: usize = 4096;
 
-/// What a call is answered with.
+/// The response to a call.
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    /// The kernel does it.
+pub(crate) enum CallResponse {
+    /// The kernel executes the call.
     Pass,
     Value(i64),
-    /// The number of an error.
+    /// An error number.
     Error(i32),
-    /// In the caller's lowest free number; closed on `execve` or not.
+    /// A descriptor for the lowest free number of the caller, and whether it is closed on `execve`.
     Descriptor(OwnedFd, bool),
 }
 
-impl Outcome {
-    /// `ENOENT` if the caller no longer waits.
-    pub(crate) fn deliver(&self, listener: BorrowedFd<'_>, id: u64) -> Result<(), Errno> {
+impl CallResponse {
+    /// Sends the response. `ENOENT` if the caller is no longer suspended.
+    pub(crate) fn send(&self, listener: BorrowedFd<'_>, id: u64) -> Result<(), Errno> {
         match self {
             Self::Pass => seccomp::send_continue(listener, id),
             Self::Value(value) => seccomp::send(listener, id, *value, 0),
             Self::Error(error) => seccomp::send(listener, id, 0, *error),
             Self::Descriptor(descriptor, close_on_exec) => {
-                let (raw, place) = (descriptor.as_raw_fd(), seccomp::Place::Lowest);
-                match seccomp::send_descriptor(listener, id, raw, place, *close_on_exec) {
-                    // Interrupted before it was in place.
+                let (raw, slot) = (descriptor.as_raw_fd(), seccomp::DescriptorSlot::Lowest);
+                match seccomp::send_descriptor(listener, id, raw, slot, *close_on_exec) {
+                    // A signal interrupted the call before the descriptor was installed.
                     Err(Errno::ESRCH) => Err(Errno::ENOENT),
-                    // The caller may have no number left; that is its error to see.
+                    // The caller may have no free descriptor number; it gets that error.
                     Err(errno) if errno != Errno::ENOENT => {
                         seccomp::send(listener, id, 0, errno as i32)
                     }
@@ -67,36 +70,36 @@ pub(crate) struct Restarts(Mutex<HashMap<libc::pid_t, Latest>>);
 struct Latest {
     number: libc::c_int,
     arguments: [u64; 6],
-    call: Arc<Call>,
+    call: Arc<RestartableCall>,
 }
 
-/// A call that may be made again while it is worked on.
+/// A call that may be repeated while it is being handled.
 #[derive(Debug)]
-pub(crate) struct Call(Mutex<State>);
+pub(crate) struct RestartableCall(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Under which the kernel waits for the answer now.
+    /// The notification ID under which the kernel currently expects the response.
     id: u64,
-    /// Nobody works on it any more.
+    /// No worker handles the call any more.
     finished: bool,
-    /// Nobody waited when it was there.
-    outcome: Option<(Outcome, Instant)>,
+    /// A response that could not be delivered because the caller was not suspended.
+    response: Option<(CallResponse, Instant)>,
 }
 
 impl Restarts {
-    /// A call arrives. `None` if it is one that was made before: it is answered, or will be.
-    pub(crate) fn arrive(
+    /// Registers a received call. Returns `None` if it repeats an earlier call, which has been or will be completed.
+    pub(crate) fn register(
         &self,
         listener: BorrowedFd<'_>,
-        received: &seccomp::Received,
-    ) -> Option<Arc<Call>> {
-        let mut all = lock(&self.0);
+        received: &seccomp::ReceivedCall,
+    ) -> Option<Arc<RestartableCall>> {
+        let mut all = self.0.lock();
         if let Some(latest) = all.remove(&received.thread)
             && (latest.number, latest.arguments) == (received.number, received.arguments)
         {
-            let mut state = lock(&latest.call.0);
-            let is_taken_up = !state.finished || state.deliver_kept(listener, received.id);
+            let mut state = latest.call.0.lock();
+            let is_taken_up = !state.finished || state.send_kept(listener, received.id);
             state.id = received.id;
             drop(state);
             if is_taken_up {
@@ -104,13 +107,13 @@ impl Restarts {
                 return None;
             }
         }
-        if all.len() >= MANY {
-            all.retain(|_, latest| !lock(&latest.call.0).finished);
+        if all.len() >= CLEANUP_THRESHOLD {
+            all.retain(|_, latest| !latest.call.0.lock().finished);
         }
-        let call = Arc::new(Call(Mutex::new(State {
+        let call = Arc::new(RestartableCall(Mutex::new(State {
             id: received.id,
             finished: false,
-            outcome: None,
+            response: None,
         })));
         let latest = Latest {
             number: received.number,
@@ -122,40 +125,41 @@ impl Restarts {
     }
 }
 
-impl Call {
-    /// Whether the caller waits now. If not, the work on it is given up, and begins anew should it be made again.
-    pub(crate) fn is_wanted(&self, listener: BorrowedFd<'_>) -> bool {
-        let mut state = lock(&self.0);
+impl RestartableCall {
+    /// Whether the caller is currently suspended. If not, the work on the call is abandoned, and starts over if the
+    /// call is repeated.
+    pub(crate) fn is_pending(&self, listener: BorrowedFd<'_>) -> bool {
+        let mut state = self.0.lock();
         state.finished |= !seccomp::is_valid(listener, state.id);
         !state.finished
     }
 
-    /// Answers the call, or keeps the answer until it is made again.
-    pub(crate) fn answer(&self, listener: BorrowedFd<'_>, outcome: Outcome) {
-        let mut state = lock(&self.0);
+    /// Completes the call, or keeps the response until the call is repeated.
+    pub(crate) fn complete(&self, listener: BorrowedFd<'_>, response: CallResponse) {
+        let mut state = self.0.lock();
         if state.finished {
             return;
         }
         state.finished = true;
-        state.outcome = Some((outcome, Instant::now()));
+        state.response = Some((response, Instant::now()));
         let id = state.id;
-        state.deliver_kept(listener, id);
+        state.send_kept(listener, id);
     }
 }
 
 impl State {
-    /// Gives the answer to whoever waits under this number. A signal may have ended that waiting too: the answer is then
-    /// kept for the next time. False if there is none, or none that is still meant for this call.
-    fn deliver_kept(&mut self, listener: BorrowedFd<'_>, id: u64) -> bool {
-        let Some((outcome, at)) = self.outcome.take() else {
+    /// Sends the kept response to the caller that is suspended under this ID. If a signal ended that suspension as
+    /// well, the response is kept for the next repetition. Returns false if there is no response, or if it has expired.
+    fn send_kept(&mut self, listener: BorrowedFd<'_>, id: u64) -> bool {
+        let Some((response, at)) = self.response.take() else {
             return false;
         };
-        if at.elapsed() >= KEPT {
+        if at.elapsed() >= RESPONSE_TTL {
             return false;
         }
-        let delivered = outcome.deliver(listener, id);
-        if delivered == Err(Errno::ENOENT) && !matches!(outcome, Outcome::Pass) {
-            self.outcome = Some((outcome, Instant::now()));
+        let delivered = response.send(listener, id);
+        if delivered == Err(Errno::ENOENT) && !matches!(response, CallResponse::Pass) {
+            self.response = Some((response, Instant::now()));
         }
         true
     }

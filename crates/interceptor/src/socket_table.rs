@@ -1,4 +1,4 @@
-//! What the kernel knows about sockets of this machine: its answers to single questions, and its tables.
+//! Queries for the sockets of this machine: `sock_diag` and the tables in `/proc/net`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,94 +9,96 @@ use crate::sys::socket;
 pub(crate) const TCP_TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 pub(crate) const UDP_TABLES: [&str; 2] = ["/proc/self/net/udp", "/proc/self/net/udp6"];
 
-/// States of TCP sockets, as the kernel numbers them.
-const TIME_WAIT: u8 = 6;
-const LISTENS: u8 = 10;
+/// States of TCP sockets, as numbered by the kernel.
+const TCP_TIME_WAIT: u8 = 6;
+const TCP_LISTEN: u8 = 10;
 
-/// A TCP socket, as the kernel tells of it.
+/// Information of the kernel about a TCP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found {
-    /// Zero for a connection that nobody has accepted yet.
+pub(crate) struct TcpSocketInfo {
+    /// Zero for a connection that has not been accepted yet.
     pub(crate) inode: u64,
-    /// What `SO_COOKIE` says to who has it.
+    /// The value of `SO_COOKIE`.
     pub(crate) cookie: u64,
     pub(crate) listens: bool,
 }
 
-/// The number by which the kernel's tables know a socket.
+/// The inode by which the tables of the kernel identify a socket.
 pub(crate) fn inode_of(socket: &OwnedFd) -> Option<u64> {
     let metadata = nix::sys::stat::fstat(socket).ok()?;
     Some(metadata.st_ino)
 }
 
-/// The socket that takes connections to an address of this machine, by the kernel's own judgement (`sock_diag(7)`).
-pub(crate) fn listener_behind(address: SocketAddr) -> Result<Option<Found>, Errno> {
-    // From port 0 of the same address: no connection comes from there, so the listener is found.
-    let nobody = SocketAddr::new(address.ip(), 0);
-    ask(address, nobody)
+/// The socket that accepts connections to an address of this machine, according to the kernel (`sock_diag(7)`).
+pub(crate) fn listener_at(address: SocketAddr) -> Result<Option<TcpSocketInfo>, Errno> {
+    // With port 0 as the peer: no connection has it, so the listener is found.
+    let no_peer = SocketAddr::new(address.ip(), 0);
+    query(address, no_peer)
 }
 
-/// The socket whose own address is `local` and that is connected to `peer`; none if it was closed.
+/// The socket with local address `local` that is connected to `peer`; `None` if it was closed.
 pub(crate) fn connection_between(
     local: SocketAddr,
     peer: SocketAddr,
-) -> Result<Option<Found>, Errno> {
+) -> Result<Option<TcpSocketInfo>, Errno> {
     // Without the connection, the listener is found.
-    Ok(ask(local, peer)?.filter(|found| !found.listens))
+    Ok(query(local, peer)?.filter(|found| !found.listens))
 }
 
-/// Whether such a datagram socket is bound to a port.
-pub(crate) fn any_datagram_socket(port: u16, is_it: impl Fn(&Entry) -> bool) -> bool {
-    any(Kind::Datagrams, port, is_it)
+/// Whether a matching datagram socket is bound to a port.
+pub(crate) fn any_datagram_socket(port: u16, matches: impl Fn(&Entry) -> bool) -> bool {
+    any(SocketKind::Datagrams, port, matches)
 }
 
-/// Whether such a TCP socket listens on a port.
-pub(crate) fn any_listener(port: u16, is_it: impl Fn(&Entry) -> bool) -> bool {
-    any(Kind::Listeners, port, is_it)
+/// Whether a matching TCP socket listens on a port.
+pub(crate) fn any_listener(port: u16, matches: impl Fn(&Entry) -> bool) -> bool {
+    any(SocketKind::Listeners, port, matches)
 }
 
-/// Sockets that the kernel can list.
+/// The kinds of sockets that are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SocketKind {
     Datagrams,
     Listeners,
 }
 
-/// The kernel looks through its table in one go, and so misses none.
-fn any(kind: Kind, port: u16, is_it: impl Fn(&Entry) -> bool) -> bool {
+/// The kernel walks its table in one pass, so the list is complete.
+fn any(kind: SocketKind, port: u16, matches: impl Fn(&Entry) -> bool) -> bool {
     match list(kind, port) {
-        Ok(sockets) => sockets.iter().any(is_it),
-        // The kernel may be without this kind of question. Its table is read in pieces, and a socket passed over now and
-        // then when others are opened and closed meanwhile. So one that is not found is looked for again.
-        Err(_) => (0..LOOKS).any(|_| {
+        Ok(sockets) => sockets.iter().any(matches),
+        // The kernel may not support this query. Its table is read in pieces, and a socket may be missing when others
+        // are opened and closed meanwhile. So a socket that is not found is searched again.
+        Err(_) => (0..MAX_TABLE_READS).any(|_| {
             let (tables, listens) = match kind {
-                Kind::Datagrams => (UDP_TABLES, false),
-                Kind::Listeners => (TCP_TABLES, true),
+                SocketKind::Datagrams => (UDP_TABLES, false),
+                SocketKind::Listeners => (TCP_TABLES, true),
             };
             let is_meant = |entry: &Entry| entry.local.port() == port && entry.listens == listens;
             let sockets = entries(&tables);
-            sockets.iter().any(|entry| is_meant(entry) && is_it(entry))
+            sockets
+                .iter()
+                .any(|entry| is_meant(entry) && matches(entry))
         }),
     }
 }
 
-/// How often a socket is looked for that is not found in a table.
-const LOOKS: usize = 4;
+/// How often the table is read for a socket that is not found.
+const MAX_TABLE_READS: usize = 4;
 
-/// All sockets of a kind that have a port.
-fn list(kind: Kind, port: u16) -> Result<Vec<Entry>, Errno> {
+/// Lists all sockets of a kind on a port.
+fn list(kind: SocketKind, port: u16) -> Result<Vec<Entry>, Errno> {
     let mut found = Vec::new();
     for any in [
         IpAddr::from(Ipv4Addr::UNSPECIFIED),
         Ipv6Addr::UNSPECIFIED.into(),
     ] {
-        let kernel = diagnosis_socket()?;
-        let question = list_question(kind, SocketAddr::new(any, port));
-        socket::send(kernel.as_fd(), &question, 0, &[])?;
-        let mut answer = vec![0; 32 * 1024];
+        let kernel = sock_diag_socket()?;
+        let request = list_request(kind, SocketAddr::new(any, port));
+        socket::send(kernel.as_fd(), &request, 0, &[])?;
+        let mut response = vec![0; 32 * 1024];
         loop {
-            let length = nix::unistd::read(&kernel, &mut answer)?;
-            if add_listed(answer.get(..length).unwrap_or_default(), &mut found)? {
+            let length = nix::unistd::read(&kernel, &mut response)?;
+            if add_listed(response.get(..length).unwrap_or_default(), &mut found)? {
                 break;
             }
         }
@@ -104,7 +106,7 @@ fn list(kind: Kind, port: u16) -> Result<Vec<Entry>, Errno> {
     Ok(found)
 }
 
-/// Reads a piece of a list. Says whether it was the last.
+/// Parses a part of a list. Returns whether it was the last.
 fn add_listed(mut piece: &[u8], found: &mut Vec<Entry>) -> Result<bool, Errno> {
     const DONE: u16 = 3;
     while let Some(length) = piece.first_chunk::<4>() {
@@ -117,8 +119,8 @@ fn add_listed(mut piece: &[u8], found: &mut Vec<Entry>) -> Result<bool, Errno> {
         match u16::from_ne_bytes(*kind) {
             DONE => return Ok(true),
             SOCK_DIAG_BY_FAMILY => found.push(listed(message).ok_or(Errno::EPROTO)?),
-            // An error, also that there is no such question.
-            _ => diagnosis_answer(message).map(drop)?,
+            // An error, including an unsupported query.
+            _ => parse_response(message).map(drop)?,
         }
         piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -143,57 +145,51 @@ fn listed(message: &[u8]) -> Option<Entry> {
     Some(Entry {
         local: end(0)?,
         peer: end(1)?,
-        listens: message.get(STATE) == Some(&LISTENS),
+        listens: message.get(STATE) == Some(&TCP_LISTEN),
         inode: u32::from_ne_bytes(*inode).into(),
     })
 }
 
-fn diagnosis_socket() -> Result<OwnedFd, Errno> {
+fn sock_diag_socket() -> Result<OwnedFd, Errno> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     socket::create(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)
 }
 
-fn ask(local: SocketAddr, peer: SocketAddr) -> Result<Option<Found>, Errno> {
-    let question = diagnosis_question(local, peer);
-    let kernel = diagnosis_socket()?;
-    socket::send(kernel.as_fd(), &question, 0, &[])?;
-    let mut answer = [0; 4096];
-    let length = nix::unistd::read(&kernel, &mut answer)?;
-    diagnosis_answer(answer.get(..length).unwrap_or_default())
+fn query(local: SocketAddr, peer: SocketAddr) -> Result<Option<TcpSocketInfo>, Errno> {
+    let request = socket_request(local, peer);
+    let kernel = sock_diag_socket()?;
+    socket::send(kernel.as_fd(), &request, 0, &[])?;
+    let mut response = [0; 4096];
+    let length = nix::unistd::read(&kernel, &mut response)?;
+    parse_response(response.get(..length).unwrap_or_default())
 }
 
 const NETLINK_HEADER: usize = 16;
-/// Where a socket's state and inode are in what is told about it.
+/// Offsets of the state and inode of a socket in a response.
 const STATE: usize = NETLINK_HEADER + 1;
 const INODE: usize = NETLINK_HEADER + 68;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
-/// About one TCP socket.
-fn diagnosis_question(local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
+/// A query for one TCP socket.
+fn socket_request(local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
     const REQUEST: u16 = 1;
     // In any state; the states only matter for lists.
-    question(REQUEST, libc::IPPROTO_TCP, u32::MAX, local, peer)
+    request(REQUEST, libc::IPPROTO_TCP, u32::MAX, local, peer)
 }
 
-/// About all sockets of a kind and of a family that have a port.
-fn list_question(kind: Kind, local: SocketAddr) -> Vec<u8> {
-    const REQUEST_FOR_ALL: u16 = 0x301;
-    let anybody = SocketAddr::new(local.ip(), 0);
+/// A query for all sockets of a kind and family on a port.
+fn list_request(kind: SocketKind, local: SocketAddr) -> Vec<u8> {
+    const REQUEST_DUMP: u16 = 0x301;
+    let any_peer = SocketAddr::new(local.ip(), 0);
     let (protocol, states) = match kind {
-        Kind::Datagrams => (libc::IPPROTO_UDP, u32::MAX),
-        Kind::Listeners => (libc::IPPROTO_TCP, 1 << LISTENS),
+        SocketKind::Datagrams => (libc::IPPROTO_UDP, u32::MAX),
+        SocketKind::Listeners => (libc::IPPROTO_TCP, 1 << TCP_LISTEN),
     };
-    question(REQUEST_FOR_ALL, protocol, states, local, anybody)
+    request(REQUEST_DUMP, protocol, states, local, any_peer)
 }
 
 /// A `nlmsghdr` and an `inet_diag_req_v2`.
-fn question(
-    flags: u16,
-    protocol: i32,
-    states: u32,
-    local: SocketAddr,
-    peer: SocketAddr,
-) -> Vec<u8> {
+fn request(flags: u16, protocol: i32, states: u32, local: SocketAddr, peer: SocketAddr) -> Vec<u8> {
     const LENGTH: u32 = 72;
     let octets = |ip: IpAddr| -> Vec<u8> {
         let octets = match ip {
@@ -209,48 +205,50 @@ fn question(
         SocketAddr::V6(_) => libc::AF_INET6,
     };
     let byte = |number: i32| u8::try_from(number).unwrap_or_default();
-    let mut question = Vec::with_capacity(LENGTH as usize);
-    question.extend(LENGTH.to_ne_bytes());
-    question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    question.extend(flags.to_ne_bytes());
-    // Number and sender: there is one question, and the kernel knows whose it is.
-    question.extend([0; 8]);
-    question.extend([byte(family), byte(protocol), 0, 0]);
-    question.extend(states.to_ne_bytes());
-    question.extend(local.port().to_be_bytes());
-    question.extend(peer.port().to_be_bytes());
-    question.extend(octets(local.ip()));
-    question.extend(octets(peer.ip()));
+    let mut request = Vec::with_capacity(LENGTH as usize);
+    request.extend(LENGTH.to_ne_bytes());
+    request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    request.extend(flags.to_ne_bytes());
+    // Sequence number and sender: there is one request, and the kernel knows its socket.
+    request.extend([0; 8]);
+    request.extend([byte(family), byte(protocol), 0, 0]);
+    request.extend(states.to_ne_bytes());
+    request.extend(local.port().to_be_bytes());
+    request.extend(peer.port().to_be_bytes());
+    request.extend(octets(local.ip()));
+    request.extend(octets(peer.ip()));
     // No interface, and no cookie.
-    question.extend([0; 4]);
-    question.extend([0xff; 8]);
-    question
+    request.extend([0; 4]);
+    request.extend([0xff; 8]);
+    request
 }
 
 /// A `nlmsghdr` and an `inet_diag_msg` or an error.
-fn diagnosis_answer(answer: &[u8]) -> Result<Option<Found>, Errno> {
+fn parse_response(response: &[u8]) -> Result<Option<TcpSocketInfo>, Errno> {
     const ERROR: u16 = 2;
     const COOKIE: usize = NETLINK_HEADER + 44;
-    const NOT_THERE: i32 = -libc::ENOENT;
+    const NOT_FOUND: i32 = -libc::ENOENT;
     let word = |at: usize| {
-        let bytes = answer.get(at..at + 4)?;
+        let bytes = response.get(at..at + 4)?;
         bytes.first_chunk::<4>().copied().map(u32::from_ne_bytes)
     };
     let found = || {
         let (lower, upper) = (u64::from(word(COOKIE)?), u64::from(word(COOKIE + 4)?));
-        Some(Found {
+        Some(TcpSocketInfo {
             inode: u64::from(word(INODE)?),
             cookie: upper << 32 | lower,
-            listens: answer.get(STATE) == Some(&LISTENS),
+            listens: response.get(STATE) == Some(&TCP_LISTEN),
         })
     };
-    let kind = answer.get(4..6).and_then(|bytes| bytes.first_chunk::<2>());
+    let kind = response
+        .get(4..6)
+        .and_then(|bytes| bytes.first_chunk::<2>());
     match kind.copied().map(u16::from_ne_bytes) {
-        // What is left of a connection that nobody has any more.
-        Some(SOCK_DIAG_BY_FAMILY) if answer.get(STATE) == Some(&TIME_WAIT) => Ok(None),
+        // The remains of a connection that is closed on both sides.
+        Some(SOCK_DIAG_BY_FAMILY) if response.get(STATE) == Some(&TCP_TIME_WAIT) => Ok(None),
         Some(SOCK_DIAG_BY_FAMILY) => found().map(Some).ok_or(Errno::EPROTO),
         Some(ERROR) => match word(NETLINK_HEADER).map(u32::cast_signed) {
-            Some(NOT_THERE) => Ok(None),
+            Some(NOT_FOUND) => Ok(None),
             Some(number) => Err(Errno::from_raw(-number)),
             None => Err(Errno::EPROTO),
         },
@@ -258,7 +256,7 @@ fn diagnosis_answer(answer: &[u8]) -> Result<Option<Found>, Errno> {
     }
 }
 
-/// A line of the kernel's table of sockets.
+/// An entry of the kernel's socket table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) local: SocketAddr,
@@ -279,7 +277,7 @@ fn parse(line: &str) -> Option<Entry> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let local = parse_address(words.next()?)?;
     let peer = parse_address(words.next()?)?;
-    let listens = u8::from_str_radix(words.next()?, 16).ok()? == LISTENS;
+    let listens = u8::from_str_radix(words.next()?, 16).ok()? == TCP_LISTEN;
     let inode = words.nth(5)?.parse().ok()?;
     Some(Entry {
         local,
@@ -292,7 +290,7 @@ fn parse(line: &str) -> Option<Entry> {
 fn parse_address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    // Each word of four bytes is printed as a number of this machine.
+    // Each group of four bytes is printed as a number in native byte order.
     let word = |index: usize| {
         let digits = address.get(index * 8..index * 8 + 8)?;
         u32::from_str_radix(digits, 16).ok().map(u32::to_ne_bytes)
@@ -315,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_kernel_s_table() {
+    fn kernel_table_lines() {
         let table = [
             (
                 "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 4711 1 0 100 0 0 10 0",
@@ -340,38 +338,38 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_listed_by_their_port() {
-        for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
-            let listener = TcpListener::bind(address).unwrap();
-            let there = listener.local_addr().unwrap();
-            let accepted = TcpStream::connect(there).map(|ours| (ours, listener.accept()));
+    fn sockets_are_listed_by_port() {
+        for any_port in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let listener = TcpListener::bind(any_port).unwrap();
+            let address = listener.local_addr().unwrap();
+            let accepted = TcpStream::connect(address).map(|ours| (ours, listener.accept()));
             let listener = OwnedFd::from(listener);
             let inode = inode_of(&listener).unwrap();
             let expected = Entry {
-                local: there,
-                peer: SocketAddr::new(unspecified(there), 0),
+                local: address,
+                peer: SocketAddr::new(unspecified(address), 0),
                 listens: true,
                 inode,
             };
-            let Ok(listed) = list(Kind::Listeners, there.port()) else {
-                println!("skipped: this kernel does not answer such questions");
+            let Ok(listed) = list(SocketKind::Listeners, address.port()) else {
+                println!("skipped: this kernel does not support sock_diag");
                 return;
             };
             assert!(listed.contains(&expected), "{listed:?}");
-            // Connections are none.
+            // Connections are not listed.
             assert!(listed.iter().all(|entry| entry.listens), "{listed:?}");
             drop((listener, accepted));
-            assert!(!any_listener(there.port(), |entry| entry.inode == inode));
+            assert!(!any_listener(address.port(), |entry| entry.inode == inode));
 
-            let datagrams = UdpSocket::bind(address).unwrap();
-            let there = datagrams.local_addr().unwrap();
-            datagrams.connect((there.ip(), 9)).unwrap();
+            let datagrams = UdpSocket::bind(any_port).unwrap();
+            let address = datagrams.local_addr().unwrap();
+            datagrams.connect((address.ip(), 9)).unwrap();
             let datagrams = OwnedFd::from(datagrams);
             let inode = inode_of(&datagrams).unwrap();
-            let is_it = |entry: &Entry| entry.inode == inode && entry.peer.port() == 9;
-            assert!(any_datagram_socket(there.port(), is_it));
+            let matches = |entry: &Entry| entry.inode == inode && entry.peer.port() == 9;
+            assert!(any_datagram_socket(address.port(), matches));
             drop(datagrams);
-            assert!(!any_datagram_socket(there.port(), is_it));
+            assert!(!any_datagram_socket(address.port(), matches));
         }
     }
 
@@ -383,27 +381,27 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_there_until_it_is_closed() {
+    fn connection_is_found_until_closed() {
         for ip in ["127.0.0.1", "::1"] {
             let listener = TcpListener::bind((ip, 0)).unwrap();
-            let there = listener.local_addr().unwrap();
-            let ours = TcpStream::connect(there).unwrap();
-            let here = ours.local_addr().unwrap();
-            let Ok(waiting) = connection_between(there, here) else {
-                println!("skipped: this kernel does not answer such questions");
+            let address = listener.local_addr().unwrap();
+            let ours = TcpStream::connect(address).unwrap();
+            let peer = ours.local_addr().unwrap();
+            let Ok(waiting) = connection_between(address, peer) else {
+                println!("skipped: this kernel does not support sock_diag");
                 return;
             };
             let waiting = waiting.unwrap();
             assert_eq!(waiting.inode, 0);
             let theirs = OwnedFd::from(listener.accept().unwrap().0);
-            let accepted = connection_between(there, here).unwrap().unwrap();
+            let accepted = connection_between(address, peer).unwrap().unwrap();
             assert_eq!(Some(accepted.inode), inode_of(&theirs));
             assert_eq!(accepted.cookie, waiting.cookie);
             assert_eq!(socket::cookie(theirs.as_fd()), Ok(accepted.cookie));
             drop(ours);
-            assert!(connection_between(there, here).unwrap().is_some());
+            assert!(connection_between(address, peer).unwrap().is_some());
             drop(theirs);
-            assert_eq!(connection_between(there, here), Ok(None));
+            assert_eq!(connection_between(address, peer), Ok(None));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Receives the application's calls and has each answered: at once where the answer is known, by a worker where it
-//! takes time.
+//! Receives the application's system calls and completes each: immediately if the result is known, on a worker thread
+//! if it may block.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::Errno;
 use crate::files::Files;
-use crate::filter::Catch;
+use crate::filter::InterceptSettings;
 use crate::host::{Host, Notice};
 use crate::incoming::Incoming;
 use crate::notification::Notification;
@@ -21,50 +21,50 @@ use crate::syscalls::{Call, Group, NATIVE_ARCHITECTURE};
 use crate::workers::Workers;
 use crate::{hostname, process};
 
-/// What is shared by the thread that receives and the workers.
+/// The state shared by the receiving thread and the workers.
 #[derive(Clone)]
 pub(crate) struct Supervisor {
     pub(crate) host: Arc<dyn Host>,
-    pub(crate) catch: Catch,
+    pub(crate) settings: InterceptSettings,
     pub(crate) files: Arc<Files>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) incoming: Arc<Incoming>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) workers: Workers,
-    /// Only where signals do not wait for answers.
+    /// Only set on kernels where signals interrupt intercepted calls (without `WAIT_KILLABLE_RECV`).
     pub(crate) restarts: Option<Arc<Restarts>>,
 }
 
-/// What is done about a call, as far as it can be said at once.
+/// How an intercepted call is handled, as decided by the receiving thread.
 pub(crate) enum Decision {
-    /// The kernel does it.
+    /// The kernel executes the call.
     Pass,
-    /// The answer is known.
-    Answer(Result<i64, Errno>),
-    /// It takes time, and is begun without waiting: somebody else will answer.
-    Begin(Job),
-    /// It takes time.
-    Later(Job),
+    /// The result is known.
+    Complete(Result<i64, Errno>),
+    /// The job may take time but does not block: it starts the work, and another thread completes the call.
+    Start(Job),
+    /// The job may block and runs on a worker thread.
+    Defer(Job),
 }
 
-/// The rest of the work on a call.
+/// The remaining work on a call.
 type Job = Box<dyn FnOnce(&Supervisor, Notification) + Send>;
 
 impl Decision {
-    pub(crate) fn begin(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
-        Self::Begin(Box::new(job))
+    pub(crate) fn start(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
+        Self::Start(Box::new(job))
     }
 
-    pub(crate) fn later(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
-        Self::Later(Box::new(job))
+    pub(crate) fn defer(job: impl FnOnce(&Supervisor, Notification) + Send + 'static) -> Self {
+        Self::Defer(Box::new(job))
     }
 }
 
 impl Supervisor {
-    pub(crate) fn new(host: Arc<dyn Host>, catch: Catch) -> Self {
+    pub(crate) fn new(host: Arc<dyn Host>, settings: InterceptSettings) -> Self {
         Self {
             host,
-            catch,
+            settings,
             files: Arc::default(),
             connections: Arc::default(),
             incoming: Arc::default(),
@@ -74,7 +74,7 @@ impl Supervisor {
         }
     }
 
-    /// Answers calls until no process is supervised any more.
+    /// Handles calls until the last supervised process has ended.
     pub(crate) fn run(&self, listener: OwnedFd) {
         self.receive_all(listener);
         self.workers.close();
@@ -82,48 +82,49 @@ impl Supervisor {
 
     fn receive_all(&self, listener: OwnedFd) {
         let listener = Arc::new(listener);
-        // Waiting for a call and receiving it is one system call less where receiving also ends when everything has.
-        let receiving_ends = release() >= (6, 11);
-        while receiving_ends || is_called(&listener, PollTimeout::NONE) {
+        // Since Linux 6.11 receiving also returns when the last process has ended, which saves one `poll` per call.
+        let receive_returns_at_end = release() >= (6, 11);
+        while receive_returns_at_end || wait_for_call(&listener, PollTimeout::NONE) {
             match seccomp::receive(listener.as_fd()) {
-                Ok(received) => self.answer(&listener, received),
+                Ok(received) => self.handle(&listener, received),
                 Err(Errno::EINTR) => {}
-                // The caller was killed, or the last one has ended.
-                Err(Errno::ENOENT) if !is_over(&listener) => {}
+                // The caller was killed, or the last process has ended.
+                Err(Errno::ENOENT) if !all_processes_ended(&listener) => {}
                 Err(Errno::ENOENT) => return,
                 Err(errno) => {
-                    tracing::error!(%errno, "cannot receive the application's calls");
+                    tracing::error!(%errno, "receiving system calls failed");
                     return;
                 }
             }
         }
     }
 
-    fn answer(&self, listener: &Arc<OwnedFd>, received: seccomp::Received) {
+    fn handle(&self, listener: &Arc<OwnedFd>, received: seccomp::ReceivedCall) {
         let foreign = received.architecture != NATIVE_ARCHITECTURE;
         let call = Call::by_number(received.number);
         let mut notification = Notification::new(Arc::clone(listener), received);
-        // Calls about connections know by themselves what is under way.
+        // Calls about connections track repeated calls themselves.
         if let Some(restarts) = &self.restarts
-            && call.is_some_and(Call::is_done_once)
+            && call.is_some_and(Call::must_not_repeat)
         {
-            match restarts.arrive(listener.as_fd(), &received) {
+            match restarts.register(listener.as_fd(), &received) {
                 Some(call) => notification = notification.restartable(call),
-                None => return notification.leave_to_earlier(),
+                None => return notification.leave_to_original(),
             }
         }
         if foreign {
-            self.processes.say_once(notification.thread(), |process| {
-                self.host.notice(&Notice::ForeignArchitecture { process });
-            });
+            self.processes
+                .notify_once(notification.thread(), |process| {
+                    self.host.notice(&Notice::ForeignArchitecture { process });
+                });
             return notification.pass();
         }
         let decision = call.map_or(Decision::Pass, |call| self.decide(call, &notification));
         match decision {
             Decision::Pass => notification.pass(),
-            Decision::Answer(result) => notification.finish(result),
-            Decision::Begin(job) => job(self, notification),
-            Decision::Later(job) => {
+            Decision::Complete(result) => notification.finish(result),
+            Decision::Start(job) => job(self, notification),
+            Decision::Defer(job) => {
                 let supervisor = self.clone();
                 self.workers.run(move || job(&supervisor, notification));
             }
@@ -131,7 +132,7 @@ impl Supervisor {
     }
 
     fn decide(&self, call: Call, notification: &Notification) -> Decision {
-        if call.group() != Group::Process && self.processes.is_left_alone(notification.thread()) {
+        if call.group() != Group::Process && self.processes.is_skipped(notification.thread()) {
             return Decision::Pass;
         }
         let decision = match call.group() {
@@ -139,7 +140,7 @@ impl Supervisor {
             Group::Files | Group::Root if self.processes.has_other_root(notification.thread()) => {
                 Ok(Decision::Pass)
             }
-            // There is nothing remote in any other tree than ours.
+            // Nothing is remote in a file tree other than ours.
             Group::Root if call != Call::Chroot => {
                 self.processes.expect_other_roots();
                 Ok(Decision::Pass)
@@ -152,19 +153,21 @@ impl Supervisor {
         decision.unwrap_or_else(|errno| self.unreadable(notification, errno))
     }
 
-    /// What the call points to could not be read. Usually the kernel will find the same and say so itself.
+    /// Handles a call whose arguments could not be read. Usually the kernel finds the same error and reports it itself.
     fn unreadable(&self, notification: &Notification, errno: Errno) -> Decision {
         if matches!(errno, Errno::EPERM | Errno::EACCES) {
-            self.processes.say_once(notification.thread(), |process| {
-                self.host.notice(&Notice::Unreadable { process, errno });
-            });
+            self.processes
+                .notify_once(notification.thread(), |process| {
+                    self.host
+                        .notice(&Notice::UnreadableMemory { process, errno });
+                });
         }
         Decision::Pass
     }
 }
 
-/// Waits for a call. False when the last supervised process has ended.
-fn is_called(listener: &OwnedFd, timeout: PollTimeout) -> bool {
+/// Waits for a call. Returns false when the last supervised process has ended.
+fn wait_for_call(listener: &OwnedFd, timeout: PollTimeout) -> bool {
     loop {
         let events = events(listener, timeout);
         if events.contains(PollFlags::POLLIN) {
@@ -177,7 +180,7 @@ fn is_called(listener: &OwnedFd, timeout: PollTimeout) -> bool {
 }
 
 /// Whether the last supervised process has ended.
-fn is_over(listener: &OwnedFd) -> bool {
+fn all_processes_ended(listener: &OwnedFd) -> bool {
     events(listener, PollTimeout::ZERO).contains(PollFlags::POLLHUP)
 }
 
@@ -191,10 +194,10 @@ fn events(listener: &OwnedFd, timeout: PollTimeout) -> PollFlags {
     events.unwrap_or(PollFlags::empty())
 }
 
-/// The kernel's version.
+/// The version of the running kernel (major, minor).
 fn release() -> (u32, u32) {
     let names = system_names();
-    // Whether C's characters have a sign differs between architectures.
+    // The signedness of `c_char` differs between architectures.
     let text = names.release.iter().flat_map(|byte| byte.to_ne_bytes());
     let text: Vec<u8> = text.take_while(|byte| *byte != 0).collect();
     let text = String::from_utf8_lossy(&text).into_owned();

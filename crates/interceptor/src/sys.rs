@@ -1,4 +1,4 @@
-//! Everything `unsafe` of this crate: thin, safe functions around single system calls.
+//! All `unsafe` code of this crate: thin, safe functions around single system calls.
 #![expect(
     unsafe_code,
     reason = "system calls without a safe wrapper elsewhere; each block says why it is sound"
@@ -8,14 +8,14 @@ pub(crate) mod files;
 pub(crate) mod memory;
 pub(crate) mod process;
 pub(crate) mod seccomp;
-pub(crate) mod shared;
+pub(crate) mod shared_environment;
 pub(crate) mod socket;
 pub(crate) mod spawn;
 mod watcher;
 
 use nix::errno::Errno;
 
-/// The result of a system call as libc reports it, as a `Result`.
+/// Converts the result of a system call to a `Result`.
 fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
     if result == -1 {
         Err(Errno::last())
@@ -24,7 +24,7 @@ fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
     }
 }
 
-/// As [`check`], for calls that return an `int`.
+/// Like [`check`], for calls that return an `int`.
 fn check_int(result: libc::c_int) -> Result<libc::c_int, Errno> {
     Errno::result(result)
 }

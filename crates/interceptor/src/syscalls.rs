@@ -1,6 +1,6 @@
-//! The calls that we know, and their numbers on this architecture.
+//! The intercepted system calls, and their numbers on this architecture.
 
-/// A system call that may be caught. Calls that are alike keep their kernel names, so that they can be looked up.
+/// A system call that may be intercepted. Variants are named after the kernel's calls, so that they can be looked up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(
     not(target_arch = "x86_64"),
@@ -14,7 +14,7 @@ pub(crate) enum Call {
     Execve,
     ExecveAt,
     ExitGroup,
-    // Another root directory.
+    // Changes of the root directory or mount namespace.
     Chroot,
     PivotRoot,
     SetNamespace,
@@ -94,20 +94,20 @@ pub(crate) enum Call {
     ReceiveFrom,
     ReceiveMessage,
     ReceiveMessages,
-    // The host's name.
+    // Host name.
     Uname,
 }
 
-/// Calls that are caught for the same reason.
+/// Calls that are intercepted for the same reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
     Process,
-    /// What changes the tree of files that a process sees.
+    /// Calls that change the file tree that a process sees.
     Root,
     Files,
     Outgoing,
     Incoming,
-    /// What is about connections in either direction.
+    /// Calls about connections in both directions.
     Sockets,
     Hostname,
 }
@@ -133,14 +133,14 @@ impl Call {
         }
     }
 
-    /// Whether what was done must not be done again when the call is. Most calls about connections know by themselves what
-    /// is under way.
-    pub(crate) fn is_done_once(self) -> bool {
+    /// Whether the operation must not be performed again when the call is repeated after a signal. Most calls about
+    /// connections track repetitions themselves.
+    pub(crate) fn must_not_repeat(self) -> bool {
         self.group() == Group::Files || matches!(self, Self::Bind | Self::Listen)
     }
 
     pub(crate) fn by_number(number: libc::c_int) -> Option<Self> {
-        // A table of eighty entries is searched faster than it is hashed well; the common calls come first.
+        // A linear search of eighty entries is faster than hashing; the most frequent calls come first.
         TABLE
             .iter()
             .find(|(known, _)| *known == libc::c_long::from(number))
@@ -155,7 +155,7 @@ pub(crate) const NATIVE_ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 pub(crate) const NATIVE_ARCHITECTURE: u32 = 0xc000_00b7;
 
-/// Newer calls, which have the same number everywhere: since Linux 6.6, 6.13 and 6.17.
+/// Newer calls have the same number on all architectures: since Linux 6.6, 6.13 and 6.17.
 const FCHMODAT2: libc::c_long = 452;
 const SETXATTRAT: libc::c_long = 463;
 const GETXATTRAT: libc::c_long = 464;
@@ -166,12 +166,12 @@ const FILE_SETATTR: libc::c_long = 469;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) const TABLE: &[(libc::c_long, Call)] =
-    &joined::<{ COMMON.len() + OLD.len() }>(COMMON, OLD);
+    &join_path::<{ COMMON.len() + OLD.len() }>(COMMON, OLD);
 #[cfg(target_arch = "aarch64")]
 pub(crate) const TABLE: &[(libc::c_long, Call)] = COMMON;
 
 #[cfg(target_arch = "x86_64")]
-const fn joined<const LENGTH: usize>(
+const fn join_path<const LENGTH: usize>(
     first: &[(libc::c_long, Call)],
     second: &[(libc::c_long, Call)],
 ) -> [(libc::c_long, Call); LENGTH] {
@@ -188,7 +188,7 @@ const fn joined<const LENGTH: usize>(
     all
 }
 
-/// Calls of every architecture.
+/// Calls of all architectures.
 #[rustfmt::skip] // A table is read by its columns.
 const COMMON: &[(libc::c_long, Call)] = &[
     (libc::SYS_openat,            Call::OpenAt),

@@ -1,25 +1,28 @@
-//! Threads for what may take long. A job never waits for another: if no thread is idle, one is started.
+//! A thread pool for jobs that may block. A job never waits for another one: if no thread is idle, a new one is
+//! started.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Jobs are shallow; what is not used of a stack costs nothing but addresses.
-const STACK: usize = 512 * 1024;
+use parking_lot::{Condvar, Mutex};
+
+/// Jobs have shallow stacks; unused stack only costs address space.
+const STACK_SIZE: usize = 512 * 1024;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// How long a thread without work stays.
-const IDLE: Duration = Duration::from_secs(10);
+/// How long an idle thread is kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Threads that wait for a job.
+    /// Number of idle threads.
     waiting: usize,
-    /// All threads.
+    /// Number of all threads.
     threads: usize,
-    /// No more jobs come.
+    /// No more jobs will be added.
     closed: bool,
 }
 
@@ -29,7 +32,7 @@ struct Shared {
     job_added: Condvar,
 }
 
-/// A pool that grows with the number of calls that wait at once, which is at most the application's threads.
+/// A pool that grows with the number of concurrently blocked calls, which is at most the number of application threads.
 #[derive(Clone, Default)]
 pub(crate) struct Workers(Arc<Shared>);
 
@@ -41,7 +44,7 @@ impl std::fmt::Debug for Workers {
 
 impl Workers {
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state.lock();
         state.jobs.push_back(Box::new(job));
         let enough = state.jobs.len() <= state.waiting;
         if !enough {
@@ -55,22 +58,22 @@ impl Workers {
         let shared = Arc::clone(&self.0);
         let started = std::thread::Builder::new()
             .name("standin-worker".to_owned())
-            .stack_size(STACK)
+            .stack_size(STACK_SIZE)
             .spawn(move || work(&shared));
         if let Err(error) = started {
-            self.do_without(&error);
+            self.run_without_thread(&error);
         }
     }
 
-    /// No more jobs come: threads without one end now.
+    /// No more jobs will be added: idle threads exit now.
     pub(crate) fn close(&self) {
-        lock(&self.0.state).closed = true;
+        self.0.state.lock().closed = true;
         self.0.job_added.notify_all();
     }
 
-    /// No thread can be had. The job waits for one that has time, and only if there is none is it done here.
-    fn do_without(&self, error: &std::io::Error) {
-        let mut state = lock(&self.0.state);
+    /// Handles a failure to start a thread: the job is left to a busy thread, or runs on this thread if there is none.
+    fn run_without_thread(&self, error: &std::io::Error) {
+        let mut state = self.0.state.lock();
         state.threads -= 1;
         let job = if state.threads == 0 {
             state.jobs.pop_back()
@@ -78,7 +81,7 @@ impl Workers {
             None
         };
         drop(state);
-        tracing::warn!(%error, "no thread for a slow call");
+        tracing::warn!(%error, "cannot start worker thread");
         if let Some(job) = job {
             job();
         }
@@ -86,29 +89,24 @@ impl Workers {
 }
 
 fn work(shared: &Shared) {
-    crate::sys::files::apply_no_creation_mask();
-    let mut state = lock(&shared.state);
+    crate::sys::files::clear_umask();
+    let mut state = shared.state.lock();
     loop {
         while let Some(job) = state.jobs.pop_front() {
             drop(state);
             job();
-            state = lock(&shared.state);
+            state = shared.state.lock();
         }
         state.waiting += 1;
-        let (guard, timeout) = shared
-            .job_added
-            .wait_timeout_while(state, IDLE, |state| state.jobs.is_empty() && !state.closed)
-            .unwrap_or_else(PoisonError::into_inner);
-        state = guard;
+        let timeout = shared.job_added.wait_while_for(
+            &mut state,
+            |state| state.jobs.is_empty() && !state.closed,
+            IDLE_TIMEOUT,
+        );
         state.waiting -= 1;
         if (timeout.timed_out() || state.closed) && state.jobs.is_empty() {
             state.threads -= 1;
             return;
         }
     }
-}
-
-/// Locks, also when another thread panicked while it held the lock: the data is valid between any two statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

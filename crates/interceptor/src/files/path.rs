@@ -1,4 +1,4 @@
-//! Paths as text, and those of `/proc` that stand for what a process has open.
+//! Path strings, and the links of `/proc` that represent open files and working directories of a process.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -29,14 +29,14 @@ pub(super) fn process_link(path: &Path) -> Option<(libc::pid_t, ProcessLink)> {
     }
 }
 
-/// Whether a path in `/proc` or `/dev` may be, or may go through, something that [`process_link`] knows.
-pub(super) fn names_descriptor(path: &Path) -> bool {
+/// Whether a path in `/proc` or `/dev` may be, or may lead through, a link that [`process_link`] recognizes.
+pub(super) fn may_be_process_link(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
     let contains = |part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
     contains(b"/fd/") || contains(b"/cwd") || path.starts_with("/dev/fd")
 }
 
-pub(super) fn names_of(path: &Path) -> VecDeque<OsString> {
+pub(super) fn components_of(path: &Path) -> VecDeque<OsString> {
     path.components()
         .filter_map(|part| match part {
             Component::Normal(name) => Some(name.to_owned()),
@@ -46,7 +46,7 @@ pub(super) fn names_of(path: &Path) -> VecDeque<OsString> {
         .collect()
 }
 
-/// Without `.`, `..` and doubled slashes, by the text alone.
+/// The path without `.`, `..` and doubled slashes, without looking at any file.
 pub(crate) fn normalized(path: &Path) -> PathBuf {
     let bytes = path.as_os_str().as_bytes();
     let odd = bytes.windows(2).any(|pair| matches!(pair, b"//" | b"/."));
@@ -96,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn links_of_processes_are_known() {
-        let known = |path: &str| process_link(Path::new(path)).map(|(process, _)| process);
-        assert_eq!(known("/proc/12/cwd"), Some(12));
-        assert_eq!(known("/proc/12/fd/3"), Some(12));
-        assert_eq!(known("/proc/12/task/13/fd/3"), Some(13));
-        assert_eq!(known("/proc/12/fd"), None);
-        assert_eq!(known("/proc/self/fd/3"), None);
-        assert_eq!(known("/proc/12/status"), None);
-        assert_eq!(known("/srv/12/cwd"), None);
+    fn process_links_are_recognized() {
+        let process_of = |path: &str| process_link(Path::new(path)).map(|(process, _)| process);
+        assert_eq!(process_of("/proc/12/cwd"), Some(12));
+        assert_eq!(process_of("/proc/12/fd/3"), Some(12));
+        assert_eq!(process_of("/proc/12/task/13/fd/3"), Some(13));
+        assert_eq!(process_of("/proc/12/fd"), None);
+        assert_eq!(process_of("/proc/self/fd/3"), None);
+        assert_eq!(process_of("/proc/12/status"), None);
+        assert_eq!(process_of("/srv/12/cwd"), None);
     }
 }

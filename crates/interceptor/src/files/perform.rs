@@ -1,4 +1,4 @@
-//! Doing what a call asks for, with the files of the target or of this machine.
+//! Performs file operations with the files of the target or of this machine.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -6,173 +6,188 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::request::{Operation, PathArgument, Request, TimeFormat};
-use super::resolve::Place;
+use super::resolve::ResolvedPath;
 use super::write_structure;
-use crate::host::{Answer, Instead, Intent, Notice, OpenOptions, PathChoice, RemoteFiles};
-use crate::metadata::{Moment, SetTime, Times};
+use crate::host::{CallResult, Disposition, Intent, Notice, OpenOptions, PathChoice, RemoteFiles};
+use crate::metadata::{SetTime, Times, Timestamp};
 use crate::notification::Notification;
-use crate::process::{copy_descriptor_of, creation_mask_of};
+use crate::process::{copy_descriptor_of, umask_of};
 use crate::supervisor::Supervisor;
 use crate::{Errno, Metadata};
 
-/// What a call is answered with in the end.
-enum Outcome {
+/// The result of an operation.
+enum OperationResult {
     Value(i64),
     Descriptor(OwnedFd),
 }
 
-impl From<()> for Outcome {
+impl From<()> for OperationResult {
     fn from((): ()) -> Self {
         Self::Value(0)
     }
 }
 
-/// Does a call whose paths are not simply local.
+/// Performs a call whose paths are not simply local.
 pub(super) fn perform(
     supervisor: &Supervisor,
     notification: Notification,
     request: &Request,
-    places: &[Place],
+    paths: &[ResolvedPath],
 ) {
     if let Operation::Chdir = request.operation {
-        return change_directory(supervisor, notification, places);
+        return change_directory(supervisor, notification, paths);
     }
-    let answer = match places {
-        [Place::Link(content)] => answer_link(&notification, request, content),
-        [Place::Machine { .. }, ..] if request.operation == Operation::Watch => Err(Instead::Local),
-        [Place::Machine { seen, path }] => on_machine(
+    let result = match paths {
+        [ResolvedPath::Link(content)] => write_proc_link(&notification, request, content),
+        [ResolvedPath::Machine { .. }, ..] if request.operation == Operation::Watch => {
+            Err(Disposition::Local)
+        }
+        [ResolvedPath::Machine { app_path, path }] => perform_on_machine(
             supervisor,
             &notification,
             request,
-            (seen, path),
+            (app_path, path),
             Path::new(""),
         ),
         [
-            Place::Machine { seen, path },
-            Place::Machine {
-                seen: second_seen,
+            ResolvedPath::Machine { app_path, path },
+            ResolvedPath::Machine {
+                app_path: second_app_path,
                 path: second,
             },
         ] => {
-            let both = (seen.as_path(), path.as_path());
-            let answer = on_machine(supervisor, &notification, request, both, second);
-            rename_known(supervisor, request, &answer, seen, second_seen);
-            answer
+            let both = (app_path.as_path(), path.as_path());
+            let result = perform_on_machine(supervisor, &notification, request, both, second);
+            update_renamed_paths(supervisor, request, &result, app_path, second_app_path);
+            result
         }
-        [Place::Open(process, number), Place::Remote { seen, target }] => {
+        [
+            ResolvedPath::Open(process, number),
+            ResolvedPath::Remote { app_path, target },
+        ] => {
             let files = supervisor.host.files();
-            name_open_file(supervisor, files, (*process, *number), (seen, target))
+            name_open_file(supervisor, files, (*process, *number), (app_path, target))
         }
-        [Place::Open(process, number), Place::Machine { seen, path }] => {
-            let files = supervisor.files.machine().map_err(Instead::from);
+        [
+            ResolvedPath::Open(process, number),
+            ResolvedPath::Machine { app_path, path },
+        ] => {
+            let files = supervisor.files.machine().map_err(Disposition::from);
             files.and_then(|files| {
-                name_open_file(supervisor, files, (*process, *number), (seen, path))
+                name_open_file(supervisor, files, (*process, *number), (app_path, path))
             })
         }
-        [Place::Remote { seen, target }] => remotely(
+        [ResolvedPath::Remote { app_path, target }] => perform_remote(
             supervisor,
             &notification,
             request,
-            (seen, target),
+            (app_path, target),
             Path::new(""),
         ),
         [
-            Place::Remote { seen, target },
-            Place::Remote {
-                seen: second_seen,
+            ResolvedPath::Remote { app_path, target },
+            ResolvedPath::Remote {
+                app_path: second_app_path,
                 target: second,
             },
         ] => {
-            let both = (seen.as_path(), target.as_path());
-            let answer = remotely(supervisor, &notification, request, both, second);
-            rename_known(supervisor, request, &answer, seen, second_seen);
-            answer
+            let both = (app_path.as_path(), target.as_path());
+            let result = perform_remote(supervisor, &notification, request, both, second);
+            update_renamed_paths(supervisor, request, &result, app_path, second_app_path);
+            result
         }
-        _ => Err(Instead::Local),
+        _ => Err(Disposition::Local),
     };
-    match answer {
-        Ok(Outcome::Value(value)) => notification.succeed(value),
-        Ok(Outcome::Descriptor(descriptor)) => {
+    match result {
+        Ok(OperationResult::Value(value)) => notification.succeed(value),
+        Ok(OperationResult::Descriptor(descriptor)) => {
             let close_on_exec = matches!(request.operation, Operation::Open { flags, .. } if flags & libc::O_CLOEXEC != 0);
-            notification.give(descriptor, close_on_exec);
+            notification.respond_with_descriptor(descriptor, close_on_exec);
         }
-        Err(Instead::Fail(errno)) => notification.fail(errno),
-        Err(Instead::Local) => notification.pass(),
+        Err(Disposition::Fail(errno)) => notification.fail(errno),
+        Err(Disposition::Local) => notification.pass(),
     }
 }
 
-/// What only we know by its name has another one now.
-fn rename_known(
+/// Updates the paths that only we track after a successful rename.
+fn update_renamed_paths(
     supervisor: &Supervisor,
     request: &Request,
-    answer: &Answer<Outcome>,
-    seen: &Path,
-    second_seen: &Path,
+    result: &CallResult<OperationResult>,
+    app_path: &Path,
+    second_app_path: &Path,
 ) {
     if let (
         Ok(_),
         Operation::Rename {
             flags: 0 | libc::RENAME_NOREPLACE,
         },
-    ) = (answer, request.operation)
+    ) = (result, request.operation)
     {
-        supervisor.files.rename(seen, second_seen);
-        supervisor.processes.rename(seen, second_seen);
+        supervisor.files.rename(app_path, second_app_path);
+        supervisor.processes.rename(app_path, second_app_path);
     }
 }
 
-fn on_machine(
+fn perform_on_machine(
     supervisor: &Supervisor,
     notification: &Notification,
     request: &Request,
-    (seen, path): (&Path, &Path),
+    (app_path, path): (&Path, &Path),
     second: &Path,
-) -> Answer<Outcome> {
+) -> CallResult<OperationResult> {
     let files = supervisor.files.machine()?;
-    let outcome = do_it(files, notification, request, path, second);
-    // The kernel knows it by its own name, and the application by another.
-    if let Ok(Outcome::Descriptor(descriptor)) = &outcome
-        && seen != path
+    let outcome = execute(files, notification, request, path, second);
+    // The kernel has the local path, the application uses another one.
+    if let Ok(OperationResult::Descriptor(descriptor)) = &outcome
+        && app_path != path
     {
-        remember(supervisor, request, descriptor, seen);
+        record_opened(supervisor, request, descriptor, app_path);
     }
     outcome
 }
 
-fn remotely(
+fn perform_remote(
     supervisor: &Supervisor,
     notification: &Notification,
     request: &Request,
-    (seen, target): (&Path, &Path),
+    (app_path, target): (&Path, &Path),
     second: &Path,
-) -> Answer<Outcome> {
+) -> CallResult<OperationResult> {
     if request.operation == Operation::Watch {
         supervisor.host.notice(&Notice::WatchRefused {
-            path: seen.to_path_buf(),
+            path: app_path.to_path_buf(),
         });
-        // The error of a limit that is reached: programs that know to poll instead do so.
+        // The error of an exhausted limit: programs that can poll instead fall back to that.
         return Err(Errno::ENOSPC.into());
     }
     let files = supervisor.host.files();
     check_end(files, request, target)?;
-    let outcome = do_it(files, notification, request, target, second);
-    if let Ok(Outcome::Descriptor(descriptor)) = &outcome {
-        remember(supervisor, request, descriptor, seen);
+    let outcome = execute(files, notification, request, target, second);
+    if let Ok(OperationResult::Descriptor(descriptor)) = &outcome {
+        record_opened(supervisor, request, descriptor, app_path);
     }
     outcome
 }
 
-fn remember(supervisor: &Supervisor, request: &Request, descriptor: &OwnedFd, seen: &Path) {
+fn record_opened(
+    supervisor: &Supervisor,
+    request: &Request,
+    descriptor: &OwnedFd,
+    app_path: &Path,
+) {
     match request.operation {
         Operation::Open { flags, .. } if flags & libc::O_TMPFILE == libc::O_TMPFILE => {
-            supervisor.files.remember(descriptor, &unnamed(seen));
+            supervisor
+                .files
+                .record_opened(descriptor, &unnamed_file_path(app_path));
         }
-        _ => supervisor.files.remember(descriptor, seen),
+        _ => supervisor.files.record_opened(descriptor, app_path),
     }
 }
 
-/// What the kernel calls a file of a directory that has no name.
-fn unnamed(directory: &Path) -> PathBuf {
+/// The path that the kernel shows for an unnamed file in a directory.
+fn unnamed_file_path(directory: &Path) -> PathBuf {
     directory.join("# (deleted)")
 }
 
@@ -180,49 +195,53 @@ fn name_open_file(
     supervisor: &Supervisor,
     files: &dyn RemoteFiles,
     (process, number): (libc::pid_t, RawFd),
-    (seen, name): (&Path, &Path),
-) -> Answer<Outcome> {
+    (app_path, name): (&Path, &Path),
+) -> CallResult<OperationResult> {
     let file = copy_descriptor_of(process, number)?;
     files.name_open_file(file.as_fd(), name)?;
-    supervisor.files.remember(&file, seen);
+    supervisor.files.record_opened(&file, app_path);
     Ok(().into())
 }
 
-fn answer_link(notification: &Notification, request: &Request, content: &Path) -> Answer<Outcome> {
+fn write_proc_link(
+    notification: &Notification,
+    request: &Request,
+    content: &Path,
+) -> CallResult<OperationResult> {
     match request.operation {
-        Operation::ReadLink { buffer, size } => Ok(Outcome::Value(write_link(
+        Operation::ReadLink { buffer, size } => Ok(OperationResult::Value(write_link(
             notification,
             buffer,
             size,
             content,
         )?)),
-        _ => Err(Instead::Local),
+        _ => Err(Disposition::Local),
     }
 }
 
-/// `chdir`. The kernel only knows directories of this machine; any other is for us to know.
-fn change_directory(supervisor: &Supervisor, notification: Notification, places: &[Place]) {
-    let check = |files: &dyn RemoteFiles, path: &Path| -> Answer<()> {
+/// `chdir`. The kernel can only change to directories of this machine; we track all others.
+fn change_directory(supervisor: &Supervisor, notification: Notification, paths: &[ResolvedPath]) {
+    let check = |files: &dyn RemoteFiles, path: &Path| -> CallResult<()> {
         check_directory(&files.metadata(path, true)?)?;
         files.access(path, libc::X_OK, true)
     };
     let thread = notification.thread();
     let canonical;
-    let (checked, directory) = match places {
-        [Place::Machine { seen, path }] => {
+    let (checked, directory) = match paths {
+        [ResolvedPath::Machine { app_path, path }] => {
             let machine = supervisor.files.machine();
-            let checked = machine.map_err(Instead::from);
-            (checked.and_then(|machine| check(machine, path)), seen)
+            let checked = machine.map_err(Disposition::from);
+            (checked.and_then(|machine| check(machine, path)), app_path)
         }
-        [Place::Remote { seen, target }] => {
+        [ResolvedPath::Remote { app_path, target }] => {
             let files = supervisor.host.files();
             let checked = check(files, target);
-            canonical = canonical_directory(supervisor, seen, target);
+            canonical = canonical_directory(supervisor, app_path, target);
             (checked, &canonical)
         }
         _ => {
-            // The kernel goes there. If it cannot, it stays, and so must our knowledge; only a real directory that
-            // may be entered changes it.
+            // The kernel changes the directory. If it fails, the virtual directory must stay; it is only cleared for an
+            // existing directory that may be entered.
             let path = notification.read_string(notification.argument(0));
             let path = PathBuf::from(OsString::from_vec(path.unwrap_or_default()));
             let machine = supervisor.files.machine();
@@ -240,29 +259,29 @@ fn change_directory(supervisor: &Supervisor, notification: Notification, places:
             notification.succeed(0);
         }
         Ok(()) => notification.fail(Errno::EINTR),
-        Err(Instead::Fail(errno)) => notification.fail(errno),
-        Err(Instead::Local) => notification.pass(),
+        Err(Disposition::Fail(errno)) => notification.fail(errno),
+        Err(Disposition::Local) => notification.pass(),
     }
 }
 
-/// The name by which `getcwd` knows a directory of the target. One that the target's links lead to from elsewhere keeps
-/// the name by which it was reached if it has no other that leads there.
-fn canonical_directory(supervisor: &Supervisor, seen: &Path, target: &Path) -> PathBuf {
+/// The path of a target directory that `getcwd` returns. If its canonical path is not remote under the same path, the
+/// path by which it was reached is kept.
+fn canonical_directory(supervisor: &Supervisor, app_path: &Path, target: &Path) -> PathBuf {
     let host = &supervisor.host;
     match host.files().canonical(target) {
         Ok(canonical)
             if canonical != target
-                && host.choose_path(&canonical, Intent::Look)
+                && host.choose_path(&canonical, Intent::Stat)
                     == PathChoice::Remote(canonical.clone()) =>
         {
             canonical
         }
-        _ => seen.to_path_buf(),
+        _ => app_path.to_path_buf(),
     }
 }
 
-/// What the kernel checks by how a path ends: `file/` is no file, and `.` is no name.
-fn check_end(files: &dyn RemoteFiles, request: &Request, target: &Path) -> Answer<()> {
+/// Checks that the kernel bases on the end of a path: `file/` is not a file, and `.` is not a name.
+fn check_end(files: &dyn RemoteFiles, request: &Request, target: &Path) -> CallResult<()> {
     let wants_directory = request.path.wants_directory();
     let second_wants = request
         .second
@@ -273,7 +292,7 @@ fn check_end(files: &dyn RemoteFiles, request: &Request, target: &Path) -> Answe
     }
     match (request.operation, request.path.last()) {
         (Operation::CreateDirectory { .. }, _) => return Ok(()),
-        // No directory gets a second name.
+        // Directories cannot be hard-linked.
         (Operation::HardLink, _) if second_wants => return Err(Errno::ENOENT.into()),
         (Operation::RemoveDirectory, b".") => return Err(Errno::EINVAL.into()),
         (Operation::RemoveDirectory, b"..") => return Err(Errno::ENOTEMPTY.into()),
@@ -281,7 +300,7 @@ fn check_end(files: &dyn RemoteFiles, request: &Request, target: &Path) -> Answe
         (Operation::Open { flags, .. }, _) if flags & libc::O_CREAT != 0 => {
             return Err(Errno::EISDIR.into());
         }
-        // These find out by themselves.
+        // These operations check it themselves.
         (Operation::Open { .. } | Operation::Stat { .. } | Operation::Statx { .. }, _) => {
             return Ok(());
         }
@@ -302,17 +321,17 @@ pub(super) fn check_directory(metadata: &Metadata) -> Result<(), Errno> {
     }
 }
 
-/// Asks `files`, and writes what it says into the caller's memory.
-fn do_it(
+/// Calls `files`, and writes the result into the memory of the caller.
+fn execute(
     files: &dyn RemoteFiles,
     from: &Notification,
     request: &Request,
     path: &Path,
     second: &Path,
-) -> Answer<Outcome> {
+) -> CallResult<OperationResult> {
     let wants_directory = request.path.wants_directory();
     let follow = request.path.follow || wants_directory;
-    let describe = || -> Answer<Metadata> {
+    let describe = || -> CallResult<Metadata> {
         let metadata = files.metadata(path, follow)?;
         if wants_directory {
             check_directory(&metadata)?;
@@ -323,54 +342,66 @@ fn do_it(
         Operation::Chroot => Err(Errno::EPERM.into()),
         Operation::Unsupported => Err(Errno::EOPNOTSUPP.into()),
         Operation::Open { .. } => {
-            let mask = creation_mask_of(from.thread());
+            let mask = umask_of(from.thread());
             let options = open_options(request, mask).ok_or(Errno::EINVAL)?;
-            still_wanted(from)?;
-            Ok(Outcome::Descriptor(files.open(path, &options)?))
+            check_caller(from)?;
+            Ok(OperationResult::Descriptor(files.open(path, &options)?))
         }
         Operation::Stat { buffer } => {
             let structure = libc::stat::from(&describe()?);
-            Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
+            Ok(OperationResult::Value(write_structure(
+                from, buffer, &structure,
+            )?))
         }
         Operation::Statx { buffer } => {
             let structure = libc::statx::from(&describe()?);
-            Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
+            Ok(OperationResult::Value(write_structure(
+                from, buffer, &structure,
+            )?))
         }
         Operation::Access { mode } => Ok(files.access(path, mode, follow)?.into()),
         Operation::ReadLink { buffer, size } => {
             let content = files.read_link(path)?;
-            Ok(Outcome::Value(write_link(from, buffer, size, &content)?))
+            Ok(OperationResult::Value(write_link(
+                from, buffer, size, &content,
+            )?))
         }
         Operation::FileSystem { buffer } => {
             let structure = libc::statfs::from(&files.file_system(path)?);
-            Ok(Outcome::Value(write_structure(from, buffer, &structure)?))
+            Ok(OperationResult::Value(write_structure(
+                from, buffer, &structure,
+            )?))
         }
         Operation::Attribute { name, buffer, size } => {
             let name = read_name(from, name)?;
             let value = files.attribute(path, &name, follow)?;
-            Ok(Outcome::Value(write_sized(from, buffer, size, &value)?))
+            Ok(OperationResult::Value(write_sized(
+                from, buffer, size, &value,
+            )?))
         }
         Operation::Attributes { buffer, size } => {
             let names = files.attributes(path, follow)?;
-            Ok(Outcome::Value(write_sized(from, buffer, size, &names)?))
+            Ok(OperationResult::Value(write_sized(
+                from, buffer, size, &names,
+            )?))
         }
         _ => {
-            still_wanted(from)?;
+            check_caller(from)?;
             Ok(change(files, from, request, path, second)?.into())
         }
     }
 }
 
-/// The operations that change something and answer nothing.
+/// Operations that change something and return no data.
 fn change(
     files: &dyn RemoteFiles,
     from: &Notification,
     request: &Request,
     path: &Path,
     second: &Path,
-) -> Answer<()> {
+) -> CallResult<()> {
     let follow = request.path.follow || request.path.wants_directory();
-    let masked = |mode: u32| mode & !creation_mask_of(from.thread());
+    let masked = |mode: u32| mode & !umask_of(from.thread());
     match request.operation {
         Operation::CreateDirectory { mode } => files.create_directory(path, masked(mode)),
         Operation::CreateNode { mode, device } => files.create_node(path, masked(mode), device),
@@ -408,11 +439,11 @@ fn change(
         Operation::RemoveAttribute { name } => {
             files.remove_attribute(path, &read_name(from, name)?, follow)
         }
-        _ => Err(Instead::Local),
+        _ => Err(Disposition::Local),
     }
 }
 
-/// How a file is to be opened, by a caller with this mask. `None` if that is not what is asked for.
+/// The options for opening a file for a caller with this umask. `None` for any other operation.
 pub(super) fn open_options(request: &Request, mask: u32) -> Option<OpenOptions> {
     let Operation::Open {
         flags,
@@ -430,18 +461,18 @@ pub(super) fn open_options(request: &Request, mask: u32) -> Option<OpenOptions> 
     Some(OpenOptions {
         flags: (transferable(flags) | directory) & !libc::O_CLOEXEC,
         mode: mode & !mask,
-        // The path is absolute by now, and what it may not leave was for the caller's path.
+        // The path is absolute by now; the confinement applied to the path of the caller.
         resolve: resolve & !(libc::RESOLVE_BENEATH | libc::RESOLVE_IN_ROOT | libc::RESOLVE_CACHED),
     })
 }
 
-/// Whether an open may make or empty a file.
-pub(super) fn open_changes(flags: i32) -> bool {
+/// Whether an open may create or truncate a file.
+pub(super) fn open_modifies(flags: i32) -> bool {
     let changes = libc::O_CREAT | libc::O_TRUNC;
     flags & changes != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE
 }
 
-/// The kernel does not let an `O_PATH` descriptor be given to another process, so that one gets a readable one.
+/// The kernel cannot install an `O_PATH` descriptor in another process, so the caller gets a readable one.
 fn transferable(flags: i32) -> i32 {
     if flags & libc::O_PATH == 0 {
         return flags;
@@ -449,8 +480,8 @@ fn transferable(flags: i32) -> i32 {
     flags & (libc::O_DIRECTORY | libc::O_NOFOLLOW) | libc::O_RDONLY | libc::O_NONBLOCK
 }
 
-/// The caller may have been killed since; then nothing is changed on its behalf.
-fn still_wanted(from: &Notification) -> Result<(), Errno> {
+/// Fails if the caller was killed meanwhile: nothing is changed on its behalf then.
+fn check_caller(from: &Notification) -> Result<(), Errno> {
     if from.is_valid() {
         Ok(())
     } else {
@@ -462,7 +493,7 @@ fn read_name(from: &Notification, address: u64) -> Result<OsString, Errno> {
     from.read_string(address).map(OsString::from_vec)
 }
 
-/// Content of a symbolic link is cut to the buffer, without a zero.
+/// The content of a symbolic link is truncated to the buffer, without a terminating zero.
 fn write_link(from: &Notification, buffer: u64, size: u64, content: &Path) -> Result<i64, Errno> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     if size == 0 {
@@ -474,7 +505,7 @@ fn write_link(from: &Notification, buffer: u64, size: u64, content: &Path) -> Re
     i64::try_from(bytes.len()).map_err(|_| Errno::EINVAL)
 }
 
-/// Attributes must fit, and a size of zero asks how much room they need.
+/// Attributes must fit into the buffer; a size of zero queries the required length.
 fn write_sized(from: &Notification, buffer: u64, size: u64, bytes: &[u8]) -> Result<i64, Errno> {
     let length = i64::try_from(bytes.len()).map_err(|_| Errno::E2BIG)?;
     if size > 0 {
@@ -501,7 +532,7 @@ fn read_times(from: &Notification, address: u64, format: TimeFormat) -> Result<T
                 Ok::<_, Errno>(match time.tv_nsec {
                     libc::UTIME_NOW => SetTime::Now,
                     libc::UTIME_OMIT => SetTime::Keep,
-                    nanoseconds => moment(time.tv_sec, nanoseconds)?,
+                    nanoseconds => timestamp(time.tv_sec, nanoseconds)?,
                 })
             };
             (read(address)?, read(second(size_of::<libc::timespec>()))?)
@@ -509,24 +540,24 @@ fn read_times(from: &Notification, address: u64, format: TimeFormat) -> Result<T
         TimeFormat::Microseconds => {
             let read = |address| {
                 let time: libc::timeval = from.read_plain(address)?;
-                moment(time.tv_sec, time.tv_usec * 1000)
+                timestamp(time.tv_sec, time.tv_usec * 1000)
             };
             (read(address)?, read(second(size_of::<libc::timeval>()))?)
         }
         TimeFormat::Seconds => {
             let times: libc::utimbuf = from.read_plain(address)?;
-            (moment(times.actime, 0)?, moment(times.modtime, 0)?)
+            (timestamp(times.actime, 0)?, timestamp(times.modtime, 0)?)
         }
     };
     Ok(Times { accessed, modified })
 }
 
-fn moment(seconds: i64, nanoseconds: i64) -> Result<SetTime, Errno> {
+fn timestamp(seconds: i64, nanoseconds: i64) -> Result<SetTime, Errno> {
     let nanoseconds = u32::try_from(nanoseconds).map_err(|_| Errno::EINVAL)?;
     if nanoseconds >= 1_000_000_000 {
         return Err(Errno::EINVAL);
     }
-    Ok(SetTime::To(Moment {
+    Ok(SetTime::To(Timestamp {
         seconds,
         nanoseconds,
     }))

@@ -1,4 +1,4 @@
-//! A caught call about files as what it means, whichever of the many calls it was.
+//! Decodes the many system calls about files into common operations.
 
 use std::os::fd::RawFd;
 
@@ -7,27 +7,27 @@ use crate::host::Intent;
 use crate::notification::Notification;
 use crate::syscalls::Call;
 
-/// A path as the caller gave it.
+/// A path argument as passed by the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PathArgument {
-    /// The directory from which a relative path starts, or `AT_FDCWD`.
+    /// The descriptor of the directory for a relative path, or `AT_FDCWD`.
     pub(super) directory: RawFd,
     pub(super) path: Vec<u8>,
     /// Whether a symbolic link at the end is followed.
     pub(super) follow: bool,
     /// Whether an empty path means the directory itself.
     pub(super) empty: bool,
-    /// As `openat2` takes them (`RESOLVE_…`).
+    /// Flags of `openat2` (`RESOLVE_…`).
     pub(super) resolve: u64,
 }
 
 impl PathArgument {
-    /// Whether only a directory can be meant, by the path's end.
+    /// Whether the end of the path allows only a directory.
     pub(super) fn wants_directory(&self) -> bool {
         self.path.ends_with(b"/") || matches!(self.last(), b"." | b"..")
     }
 
-    /// The last name, however many slashes follow.
+    /// The last component, ignoring trailing slashes.
     pub(super) fn last(&self) -> &[u8] {
         let mut names = self.path.rsplit(|byte| *byte == b'/');
         names.find(|name| !name.is_empty()).unwrap_or_default()
@@ -44,7 +44,7 @@ fn argument(from: &Notification, directory: RawFd, path: usize) -> Result<PathAr
     })
 }
 
-/// What is asked for, with addresses of the caller's memory for what is read or written later.
+/// An operation, with addresses in the memory of the caller for data that is read or written later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     Open {
@@ -119,14 +119,14 @@ pub(super) enum Operation {
     Watch,
     Chdir,
     Chroot,
-    /// What no file system but this machine's own can do.
+    /// An operation that only local file systems support.
     Unsupported,
 }
 
-/// How the times to set are in the caller's memory.
+/// The layout of timestamps in the memory of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TimeFormat {
-    /// Two `timespec`, with special values for now and for unchanged.
+    /// Two `timespec`, with special values for "now" and "unchanged".
     Nanoseconds,
     /// Two `timeval`.
     Microseconds,
@@ -140,7 +140,7 @@ impl Operation {
             Self::Open { flags, .. } => {
                 let writes = libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
                 if flags & libc::O_PATH != 0 {
-                    Intent::Look
+                    Intent::Stat
                 } else if flags & libc::O_ACCMODE == libc::O_RDWR
                     && flags & (libc::O_TRUNC | libc::O_EXCL | libc::O_DIRECTORY) == 0
                 {
@@ -161,25 +161,25 @@ impl Operation {
             | Self::Watch
             | Self::Chdir
             | Self::Chroot
-            | Self::Unsupported => Intent::Look,
+            | Self::Unsupported => Intent::Stat,
             _ => Intent::Write,
         }
     }
 }
 
-/// A call about one path, or about two.
+/// A call about one or two paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) operation: Operation,
     pub(super) path: PathArgument,
-    /// The new name, of `rename` and `link`.
+    /// The new path of `rename` and `link`.
     pub(super) second: Option<PathArgument>,
 }
 
 const HERE: RawFd = libc::AT_FDCWD;
 
 impl Request {
-    /// Reads a call. `None` is for the kernel: it is not about a path.
+    /// Decodes a call. Returns `None` for a call that is not about a path, which is left to the kernel.
     pub(super) fn read(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let at_path = |directory: RawFd, path: usize, follow: bool| {
             argument(from, directory, path).map(|path| PathArgument { follow, ..path })
@@ -189,15 +189,15 @@ impl Request {
         let by_flags = |flags: usize| with_flags(from, flags);
         let (path, operation) = match call {
             Call::Open => {
-                let operation = open(from.int(1), from.word(2), 0);
+                let operation = open(from.int(1), from.uint(2), 0);
                 (here(0, follows(from.int(1)))?, operation)
             }
             Call::Creat => {
                 let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-                (here(0, true)?, open(flags, from.word(1), 0))
+                (here(0, true)?, open(flags, from.uint(1), 0))
             }
             Call::OpenAt => {
-                let operation = open(from.int(2), from.word(3), 0);
+                let operation = open(from.int(2), from.uint(3), 0);
                 (at(follows(from.int(2)))?, operation)
             }
             Call::OpenAt2 => {
@@ -251,7 +251,7 @@ impl Request {
         }))
     }
 
-    /// Reads a call that makes, moves or removes a name.
+    /// Decodes a call that creates, renames or removes a file.
     fn read_change(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let path = |directory: RawFd, path: usize| argument(from, directory, path);
         let here = || path(HERE, 0);
@@ -275,7 +275,7 @@ impl Request {
             Call::RenameAt | Call::RenameAt2 => {
                 second = Some(path(from.int(2), 3)?);
                 let has_flags = call == Call::RenameAt2;
-                let flags = if has_flags { from.word(4) } else { 0 };
+                let flags = if has_flags { from.uint(4) } else { 0 };
                 (at()?, Operation::Rename { flags })
             }
             Call::Link => {
@@ -299,7 +299,7 @@ impl Request {
         }))
     }
 
-    /// Reads a call that changes what a file is like, or where the caller is.
+    /// Decodes a call that changes properties of a file, or the working directory.
     fn read_property(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
         let path = |directory: RawFd, path: usize, follow: bool| {
             argument(from, directory, path).map(|path| PathArgument { follow, ..path })
@@ -308,11 +308,11 @@ impl Request {
         let at = |follow: bool| path(from.int(0), 1, follow);
         let by_flags = |flags: usize| with_flags(from, flags);
         let mode = |mode| Operation::SetMode {
-            mode: from.word(mode),
+            mode: from.uint(mode),
         };
         let owner = |user, group| Operation::SetOwner {
-            user: from.word(user),
-            group: from.word(group),
+            user: from.uint(user),
+            group: from.uint(group),
         };
         let times = |times, format| Operation::SetTimes {
             times: from.argument(times),
@@ -353,9 +353,9 @@ impl Request {
         }))
     }
 
-    /// Reads a call about extended attributes.
+    /// Decodes a call about extended attributes.
     fn read_attribute(call: Call, from: &Notification) -> Result<Option<Self>, Errno> {
-        // Those of Linux 6.13 have a directory and flags before the name, and a structure around the value.
+        // The calls of Linux 6.13 have a directory and flags before the name, and pass the value in a structure.
         let at = matches!(
             call,
             Call::SetXattrAt | Call::GetXattrAt | Call::ListXattrAt | Call::RemoveXattrAt
@@ -416,7 +416,7 @@ impl Request {
     }
 }
 
-/// The value of an attribute in the caller's memory.
+/// The value of an attribute in the memory of the caller.
 struct Value {
     address: u64,
     size: u64,
@@ -436,7 +436,7 @@ impl Value {
     }
 }
 
-/// A directory, a path, and flags that say how the path is meant.
+/// Reads a directory, a path, and `AT_…` flags.
 fn with_flags(from: &Notification, flags: usize) -> Result<PathArgument, Errno> {
     let flags = from.int(flags);
     Ok(PathArgument {
@@ -468,14 +468,14 @@ fn read_link(from: &Notification, buffer: usize) -> Operation {
 
 fn create_node(from: &Notification, mode: usize) -> Operation {
     Operation::CreateNode {
-        mode: from.word(mode),
+        mode: from.uint(mode),
         device: from.argument(mode + 1),
     }
 }
 
 fn create_directory(from: &Notification, mode: usize) -> Operation {
     Operation::CreateDirectory {
-        mode: from.word(mode),
+        mode: from.uint(mode),
     }
 }
 

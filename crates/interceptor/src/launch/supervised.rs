@@ -1,4 +1,4 @@
-//! A program that runs, until its end.
+//! A running program under supervision.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,36 +13,36 @@ use crate::supervisor::Supervisor;
 use crate::sys::{process, spawn};
 use crate::{Errno, Error};
 
-/// A program that runs under supervision. Dropping it ends the program and everything that it started.
-pub struct Supervised {
-    /// Closing it tells the watcher to end everything.
+/// A program that runs under supervision. Dropping it ends the program and all processes that it started.
+pub struct SupervisedProcess {
+    /// Closing it makes the watcher end all processes.
     pub(super) control: Option<UnixStream>,
     pub(super) watcher: libc::pid_t,
     pub(super) application: Option<OwnedFd>,
     pub(super) process: libc::pid_t,
     pub(super) receiver: Option<JoinHandle<()>>,
-    /// What the receiver works with, when it is there.
+    /// Passes the supervisor and the seccomp listener to the receiving thread.
     pub(super) listener_to_receiver: Option<Sender<(Supervisor, OwnedFd)>>,
     pub(super) exit: Option<ExitStatus>,
-    pub(super) signals_wait: bool,
+    pub(super) wait_killable: bool,
     pub(crate) features: ListenerFeatures,
 }
 
-impl Supervised {
+impl SupervisedProcess {
     /// The process id of the program.
     #[must_use]
     pub fn process(&self) -> i32 {
         self.process
     }
 
-    /// Whether signals wait for answers, as the kernel does for its own calls. Before Linux 5.19 they do not, and a
-    /// call that natively is not interruptible may fail with `EINTR`.
+    /// Whether only fatal signals interrupt intercepted calls, as for calls that the kernel executes itself. Before
+    /// Linux 5.19 this is not supported, and a call that is natively uninterruptible may fail with `EINTR`.
     #[must_use]
-    pub fn signals_wait(&self) -> bool {
-        self.signals_wait
+    pub fn wait_killable(&self) -> bool {
+        self.wait_killable
     }
 
-    /// Waits for the program to end. What it started may go on until this is dropped.
+    /// Waits for the program to exit. Processes that it started may keep running until this value is dropped.
     ///
     /// # Errors
     /// When the watcher was killed, and the program with it.
@@ -65,10 +65,10 @@ impl Supervised {
         process::send_signal(application.as_fd(), signal)
     }
 
-    /// What [`signal`](Self::signal) needs, for another thread than the one that waits.
+    /// A handle for [`signal`](Self::signal) that can be used on another thread than the one that waits.
     ///
     /// # Errors
-    /// When the process has no descriptor left.
+    /// When this process has no descriptor left.
     pub fn signaller(&self) -> Result<Signaller, Errno> {
         let application = self.application.as_ref().ok_or(Errno::ESRCH)?;
         let copy = application.try_clone();
@@ -83,17 +83,17 @@ impl Supervised {
     }
 }
 
-impl std::fmt::Debug for Supervised {
+impl std::fmt::Debug for SupervisedProcess {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
-            .debug_struct("Supervised")
+            .debug_struct("SupervisedProcess")
             .field("process", &self.process)
             .field("exit", &self.exit)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for Supervised {
+impl Drop for SupervisedProcess {
     fn drop(&mut self) {
         drop(self.listener_to_receiver.take());
         drop(self.control.take());

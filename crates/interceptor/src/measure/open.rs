@@ -8,20 +8,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Comparison, Prefixes, Samples, catch_everything, failed};
+use super::{Comparison, PrefixHost, Samples, failed, intercept_all};
 use crate::launch::start;
 use crate::notification::errno_of;
 use crate::supervisor::Supervisor;
-use crate::sys::spawn::{self, Body};
+use crate::sys::spawn::{self, ProcessBody};
 use crate::{Error, Host};
 
-/// How a file is named.
+/// The kinds of paths.
 const CASES: [&str; 4] = ["absolute", "relative", "link", "missing"];
-/// How often each case is measured in a round, after as many tries that are not.
+/// How often each case is measured per round, after as many warm-up calls.
 const TIMES: usize = 1000;
 const ROUNDS: usize = 5;
 
-/// What supervision costs for paths that stay local.
+/// The overhead for paths that stay local.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpenLocal {
     /// An absolute path.
@@ -49,13 +49,13 @@ impl fmt::Display for OpenLocal {
 /// # Errors
 /// When this machine does not allow supervision.
 pub fn open_local() -> Result<OpenLocal, Error> {
-    open_local_with(&(Arc::new(Prefixes) as Arc<dyn Host>))
+    open_local_with(&(Arc::new(PrefixHost) as Arc<dyn Host>))
 }
 
-/// As [`open_local`], with a host that says of `/tmp` that it is local.
+/// Like [`open_local`], with a host for which `/tmp` is local.
 ///
 /// # Errors
-/// As there.
+/// Like [`open_local`].
 pub fn open_local_with(host: &Arc<dyn Host>) -> Result<OpenLocal, Error> {
     let _folder = Folder::new()?;
     let (mut bare, mut supervised) = (Vec::new(), Vec::new());
@@ -81,7 +81,7 @@ pub fn open_local_with(host: &Arc<dyn Host>) -> Result<OpenLocal, Error> {
     })
 }
 
-/// What is opened. Its place is the same for every process, because the measured one may not allocate.
+/// The opened files. Their path is constant, because the measured process must not allocate.
 struct Folder;
 
 const FOLDER: &str = "/tmp/standin-measure";
@@ -106,14 +106,17 @@ impl Drop for Folder {
     }
 }
 
-/// One duration for each case.
+/// The median duration of each case.
 fn run(host: Option<&Arc<dyn Host>>) -> Result<Vec<Duration>, Error> {
     let (mut ours, theirs) =
         UnixStream::pair().map_err(|error| failed("make a pair of sockets")(errno_of(&error)))?;
     let running = match host {
         Some(host) => {
-            let supervisor = Supervisor::new(Arc::clone(host), catch_everything());
-            Some(start(&Body::Run(measured, theirs.into()), supervisor)?)
+            let supervisor = Supervisor::new(Arc::clone(host), intercept_all());
+            Some(start(
+                &ProcessBody::Run(measured, theirs.into()),
+                supervisor,
+            )?)
         }
         None => {
             spawn::run_bare(measured, theirs.as_fd()).map_err(failed("start a process"))?;
@@ -131,7 +134,7 @@ fn run(host: Option<&Arc<dyn Host>>) -> Result<Vec<Duration>, Error> {
     Ok(medians)
 }
 
-/// The body of the measured process. It makes system calls only; see [`Body::Run`].
+/// The body of the measured process. It only makes system calls; see [`ProcessBody::Run`].
 fn measured(result: BorrowedFd<'_>) {
     let paths = [
         c"/tmp/standin-measure/file",

@@ -1,16 +1,17 @@
-//! How long a program takes from being started to its end.
+//! How long a program takes from start to exit.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Comparison, Prefixes, Samples, failed};
+use super::{Comparison, PrefixHost, Samples, failed};
 use crate::notification::errno_of;
 use crate::{Error, Host, Launch};
 
-/// Runs a program that ends by itself, this many times in each way. What it prints goes nowhere only if the program sees
-/// to that; its input is empty when bare, and ours when supervised. A session that is up has prepared its program. Without `host` it is one that has a few remote paths.
+/// Runs a program that exits by itself, `times` times bare and as often supervised. Its output is not redirected; its
+/// input is empty when bare, and ours when supervised. The supervised program is prepared in advance, as in a running
+/// session. Without `host`, a host with a few remote paths is used.
 ///
 /// # Errors
 /// When the program cannot be started, or this machine does not allow supervision.
@@ -20,7 +21,7 @@ pub fn start(
     times: usize,
     host: Option<Arc<dyn Host>>,
 ) -> Result<Comparison, Error> {
-    let host = host.unwrap_or_else(|| Arc::new(Prefixes));
+    let host = host.unwrap_or_else(|| Arc::new(PrefixHost));
     let environment: Vec<_> = std::env::vars_os().collect();
     let (mut bare, mut supervised) = (Vec::new(), Vec::new());
     for _ in 0..times {

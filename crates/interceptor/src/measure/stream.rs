@@ -1,4 +1,4 @@
-//! How fast a TCP stream of small messages is that stays on this machine.
+//! The throughput of a local TCP stream of small messages.
 
 use std::fmt;
 use std::io::Read;
@@ -9,23 +9,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Comparison, Prefixes, Samples, catch_everything, failed};
+use super::{Comparison, PrefixHost, Samples, failed, intercept_all};
 use crate::launch::start;
 use crate::notification::errno_of;
 use crate::supervisor::Supervisor;
 use crate::sys::socket;
-use crate::sys::spawn::{self, Body};
+use crate::sys::spawn::{self, ProcessBody};
 use crate::{Error, Host};
 
-/// Each sent with `sendmsg`.
+/// The size of a message; each is sent with `sendmsg`.
 const MESSAGE: usize = 1024;
 const MESSAGES: usize = 50_000;
 const ROUNDS: usize = 5;
 
-/// The port of the receiver. The measured process is a copy of ours, and so has it.
+/// The port of the receiver. The measured process is a fork of this process, and so has it.
 static PORT: AtomicU16 = AtomicU16::new(0);
 
-/// Durations of a transfer.
+/// The durations of a transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StreamLocal {
     pub transfer: Comparison,
@@ -33,17 +33,17 @@ pub struct StreamLocal {
 }
 
 impl StreamLocal {
-    /// The supervised throughput as a part of the bare one, by medians.
+    /// The supervised throughput relative to the bare one, by medians.
     #[must_use]
-    pub fn part_of_bare(&self) -> f64 {
+    pub fn relative_throughput(&self) -> f64 {
         1.0 / self.transfer.ratio()
     }
 }
 
 impl fmt::Display for StreamLocal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let part = self.part_of_bare() * 100.0;
-        write!(formatter, "{}, {part:.0} % of bare", self.transfer)
+        let percent = self.relative_throughput() * 100.0;
+        write!(formatter, "{}, {percent:.0} % of bare", self.transfer)
     }
 }
 
@@ -52,13 +52,13 @@ impl fmt::Display for StreamLocal {
 /// # Errors
 /// When this machine does not allow supervision.
 pub fn stream_local() -> Result<StreamLocal, Error> {
-    stream_local_with(&(Arc::new(Prefixes) as Arc<dyn Host>))
+    stream_local_with(&(Arc::new(PrefixHost) as Arc<dyn Host>))
 }
 
-/// As [`stream_local`], with a host that says of 127.0.0.1 that it is local.
+/// Like [`stream_local`], with a host for which 127.0.0.1 is local.
 ///
 /// # Errors
-/// As there.
+/// Like [`stream_local`].
 pub fn stream_local_with(host: &Arc<dyn Host>) -> Result<StreamLocal, Error> {
     let (mut bare, mut supervised) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -92,8 +92,11 @@ fn run(host: Option<&Arc<dyn Host>>) -> Result<Duration, Error> {
     let (mut ours, theirs) = UnixStream::pair().map_err(failing("make a pair of sockets"))?;
     let running = match host {
         Some(host) => {
-            let supervisor = Supervisor::new(Arc::clone(host), catch_everything());
-            Some(start(&Body::Run(measured, theirs.into()), supervisor)?)
+            let supervisor = Supervisor::new(Arc::clone(host), intercept_all());
+            Some(start(
+                &ProcessBody::Run(measured, theirs.into()),
+                supervisor,
+            )?)
         }
         None => {
             spawn::run_bare(measured, theirs.as_fd()).map_err(failed("start a process"))?;
@@ -111,18 +114,18 @@ fn run(host: Option<&Arc<dyn Host>>) -> Result<Duration, Error> {
     Ok(Duration::from_nanos(u64::from_ne_bytes(nanoseconds)))
 }
 
-/// The body of the measured process. It makes system calls only; see [`Body::Run`].
+/// The body of the measured process. It only makes system calls; see [`ProcessBody::Run`].
 fn measured(result: BorrowedFd<'_>) {
     let mut address = [0_u8; 16];
     let family = u16::try_from(libc::AF_INET)
         .unwrap_or_default()
         .to_ne_bytes();
     let port = PORT.load(Ordering::SeqCst).to_be_bytes();
-    for (place, byte) in address
+    for (slot, byte) in address
         .iter_mut()
         .zip(family.iter().chain(&port).chain(&[127, 0, 0, 1]))
     {
-        *place = *byte;
+        *slot = *byte;
     }
     let Ok(stream) = socket::create(libc::AF_INET, libc::SOCK_STREAM, 0) else {
         return;

@@ -1,4 +1,4 @@
-//! Addresses of sockets, between the kernel's bytes and our words.
+//! Conversion of socket addresses to and from the bytes of the kernel.
 
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -9,13 +9,13 @@ use super::Destination;
 
 const PATH_OFFSET: usize = 2;
 
-/// What the bytes of a `sockaddr` mean, as far as connections are concerned.
+/// The meaning of a `sockaddr` for a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Parsed {
     To(Destination),
-    /// `AF_UNSPEC`: ends the association of a socket.
+    /// `AF_UNSPEC`: dissolves the association of a socket.
     Nowhere,
-    /// Something that is never remote.
+    /// An address that is never remote.
     Other,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn parse(bytes: &[u8]) -> Parsed {
                 .position(|byte| *byte == 0)
                 .unwrap_or(rest.len());
             match rest.get(..end) {
-                // Abstract names begin with a zero byte and belong to this machine.
+                // Abstract addresses begin with a zero byte and belong to this machine.
                 None | Some([]) => Parsed::Other,
                 Some(path) => Parsed::To(Destination::Unix(PathBuf::from(OsStr::from_bytes(path)))),
             }
@@ -43,7 +43,7 @@ pub(super) fn parse(bytes: &[u8]) -> Parsed {
     }
 }
 
-/// An internet address; one that wraps IPv4 into IPv6 is told as what it is.
+/// Parses an internet address. An IPv4-mapped IPv6 address is returned as IPv4.
 pub(crate) fn internet(bytes: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*bytes.first_chunk::<2>()?);
     let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
@@ -67,7 +67,7 @@ pub(crate) fn internet(bytes: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// The bytes of an internet address for a socket of this family.
+/// Encodes an internet address for a socket of this family.
 pub(crate) fn encode_internet(address: SocketAddr, domain: i32) -> Vec<u8> {
     let port = address.port().to_be_bytes();
     let family = |family: i32| u16::try_from(family).unwrap_or_default().to_ne_bytes();
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_both_ways() {
+    fn addresses_round_trip() {
         let table = [
             ("198.51.100.7:80", libc::AF_INET),
             ("198.51.100.7:80", libc::AF_INET6),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_addresses_mean() {
+    fn address_meanings() {
         let unix = encode_unix(Path::new("/run/app.sock"));
         assert_eq!(
             parse(&unix),

@@ -1,33 +1,38 @@
-//! A connection from being asked for to being there.
+//! The life of a connection from the application's request until it is established.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
+
 use super::address::{encode_internet, internet};
-use super::connection::{Caller, Connection, DatagramEnds, Registration};
-use super::relay::{Kind, Listener, Look, Relay, domain_of, loopback, release_from_device};
-use super::{Connections, Destination, Ends, Names, Peer, Socket, Transport};
+use super::connection::{Caller, DatagramEnds, OutgoingConnection, OutgoingRegistration};
+use super::relay::{
+    InitialState, Relay, RelayListener, SocketKind, domain_of, loopback, release_from_device,
+};
+use super::{
+    ConnectionEnds, Connections, Destination, Peer, SocketAddresses, SocketState, Transport,
+};
 use crate::Errno;
 use crate::notification::Notification;
-use crate::process::{Vigil, has_signal};
+use crate::process::{PollInterval, has_signal};
 use crate::sys::socket;
-use crate::workers::lock;
 
-/// Attempts are numbered, because a socket may be used for several, one after the other.
+/// Attempts are numbered, because a socket may be used for several attempts in sequence.
 static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
-/// A connection that the application asks for. Completed by [`establish`](Self::establish) or
+/// A connection that the application requests. It is completed by [`establish`](Self::establish) or
 /// [`refuse`](Self::refuse); dropping it refuses it with `ECONNABORTED`.
 #[derive(Debug)]
-pub struct Outgoing {
+pub struct PendingConnection {
     attempt: Arc<Attempt>,
     completed: bool,
 }
 
-impl Outgoing {
+impl PendingConnection {
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.attempt.transport
@@ -38,30 +43,30 @@ impl Outgoing {
         &self.attempt.destination
     }
 
-    /// Whether somebody still waits for it: false when the application's process has ended.
+    /// Whether the application still needs the connection: false when its process has ended.
     #[must_use]
-    pub fn is_wanted(&self) -> bool {
-        lock(&self.attempt.state).is_wanted()
+    pub fn is_pending(&self) -> bool {
+        self.attempt.state.lock().is_pending()
     }
 
-    /// The remote half is there. The application's call succeeds, or its socket becomes writable, and what it writes
-    /// arrives at the returned end. Takes a fraction of a millisecond.
+    /// The remote side is connected. The application's call succeeds, or its socket becomes writable, and the data that
+    /// it writes can be read from the returned socket. Takes a fraction of a millisecond.
     ///
     /// # Errors
-    /// When the application's socket cannot be connected to us, or nobody waits any more.
-    pub fn establish(mut self, names: Names) -> Result<Connection, Errno> {
+    /// When the application's socket cannot be connected to ours, or the application no longer waits.
+    pub fn establish(mut self, addresses: SocketAddresses) -> Result<OutgoingConnection, Errno> {
         self.completed = true;
-        self.attempt.establish(names)
+        self.attempt.establish(addresses)
     }
 
-    /// The remote half cannot be had. The application sees this error, now or when it asks.
+    /// The remote side cannot be connected. The application sees this error, now or when it queries `SO_ERROR`.
     pub fn refuse(mut self, errno: Errno) {
         self.completed = true;
         self.attempt.refuse(errno);
     }
 }
 
-impl Drop for Outgoing {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
         if !self.completed {
             self.attempt.refuse(Errno::ECONNABORTED);
@@ -69,11 +74,11 @@ impl Drop for Outgoing {
     }
 }
 
-/// What an attempt does to the application's socket.
+/// The purpose of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Connect,
-    /// Only gives a datagram socket one more peer.
+    /// Adds a peer to a datagram socket without connecting it.
     AddPeer,
 }
 
@@ -92,21 +97,21 @@ pub(super) struct Attempt {
 
 #[derive(Debug)]
 struct State {
-    /// Our copy of the application's socket. Held only while connecting: it would keep the socket open.
+    /// Our copy of the application's socket. Held only while connecting, because it keeps the socket open.
     theirs: Option<OwnedFd>,
-    /// The call that waits.
+    /// The suspended call.
     waiting: Option<Notification>,
-    /// The call that waited does not any more.
+    /// The suspended call was interrupted.
     interrupted: bool,
-    /// The local half, when the application does not wait.
+    /// The local connection, if the application does not wait.
     relay: Option<Relay>,
-    /// For the local half, when it does.
-    listener: Option<Listener>,
+    /// The listener for the local connection, if the application waits.
+    listener: Option<RelayListener>,
     result: Option<Result<(), Errno>>,
 }
 
 impl State {
-    fn is_wanted(&self) -> bool {
+    fn is_pending(&self) -> bool {
         let waits = |call: &Notification| call.is_valid();
         self.relay.is_some() || self.waiting.as_ref().is_none_or(waits)
     }
@@ -148,18 +153,18 @@ impl Attempt {
         self.cookie
     }
 
-    /// Whether the application's socket does not wait, and how long it waits if it does.
-    pub(super) fn manner(&self) -> (bool, Option<Duration>) {
-        let state = lock(&self.state);
+    /// Whether the application's socket is nonblocking, and its timeout if it is not.
+    pub(super) fn blocking_mode(&self) -> (bool, Option<Duration>) {
+        let state = self.state.lock();
         state.theirs.as_ref().map_or((false, None), |theirs| {
             let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
             (socket::is_nonblocking(theirs.as_fd()), timeout)
         })
     }
 
-    /// What the host is asked with.
-    pub(super) fn outgoing(self: &Arc<Self>) -> Outgoing {
-        Outgoing {
+    /// The handle that is passed to the host.
+    pub(super) fn pending_connection(self: &Arc<Self>) -> PendingConnection {
+        PendingConnection {
             attempt: Arc::clone(self),
             completed: false,
         }
@@ -174,7 +179,7 @@ impl Attempt {
 
     /// Makes the application's socket look as if it were connecting.
     pub(super) fn detach(&self) -> Result<(), Errno> {
-        self.detach_locked(&mut lock(&self.state))
+        self.detach_locked(&mut self.state.lock())
     }
 
     fn detach_locked(&self, state: &mut State) -> Result<(), Errno> {
@@ -182,13 +187,17 @@ impl Attempt {
         if let Some(theirs) = &state.theirs
             && detachable
         {
-            state.relay = Some(Relay::connect(theirs, self.address(), Look::Connecting)?);
+            state.relay = Some(Relay::connect(
+                theirs,
+                self.address(),
+                InitialState::Connecting,
+            )?);
         }
         Ok(())
     }
 
-    /// `connect` of a datagram socket to a peer that it already has: what stands for the peer stays the same, so that
-    /// answers which are under way arrive. `None` if it does not have it.
+    /// Handles `connect` of a datagram socket to a peer that it already has: the relay socket stays the same, so that
+    /// responses in flight are received. Returns `None` if there is no such peer.
     pub(super) fn connect_to_peer(&self) -> Option<Result<(), Errno>> {
         let peer = self.address()?;
         let datagrams = self.connections.datagrams(self.cookie)?;
@@ -196,7 +205,7 @@ impl Attempt {
             .peers
             .into_iter()
             .find(|known| known.address == peer)?;
-        let state = lock(&self.state);
+        let state = self.state.lock();
         let theirs = state.theirs.as_ref()?;
         let connected = domain_of(theirs.as_fd()).and_then(|domain| {
             socket::connect(theirs.as_fd(), &encode_internet(known.relay, domain))
@@ -207,26 +216,26 @@ impl Attempt {
         Some(connected)
     }
 
-    /// Waits for the result, on behalf of a call. Returns when the call is answered.
+    /// Waits for the result on behalf of a call. Returns when the call is completed.
     pub(super) fn wait(&self, call: Notification, timeout: Option<Duration>) {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let thread = call.thread();
-        self.expect(call);
-        self.watch(thread, deadline);
+        self.set_waiting_call(call);
+        self.watch_caller(thread, deadline);
     }
 
-    /// Has a call answered with the result: by whoever completes the attempt, or at once if that has happened.
-    pub(super) fn expect(&self, call: Notification) {
-        let mut state = lock(&self.state);
+    /// Sets the call that is completed with the result: when the attempt is completed, or immediately if it already is.
+    pub(super) fn set_waiting_call(&self, call: Notification) {
+        let mut state = self.state.lock();
         if let Some(result) = state.result {
             self.connections.with(self.cookie, |socket| {
-                if let Socket::Connected { told, .. } = socket {
-                    *told = true;
+                if let SocketState::Connected { reported, .. } = socket {
+                    *reported = true;
                 }
             });
             return call.finish(result.map(|()| 0));
         }
-        // A caller whom a signal took away may be back already, with another call.
+        // A caller that was interrupted by a signal may have already made another call.
         if state.waiting.is_some() && !call.is_valid() {
             return;
         }
@@ -234,31 +243,30 @@ impl Attempt {
         state.interrupted = false;
     }
 
-    /// Opens what the local half will need while the remote half is being made.
-    pub(super) fn prepare(&self) {
-        let kind = match &lock(&self.state).theirs {
-            Some(theirs) => Kind::of(theirs),
+    /// Opens the listener for the local connection while the host establishes the remote one.
+    pub(super) fn prepare_listener(&self) {
+        let kind = match &self.state.lock().theirs {
+            Some(theirs) => SocketKind::of(theirs),
             None => return,
         };
-        // If it does not work now, it is tried again when it is needed.
-        let opened = kind.and_then(|kind| Listener::open(kind, self.address(), Look::Connected));
-        let mut state = lock(&self.state);
+        // After a failure it is opened again when it is needed.
+        let opened = kind
+            .and_then(|kind| RelayListener::open(kind, self.address(), InitialState::Connected));
+        let mut state = self.state.lock();
         if state.theirs.is_some() {
             state.listener = opened.ok();
         }
     }
 
-    /// Returns when the call that is expected is answered, and answers it itself if its thread has a signal or its time is
-    /// over.
-    pub(super) fn watch(&self, thread: libc::pid_t, deadline: Option<Instant>) {
-        let mut state = lock(&self.state);
-        let mut vigil = Vigil::new();
-        // Who completes it answers the call too.
+    /// Returns when the waiting call is completed. Completes it if its thread has a pending signal or the deadline has
+    /// passed.
+    pub(super) fn watch_caller(&self, thread: libc::pid_t, deadline: Option<Instant>) {
+        let mut state = self.state.lock();
+        let mut poll_interval = PollInterval::new();
+        // The thread that completes the attempt completes the call as well.
         while state.result.is_none() && state.waiting.is_some() {
-            (state, _) = self
-                .completed
-                .wait_timeout(state, vigil.pause())
-                .unwrap_or_else(PoisonError::into_inner);
+            self.completed
+                .wait_for(&mut state, poll_interval.next_delay());
             if state.result.is_some() || state.waiting.is_none() {
                 return;
             }
@@ -271,7 +279,7 @@ impl Attempt {
         }
     }
 
-    /// The connection goes on without the caller.
+    /// Completes the call of an interrupted caller; the connection attempt continues.
     fn interrupt(&self, state: &mut State, signalled: bool, late: bool, has_timeout: bool) {
         state.interrupted = true;
         let detached = self.detach_locked(state);
@@ -287,80 +295,89 @@ impl Attempt {
         }
     }
 
-    /// Waits for the result, on behalf of ourselves. `still_wanted` is asked now and then.
-    pub(super) fn wait_for_result(&self, still_wanted: impl Fn() -> bool) -> Result<(), Errno> {
-        let mut state = lock(&self.state);
-        let mut vigil = Vigil::new();
+    /// Waits for the result without a call to complete. `is_needed` is polled.
+    pub(super) fn wait_for_result(&self, is_needed: impl Fn() -> bool) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let mut poll_interval = PollInterval::new();
         loop {
             if let Some(result) = state.result {
                 return result;
             }
-            if !still_wanted() {
+            if !is_needed() {
                 return Err(Errno::EINTR);
             }
-            (state, _) = self
-                .completed
-                .wait_timeout(state, vigil.pause())
-                .unwrap_or_else(PoisonError::into_inner);
+            self.completed
+                .wait_for(&mut state, poll_interval.next_delay());
         }
     }
 
-    fn establish(&self, names: Names) -> Result<Connection, Errno> {
-        let mut state = lock(&self.state);
-        let made = if state.is_wanted() {
-            self.make(&mut state, names)
+    fn establish(&self, addresses: SocketAddresses) -> Result<OutgoingConnection, Errno> {
+        let mut state = self.state.lock();
+        let connection = if state.is_pending() {
+            self.connect_application(&mut state, addresses)
         } else {
             Err(Errno::ECANCELED)
         };
-        let result = made.as_ref().map(drop).map_err(|errno| *errno);
+        let result = connection.as_ref().map(drop).map_err(|errno| *errno);
         if let Err(errno) = result {
             self.forget();
-            tracing::debug!(%errno, "the application's socket could not be connected to us");
+            tracing::debug!(%errno, "connecting the application socket failed");
         }
         self.complete(&mut state, result);
-        made
+        connection
     }
 
-    fn make(&self, state: &mut State, names: Names) -> Result<Connection, Errno> {
+    fn connect_application(
+        &self,
+        state: &mut State,
+        addresses: SocketAddresses,
+    ) -> Result<OutgoingConnection, Errno> {
         let theirs = state.theirs.take().ok_or(Errno::ECANCELED)?;
-        let peer = match (&self.destination, names.peer) {
+        let peer = match (&self.destination, addresses.peer) {
             (Destination::Internet(_), Some(peer)) => Destination::Internet(peer),
             (destination, _) => destination.clone(),
         };
-        let ends = Ends {
-            local: names.local,
+        let ends = ConnectionEnds {
+            local: addresses.local,
             peer,
         };
         if self.transport == Transport::Udp {
-            return self.make_datagrams(&theirs, ends);
+            return self.connect_datagrams(&theirs, ends);
         }
         let mut relay = match state.relay.take() {
             Some(relay) => relay,
             None => match state.listener.take() {
-                Some(listener) => Relay::connect_through(&theirs, listener, Look::Connected)?,
-                None => Relay::connect(&theirs, self.address(), Look::Connected)?,
+                Some(listener) => {
+                    Relay::connect_through(&theirs, listener, InitialState::Connected)?
+                }
+                None => Relay::connect(&theirs, self.address(), InitialState::Connected)?,
             },
         };
-        // Known as connected before it is writable, or an early question would be answered wrongly.
-        let connected = Socket::Connected {
+        // Recorded as connected before the socket becomes writable, or an early query would get the wrong result.
+        let connected = SocketState::Connected {
             attempt: self.number,
             ends,
-            told: !state.interrupted && state.waiting.as_ref().is_none_or(Notification::is_valid),
+            reported: !state.interrupted
+                && state.waiting.as_ref().is_none_or(Notification::is_valid),
         };
-        let wanted = self
+        let is_current = self
             .connections
             .complete(self.cookie, self.number, Some(connected));
-        if !wanted {
+        if !is_current {
             return Err(Errno::ECANCELED);
         }
         relay.settle(&theirs)?;
-        Ok(Connection {
+        Ok(OutgoingConnection {
             socket: relay.ours,
             registration: self.registration(None),
         })
     }
 
-    fn make_datagrams(&self, theirs: &OwnedFd, ends: Ends) -> Result<Connection, Errno> {
+    fn connect_datagrams(
+        &self,
+        theirs: &OwnedFd,
+        ends: ConnectionEnds,
+    ) -> Result<OutgoingConnection, Errno> {
         let destination = self.address().ok_or(Errno::EAFNOSUPPORT)?;
         let domain = domain_of(theirs.as_fd())?;
         let (ours, relay_bytes) = loopback(domain, libc::SOCK_DGRAM, Some(destination))?;
@@ -372,7 +389,7 @@ impl Attempt {
         if self.purpose == Purpose::Connect {
             socket::connect(theirs.as_fd(), &relay_bytes)?;
         } else if local()?.port() == 0 {
-            // Sending would do the same.
+            // Sending would bind it implicitly.
             let mut any = local()?;
             any.set_port(0);
             socket::bind(theirs.as_fd(), &encode_internet(any, domain))?;
@@ -394,7 +411,7 @@ impl Attempt {
         };
         let connected = self.purpose == Purpose::Connect;
         self.connections.add_peer(self.cookie, peer, connected);
-        Ok(Connection {
+        Ok(OutgoingConnection {
             socket: ours,
             registration: self.registration(Some(DatagramEnds {
                 application,
@@ -405,8 +422,8 @@ impl Attempt {
         })
     }
 
-    fn registration(&self, datagrams: Option<DatagramEnds>) -> Registration {
-        Registration {
+    fn registration(&self, datagrams: Option<DatagramEnds>) -> OutgoingRegistration {
+        OutgoingRegistration {
             connections: Arc::clone(&self.connections),
             cookie: self.cookie,
             caller: self.caller,
@@ -415,12 +432,12 @@ impl Attempt {
         }
     }
 
-    /// Returns when the application's socket is as it was before: an error is known a moment earlier.
+    /// Returns when the application's socket is restored: the error is recorded a moment before that.
     pub(super) fn wait_until_refused(&self) {
-        drop(lock(&self.state));
+        drop(self.state.lock());
     }
 
-    /// Nothing of this attempt is left to be asked for.
+    /// Removes the state of this attempt.
     fn forget(&self) {
         self.connections.complete(self.cookie, self.number, None);
         self.connections.end(self.cookie, self.number);
@@ -428,25 +445,25 @@ impl Attempt {
 
     /// The application uses its socket for something else.
     pub(super) fn cancel(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.result.is_some() {
             return;
         }
         if let (Some(relay), Some(theirs)) = (state.relay.take(), &state.theirs) {
-            relay.give_back(theirs);
+            relay.restore_send_buffer(theirs);
         }
         self.complete(&mut state, Err(Errno::ECANCELED));
     }
 
     fn refuse(self: &Arc<Self>, errno: Errno) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.result.is_some() {
             return;
         }
         match state.relay.take() {
             Some(relay) => {
-                // The error must be known before the reset makes the application ask for it.
-                let failed = Socket::Failed(errno, Arc::clone(self));
+                // The error must be recorded before the reset makes the application query it.
+                let failed = SocketState::Failed(errno, Arc::clone(self));
                 self.connections
                     .complete(self.cookie, self.number, Some(failed));
                 relay.reset(state.theirs.as_ref());
@@ -462,9 +479,9 @@ impl Attempt {
         state.result = Some(result);
         if let Some(call) = state.waiting.take() {
             if result.is_err() && self.transport == Transport::Tcp {
-                // The caller has its answer.
-                let mut sockets = lock(&self.connections.sockets);
-                if matches!(sockets.get(&self.cookie), Some(Socket::Failed(..))) {
+                // The caller gets the error directly.
+                let mut sockets = self.connections.sockets.lock();
+                if matches!(sockets.get(&self.cookie), Some(SocketState::Failed(..))) {
                     sockets.remove(&self.cookie);
                 }
             }

@@ -1,4 +1,4 @@
-//! The calls about connections: which are ours, and their answers.
+//! Calls about connections: which of them we handle, and their results.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,15 +10,17 @@ use super::address::{Parsed, encode_internet, encode_unix, parse};
 use super::attempt::{Attempt, Purpose};
 use super::connection::Caller;
 use super::relay::domain_of;
-use super::{Destination, Ends, Socket, Transport, choose, datagrams, transport_of, unix};
+use super::{
+    ConnectionEnds, Destination, SocketState, Transport, choose, datagrams, transport_of, unix,
+};
 use crate::Errno;
 use crate::host::DestinationChoice;
 use crate::notification::Notification;
 use crate::supervisor::{Decision, Supervisor};
-use crate::sys::socket::{self, ADDRESS_ROOM};
+use crate::sys::socket::{self, MAX_ADDRESS_LENGTH};
 use crate::syscalls::Call;
 
-/// Decides what can be decided without waiting.
+/// Decides how to handle a call, as far as that is possible without blocking.
 pub(crate) fn decide(
     supervisor: &Supervisor,
     call: Call,
@@ -30,12 +32,12 @@ pub(crate) fn decide(
     let any_incoming = supervisor.incoming.any();
     match call {
         Call::Connect => decide_connect(supervisor, notification),
-        Call::Socket => Ok(Decision::later(datagrams::create)),
+        Call::Socket => Ok(Decision::defer(datagrams::create)),
         Call::GetPeerName if any || any_incoming => {
-            decide_name(supervisor, notification, End::Peer)
+            decide_address(supervisor, notification, ConnectionEnd::Peer)
         }
         Call::GetSocketName if any || any_incoming => {
-            decide_name(supervisor, notification, End::Local)
+            decide_address(supervisor, notification, ConnectionEnd::Local)
         }
         Call::GetSocketOption if any => decide_error(supervisor, notification),
         Call::SendTo | Call::SendMessage | Call::SendMessages => {
@@ -48,18 +50,18 @@ pub(crate) fn decide(
     }
 }
 
-/// Reads an address of the caller's memory.
+/// Reads a socket address from the memory of the caller.
 pub(crate) fn read_address(
     from: &Notification,
     address: u64,
     length: u32,
 ) -> Result<Vec<u8>, Errno> {
-    let length = (length as usize).min(ADDRESS_ROOM);
+    let length = (length as usize).min(MAX_ADDRESS_LENGTH);
     from.read_bytes(address, length)
 }
 
 fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decision, Errno> {
-    let bytes = read_address(from, from.argument(1), from.word(2))?;
+    let bytes = read_address(from, from.argument(1), from.uint(2))?;
     let parsed = parse(&bytes);
     if parsed == Parsed::Other {
         return Ok(Decision::Pass);
@@ -71,25 +73,25 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
     let cookie = socket::cookie(theirs.as_fd())?;
     let Parsed::To(destination) = parsed else {
         let attempt = supervisor.connections.disconnect(cookie);
-        // A datagram socket gets another port, so those that stand for its peers no longer reach it.
+        // A datagram socket gets another port, so the relay sockets of its peers no longer reach it.
         supervisor.connections.forget(cookie);
         return Ok(match attempt {
-            Some(attempt) => Decision::later(move |_, call| {
+            Some(attempt) => Decision::defer(move |_, call| {
                 attempt.cancel();
                 call.pass();
             }),
             None => Decision::Pass,
         });
     };
-    if let Some(decision) = decide_again(supervisor, cookie, transport, &theirs) {
+    if let Some(decision) = decide_reconnect(supervisor, cookie, transport, &theirs) {
         return Ok(decision);
     }
-    let (destination, detached) = unix::located(supervisor, from, destination);
-    if let Some(place) = place_here(supervisor, transport, &destination, &theirs) {
+    let (destination, detached) = unix::resolve_destination(supervisor, from, destination);
+    if let Some(local) = local_address_of(supervisor, transport, &destination, &theirs) {
         supervisor.connections.disconnect(cookie);
-        return Ok(Decision::later(move |_, call| {
+        return Ok(Decision::defer(move |_, call| {
             let connected = domain_of(theirs.as_fd()).and_then(|domain| {
-                socket::connect(theirs.as_fd(), &encode_internet(place, domain))
+                socket::connect(theirs.as_fd(), &encode_internet(local, domain))
             });
             call.finish(connected.map(|()| 0));
         }));
@@ -99,35 +101,38 @@ fn decide_connect(supervisor: &Supervisor, from: &Notification) -> Result<Decisi
         DestinationChoice::Local => {
             supervisor.connections.disconnect(cookie);
             return Ok(match destination {
-                // The kernel would look for it where the caller is not.
-                Destination::Unix(path) if detached => Decision::later(move |_, call| {
+                // The kernel would resolve the path against another working directory.
+                Destination::Unix(path) if detached => Decision::defer(move |_, call| {
                     let connected = socket::connect(theirs.as_fd(), &encode_unix(&path));
                     call.finish(connected.map(|()| 0));
                 }),
                 _ => Decision::Pass,
             });
         }
-        DestinationChoice::Refused(errno) => return Ok(Decision::Answer(Err(errno))),
+        DestinationChoice::Refused(errno) => return Ok(Decision::Complete(Err(errno))),
     }
-    let wanted = (transport, destination, Purpose::Connect);
-    let attempt = Attempt::new(&supervisor.connections, wanted, theirs, Caller::of(from))?;
+    let request = (transport, destination, Purpose::Connect);
+    let attempt = Attempt::new(&supervisor.connections, request, theirs, Caller::of(from))?;
     if transport != Transport::Udp {
-        // Before the next call is received: where signals do not wait, the same caller may be back any moment.
-        let connecting = Socket::Connecting(Arc::clone(&attempt));
+        // Recorded before the next call is received: where signals interrupt calls, the same caller may call again at
+        // any moment.
+        let connecting = SocketState::Connecting(Arc::clone(&attempt));
         supervisor.connections.set(cookie, connecting);
     }
-    let (nonblocking, timeout) = attempt.manner();
+    let (nonblocking, timeout) = attempt.blocking_mode();
     let is_simple = transport != Transport::Udp && !nonblocking && supervisor.restarts.is_none();
     Ok(if is_simple {
-        Decision::begin(move |supervisor, call| begin(supervisor, &attempt, call, timeout))
+        Decision::start(move |supervisor, call| {
+            start_blocking_connect(supervisor, &attempt, call, timeout);
+        })
     } else {
-        Decision::later(move |supervisor, call| connect(supervisor, &attempt, transport, call))
+        Decision::defer(move |supervisor, call| connect(supervisor, &attempt, transport, call))
     })
 }
 
-/// `connect` that waits: the host is asked without delay, and who completes the attempt answers the call. A worker
-/// prepares what will be needed then, and looks for signals and the end of the time.
-fn begin(
+/// Starts a blocking `connect`: the host is called immediately, and the thread that completes the attempt completes the
+/// call. A worker prepares the local connection meanwhile, and watches for signals and the timeout.
+fn start_blocking_connect(
     supervisor: &Supervisor,
     attempt: &Arc<Attempt>,
     call: Notification,
@@ -135,18 +140,18 @@ fn begin(
 ) {
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
     let thread = call.thread();
-    attempt.expect(call);
-    supervisor.host.connect(attempt.outgoing());
+    attempt.set_waiting_call(call);
+    supervisor.host.connect(attempt.pending_connection());
     let attempt = Arc::clone(attempt);
     supervisor.workers.run(move || {
-        attempt.prepare();
-        attempt.watch(thread, deadline);
+        attempt.prepare_listener();
+        attempt.watch_caller(thread, deadline);
     });
 }
 
-/// Where on this machine a destination is that the application knows by another name: a client whose datagrams come to
-/// this socket, or its own listener.
-fn place_here(
+/// The local address for a destination that has another address for the application: a client whose datagrams this
+/// socket receives, or the application's own listener.
+fn local_address_of(
     supervisor: &Supervisor,
     transport: Transport,
     destination: &Destination,
@@ -157,17 +162,17 @@ fn place_here(
     };
     match transport {
         Transport::Unix | Transport::UnixPackets => None,
-        Transport::Udp => supervisor.incoming.relay(theirs, *address),
+        Transport::Udp => supervisor.incoming.relay_for_client(theirs, *address),
         Transport::Tcp => {
-            let place = supervisor.incoming.moved(transport, *address)?;
-            let is_there = supervisor.connections.has_own(transport, place);
-            is_there.then_some(place)
+            let local = supervisor.incoming.actual_address(transport, *address)?;
+            let is_listening = supervisor.connections.has_own(transport, local);
+            is_listening.then_some(local)
         }
     }
 }
 
-/// `connect` on a stream that was connected, or is connecting, already.
-fn decide_again(
+/// Handles `connect` on a stream that is already connected or connecting.
+fn decide_reconnect(
     supervisor: &Supervisor,
     cookie: u64,
     transport: Transport,
@@ -178,24 +183,24 @@ fn decide_again(
     let timeout = socket::timeout(theirs.as_fd(), libc::SO_SNDTIMEO);
     let mut failed = None;
     let decision = supervisor.connections.with(cookie, |known| match known {
-        Socket::Connecting(attempt) if waits => {
+        SocketState::Connecting(attempt) if waits => {
             let attempt = Arc::clone(attempt);
-            Some(Decision::later(move |_, call| attempt.wait(call, timeout)))
+            Some(Decision::defer(move |_, call| attempt.wait(call, timeout)))
         }
-        Socket::Connecting(_) => Some(Decision::Answer(Err(Errno::EALREADY))),
-        Socket::Connected { told, .. } if !*told && transport == Transport::Tcp => {
-            *told = true;
-            Some(Decision::Answer(Ok(0)))
+        SocketState::Connecting(_) => Some(Decision::Complete(Err(Errno::EALREADY))),
+        SocketState::Connected { reported, .. } if !*reported && transport == Transport::Tcp => {
+            *reported = true;
+            Some(Decision::Complete(Ok(0)))
         }
-        // The kernel knows that it is connected, and says so.
-        Socket::Connected { .. } => Some(Decision::Pass),
-        Socket::Failed(errno, attempt) => {
+        // The kernel knows that it is connected, and returns that error.
+        SocketState::Connected { .. } => Some(Decision::Pass),
+        SocketState::Failed(errno, attempt) => {
             failed = Some(Arc::clone(attempt));
-            Some(Decision::Answer(Err(*errno)))
+            Some(Decision::Complete(Err(*errno)))
         }
-        Socket::Datagrams(_) => None,
+        SocketState::Datagrams(_) => None,
     })??;
-    // A failure is told once; then the socket can be used again.
+    // A failure is reported once; then the socket can be used again.
     if let Some(attempt) = failed {
         attempt.wait_until_refused();
         supervisor.connections.forget(cookie);
@@ -204,14 +209,14 @@ fn decide_again(
     Some(decision)
 }
 
-/// Asks the host. The call is answered when it has, or at once if its socket does not wait.
+/// Calls the host. The call is completed with the result, or immediately if the socket is nonblocking.
 fn connect(
     supervisor: &Supervisor,
     attempt: &Arc<Attempt>,
     transport: Transport,
     call: Notification,
 ) {
-    let (nonblocking, timeout) = attempt.manner();
+    let (nonblocking, timeout) = attempt.blocking_mode();
     if transport == Transport::Tcp && nonblocking {
         match attempt.detach() {
             Ok(()) => call.fail(Errno::EINPROGRESS),
@@ -220,9 +225,9 @@ fn connect(
                 return call.fail(errno);
             }
         }
-        return supervisor.host.connect(attempt.outgoing());
+        return supervisor.host.connect(attempt.pending_connection());
     }
-    // Where signals do not wait, the caller may be back before we see it go.
+    // Where signals interrupt calls, the caller may call again before we notice the interruption.
     if transport == Transport::Tcp
         && supervisor.restarts.is_some()
         && let Err(errno) = attempt.detach()
@@ -235,47 +240,51 @@ fn connect(
     {
         return call.finish(connected.map(|()| 0));
     }
-    supervisor.host.connect(attempt.outgoing());
+    supervisor.host.connect(attempt.pending_connection());
     attempt.wait(call, timeout);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum ConnectionEnd {
     Local,
     Peer,
 }
 
-fn decide_name(supervisor: &Supervisor, from: &Notification, end: End) -> Result<Decision, Errno> {
+fn decide_address(
+    supervisor: &Supervisor,
+    from: &Notification,
+    end: ConnectionEnd,
+) -> Result<Decision, Errno> {
     let theirs = from.copy_descriptor(from.int(0))?;
     let cookie = socket::cookie(theirs.as_fd())?;
     let known = supervisor.connections.with(cookie, |socket| match socket {
-        Socket::Connecting(_) | Socket::Failed(..) => Err(Errno::ENOTCONN),
-        Socket::Connected { ends, .. } => Ok(Some(ends.clone())),
-        Socket::Datagrams(datagrams) => Ok(datagrams.connected.clone()),
+        SocketState::Connecting(_) | SocketState::Failed(..) => Err(Errno::ENOTCONN),
+        SocketState::Connected { ends, .. } => Ok(Some(ends.clone())),
+        SocketState::Datagrams(datagrams) => Ok(datagrams.connected.clone()),
     });
-    let ends: Ends = match (known, end) {
+    let ends: ConnectionEnds = match (known, end) {
         (Some(Ok(Some(ends))), _) => ends,
-        (Some(Err(errno)), End::Peer) => return Ok(Decision::Answer(Err(errno))),
+        (Some(Err(errno)), ConnectionEnd::Peer) => return Ok(Decision::Complete(Err(errno))),
         _ => {
-            let Some(bytes) = supervisor.incoming.name(&theirs, cookie, end) else {
+            let Some(bytes) = supervisor.incoming.visible_address(&theirs, cookie, end) else {
                 return Ok(Decision::Pass);
             };
             let written = write_address(from, from.argument(1), from.argument(2), &bytes);
-            return Ok(Decision::Answer(written.map(|()| 0)));
+            return Ok(Decision::Complete(written.map(|()| 0)));
         }
     };
     let domain = domain_of(theirs.as_fd())?;
     let bytes = match (end, ends.local, ends.peer) {
-        (End::Local, Some(local), _) => encode_internet(local, domain),
-        (End::Local, None, _) => return Ok(Decision::Pass),
-        (End::Peer, _, Destination::Internet(peer)) => encode_internet(peer, domain),
-        (End::Peer, _, Destination::Unix(path)) => encode_unix(&path),
+        (ConnectionEnd::Local, Some(local), _) => encode_internet(local, domain),
+        (ConnectionEnd::Local, None, _) => return Ok(Decision::Pass),
+        (ConnectionEnd::Peer, _, Destination::Internet(peer)) => encode_internet(peer, domain),
+        (ConnectionEnd::Peer, _, Destination::Unix(path)) => encode_unix(&path),
     };
     let written = write_address(from, from.argument(1), from.argument(2), &bytes);
-    Ok(Decision::Answer(written.map(|()| 0)))
+    Ok(Decision::Complete(written.map(|()| 0)))
 }
 
-/// Writes an address as the kernel does: cut to the room, and the length that it really has.
+/// Writes an address like the kernel: truncated to the buffer, with its full length.
 pub(crate) fn write_address(
     from: &Notification,
     address: u64,
@@ -296,7 +305,7 @@ fn decide_error(supervisor: &Supervisor, from: &Notification) -> Result<Decision
     let theirs = from.copy_descriptor(from.int(0))?;
     let cookie = socket::cookie(theirs.as_fd())?;
     let failed = supervisor.connections.with(cookie, |socket| match socket {
-        Socket::Failed(errno, attempt) => Some((*errno, Arc::clone(attempt))),
+        SocketState::Failed(errno, attempt) => Some((*errno, Arc::clone(attempt))),
         _ => None,
     });
     let Some(Some((errno, attempt))) = failed else {
@@ -309,8 +318,8 @@ fn decide_error(supervisor: &Supervisor, from: &Notification) -> Result<Decision
         from.argument(4),
         &(errno as i32).to_ne_bytes(),
     );
-    // Told once, as the kernel does, and its own error with it.
+    // Reported once, like the kernel does; the kernel's own error is cleared with it.
     supervisor.connections.forget(cookie);
     let _ = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR);
-    Ok(Decision::Answer(written.map(|()| 0)))
+    Ok(Decision::Complete(written.map(|()| 0)))
 }

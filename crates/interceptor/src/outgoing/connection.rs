@@ -1,4 +1,4 @@
-//! A connection that is there: our end of it, and what the application is told about it as long as it lives.
+//! An established connection: our end of it, and the state that is kept for the application while it exists.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -7,41 +7,41 @@ use std::time::Instant;
 
 use super::address::encode_internet;
 use super::relay::domain_of;
-use super::{Connections, own};
+use super::{Connections, own_sockets};
 use crate::Errno;
 use crate::notification::Notification;
 use crate::process;
 use crate::sys::socket;
 
-/// Our end of the application's connection.
+/// Our end of an application's connection.
 ///
-/// A stream behaves as such: the end of input says that the application shut its side down or closed. For
+/// It behaves like a stream: end of input means that the application shut down its side or closed the socket. For
 /// [`Transport::Udp`] each read is a datagram for the destination and each write one from it.
 ///
-/// Keep it until both directions have ended, because with it goes what the application sees as the connection's names.
+/// Keep it until both directions have ended, because the addresses that the application sees are removed with it.
 #[derive(Debug)]
-pub struct Connection {
+pub struct OutgoingConnection {
     pub(super) socket: OwnedFd,
-    pub(super) registration: Registration,
+    pub(super) registration: OutgoingRegistration,
 }
 
-impl Connection {
-    /// The socket, and what keeps the connection known as long as it lives.
+impl OutgoingConnection {
+    /// The socket, and the registration that must be kept as long as the connection exists.
     #[must_use]
-    pub fn into_parts(self) -> (OwnedFd, Registration) {
+    pub fn into_parts(self) -> (OwnedFd, OutgoingRegistration) {
         (self.socket, self.registration)
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for OutgoingConnection {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Keeps a connection known; dropping it forgets it.
+/// Keeps the addresses of a connection registered; dropping it removes them.
 #[derive(Debug)]
-pub struct Registration {
+pub struct OutgoingRegistration {
     pub(super) connections: Arc<Connections>,
     pub(super) cookie: u64,
     pub(super) caller: Caller,
@@ -49,7 +49,8 @@ pub struct Registration {
     pub(super) datagrams: Option<DatagramEnds>,
 }
 
-/// Who has a socket, and its number there. Both may change; what is found there must be looked at.
+/// The thread that used a socket, and its descriptor number there. Both may have changed, so the socket found there
+/// must be verified.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caller {
     pub(super) thread: libc::pid_t,
@@ -65,7 +66,7 @@ impl Caller {
     }
 }
 
-/// Both ends of the local half of a datagram association.
+/// Both ends of the local part of a datagram association.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DatagramEnds {
     pub(super) application: SocketAddr,
@@ -74,27 +75,27 @@ pub(super) struct DatagramEnds {
     pub(super) made: Instant,
 }
 
-impl Registration {
-    /// Whether the application still has its socket, and still speaks to this peer. Datagram sockets do not say when they
-    /// are closed; this asks the kernel, and is meant for once in a while. Always true for streams.
+impl OutgoingRegistration {
+    /// Whether the application's socket is still open and still uses this peer. Datagram sockets do not signal that
+    /// they are closed; this queries the kernel, so call it only occasionally. Always true for streams.
     #[must_use]
     pub fn is_open(&self) -> bool {
         let Some(ends) = self.datagrams else {
             return true;
         };
-        // It may have been connected to somebody else.
-        self.is_peer() && own::is_datagram_port_open(ends.application.port(), ends.made)
+        // It may have been connected to another peer.
+        self.is_peer() && own_sockets::is_datagram_port_open(ends.application.port(), ends.made)
     }
 
-    /// Corrects what the application sees as its own end, when the host said it before it knew. Only for connected
-    /// datagram sockets.
+    /// Corrects the local address that the application sees, if it was not known when the connection was established.
+    /// Only for connected datagram sockets.
     pub fn set_local(&self, local: SocketAddr) {
         if self.datagrams.is_some_and(|ends| ends.is_connected) && self.is_peer() {
             self.connections.set_local(self.cookie, local);
         }
     }
 
-    /// Whether the application still speaks to this peer, as far as we know.
+    /// Whether the application still uses this peer, according to our state.
     fn is_peer(&self) -> bool {
         let known = self.connections.datagrams(self.cookie);
         known.zip(self.datagrams).is_some_and(|(known, ends)| {
@@ -103,14 +104,14 @@ impl Registration {
         })
     }
 
-    /// Tells the application that nobody takes what it sends, as its kernel would: the next call on its connected
-    /// datagram socket fails with `ECONNREFUSED`. `ours` is our end. Does nothing on other sockets.
+    /// Reports a refused datagram to the application like the kernel does: the next call on its connected datagram
+    /// socket fails with `ECONNREFUSED`. `ours` is our end. Does nothing for other sockets.
     ///
-    /// Only the kernel can put an error into a socket, and does so when a packet of the socket is refused. So a packet is
-    /// sent from the application's socket while ours looks elsewhere.
+    /// Only the kernel can set the error of a socket, and does so when a packet of that socket is refused. So we send a
+    /// packet from the application's socket while ours is connected elsewhere.
     ///
     /// # Errors
-    /// When the application's socket is not where it was.
+    /// When the application's socket is no longer at its descriptor number.
     pub fn report_refusal(&self, ours: impl AsFd) -> Result<(), Errno> {
         let Some(ends) = self.datagrams.filter(|ends| ends.is_connected) else {
             return Ok(());
@@ -124,14 +125,14 @@ impl Registration {
         let sent = socket::send(theirs.as_fd(), &[], libc::MSG_DONTWAIT, &[]);
         socket::connect(ours.as_fd(), &encode_internet(ends.application, domain))?;
         match sent {
-            // An error was there already.
+            // The socket already had an error.
             Ok(_) | Err(Errno::ECONNREFUSED) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 }
 
-impl Drop for Registration {
+impl Drop for OutgoingRegistration {
     fn drop(&mut self) {
         match self.datagrams {
             None => self.connections.end(self.cookie, self.attempt),

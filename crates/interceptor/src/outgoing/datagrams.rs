@@ -1,4 +1,4 @@
-//! Internet datagrams. A connected socket sends natively; here are the calls that name a peer, or want to know it.
+//! Internet datagrams: calls that name a peer, or return one. A connected socket sends without interception.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -15,22 +15,21 @@ use super::relay::domain_of;
 use super::{Datagrams, Destination, Transport, choose, transport_of};
 use crate::Errno;
 use crate::host::DestinationChoice;
-use crate::incoming::{Held, encode_shown};
+use crate::incoming::{CopyGuard, encode_visible};
 use crate::notification::Notification;
-use crate::process::{Vigil, has_signal, open_thread_or_process};
+use crate::process::{PollInterval, has_signal, open_thread_or_process};
 use crate::supervisor::{Decision, Supervisor};
 use crate::sys::socket;
 use crate::syscalls::Call;
-use crate::workers::lock;
 
-/// The largest datagram, and the most messages in one call that the kernel takes.
-const LARGEST: usize = 65_536;
-const MOST_MESSAGES: u32 = 1024;
-const MOST_VECTORS: usize = 1024;
+/// Limits of the kernel: the size of a datagram, and the messages and vectors of one call.
+const MAX_DATAGRAM: usize = 65_536;
+const MAX_MESSAGES: u32 = 1024;
+const MAX_VECTORS: usize = 1024;
 
-/// `socket`: the kernel would choose a low number, the filter needs a high one.
+/// `socket`: the kernel would choose a low descriptor number, but the filter needs a high one.
 pub(super) fn create(supervisor: &Supervisor, call: Notification) {
-    let first = supervisor.catch.first_datagram_descriptor;
+    let first = supervisor.settings.first_datagram_descriptor;
     let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
     let thread = call.thread().to_string();
     if network("self") != network(&thread) {
@@ -41,24 +40,24 @@ pub(super) fn create(supervisor: &Supervisor, call: Notification) {
         return call.pass();
     };
     supervisor.connections.own.add_datagrams(&ours);
-    // Two threads of one process must not be given the same number.
-    let _placing = lock(&supervisor.connections.placing);
+    // Two threads of one process must not get the same number.
+    let _guard = supervisor.connections.descriptor_lock.lock();
     let Some(number) = free_number(&thread, first) else {
         return call.pass();
     };
     let close_on_exec = kind & libc::SOCK_CLOEXEC != 0;
-    // Beyond the process's own limit it cannot be placed; then the kernel chooses.
-    if let Err(call) = call.give_at(&ours, number, close_on_exec) {
+    // It fails beyond the open-file limit of the process; then the kernel chooses the number.
+    if let Err(call) = call.respond_with_descriptor_at(&ours, number, close_on_exec) {
         call.pass();
     }
 }
 
-/// The lowest free number from `first` on. Those below 1024 come first, which is where `select` ends: a program with
-/// more datagram sockets than fit there has another way to wait for them.
+/// The lowest free number from `first` on. Numbers below 1024 are used first, because `select` ends there; a program
+/// with more datagram sockets must use `poll` or `epoll` anyway.
 fn free_number(thread: &str, first: u32) -> Option<u32> {
     let path = format!("/proc/{thread}/fd");
     let is_free = |number: &u32| std::fs::symlink_metadata(format!("{path}/{number}")).is_err();
-    // Most programs have few.
+    // Most programs have few datagram sockets.
     if let Some(number) = (first..first + 4).find(is_free) {
         return Some(number);
     }
@@ -70,18 +69,18 @@ fn free_number(thread: &str, first: u32) -> Option<u32> {
     (first..=u32::MAX).find(|number| !used.contains(number))
 }
 
-/// One message of a call, by addresses of the caller's memory.
+/// One message of a call, by addresses in the memory of the caller.
 #[derive(Debug, Clone, Default)]
 struct Message {
-    /// Where the peer's address is, and its length or the room for it.
+    /// The address of the peer's address, and its length or the size of its buffer.
     name: u64,
     name_length: u32,
-    /// Where the length is written to, if not into a header.
+    /// Where the length is written, if not into a header.
     name_length_at: u64,
     vectors: Vec<(u64, usize)>,
     control_room: usize,
     control: u64,
-    /// The header, and in `sendmmsg` and `recvmmsg` the place for the number of bytes.
+    /// The header, and for `sendmmsg` and `recvmmsg` the address of the byte count.
     header: u64,
     count_at: u64,
 }
@@ -89,7 +88,7 @@ struct Message {
 impl Message {
     fn room(&self) -> usize {
         let lengths = self.vectors.iter().map(|(_, length)| *length);
-        lengths.fold(0, usize::saturating_add).min(LARGEST)
+        lengths.fold(0, usize::saturating_add).min(MAX_DATAGRAM)
     }
 
     fn from_header(from: &Notification, address: u64) -> Result<Self, Errno> {
@@ -99,7 +98,7 @@ impl Message {
             reason = "the types of the fields differ between C libraries"
         )]
         let (count, control_room) = (header.msg_iovlen as usize, header.msg_controllen as usize);
-        if count > MOST_VECTORS {
+        if count > MAX_VECTORS {
             return Err(Errno::EMSGSIZE);
         }
         let mut vectors = Vec::with_capacity(count);
@@ -113,13 +112,13 @@ impl Message {
             name_length: header.msg_namelen,
             vectors,
             control: header.msg_control.addr() as u64,
-            control_room: control_room.min(LARGEST),
+            control_room: control_room.min(MAX_DATAGRAM),
             header: address,
             ..Self::default()
         })
     }
 
-    /// All messages of a call. With `headers`, not only the first.
+    /// Reads all messages of a call.
     fn read(from: &Notification, call: Call) -> Result<Vec<Self>, Errno> {
         match call {
             Call::SendTo | Call::ReceiveFrom => {
@@ -127,7 +126,7 @@ impl Message {
                 let sends = call == Call::SendTo;
                 Ok(vec![Self {
                     name: from.argument(4),
-                    name_length: if sends { from.word(5) } else { 0 },
+                    name_length: if sends { from.uint(5) } else { 0 },
                     name_length_at: if sends { 0 } else { from.argument(5) },
                     vectors: vec![(from.argument(1), length)],
                     ..Self::default()
@@ -138,7 +137,7 @@ impl Message {
             }
             _ => {
                 let stride = size_of::<libc::mmsghdr>() as u64;
-                let count = from.word(2).min(MOST_MESSAGES);
+                let count = from.uint(2).min(MAX_MESSAGES);
                 (0..u64::from(count))
                     .map(|index| {
                         let at = from.argument(1) + index * stride;
@@ -170,7 +169,7 @@ fn flags_of(call: Call, from: &Notification) -> i32 {
     }
 }
 
-fn is_several(call: Call) -> bool {
+fn is_batch(call: Call) -> bool {
     matches!(call, Call::SendMessages | Call::ReceiveMessages)
 }
 
@@ -194,19 +193,24 @@ pub(super) fn decide_send(
         return Ok(Decision::Pass);
     }
     let theirs = from.copy_descriptor(from.int(0))?;
-    let is_client = |address: &SocketAddr| supervisor.incoming.relay(&theirs, *address).is_some();
+    let is_client = |address: &SocketAddr| {
+        supervisor
+            .incoming
+            .relay_for_client(&theirs, *address)
+            .is_some()
+    };
     if all_local && !addresses.any(is_client) {
         return Ok(Decision::Pass);
     }
     match transport_of(&theirs) {
         Some(Transport::Udp) => {}
-        // A connection and its first bytes in one call: programs that try it can do without.
+        // A connection and its first data in one call: programs have a fallback for this error.
         Some(Transport::Tcp) if flags_of(call, from) & libc::MSG_FASTOPEN != 0 => {
-            return Ok(Decision::Answer(Err(Errno::EOPNOTSUPP)));
+            return Ok(Decision::Complete(Err(Errno::EOPNOTSUPP)));
         }
         _ => return Ok(Decision::Pass),
     }
-    Ok(Decision::later(move |supervisor, notification| {
+    Ok(Decision::defer(move |supervisor, notification| {
         let result = send_all(
             supervisor,
             call,
@@ -219,7 +223,7 @@ pub(super) fn decide_send(
     }))
 }
 
-/// Sends one message after the other. As the kernel, it reports an error only if it is the first message's.
+/// Sends the messages in order. Like the kernel, it reports an error only if the first message fails.
 fn send_all(
     supervisor: &Supervisor,
     call: Call,
@@ -231,7 +235,7 @@ fn send_all(
     let mut sent = 0;
     for (message, destination) in messages.iter().zip(destinations) {
         match send(supervisor, call, from, theirs, message, *destination) {
-            Ok(length) if is_several(call) => {
+            Ok(length) if is_batch(call) => {
                 let length = u32::try_from(length).unwrap_or_default();
                 from.memory()?
                     .write(message.count_at, &length.to_ne_bytes())?;
@@ -255,7 +259,7 @@ fn send(
 ) -> Result<usize, Errno> {
     let mut data = Vec::with_capacity(message.room());
     for (address, length) in &message.vectors {
-        if data.len().saturating_add(*length) > LARGEST {
+        if data.len().saturating_add(*length) > MAX_DATAGRAM {
             return Err(Errno::EMSGSIZE);
         }
         data.extend(from.read_bytes(*address, *length)?);
@@ -271,14 +275,14 @@ fn send(
     socket::send(theirs.as_fd(), &data, flags_of(call, from), &address)
 }
 
-/// The address of the socket of ours that stands for a peer; `None` if the peer is local.
+/// The address of the relay socket for a peer; `None` if the peer is local.
 fn relay_for(
     supervisor: &Supervisor,
     from: &Notification,
     theirs: &OwnedFd,
     peer: SocketAddr,
 ) -> Result<Option<SocketAddr>, Errno> {
-    if let Some(relay) = supervisor.incoming.relay(theirs, peer) {
+    if let Some(relay) = supervisor.incoming.relay_for_client(theirs, peer) {
         return Ok(Some(relay));
     }
     let destination = Destination::Internet(peer);
@@ -298,12 +302,12 @@ fn relay_for(
     if let Some(relay) = connections.datagrams(cookie).and_then(known) {
         return Ok(Some(relay));
     }
-    let wanted = (Transport::Udp, destination, Purpose::AddPeer);
+    let request = (Transport::Udp, destination, Purpose::AddPeer);
     let copy = theirs
         .try_clone()
         .map_err(|error| crate::notification::errno_of(&error))?;
-    let attempt = Attempt::new(connections, wanted, copy, Caller::of(from))?;
-    supervisor.host.connect(attempt.outgoing());
+    let attempt = Attempt::new(connections, request, copy, Caller::of(from))?;
+    supervisor.host.connect(attempt.pending_connection());
     attempt.wait_for_result(|| from.is_valid())?;
     Ok(connections.datagrams(cookie).and_then(known))
 }
@@ -316,23 +320,23 @@ pub(super) fn decide_receive(
     let theirs = from.copy_descriptor(from.int(0))?;
     let cookie = socket::cookie(theirs.as_fd())?;
     if supervisor.connections.datagrams(cookie).is_none()
-        && !supervisor.incoming.takes_datagrams(cookie)
+        && !supervisor.incoming.receives_datagrams(cookie)
     {
         return Ok(Decision::Pass);
     }
-    Ok(Decision::later(move |supervisor, notification| {
+    Ok(Decision::defer(move |supervisor, notification| {
         receive_all(supervisor, call, notification, theirs, cookie);
     }))
 }
 
-/// How a receiving call waits.
-struct Patience {
+/// How long a receiving call waits.
+struct WaitPolicy {
     waits: bool,
     deadline: Option<Instant>,
     restartable: bool,
 }
 
-impl Patience {
+impl WaitPolicy {
     fn new(theirs: &OwnedFd, flags: i32) -> Self {
         let timeout = socket::timeout(theirs.as_fd(), libc::SO_RCVTIMEO);
         let waits = flags & libc::MSG_DONTWAIT == 0 && !socket::is_nonblocking(theirs.as_fd());
@@ -344,10 +348,10 @@ impl Patience {
     }
 }
 
-/// Our copy of a socket. It is closed before others learn of that.
-struct Copy<'a> {
+/// Our copy of a socket. It is closed before its guard is released.
+struct SocketCopy<'a> {
     socket: OwnedFd,
-    _held: Held<'a>,
+    _guard: CopyGuard<'a>,
 }
 
 fn receive_all(
@@ -358,13 +362,13 @@ fn receive_all(
     cookie: u64,
 ) {
     let flags = flags_of(call, &from);
-    let patience = Patience::new(&theirs, flags);
-    // When the caller is gone, so is our copy of its socket, at once: others may want its port.
+    let policy = WaitPolicy::new(&theirs, flags);
+    // Our copy of the socket is closed immediately when the caller ends: its port may be needed.
     let caller = open_thread_or_process(from.thread()).ok();
-    let held = supervisor.incoming.copies().hold(&from);
-    let theirs = Copy {
+    let guard = supervisor.incoming.socket_copies().register(&from);
+    let theirs = SocketCopy {
         socket: theirs,
-        _held: held,
+        _guard: guard,
     };
     let theirs = &theirs.socket;
     let messages = match Message::read(&from, call) {
@@ -372,29 +376,29 @@ fn receive_all(
         Err(errno) => return from.fail(errno),
     };
     let mut received = 0;
-    let mut vigil = Vigil::new();
+    let mut poll_interval = PollInterval::new();
     for message in &messages {
         loop {
-            // Who was interrupted or killed gets no message: the next who asks shall have it.
+            // A caller that was interrupted or killed gets no message: it is left for the next call.
             if !from.is_valid() {
                 return;
             }
             let known = supervisor.connections.datagrams(cookie).unwrap_or_default();
             match receive(supervisor, call, &from, theirs, message, &known) {
-                Ok(_) if is_several(call) => break,
+                Ok(_) if is_batch(call) => break,
                 Ok(length) => return from.succeed(length),
                 Err(_) if received > 0 => return from.succeed(received),
-                Err(Errno::EAGAIN) if patience.waits => {}
+                Err(Errno::EAGAIN) if policy.waits => {}
                 Err(errno) => return from.fail(errno),
             }
-            if patience
+            if policy
                 .deadline
                 .is_some_and(|deadline| Instant::now() >= deadline)
             {
                 return from.fail(Errno::EAGAIN);
             }
             if has_signal(from.thread()) {
-                if patience.restartable {
+                if policy.restartable {
                     from.restart();
                 } else {
                     from.fail(Errno::EINTR);
@@ -405,15 +409,16 @@ fn receive_all(
             let mut waiting: Vec<_> = descriptors
                 .map(|descriptor| PollFd::new(descriptor.as_fd(), PollFlags::POLLIN))
                 .collect();
-            let pause = PollTimeout::try_from(vigil.pause()).unwrap_or(PollTimeout::ZERO);
-            let _ = poll(&mut waiting, pause);
+            let timeout =
+                PollTimeout::try_from(poll_interval.next_delay()).unwrap_or(PollTimeout::ZERO);
+            let _ = poll(&mut waiting, timeout);
         }
         received += 1;
     }
     from.succeed(received);
 }
 
-/// Receives one message into the caller's memory, with the peer's address as the application knows it.
+/// Receives one message into the memory of the caller, with the peer address that the application uses.
 fn receive(
     supervisor: &Supervisor,
     call: Call,
@@ -436,11 +441,11 @@ fn receive(
         let mut peers = known.peers.iter();
         let peer = peers.find(|peer| peer.relay == address);
         peer.map(|peer| peer.address)
-            .or_else(|| supervisor.incoming.sender(address))
+            .or_else(|| supervisor.incoming.client_behind(address))
     });
     let domain = domain_of(theirs.as_fd())?;
     let name = sender
-        .and_then(|sender| encode_shown(sender, domain))
+        .and_then(|sender| encode_visible(sender, domain))
         .unwrap_or(got.address);
     if message.name_length_at != 0 {
         super::calls::write_address(from, message.name, message.name_length_at, &name)?;
@@ -455,7 +460,7 @@ fn receive(
     Ok(i64::from(length))
 }
 
-/// Name, control data and flags of a `msghdr`.
+/// Writes address, control data and flags of a `msghdr`.
 fn write_header(
     from: &Notification,
     message: &Message,

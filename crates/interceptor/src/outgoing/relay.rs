@@ -1,14 +1,14 @@
-//! The local half of a connection: the application's own socket, connected to one of ours.
+//! The local part of a connection: the application's own socket, connected to one of ours.
 //!
-//! A connection whose remote half is not there yet must not look connected. `connect` that waits simply is not
-//! answered. For one that does not wait, the application's socket is connected to ours and filled until it is not
-//! writable, which is how a socket looks while it connects. When the remote half is there, we read exactly what was
-//! filled in; when it fails, we reset.
+//! A connection whose remote side is not established yet must not look connected. A blocking `connect` is simply not
+//! completed. For a nonblocking one, the application's socket is connected to ours and filled until it is not writable,
+//! which is how a connecting socket looks. When the remote side is established, we read exactly the filler data; when
+//! it fails, we reset the connection.
 //!
-//! The receiving buffer must be small, or filling takes megabytes; but a socket that starts with a locked small buffer
-//! never gets a large window. So the listener's buffer is small and unlocked, which gives the connection its window
-//! scale, and the accepted socket's is locked until the filling is read. Both are given back to the kernel's tuning
-//! then, or the application's own value is restored.
+//! The receive buffer must be small, or the filler takes megabytes; but a socket that starts with a locked small buffer
+//! never gets a large window. So the listener's buffer is small and unlocked, which determines the window scale of the
+//! connection, and the accepted socket's buffer is locked until the filler is read. Afterwards both are returned to the
+//! kernel's auto-tuning, or the application's own value is restored.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,27 +19,27 @@ use super::address::{encode_internet, internet};
 use crate::Errno;
 use crate::sys::socket;
 
-/// `SO_BUF_LOCK`, since Linux 5.16: which buffer sizes were set by hand and are not tuned.
+/// `SO_BUF_LOCK`, since Linux 5.16: which buffer sizes were set explicitly and are not auto-tuned.
 const SO_BUF_LOCK: i32 = 72;
 const SEND_LOCKED: i32 = 1;
-const SMALL: i32 = 4096;
-const USUAL: i32 = 65_536;
-/// How long the kernel may take for what happens within this machine.
-const LOCAL_MILLISECONDS: u16 = 10_000;
+const SMALL_BUFFER: i32 = 4096;
+const DEFAULT_BUFFER: i32 = 65_536;
+/// The timeout for events within this machine.
+const LOCAL_TIMEOUT_MILLISECONDS: u16 = 10_000;
 
 /// Our end of a local connection.
 #[derive(Debug)]
 pub(super) struct Relay {
     pub(super) ours: OwnedFd,
     filled: usize,
-    /// The send buffer of the application's socket as it was, and whether the application chose it.
+    /// The original send buffer of the application's socket, and whether the application set it explicitly.
     send_buffer: i32,
     send_locked: bool,
 }
 
-/// How the application's socket looks until the remote half is there.
+/// How the application's socket looks until the remote side is established.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum InitialState {
     Connected,
     /// Not writable.
     Connecting,
@@ -49,22 +49,22 @@ pub(crate) fn domain_of(socket: BorrowedFd<'_>) -> Result<i32, Errno> {
     socket::option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
 
-/// Lets go of a device of this machine to which the application has bound its socket. The connection leaves from the
-/// target, and through such a device its socket would never reach ours.
+/// Unbinds the application's socket from a network device of this machine. The connection leaves from the target, and
+/// through such a device the socket would never reach ours.
 ///
 /// # Errors
-/// When we may not, because the kernel lets only those do it who may use any device.
+/// When we lack the permission: the kernel requires `CAP_NET_RAW`.
 pub(super) fn release_from_device(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     const SO_BINDTOIFINDEX: i32 = 62;
     const NONE: i32 = 0;
-    /// The same in every network.
+    /// The same in every network namespace.
     const LOOPBACK: i32 = 1;
     match socket::option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX) {
         Err(_) | Ok(NONE | LOOPBACK) => Ok(()),
         Ok(device) => {
             let released = socket::set_option(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, NONE);
             released.map_err(|errno| {
-                tracing::warn!(%errno, device, "a socket that is bound to a device cannot lead to the target");
+                tracing::warn!(%errno, device, "cannot unbind socket from network device");
                 Errno::ENETUNREACH
             })
         }
@@ -72,30 +72,30 @@ pub(super) fn release_from_device(socket: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 impl Relay {
-    /// Connects the application's socket to us.
+    /// Connects the application's socket to ours.
     pub(super) fn connect(
         theirs: &OwnedFd,
         destination: Option<SocketAddr>,
-        look: Look,
+        state: InitialState,
     ) -> Result<Self, Errno> {
-        let listener = Listener::open(Kind::of(theirs)?, destination, look)?;
-        Self::connect_through(theirs, listener, look)
+        let listener = RelayListener::open(SocketKind::of(theirs)?, destination, state)?;
+        Self::connect_through(theirs, listener, state)
     }
 
-    /// The same, to a listener that was opened for it.
+    /// Like [`connect`](Self::connect), with a listener that was opened in advance.
     pub(super) fn connect_through(
         theirs: &OwnedFd,
-        Listener {
-            kind: Kind { domain, .. },
+        RelayListener {
+            kind: SocketKind { domain, .. },
             listener,
             address,
-        }: Listener,
-        look: Look,
+        }: RelayListener,
+        state: InitialState,
     ) -> Result<Self, Errno> {
         let send_buffer = socket::option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF)?;
         let locked = socket::option(theirs.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(0);
         let send_locked = locked & SEND_LOCKED != 0;
-        if look == Look::Connecting {
+        if state == InitialState::Connecting {
             socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, 1)?;
         }
         let made = Self::connect_to(theirs, domain, &listener, &address).and_then(|ours| {
@@ -105,13 +105,13 @@ impl Relay {
                 send_buffer,
                 send_locked,
             };
-            if look == Look::Connecting {
+            if state == InitialState::Connecting {
                 relay.fill(theirs)?;
             }
             Ok(relay)
         });
-        if made.is_err() && look == Look::Connecting {
-            give_back(theirs, send_buffer, send_locked);
+        if made.is_err() && state == InitialState::Connecting {
+            restore_send_buffer(theirs, send_buffer, send_locked);
         }
         made
     }
@@ -144,9 +144,10 @@ impl Relay {
 
     fn fill(&mut self, theirs: &OwnedFd) -> Result<(), Errno> {
         let ours = self.ours.as_fd();
-        socket::set_option(ours, libc::SOL_SOCKET, libc::SO_RCVBUF, SMALL)?;
+        socket::set_option(ours, libc::SOL_SOCKET, libc::SO_RCVBUF, SMALL_BUFFER)?;
         loop {
-            // What was received must be acknowledged at once, or the socket becomes writable when it is later.
+            // Received data must be acknowledged immediately, or a delayed acknowledgement makes the socket writable
+            // later.
             let _ = socket::set_option(ours, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1);
             match socket::send(theirs.as_fd(), &[0; 4096], 0, &[]) {
                 Ok(count) => self.filled += count,
@@ -156,16 +157,16 @@ impl Relay {
         }
     }
 
-    /// The remote half is there: the application's socket becomes writable, and is as if nothing had been.
+    /// The remote side is established: makes the application's socket writable and restores its settings.
     pub(super) fn settle(&mut self, theirs: &OwnedFd) -> Result<(), Errno> {
         if self.filled == 0 {
             return Ok(());
         }
-        // First, because it is what makes the socket writable: from then on it looks as it did before. What the
-        // application writes comes after what we read here.
-        self.give_back(theirs);
+        // This comes first, because it makes the socket writable: from then on it must look as before. Data that the
+        // application writes comes after the filler that we read here.
+        self.restore_send_buffer(theirs);
         let ours = self.ours.as_fd();
-        socket::set_option(ours, libc::SOL_SOCKET, libc::SO_RCVBUF, USUAL)?;
+        socket::set_option(ours, libc::SOL_SOCKET, libc::SO_RCVBUF, DEFAULT_BUFFER)?;
         let _ = socket::set_option(ours, libc::SOL_SOCKET, SO_BUF_LOCK, 0);
         let mut buffer = [0; 4096];
         while self.filled > 0 {
@@ -182,24 +183,24 @@ impl Relay {
         Ok(())
     }
 
-    /// Gives the application's socket the send buffer that it had.
-    pub(super) fn give_back(&self, theirs: &OwnedFd) {
-        give_back(theirs, self.send_buffer, self.send_locked);
+    /// Restores the original send buffer of the application's socket.
+    pub(super) fn restore_send_buffer(&self, theirs: &OwnedFd) {
+        restore_send_buffer(theirs, self.send_buffer, self.send_locked);
     }
 
-    /// The remote half failed.
+    /// The remote side failed: resets the connection.
     pub(super) fn reset(self, theirs: Option<&OwnedFd>) {
         socket::reset_on_close(self.ours.as_fd());
         drop(self.ours);
-        // Not before: with a larger buffer the socket would look connected.
+        // Not earlier: with a larger buffer the socket would look connected.
         if let Some(theirs) = theirs {
-            give_back(theirs, self.send_buffer, self.send_locked);
+            restore_send_buffer(theirs, self.send_buffer, self.send_locked);
         }
     }
 }
 
-fn give_back(theirs: &OwnedFd, send_buffer: i32, locked: bool) {
-    // The kernel doubles what it is given. A smaller buffer than before is the worst that can happen.
+fn restore_send_buffer(theirs: &OwnedFd, send_buffer: i32, locked: bool) {
+    // The kernel doubles the value. A smaller buffer than before is the worst that can happen.
     let half = send_buffer / 2;
     let _ = socket::set_option(theirs.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, half);
     if !locked {
@@ -207,14 +208,14 @@ fn give_back(theirs: &OwnedFd, send_buffer: i32, locked: bool) {
     }
 }
 
-/// What the application's socket is, as `socket` was called.
+/// The domain and type of the application's socket.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kind {
+pub(super) struct SocketKind {
     domain: i32,
     kind: i32,
 }
 
-impl Kind {
+impl SocketKind {
     pub(super) fn of(theirs: &OwnedFd) -> Result<Self, Errno> {
         Ok(Self {
             domain: domain_of(theirs.as_fd())?,
@@ -223,24 +224,24 @@ impl Kind {
     }
 }
 
-/// Waits for one connection.
+/// Listens for one connection.
 #[derive(Debug)]
-pub(super) struct Listener {
-    kind: Kind,
+pub(super) struct RelayListener {
+    kind: SocketKind,
     listener: OwnedFd,
-    /// For a socket of this kind.
+    /// Encoded for a socket of this kind.
     address: Vec<u8>,
 }
 
-impl Listener {
+impl RelayListener {
     pub(super) fn open(
-        kind: Kind,
+        kind: SocketKind,
         destination: Option<SocketAddr>,
-        look: Look,
+        state: InitialState,
     ) -> Result<Self, Errno> {
         if kind.domain == libc::AF_UNIX {
             let listener = socket::create(kind.domain, kind.kind, 0)?;
-            // An address without a name makes the kernel choose an abstract one.
+            // Binding an empty address makes the kernel choose an abstract one.
             socket::bind(listener.as_fd(), &super::address::encode_unix("".as_ref()))?;
             socket::listen(listener.as_fd(), 1)?;
             let address = socket::local_address(listener.as_fd())?;
@@ -251,8 +252,13 @@ impl Listener {
             });
         }
         let (listener, address) = loopback(kind.domain, kind.kind, destination)?;
-        if look == Look::Connecting {
-            socket::set_option(listener.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, SMALL)?;
+        if state == InitialState::Connecting {
+            socket::set_option(
+                listener.as_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVBUF,
+                SMALL_BUFFER,
+            )?;
             let _ = socket::set_option(listener.as_fd(), libc::SOL_SOCKET, SO_BUF_LOCK, 0);
         }
         socket::listen(listener.as_fd(), 1)?;
@@ -264,7 +270,7 @@ impl Listener {
     }
 }
 
-/// A socket of ours bound to a free loopback port, and its address for a socket of this family.
+/// Opens a socket of ours on a free loopback port. Returns it with its address, encoded for a socket of this family.
 pub(super) fn loopback(
     domain: i32,
     kind: i32,
@@ -282,7 +288,7 @@ pub(super) fn loopback(
         Ok(ours)
     };
     let ours = match bound(version6) {
-        // This machine may have no IPv6; most IPv6 sockets speak IPv4 too.
+        // This machine may have no IPv6; most IPv6 sockets support IPv4 too.
         Err(_) if version6 => bound(false)?,
         result => result?,
     };
@@ -291,7 +297,7 @@ pub(super) fn loopback(
     Ok((ours, encode_internet(address, domain)))
 }
 
-/// Accepts the application's connection and nobody else's.
+/// Accepts the application's connection and no other.
 fn accept(listener: &OwnedFd, theirs: &OwnedFd, domain: i32) -> Result<OwnedFd, Errno> {
     let expected = socket::local_address(theirs.as_fd())?;
     loop {
@@ -306,7 +312,7 @@ fn accept(listener: &OwnedFd, theirs: &OwnedFd, domain: i32) -> Result<OwnedFd, 
 fn wait(socket: BorrowedFd<'_>, events: PollFlags) -> Result<(), Errno> {
     loop {
         let mut waiting = [PollFd::new(socket, events)];
-        match poll(&mut waiting, PollTimeout::from(LOCAL_MILLISECONDS)) {
+        match poll(&mut waiting, PollTimeout::from(LOCAL_TIMEOUT_MILLISECONDS)) {
             Ok(0) => return Err(Errno::ETIMEDOUT),
             Ok(_) => return Ok(()),
             Err(Errno::EINTR) => {}

@@ -9,9 +9,9 @@ use crate::host::{Intent, Notice, PathChoice};
 use crate::notification::Notification;
 use crate::supervisor::Supervisor;
 
-/// Where a connection goes, and whether the kernel would look for it elsewhere: a relative path starts in the caller's
-/// working directory, which may be one of the target's.
-pub(super) fn located(
+/// Resolves the destination of a connection, and tells whether the kernel would resolve it differently: a relative path
+/// starts in the caller's working directory, which may be on the target.
+pub(super) fn resolve_destination(
     supervisor: &Supervisor,
     from: &Notification,
     destination: Destination,
@@ -30,13 +30,14 @@ pub(super) fn located(
     }
 }
 
-/// `bind` is only looked at: a socket is made on this machine, also where files are the target's.
-pub(crate) fn look_at_bind(supervisor: &Supervisor, from: &Notification, address: &[u8]) {
+/// Reports a `bind` to a remote path: the socket is created on this machine, even if the files at its path are on the
+/// target.
+pub(crate) fn report_unix_bind(supervisor: &Supervisor, from: &Notification, address: &[u8]) {
     if let Parsed::To(destination @ Destination::Unix(_)) = parse(address)
-        && let (Destination::Unix(path), _) = located(supervisor, from, destination)
+        && let (Destination::Unix(path), _) = resolve_destination(supervisor, from, destination)
         && is_remote(supervisor, &path)
     {
-        supervisor.host.notice(&Notice::SocketHere { path });
+        supervisor.host.notice(&Notice::LocalUnixSocket { path });
     }
 }
 

@@ -1,4 +1,4 @@
-//! What `/proc` tells of processes.
+//! Information about processes from `/proc`.
 
 use std::time::{Duration, Instant};
 
@@ -6,9 +6,9 @@ use crate::Errno;
 use crate::notification::errno_of;
 use crate::sys::process::is_thread_of;
 
-/// The process of a thread.
+/// The process (thread group) of a thread.
 pub(crate) fn group_of(thread: libc::pid_t) -> Result<libc::pid_t, Errno> {
-    // Most calls are made by first threads, and this is a tenth of the price.
+    // Most calls are made by the first thread, and this check costs a tenth of reading `/proc`.
     if is_thread_of(thread, thread) {
         return Ok(thread);
     }
@@ -18,45 +18,45 @@ pub(crate) fn group_of(thread: libc::pid_t) -> Result<libc::pid_t, Errno> {
         .ok_or(Errno::ESRCH)
 }
 
-/// The mode bits that the process takes away from files that it creates.
-pub(crate) fn creation_mask_of(thread: libc::pid_t) -> u32 {
+/// The umask of the process.
+pub(crate) fn umask_of(thread: libc::pid_t) -> u32 {
     read(&format!("/proc/{thread}/status"))
         .ok()
         .and_then(|status| u32::from_str_radix(field(&status, "Umask:")?, 8).ok())
         .unwrap_or(0o022)
 }
 
-/// Whether programs that would give privileges to this process do not.
-pub(super) fn gains_no_privileges(thread: libc::pid_t) -> bool {
+/// Whether the process has `no_new_privs` set.
+pub(super) fn has_no_new_privileges(thread: libc::pid_t) -> bool {
     read(&format!("/proc/{thread}/status"))
         .is_ok_and(|status| field(&status, "NoNewPrivs:") == Some("1"))
 }
 
-/// How often a waiting call is looked after: whether its caller lives, and whether a signal came. Often at first; what
-/// has waited long is looked after less, so that a thousand calls that wait cost little.
+/// How often a suspended call is polled for the end of its caller and for signals. The interval grows with the time
+/// that the call has been suspended, so that a thousand waiting calls cost little.
 #[derive(Debug)]
-pub(crate) struct Vigil {
+pub(crate) struct PollInterval {
     since: Instant,
 }
 
-impl Vigil {
+impl PollInterval {
     pub(crate) fn new() -> Self {
         Self {
             since: Instant::now(),
         }
     }
 
-    /// How long to wait until the next look.
-    pub(crate) fn pause(&mut self) -> Duration {
-        pause_after(self.since.elapsed())
+    /// How long to wait until the next poll.
+    pub(crate) fn next_delay(&mut self) -> Duration {
+        interval_after(self.since.elapsed())
     }
 }
 
-fn pause_after(waited: Duration) -> Duration {
+fn interval_after(waited: Duration) -> Duration {
     (waited / 16).clamp(Duration::from_millis(5), Duration::from_millis(200))
 }
 
-/// Whether a signal waits that would interrupt a call of this thread.
+/// Whether a signal is pending that would interrupt a call of this thread.
 pub(crate) fn has_signal(thread: libc::pid_t) -> bool {
     let Ok(status) = read(&format!("/proc/{thread}/status")) else {
         return false;
@@ -64,8 +64,9 @@ pub(crate) fn has_signal(thread: libc::pid_t) -> bool {
     signal_interrupts(&status)
 }
 
-/// A signal to the thread itself always interrupts it. One to the whole process is given to one thread, and the first
-/// is preferred: for any other we cannot know, and answering would be wrong if it is not the one.
+/// A signal for the thread itself always interrupts it. The kernel delivers a signal for the whole process to one
+/// thread, preferably the first. For any other thread we cannot know whether it is the one, and interrupting the wrong
+/// thread would be an error.
 fn signal_interrupts(status: &str) -> bool {
     let set = |name| {
         field(status, name)
@@ -85,7 +86,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn read(path: &str) -> Result<String, Errno> {
-    // A process's name may be any bytes.
+    // The name of a process may contain arbitrary bytes.
     let bytes = std::fs::read(path).map_err(|error| errno_of(&error))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -139,13 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_long_is_looked_after_less() {
-        let pause = |milliseconds| pause_after(Duration::from_millis(milliseconds)).as_millis();
-        assert_eq!([0, 80, 800, 60_000].map(pause), [5, 5, 50, 200]);
+    fn interval_grows_with_waiting_time() {
+        let interval =
+            |milliseconds| interval_after(Duration::from_millis(milliseconds)).as_millis();
+        assert_eq!([0, 80, 800, 60_000].map(interval), [5, 5, 50, 200]);
     }
 
     #[test]
-    fn our_own_process_is_known() {
+    fn own_process_status_is_readable() {
         let us = crate::sys::process::own_id();
         assert_eq!(group_of(us), Ok(us));
         assert!(parent_and_start(us).is_some_and(|(parent, start)| parent > 0 && start > 0));

@@ -1,35 +1,36 @@
-//! What is known of each process that the kernel does not know: whether it is left alone, and its working directory if
-//! that is the target's.
+//! State of each process that the kernel does not have: whether its program is skipped, and its working directory if
+//! that is on the target.
 //!
-//! A child starts with what its parent has, and we do not see it being born. So a process that is not in the table has
-//! what its parent has, and before that changes, or the parent ends, its children are put into the table.
+//! A child inherits the state of its parent, but we do not see its creation. So a process that is not in the table has
+//! the state of its parent. Before the state of a parent changes, or the parent ends, its children are added to the
+//! table.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::status::{children_of, group_of, parent_and_start};
 use crate::sys::process::{is_thread_of, own_id};
-use crate::workers::lock;
 
-/// How deep the tree of processes is looked at to find one that is known.
-const DEPTH: u32 = 64;
-/// How long a process is taken for the one that had its number before. Numbers are not reused that soon.
-const TRUSTED: Duration = Duration::from_millis(50);
-/// From this many processes on, those that have ended are looked for now and then.
-const MANY: usize = 256;
+/// How many ancestors of a process are searched for one in the table.
+const MAX_DEPTH: u32 = 64;
+/// How long a process ID is assumed to belong to the same process. IDs are not reused that soon.
+const IDENTITY_TTL: Duration = Duration::from_millis(50);
+/// When the table has this many processes, ended ones are removed.
+const CLEANUP_THRESHOLD: usize = 256;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct State {
-    left_alone: bool,
-    /// `None` is the one that the kernel knows.
+    skipped: bool,
+    /// `None` means the directory that the kernel has.
     directory: Option<PathBuf>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct ProcessEntry {
     started: u64,
     checked: Instant,
     state: State,
@@ -37,63 +38,66 @@ struct Known {
 
 #[derive(Debug, Default)]
 struct Table {
-    processes: HashMap<libc::pid_t, Known>,
-    /// The processes of threads. Checked before it is believed.
+    processes: HashMap<libc::pid_t, ProcessEntry>,
+    /// The process of each thread; verified before use.
     groups: HashMap<libc::pid_t, libc::pid_t>,
     clean_at: usize,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Processes {
-    /// Whether anything was ever changed, so that the common case costs nothing.
+    /// Whether any state was ever changed, so that the common case costs nothing.
     any: AtomicBool,
     any_directory: AtomicBool,
     any_root: AtomicBool,
     table: Mutex<Table>,
-    /// Processes of which the user was told.
-    told: Mutex<HashSet<libc::pid_t>>,
+    /// Processes that were already reported to the user.
+    notified: Mutex<HashSet<libc::pid_t>>,
 }
 
 impl Processes {
-    /// Calls `say` the first time for each process, or once more for one that came long before many others.
-    pub(crate) fn say_once(&self, thread: libc::pid_t, say: impl FnOnce(libc::pid_t)) {
+    /// Calls `notify` once for each process. It may be called again for a process when many others have been reported
+    /// since.
+    pub(crate) fn notify_once(&self, thread: libc::pid_t, notify: impl FnOnce(libc::pid_t)) {
         let process = group_of(thread).unwrap_or(thread);
-        let mut told = lock(&self.told);
-        if told.len() >= 4 * MANY {
-            told.clear();
+        let mut notified = self.notified.lock();
+        if notified.len() >= 4 * CLEANUP_THRESHOLD {
+            notified.clear();
         }
-        let is_new = told.insert(process);
-        drop(told);
+        let is_new = notified.insert(process);
+        drop(notified);
         if is_new {
-            say(process);
+            notify(process);
         }
     }
 
-    pub(crate) fn is_left_alone(&self, thread: libc::pid_t) -> bool {
+    pub(crate) fn is_skipped(&self, thread: libc::pid_t) -> bool {
         self.any.load(Ordering::Relaxed)
-            && lock(&self.table)
+            && self
+                .table
+                .lock()
                 .state_of(thread)
-                .is_some_and(|state| state.left_alone)
+                .is_some_and(|state| state.skipped)
     }
 
-    /// A program is executed.
-    pub(super) fn set_left_alone(&self, thread: libc::pid_t, left_alone: bool) {
-        if left_alone || self.any.load(Ordering::Relaxed) {
-            self.change(thread, |state| state.left_alone = left_alone);
+    /// Sets whether the program that the process executes is skipped.
+    pub(super) fn set_skipped(&self, thread: libc::pid_t, skipped: bool) {
+        if skipped || self.any.load(Ordering::Relaxed) {
+            self.change(thread, |state| state.skipped = skipped);
         }
     }
 
-    /// Whether the directory of any process is only ours to know.
+    /// Whether any process has a working directory that the kernel does not know.
     pub(crate) fn any_directory(&self) -> bool {
         self.any_directory.load(Ordering::Relaxed)
     }
 
-    /// The directory in which the process is, if only we know it.
+    /// The working directory of the process, if it is on the target.
     pub(crate) fn directory_of(&self, thread: libc::pid_t) -> Option<PathBuf> {
         if !self.any_directory() {
             return None;
         }
-        lock(&self.table).state_of(thread)?.directory.clone()
+        self.table.lock().state_of(thread)?.directory.clone()
     }
 
     pub(crate) fn set_directory(&self, thread: libc::pid_t, directory: Option<PathBuf>) {
@@ -104,26 +108,26 @@ impl Processes {
         self.change(thread, |state| state.directory = directory);
     }
 
-    /// A directory of the target has another name now.
+    /// Updates working directories after a directory of the target was renamed.
     pub(crate) fn rename(&self, from: &Path, to: &Path) {
         if !self.any_directory() {
             return;
         }
-        for known in lock(&self.table).processes.values_mut() {
-            if let Some(directory) = &mut known.state.directory
+        for entry in self.table.lock().processes.values_mut() {
+            if let Some(directory) = &mut entry.state.directory
                 && let Ok(rest) = directory.strip_prefix(from)
             {
-                *directory = joined(to, rest);
+                *directory = join_path(to, rest);
             }
         }
     }
 
-    /// A process may from now on see another tree of files than we do.
+    /// Records that a process may have another root directory or mount namespace from now on.
     pub(crate) fn expect_other_roots(&self) {
         self.any_root.store(true, Ordering::Relaxed);
     }
 
-    /// Whether absolute paths of this process start somewhere else than ours.
+    /// Whether the root directory of this process differs from ours.
     pub(crate) fn has_other_root(&self, thread: libc::pid_t) -> bool {
         use std::os::unix::fs::MetadataExt;
         if !self.any_root.load(Ordering::Relaxed) {
@@ -138,25 +142,25 @@ impl Processes {
 
     fn change(&self, thread: libc::pid_t, change: impl FnOnce(&mut State)) {
         self.any.store(true, Ordering::Relaxed);
-        lock(&self.table).change(thread, change);
+        self.table.lock().change(thread, change);
     }
 
-    /// The process ends: its children must inherit now, or never.
-    pub(super) fn ends(&self, thread: libc::pid_t) {
+    /// The process is about to end: its children inherit its state now.
+    pub(super) fn process_ended(&self, thread: libc::pid_t) {
         if !self.any.load(Ordering::Relaxed) {
             return;
         }
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let Some(process) = table.group_of(thread) else {
             return;
         };
-        table.settle_children(process);
+        table.track_children(process);
         table.processes.remove(&process);
     }
 }
 
-/// `Path::join` without the slash that it adds when nothing is added.
-pub(crate) fn joined(path: &Path, rest: &Path) -> PathBuf {
+/// Like `Path::join`, but adds no slash if `rest` is empty.
+pub(crate) fn join_path(path: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() {
         path.to_path_buf()
     } else {
@@ -173,7 +177,7 @@ impl Table {
         }
         let group = group_of(thread).ok()?;
         if group != thread {
-            if self.groups.len() > 4 * MANY {
+            if self.groups.len() > 4 * CLEANUP_THRESHOLD {
                 self.groups.clear();
             }
             self.groups.insert(thread, group);
@@ -183,7 +187,7 @@ impl Table {
 
     fn state_of(&mut self, thread: libc::pid_t) -> Option<&State> {
         let process = self.group_of(thread)?;
-        self.know(process, DEPTH);
+        self.track(process, MAX_DEPTH);
         Some(&self.processes.get(&process)?.state)
     }
 
@@ -191,66 +195,66 @@ impl Table {
         let Some(process) = self.group_of(thread) else {
             return;
         };
-        self.know(process, DEPTH);
-        let Some(known) = self.processes.get(&process) else {
+        self.track(process, MAX_DEPTH);
+        let Some(entry) = self.processes.get(&process) else {
             return;
         };
-        let mut state = known.state.clone();
+        let mut state = entry.state.clone();
         change(&mut state);
-        if state != known.state {
-            self.settle_children(process);
-            if let Some(known) = self.processes.get_mut(&process) {
-                known.state = state;
+        if state != entry.state {
+            self.track_children(process);
+            if let Some(entry) = self.processes.get_mut(&process) {
+                entry.state = state;
             }
         }
     }
 
-    fn settle_children(&mut self, process: libc::pid_t) {
+    fn track_children(&mut self, process: libc::pid_t) {
         for child in children_of(process) {
-            self.know(child, DEPTH);
+            self.track(child, MAX_DEPTH);
         }
     }
 
-    /// Puts a process into the table, with what its parent has.
-    fn know(&mut self, process: libc::pid_t, depth: u32) {
+    /// Adds a process to the table, with the state of its parent.
+    fn track(&mut self, process: libc::pid_t, depth: u32) {
         let now = Instant::now();
-        let known = self.processes.get(&process);
-        if known.is_some_and(|known| now.duration_since(known.checked) < TRUSTED) {
+        let entry = self.processes.get(&process);
+        if entry.is_some_and(|entry| now.duration_since(entry.checked) < IDENTITY_TTL) {
             return;
         }
         let Some((parent, started)) = parent_and_start(process) else {
             return;
         };
-        if let Some(known) = self.processes.get_mut(&process)
-            && known.started == started
+        if let Some(entry) = self.processes.get_mut(&process)
+            && entry.started == started
         {
-            known.checked = now;
+            entry.checked = now;
             return;
         }
         let mut state = State::default();
         if parent > 1 && depth > 0 && parent != own_id() {
-            self.know(parent, depth - 1);
+            self.track(parent, depth - 1);
             state = self
                 .processes
                 .get(&parent)
                 .map_or(state, |parent| parent.state.clone());
         }
         self.clean();
-        let known = Known {
+        let entry = ProcessEntry {
             started,
             checked: now,
             state,
         };
-        self.processes.insert(process, known);
+        self.processes.insert(process, entry);
     }
 
-    /// Forgets processes that were killed, which nobody tells us.
+    /// Removes processes that were killed, for which there is no event.
     fn clean(&mut self) {
-        if self.processes.len() < self.clean_at.max(MANY) {
+        if self.processes.len() < self.clean_at.max(CLEANUP_THRESHOLD) {
             return;
         }
-        self.processes.retain(|process, known| {
-            parent_and_start(*process).is_some_and(|(_, started)| started == known.started)
+        self.processes.retain(|process, entry| {
+            parent_and_start(*process).is_some_and(|(_, started)| started == entry.started)
         });
         self.clean_at = self.processes.len() * 2;
     }
@@ -261,18 +265,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_each_process_is_told_once_and_not_all_are_remembered() {
+    fn each_process_is_reported_once_and_memory_is_bounded() {
         let processes = Processes::default();
-        let mut said = Vec::new();
-        // There are no such processes, so they are taken for their own first threads.
+        let mut reported = Vec::new();
+        // These process IDs do not exist, so they count as their own first threads.
         for _ in 0..2 {
-            processes.say_once(-1, |process| said.push(process));
+            processes.notify_once(-1, |process| reported.push(process));
         }
-        assert_eq!(said, [-1]);
+        assert_eq!(reported, [-1]);
         for process in 2..10_000 {
-            processes.say_once(-process, |process| said.push(process));
+            processes.notify_once(-process, |process| reported.push(process));
         }
-        assert_eq!(said.len(), 9_999);
-        assert!(lock(&processes.told).len() <= 4 * MANY);
+        assert_eq!(reported.len(), 9_999);
+        assert!(processes.notified.lock().len() <= 4 * CLEANUP_THRESHOLD);
     }
 }

@@ -21,7 +21,7 @@ pub(crate) fn open(
     how.flags = u64::from(flags.cast_unsigned());
     how.mode = u64::from(mode);
     how.resolve = resolve;
-    // SAFETY: the kernel reads a string that ends with zero and a structure of the length that is given.
+    // SAFETY: the kernel reads a zero-terminated string and a structure of the given length.
     let number = check(unsafe {
         libc::syscall(
             libc::SYS_openat2,
@@ -32,17 +32,17 @@ pub(crate) fn open(
         )
     })?;
     let number = RawFd::try_from(number).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the kernel just made this descriptor for us.
+    // SAFETY: the kernel just created this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Everything that the kernel knows of an open file.
+/// The metadata of an open file.
 pub(crate) fn describe(file: BorrowedFd<'_>) -> Result<libc::statx, Errno> {
     describe_at(file.as_raw_fd(), c"", libc::AT_EMPTY_PATH)
 }
 
-/// The same, without asking a server whether it is still true.
-pub(crate) fn describe_as_known(file: BorrowedFd<'_>) -> Result<libc::statx, Errno> {
+/// Like [`describe`], without a request to a remote file system.
+pub(crate) fn describe_cached(file: BorrowedFd<'_>) -> Result<libc::statx, Errno> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     describe_at(file.as_raw_fd(), c"", flags)
 }
@@ -51,12 +51,12 @@ pub(crate) fn describe_as_known(file: BorrowedFd<'_>) -> Result<libc::statx, Err
 pub(crate) fn describe_at(directory: RawFd, path: &CStr, flags: i32) -> Result<libc::statx, Errno> {
     let mut description: libc::statx = zeroed();
     let mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
-    // SAFETY: a string that ends with zero, and a place for a `statx`.
+    // SAFETY: a zero-terminated string, and a buffer for a `statx`.
     check_int(unsafe { libc::statx(directory, path.as_ptr(), flags, mask, &raw mut description) })?;
     Ok(description)
 }
 
-/// Whether we may use an open file in this way, by our effective identity.
+/// Checks access to an open file with our effective user and group.
 pub(crate) fn may_access(file: BorrowedFd<'_>, mode: i32) -> Result<(), Errno> {
     // SAFETY: a constant string and plain numbers.
     check(unsafe {
@@ -73,14 +73,14 @@ pub(crate) fn may_access(file: BorrowedFd<'_>, mode: i32) -> Result<(), Errno> {
 
 pub(crate) fn describe_file_system(file: BorrowedFd<'_>) -> Result<libc::statfs, Errno> {
     let mut description: libc::statfs = zeroed();
-    // SAFETY: a place for a `statfs`.
+    // SAFETY: a buffer for a `statfs`.
     check_int(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut description) })?;
     Ok(description)
 }
 
 pub(crate) fn read_attribute(path: &CStr, name: &CStr) -> Result<Vec<u8>, Errno> {
-    // SAFETY: strings that end with zero, and a buffer with its length.
-    grow(|buffer| unsafe {
+    // SAFETY: zero-terminated strings, and a buffer with its length.
+    read_with_max_buffer(|buffer| unsafe {
         libc::getxattr(
             path.as_ptr(),
             name.as_ptr(),
@@ -92,13 +92,13 @@ pub(crate) fn read_attribute(path: &CStr, name: &CStr) -> Result<Vec<u8>, Errno>
 
 pub(crate) fn list_attributes(path: &CStr) -> Result<Vec<u8>, Errno> {
     // SAFETY: as above.
-    grow(|buffer| unsafe {
+    read_with_max_buffer(|buffer| unsafe {
         libc::listxattr(path.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len())
     })
 }
 
 /// Calls with the largest buffer that an attribute can need.
-fn grow(mut call: impl FnMut(&mut [u8]) -> isize) -> Result<Vec<u8>, Errno> {
+fn read_with_max_buffer(mut call: impl FnMut(&mut [u8]) -> isize) -> Result<Vec<u8>, Errno> {
     let mut buffer = vec![0; 65536];
     let length = Errno::result(call(&mut buffer))?;
     buffer.truncate(length.unsigned_abs());
@@ -111,7 +111,7 @@ pub(crate) fn write_attribute(
     value: &[u8],
     flags: i32,
 ) -> Result<(), Errno> {
-    // SAFETY: strings that end with zero, and a buffer with its length.
+    // SAFETY: zero-terminated strings, and a buffer with its length.
     check_int(unsafe {
         libc::setxattr(
             path.as_ptr(),
@@ -125,14 +125,13 @@ pub(crate) fn write_attribute(
 }
 
 pub(crate) fn remove_attribute(path: &CStr, name: &CStr) -> Result<(), Errno> {
-    // SAFETY: strings that end with zero.
+    // SAFETY: zero-terminated strings.
     check_int(unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) }).map(drop)
 }
 
-/// Gives this thread a creation mask of its own, and sets it to nothing: modes that come from the application have
-/// its own mask applied already.
-pub(crate) fn apply_no_creation_mask() {
-    // SAFETY: plain numbers. Only if the thread no longer shares its mask with the others is it changed.
+/// Gives this thread its own umask and clears it: modes that come from the application already have its umask applied.
+pub(crate) fn clear_umask() {
+    // SAFETY: plain numbers. The umask is only changed if the thread no longer shares it with the others.
     unsafe {
         if libc::unshare(libc::CLONE_FS) == 0 {
             libc::umask(0);
@@ -140,9 +139,9 @@ pub(crate) fn apply_no_creation_mask() {
     }
 }
 
-/// `openat` as the C library does it, and `close`. Only system calls.
+/// `openat` through the C library, and `close`. Only makes system calls.
 pub(crate) fn open_and_close(path: &CStr) {
-    // SAFETY: a string that ends with zero; the descriptor, if there is one, is ours to close.
+    // SAFETY: a zero-terminated string; we own the descriptor, if there is one.
     unsafe {
         let file = libc::open(path.as_ptr(), libc::O_RDONLY);
         if file != -1 {

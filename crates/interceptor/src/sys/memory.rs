@@ -1,14 +1,14 @@
-//! The memory of another process. All addresses are the other process's and are only numbers here.
+//! Access to the memory of another process. All addresses belong to the other process and are only numbers here.
 
 use std::io::IoSliceMut;
 use std::mem::{MaybeUninit, size_of};
 
 use nix::errno::Errno;
 
-/// A plain structure of the kernel's interface: integers only, every bit pattern is a value, no padding that matters.
+/// A plain structure of the kernel's interface: only integers, every bit pattern is valid, no significant padding.
 ///
 /// # Safety
-/// Implementors are such structures.
+/// Implementors must be such structures.
 pub(crate) unsafe trait Plain: Copy {}
 
 // SAFETY: C structures of integers.
@@ -21,7 +21,7 @@ unsafe impl Plain for libc::statfs {}
 unsafe impl Plain for libc::utsname {}
 // SAFETY: as above.
 unsafe impl Plain for libc::open_how {}
-// SAFETY: as above; the pointers in it are never followed here.
+// SAFETY: as above; its pointers are never dereferenced here.
 unsafe impl Plain for libc::msghdr {}
 // SAFETY: as above.
 unsafe impl Plain for libc::mmsghdr {}
@@ -40,22 +40,22 @@ unsafe impl Plain for u32 {}
 // SAFETY: an integer.
 unsafe impl Plain for i32 {}
 
-/// The bytes of a plain structure, to be written to another process.
+/// The bytes of a plain structure, for writing to another process.
 pub(crate) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: a `Plain` structure is readable as bytes; kernel structures are zeroed before they are filled.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// A plain structure of zeros.
+/// A zeroed plain structure.
 pub(crate) fn zeroed<T: Plain>() -> T {
-    // SAFETY: zeros are a value of a `Plain` structure.
+    // SAFETY: zeros are a valid value of a `Plain` structure.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
 /// Reads a structure from the memory of `process`.
 pub(crate) fn read_plain<T: Plain>(process: libc::pid_t, address: u64) -> Result<T, Errno> {
     let mut value: T = zeroed();
-    // SAFETY: a `Plain` structure may be written as bytes, and any bytes are a value.
+    // SAFETY: a `Plain` structure may be written as bytes, and any bytes are a valid value.
     let bytes = unsafe {
         std::slice::from_raw_parts_mut(std::ptr::from_mut(&mut value).cast::<u8>(), size_of::<T>())
     };
@@ -68,15 +68,15 @@ pub(crate) fn read_exactly(
     address: u64,
     into: &mut [u8],
 ) -> Result<(), Errno> {
-    let wanted = into.len();
-    if read_some(process, address, into)? == wanted {
+    let expected = into.len();
+    if read_some(process, address, into)? == expected {
         Ok(())
     } else {
         Err(Errno::EFAULT)
     }
 }
 
-/// Reads up to the length of `into`; fewer bytes when the memory ends.
+/// Reads up to the length of `into`; fewer bytes where the mapped memory ends.
 pub(crate) fn read_some(
     process: libc::pid_t,
     address: u64,

@@ -1,4 +1,4 @@
-//! Processes known by descriptor, so that a reused number cannot be mistaken for the process that had it.
+//! Processes by pidfd, so that a reused process ID is not confused with the original process.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -6,28 +6,28 @@ use nix::errno::Errno;
 
 use super::check;
 
-/// `PIDFD_THREAD`, since Linux 6.9: the descriptor is of a thread, not of its process.
+/// `PIDFD_THREAD`, since Linux 6.9: the descriptor refers to a thread, not to its process.
 const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
 
 fn owned(result: libc::c_long) -> Result<OwnedFd, Errno> {
     let number = RawFd::try_from(check(result)?).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the kernel just made this descriptor for us, so nobody else owns it.
+    // SAFETY: the kernel just created this descriptor for us, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// A descriptor of the process whose first thread is `process`.
+/// A pidfd of the process whose first thread is `process`.
 pub(crate) fn open(process: libc::pid_t) -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers.
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) })
 }
 
-/// A descriptor of a thread. `EINVAL` before Linux 6.9.
+/// A pidfd of a thread. `EINVAL` before Linux 6.9.
 pub(crate) fn open_thread(thread: libc::pid_t) -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers.
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, thread, PIDFD_THREAD) })
 }
 
-/// A copy of descriptor `number` of another process.
+/// Duplicates descriptor `number` of another process.
 pub(crate) fn copy_descriptor(process: BorrowedFd<'_>, number: RawFd) -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers.
     owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) })
@@ -49,9 +49,9 @@ pub(crate) fn send_signal(process: BorrowedFd<'_>, signal: libc::c_int) -> Resul
 
 /// Whether `thread` is one of the threads of `process`.
 pub(crate) fn is_thread_of(process: libc::pid_t, thread: libc::pid_t) -> bool {
-    // SAFETY: plain numbers. Signal zero is never sent; it only asks.
+    // SAFETY: plain numbers. Signal zero is never delivered; it only checks for existence.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, 0) };
-    // Whoever may not send signals to it was found.
+    // The thread exists even if we may not send signals to it.
     check(result).is_ok() || Errno::last() == Errno::EPERM
 }
 
@@ -60,10 +60,10 @@ pub(crate) fn own_id() -> libc::pid_t {
     unsafe { libc::getpid() }
 }
 
-/// Waits for a child to end, whatever its status.
+/// Waits for a child to exit, with any status.
 pub(crate) fn reap(child: libc::pid_t) {
     loop {
-        // SAFETY: no status is asked for.
+        // SAFETY: no status is returned.
         let result = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
         if result != -1 || Errno::last() != Errno::EINTR {
             return;
@@ -71,10 +71,10 @@ pub(crate) fn reap(child: libc::pid_t) {
     }
 }
 
-/// The name and version of the running system, as `uname` tells them.
+/// The host name and the version of the kernel, as returned by `uname`.
 pub(crate) fn system_names() -> libc::utsname {
     let mut names: libc::utsname = super::memory::zeroed();
-    // SAFETY: the kernel writes a `utsname` to a place that is one. It cannot fail otherwise.
+    // SAFETY: the kernel writes a `utsname` to a buffer of that type. With a valid buffer it cannot fail.
     unsafe { libc::uname(&raw mut names) };
     names
 }

@@ -1,4 +1,4 @@
-//! The seccomp listener: receive a notification, answer it.
+//! The seccomp listener: receives notifications and responds to them.
 
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -8,24 +8,24 @@ use nix::errno::Errno;
 
 use super::{check, check_int};
 
-/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`, since Linux 6.6: waiter and supervisor hand the processor to one another.
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`, since Linux 6.6: caller and supervisor wake each other on the same CPU.
 const SYNC_WAKE_UP: libc::c_ulong = 1;
 
-/// A system call that waits for an answer.
+/// A system call that is suspended until there is a response.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Received {
+pub(crate) struct ReceivedCall {
     pub(crate) id: u64,
-    /// The thread that makes the call, as the supervisor numbers it; zero if it cannot see it.
+    /// The calling thread in the supervisor's PID namespace; zero if it is not visible there.
     pub(crate) thread: libc::pid_t,
     pub(crate) number: libc::c_int,
     pub(crate) architecture: u32,
     pub(crate) arguments: [u64; 6],
 }
 
-pub(crate) fn receive(listener: BorrowedFd<'_>) -> Result<Received, Errno> {
-    // SAFETY: the structure consists of integers, for which zero is a value; the kernel demands zeros.
+pub(crate) fn receive(listener: BorrowedFd<'_>) -> Result<ReceivedCall, Errno> {
+    // SAFETY: the structure consists of integers, for which zero is valid; the kernel requires zeros.
     let mut notification: seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes a `seccomp_notif` to a place that is one and outlives the call.
+    // SAFETY: the kernel writes a `seccomp_notif` to a buffer of that type that outlives the call.
     check_int(unsafe {
         libc::ioctl(
             listener.as_raw_fd(),
@@ -33,7 +33,7 @@ pub(crate) fn receive(listener: BorrowedFd<'_>) -> Result<Received, Errno> {
             &raw mut notification,
         )
     })?;
-    Ok(Received {
+    Ok(ReceivedCall {
         id: notification.id,
         thread: notification.pid.cast_signed(),
         number: notification.data.nr,
@@ -42,7 +42,7 @@ pub(crate) fn receive(listener: BorrowedFd<'_>) -> Result<Received, Errno> {
     })
 }
 
-/// Answers with a value, or with an error if `error` is not zero. `error` is positive.
+/// Responds with a value, or with an error if `error` is not zero. `error` is positive.
 pub(crate) fn send(listener: BorrowedFd<'_>, id: u64, value: i64, error: i32) -> Result<(), Errno> {
     respond(
         listener,
@@ -55,7 +55,7 @@ pub(crate) fn send(listener: BorrowedFd<'_>, id: u64, value: i64, error: i32) ->
     )
 }
 
-/// Lets the kernel do the call as if nobody had looked.
+/// Lets the kernel execute the call as if it were not intercepted.
 pub(crate) fn send_continue(listener: BorrowedFd<'_>, id: u64) -> Result<(), Errno> {
     respond(
         listener,
@@ -84,7 +84,7 @@ fn respond(listener: BorrowedFd<'_>, response: &seccomp_notif_resp) -> Result<()
     .map(drop)
 }
 
-/// Whether the caller of a notification still waits for its answer.
+/// Whether the caller of a notification is still suspended.
 pub(crate) fn is_valid(listener: BorrowedFd<'_>, id: u64) -> bool {
     // SAFETY: the kernel reads a `u64` from a reference to one.
     let result = unsafe {
@@ -97,28 +97,29 @@ pub(crate) fn is_valid(listener: BorrowedFd<'_>, id: u64) -> bool {
     result == 0
 }
 
-/// Where a descriptor is put in the process that made the call.
+/// The number of an installed descriptor in the calling process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Place {
+pub(crate) enum DescriptorSlot {
     /// The lowest free number, as the kernel would choose.
     Lowest,
-    /// This number, replacing what is there.
+    /// This number, replacing an open descriptor.
     At(u32),
 }
 
-/// Puts a copy of `descriptor` into the calling process and answers the call with its number, both at once.
+/// Installs a copy of `descriptor` in the calling process and responds with its number, atomically if the kernel
+/// supports it.
 pub(crate) fn send_descriptor(
     listener: BorrowedFd<'_>,
     id: u64,
     descriptor: RawFd,
-    place: Place,
+    slot: DescriptorSlot,
     close_on_exec: bool,
 ) -> Result<(), Errno> {
     const SETFD: u32 = 1;
     const SEND: u32 = 2;
-    let (flags, newfd) = match place {
-        Place::Lowest => (SEND, 0),
-        Place::At(number) => (SEND | SETFD, number),
+    let (flags, newfd) = match slot {
+        DescriptorSlot::Lowest => (SEND, 0),
+        DescriptorSlot::At(number) => (SEND | SETFD, number),
     };
     let request = seccomp_notif_addfd {
         id,
@@ -132,7 +133,7 @@ pub(crate) fn send_descriptor(
         },
     };
     match add_descriptor(listener, &request) {
-        // Before Linux 5.14 the two steps are separate.
+        // Before Linux 5.14 this takes two steps.
         Err(Errno::EINVAL) => {
             let number = add_descriptor(
                 listener,
@@ -161,8 +162,8 @@ fn add_descriptor(
     })
 }
 
-/// Turns on hand-over of the processor. False if this kernel does not know it.
-pub(crate) fn wake_up_on_same_processor(listener: BorrowedFd<'_>) -> bool {
+/// Enables wake-up on the same CPU. False if this kernel does not support it.
+pub(crate) fn enable_sync_wake_up(listener: BorrowedFd<'_>) -> bool {
     // SAFETY: the argument is a plain number.
     let result = unsafe {
         libc::ioctl(
@@ -174,9 +175,9 @@ pub(crate) fn wake_up_on_same_processor(listener: BorrowedFd<'_>) -> bool {
     result == 0
 }
 
-/// Whether this kernel can answer a call with a descriptor in one step: it refuses an unknown flag and an unknown
-/// notification differently.
-pub(crate) fn knows_send_descriptor(listener: BorrowedFd<'_>) -> bool {
+/// Whether this kernel can install a descriptor and respond in one step. It returns different errors for an unknown
+/// flag and for an unknown notification.
+pub(crate) fn supports_descriptor_reply(listener: BorrowedFd<'_>) -> bool {
     let request = seccomp_notif_addfd {
         id: 0,
         flags: 2,
@@ -187,14 +188,14 @@ pub(crate) fn knows_send_descriptor(listener: BorrowedFd<'_>) -> bool {
     add_descriptor(listener, &request) != Err(Errno::EINVAL)
 }
 
-/// Whether the kernel offers user notification at all, and its structures are those that we were built with.
+/// Whether the kernel supports user notification, with the structure sizes that we were built with.
 pub(crate) fn notification_sizes_match() -> Result<bool, Errno> {
     let mut sizes = libc::seccomp_notif_sizes {
         seccomp_notif: 0,
         seccomp_notif_resp: 0,
         seccomp_data: 0,
     };
-    // SAFETY: the kernel writes a `seccomp_notif_sizes` to a place that is one.
+    // SAFETY: the kernel writes a `seccomp_notif_sizes` to a buffer of that type.
     check(unsafe {
         libc::syscall(
             libc::SYS_seccomp,

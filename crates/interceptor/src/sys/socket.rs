@@ -1,4 +1,4 @@
-//! Sockets: options and addresses that have no safe wrapper elsewhere.
+//! Socket options and addresses that have no safe wrapper elsewhere.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -6,12 +6,12 @@ use nix::errno::Errno;
 
 use super::check_int;
 
-/// Room for any address, in bytes.
-pub(crate) const ADDRESS_ROOM: usize = size_of::<libc::sockaddr_storage>();
+/// The size of a buffer for any address.
+pub(crate) const MAX_ADDRESS_LENGTH: usize = size_of::<libc::sockaddr_storage>();
 
-/// Takes over a descriptor that the kernel just put into this process, for example with a message.
+/// Takes ownership of a descriptor that the kernel just installed in this process, for example with a message.
 pub(crate) fn own(number: RawFd) -> OwnedFd {
-    // SAFETY: the kernel made it for us and nobody else knows its number.
+    // SAFETY: the kernel created it for us, so it has no other owner.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
@@ -21,14 +21,14 @@ pub(crate) fn create(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, E
     Ok(own(number))
 }
 
-/// An option that is an `int`.
+/// Reads an `int` option.
 pub(crate) fn option(socket: BorrowedFd<'_>, level: i32, name: i32) -> Result<i32, Errno> {
     let mut bytes = [0; 4];
     read_option(socket, level, name, &mut bytes)?;
     Ok(i32::from_ne_bytes(bytes))
 }
 
-/// The number of the socket, which no other socket ever had or will have.
+/// The cookie of the socket, which is never reused.
 pub(crate) fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     const SO_COOKIE: i32 = 57;
     let mut bytes = [0; 8];
@@ -36,7 +36,7 @@ pub(crate) fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// The number of the network in which the socket is. Since Linux 5.14.
+/// The cookie of the socket's network namespace. Since Linux 5.14.
 pub(crate) fn network_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     const SO_NETNS_COOKIE: i32 = 71;
     let mut bytes = [0; 8];
@@ -44,7 +44,7 @@ pub(crate) fn network_cookie(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// A timeout option (`SO_RCVTIMEO`, `SO_SNDTIMEO`), or `None` for "never".
+/// Reads a timeout option (`SO_RCVTIMEO`, `SO_SNDTIMEO`); `None` for no timeout.
 pub(crate) fn timeout(socket: BorrowedFd<'_>, name: i32) -> Option<std::time::Duration> {
     let mut bytes = [0; 16];
     read_option(socket, libc::SOL_SOCKET, name, &mut bytes).ok()?;
@@ -84,10 +84,10 @@ pub(crate) fn set_option(
     write_option(socket, level, name, &value.to_ne_bytes())
 }
 
-/// Closing the socket resets the connection instead of ending it.
+/// Makes closing the socket reset the connection.
 pub(crate) fn reset_on_close(socket: BorrowedFd<'_>) {
     let on_and_zero_seconds = [1, 0, 0, 0, 0, 0, 0, 0];
-    // Without it the connection ends in order, which is the best that is left.
+    // If this fails, the connection is closed in order, which is the best alternative.
     let _ = write_option(
         socket,
         libc::SOL_SOCKET,
@@ -118,7 +118,7 @@ fn address_length(bytes: &[u8]) -> libc::socklen_t {
     bytes.len() as libc::socklen_t
 }
 
-/// `address` is a `sockaddr` of its family, as bytes.
+/// `address` is the encoded `sockaddr`.
 pub(crate) fn bind(socket: BorrowedFd<'_>, address: &[u8]) -> Result<(), Errno> {
     // SAFETY: a buffer with its length.
     check_int(unsafe {
@@ -148,19 +148,19 @@ pub(crate) fn listen(socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> 
     check_int(unsafe { libc::listen(socket.as_raw_fd(), backlog) }).map(drop)
 }
 
-/// A listener no longer listens; a connection is not read any more.
-pub(crate) fn shut_reading_down(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+/// A listener stops to listen; a connection stops to receive.
+pub(crate) fn shutdown_read(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: plain numbers.
     check_int(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).map(drop)
 }
 
-/// An accepted connection, which waits or not, and the address of its other end.
+/// Accepts a connection. Returns it with its peer address.
 pub(crate) fn accept(
     socket: BorrowedFd<'_>,
     nonblocking: bool,
 ) -> Result<(OwnedFd, Vec<u8>), Errno> {
     let nonblocking = if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
-    let mut address = [0_u8; ADDRESS_ROOM];
+    let mut address = [0_u8; MAX_ADDRESS_LENGTH];
     let mut length = address_length(&address);
     // SAFETY: a buffer with its length.
     let number = check_int(unsafe {
@@ -174,8 +174,8 @@ pub(crate) fn accept(
     Ok((own(number), cut(&address, length)))
 }
 
-/// Listens on any port of localhost, and returns it. Only system calls.
-pub(crate) fn listen_anywhere(socket: BorrowedFd<'_>) -> Result<u16, Errno> {
+/// Listens on any port of localhost, and returns the port. Only makes system calls.
+pub(crate) fn listen_on_any_port(socket: BorrowedFd<'_>) -> Result<u16, Errno> {
     let mut address: libc::sockaddr_in = super::memory::zeroed();
     address.sin_family = libc::AF_INET as libc::sa_family_t;
     address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
@@ -193,9 +193,9 @@ pub(crate) fn listen_anywhere(socket: BorrowedFd<'_>) -> Result<u16, Errno> {
     Ok(u16::from_be(address.sin_port))
 }
 
-/// `accept` with room for an address. Only system calls.
-pub(crate) fn accept_somebody(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    let mut address = [0_u8; ADDRESS_ROOM];
+/// `accept` with a buffer for an address. Only makes system calls.
+pub(crate) fn accept_any(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let mut address = [0_u8; MAX_ADDRESS_LENGTH];
     let mut length = address_length(&address);
     // SAFETY: a buffer with its length.
     let number = check_int(unsafe {
@@ -209,14 +209,14 @@ pub(crate) fn accept_somebody(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> 
     Ok(own(number))
 }
 
-/// `getpeername`. Only system calls.
-pub(crate) fn ask_for_peer(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+/// `getpeername`. Only makes system calls.
+pub(crate) fn call_getpeername(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     peer(socket).map(drop)
 }
 
-/// The address of the peer, and how much of it there is.
-fn peer(socket: BorrowedFd<'_>) -> Result<([u8; ADDRESS_ROOM], libc::socklen_t), Errno> {
-    let mut address = [0_u8; ADDRESS_ROOM];
+/// The peer address, and its length.
+fn peer(socket: BorrowedFd<'_>) -> Result<([u8; MAX_ADDRESS_LENGTH], libc::socklen_t), Errno> {
+    let mut address = [0_u8; MAX_ADDRESS_LENGTH];
     let mut length = address_length(&address);
     // SAFETY: a buffer with its length.
     check_int(unsafe {
@@ -230,7 +230,7 @@ fn peer(socket: BorrowedFd<'_>) -> Result<([u8; ADDRESS_ROOM], libc::socklen_t),
 }
 
 pub(crate) fn local_address(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
-    let mut address = [0_u8; ADDRESS_ROOM];
+    let mut address = [0_u8; MAX_ADDRESS_LENGTH];
     let mut length = address_length(&address);
     // SAFETY: a buffer with its length.
     check_int(unsafe {
@@ -253,7 +253,7 @@ fn cut(address: &[u8], length: libc::socklen_t) -> Vec<u8> {
     address.get(..length).unwrap_or_default().to_vec()
 }
 
-/// Sends without waiting and without `SIGPIPE`; to `address` if it is not empty.
+/// Sends without blocking and without `SIGPIPE`; to `address` if it is not empty.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     data: &[u8],
@@ -279,7 +279,7 @@ pub(crate) fn send(
     .map(isize::unsigned_abs)
 }
 
-/// `sendmsg`, which waits. Only system calls.
+/// Blocking `sendmsg`. Only makes system calls.
 pub(crate) fn send_message(socket: BorrowedFd<'_>, data: &[u8]) -> Result<usize, Errno> {
     let mut vector = libc::iovec {
         iov_base: data.as_ptr().cast_mut().cast(),
@@ -295,25 +295,25 @@ pub(crate) fn send_message(socket: BorrowedFd<'_>, data: &[u8]) -> Result<usize,
     .map(isize::unsigned_abs)
 }
 
-/// One message, as it was received.
+/// A received message.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// As the kernel returns it, which with `MSG_TRUNC` is more than there was room for.
+    /// The length that the kernel returns, which with `MSG_TRUNC` may exceed the buffer.
     pub(crate) length: usize,
     pub(crate) address: Vec<u8>,
     pub(crate) control: Vec<u8>,
     pub(crate) flags: i32,
 }
 
-/// Receives without waiting.
+/// Receives without blocking.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     data: &mut [u8],
     control_room: usize,
     flags: i32,
 ) -> Result<Message, Errno> {
-    let mut address = [0_u8; ADDRESS_ROOM];
-    // Numbers of eight bytes, because control messages are aligned so.
+    let mut address = [0_u8; MAX_ADDRESS_LENGTH];
+    // Eight-byte integers, because control messages must be aligned.
     let mut control = vec![0_u64; control_room.div_ceil(8)];
     let mut vector = libc::iovec {
         iov_base: data.as_mut_ptr().cast(),
@@ -344,14 +344,14 @@ pub(crate) fn receive(
     })
 }
 
-/// The flags of the open file, which all copies of the descriptor share.
+/// Reads the status flags of the open file, which all duplicates of the descriptor share.
 pub(crate) fn is_nonblocking(socket: BorrowedFd<'_>) -> bool {
     // SAFETY: plain numbers.
     let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
     flags != -1 && flags & libc::O_NONBLOCK != 0
 }
 
-/// Changes whether calls on the open file wait.
+/// Sets whether calls on the open file block.
 pub(crate) fn set_nonblocking(socket: BorrowedFd<'_>, nonblocking: bool) -> Result<(), Errno> {
     // SAFETY: plain numbers.
     let flags = check_int(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) })?;

@@ -1,26 +1,26 @@
 //! Two forks: the watcher, and below it the application.
 //!
-//! We may have many threads, and after a fork only one of them is there, with whatever locks the others held. So
-//! everything is prepared before, and from the fork on there are only system calls: no allocation, no formatting, no
-//! destructor. Both functions that run there never return.
+//! This process may have many threads. After a fork only one of them exists, and locks that the others held stay
+//! locked. So everything is prepared before the fork, and the child only makes system calls: no allocation, no
+//! formatting, no destructor. Both functions that run there never return.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-use super::shared::Shared;
+use super::shared_environment::SharedEnvironment;
 use super::{check_int, watcher};
 
 /// What the application's process does once it is supervised.
 #[derive(Debug)]
-pub(crate) enum Body {
+pub(crate) enum ProcessBody {
     Execute(Executable),
-    /// Runs a function of ours instead of a program, to measure and to diagnose. It must only make system calls.
+    /// Runs a function of ours instead of a program, for measurement and diagnosis. It must only make system calls.
     Run(fn(result: BorrowedFd<'_>), OwnedFd),
 }
 
-/// A program with all that `execve` takes.
+/// A program with all arguments of `execve`.
 #[derive(Debug)]
 pub(crate) struct Executable {
     path: CString,
@@ -52,94 +52,94 @@ impl Executable {
 
 const SHELL: &CStr = c"/bin/sh";
 
-/// What happened between fork and exec. The child sends one of these, with the listener when there is one.
+/// The progress between fork and exec. The child reports one of these, together with the listener if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// The filter is in place; the message carries the listener.
+pub(crate) enum StartPhase {
+    /// The filter is installed; the message carries the listener.
     Supervised = 1,
-    /// The filter was refused.
+    /// Installing the filter failed.
     Filter = 2,
     /// The listener could not be handed over.
     HandOver = 3,
     Directory = 4,
     Execute = 5,
-    /// The child itself could not be made.
+    /// The fork of the child failed.
     Fork = 6,
 }
 
-/// The message of the child.
+/// A message from the child.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Report {
-    pub(crate) stage: Stage,
+pub(crate) struct StartReport {
+    pub(crate) phase: StartPhase,
     pub(crate) errno: i32,
-    pub(crate) signals_wait: bool,
-    /// Who sends it.
+    pub(crate) wait_killable: bool,
+    /// The sender.
     pub(crate) process: libc::pid_t,
 }
 
-impl Report {
+impl StartReport {
     pub(crate) const LENGTH: usize = 10;
 
     fn encode(self) -> [u8; Self::LENGTH] {
         let [a, b, c, d] = self.errno.to_ne_bytes();
         let [e, f, g, h] = self.process.to_ne_bytes();
-        let signals_wait = u8::from(self.signals_wait);
-        [self.stage as u8, signals_wait, a, b, c, d, e, f, g, h]
+        let wait_killable = u8::from(self.wait_killable);
+        [self.phase as u8, wait_killable, a, b, c, d, e, f, g, h]
     }
 
     pub(crate) fn decode(bytes: [u8; Self::LENGTH]) -> Option<Self> {
-        let [stage, signals_wait, a, b, c, d, e, f, g, h] = bytes;
-        let stage = [
-            Stage::Supervised,
-            Stage::Filter,
-            Stage::HandOver,
-            Stage::Directory,
-            Stage::Execute,
-            Stage::Fork,
+        let [number, wait_killable, a, b, c, d, e, f, g, h] = bytes;
+        let phase = [
+            StartPhase::Supervised,
+            StartPhase::Filter,
+            StartPhase::HandOver,
+            StartPhase::Directory,
+            StartPhase::Execute,
+            StartPhase::Fork,
         ]
         .into_iter()
-        .find(|known| *known as u8 == stage)?;
+        .find(|phase| *phase as u8 == number)?;
         Some(Self {
-            stage,
+            phase,
             errno: i32::from_ne_bytes([a, b, c, d]),
-            signals_wait: signals_wait != 0,
+            wait_killable: wait_killable != 0,
             process: i32::from_ne_bytes([e, f, g, h]),
         })
     }
 }
 
-/// The message of the watcher: the wait status of the application's process.
+/// A message from the watcher: the wait status of the application's process.
 pub(crate) type WatcherMessage = [u8; 4];
 
-/// All that the two processes need, prepared.
+/// All prepared data of the two processes.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct SpawnPlan<'a> {
     pub(crate) filter: &'a [libc::sock_filter],
-    /// Descriptors from this number on may be caught in `sendmsg`; the hand-over socket must be below.
+    /// From this descriptor number on, `sendmsg` may be intercepted; the hand-over socket must be below.
     pub(crate) hand_over_below: RawFd,
-    /// Whether signals wait for answers where the kernel can do that.
-    pub(crate) let_signals_wait: bool,
-    pub(crate) body: &'a Body,
-    /// The environment, if it comes later: then nothing is executed before a message says that it is there.
-    pub(crate) environment: Option<&'a Shared>,
-    /// The watcher's end of the conversation with the supervisor.
+    /// Whether only fatal signals interrupt intercepted calls, on kernels that support it.
+    pub(crate) wait_killable: bool,
+    pub(crate) body: &'a ProcessBody,
+    /// The environment, if it is provided later: then nothing is executed before a message confirms it.
+    pub(crate) environment: Option<&'a SharedEnvironment>,
+    /// The watcher's end of the control connection to the supervisor.
     pub(crate) control: BorrowedFd<'a>,
-    /// The child's end of the hand-over.
+    /// The child's end of the hand-over socket.
     pub(crate) hand_over: BorrowedFd<'a>,
-    /// A descriptor of the supervisor's process, to see it end.
+    /// A pidfd of the supervisor, to detect its end.
     pub(crate) supervisor: BorrowedFd<'a>,
 }
 
-/// What the application's process needs until `execve`, made before the fork.
-pub(super) struct Pointers {
-    /// The end of a stack, for the time in which it shares the watcher's memory.
+/// What the application's process needs until `execve`, allocated before the fork.
+pub(super) struct ExecPointers {
+    /// The end of a stack, which it uses while it shares the memory of the watcher.
     stack_end: *mut libc::c_void,
     arguments: Vec<*const libc::c_char>,
     shell_arguments: Vec<*const libc::c_char>,
     environment: Vec<*const libc::c_char>,
 }
 
-/// A few system calls deep.
+/// Enough for a few nested system calls.
 const STACK: usize = 64 * 1024;
 
 fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
@@ -150,12 +150,12 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
         .collect()
 }
 
-/// Starts watcher and application. Returns the watcher's process id.
-pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
-    // Of sixteen bytes each, because a stack is aligned so.
+/// Starts watcher and application. Returns the process ID of the watcher.
+pub(crate) fn spawn(plan: &SpawnPlan<'_>) -> Result<libc::pid_t, Errno> {
+    // In units of sixteen bytes, for the alignment of a stack.
     let mut stack = vec![0_u128; STACK / size_of::<u128>()];
     let pointers = match plan.body {
-        Body::Execute(executable) => Some(Pointers {
+        ProcessBody::Execute(executable) => Some(ExecPointers {
             stack_end: stack.last_mut().map_or(std::ptr::null_mut(), |last| {
                 (&raw mut *last).wrapping_add(1).cast()
             }),
@@ -163,12 +163,12 @@ pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
             shell_arguments: pointers(&executable.shell_arguments),
             environment: pointers(&executable.environment),
         }),
-        Body::Run(..) => None,
+        ProcessBody::Run(..) => None,
     };
     let mut everything = signal_set();
     let mut before = signal_set();
-    // SAFETY: the sets are initialised sets of signals; the mask is restored below. The fork's child only calls
-    // functions that make system calls, see the module's documentation, and never returns.
+    // SAFETY: the sets are initialised signal sets; the mask is restored below. The child of the fork only calls
+    // functions that make system calls, see the module documentation, and never returns.
     unsafe {
         libc::sigfillset(&raw mut everything);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const everything, &raw mut before);
@@ -182,8 +182,8 @@ pub(crate) fn spawn(plan: &Plan<'_>) -> Result<libc::pid_t, Errno> {
     }
 }
 
-/// Runs a function of ours in a process of its own that is not supervised, and waits for it to end. For comparison; what
-/// is said of [`Body::Run`] holds here too.
+/// Runs a function of ours in an unsupervised process, and waits for it to exit, for comparison. The rules of
+/// [`ProcessBody::Run`] apply here too.
 pub(crate) fn run_bare(
     run: fn(result: BorrowedFd<'_>),
     result: BorrowedFd<'_>,
@@ -211,20 +211,20 @@ pub(super) fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// Makes the application's process. One that executes a program shares our memory until then, as `vfork` does it, and
-/// so costs nothing but its name; we wait meanwhile.
+/// Creates the application's process. One that executes a program shares our memory until then, like `vfork`, so it
+/// costs almost nothing; we are suspended meanwhile.
 pub(super) unsafe fn start_application(
-    plan: &Plan<'_>,
-    pointers: Option<&Pointers>,
+    plan: &SpawnPlan<'_>,
+    pointers: Option<&ExecPointers>,
     signals_before: &libc::sigset_t,
 ) -> libc::pid_t {
-    let beginning = Beginning {
+    let context = ChildContext {
         plan,
         pointers,
         signals_before,
     };
-    // SAFETY: the child runs on a stack of its own, and only calls functions that make system calls. What it borrows
-    // outlives it, because this thread goes on only when it has executed a program or ended.
+    // SAFETY: the child runs on its own stack, and only calls functions that make system calls. What it borrows
+    // outlives it, because this thread continues only when the child has executed a program or exited.
     unsafe {
         let Some(pointers) = pointers else {
             let application = libc::fork();
@@ -234,51 +234,51 @@ pub(super) unsafe fn start_application(
             return application;
         };
         libc::clone(
-            begin,
+            run_child,
             pointers.stack_end,
             libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
-            (&raw const beginning).cast_mut().cast(),
+            (&raw const context).cast_mut().cast(),
         )
     }
 }
 
-struct Beginning<'a> {
-    plan: &'a Plan<'a>,
-    pointers: Option<&'a Pointers>,
+struct ChildContext<'a> {
+    plan: &'a SpawnPlan<'a>,
+    pointers: Option<&'a ExecPointers>,
     signals_before: &'a libc::sigset_t,
 }
 
-extern "C" fn begin(beginning: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: `start_application` gives a pointer to its own, which outlives this.
+extern "C" fn run_child(context: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `start_application` passes a pointer to its own local, which outlives this function.
     unsafe {
-        let beginning = &*beginning.cast::<Beginning<'_>>();
-        become_application(beginning.plan, beginning.pointers, beginning.signals_before)
+        let context = &*context.cast::<ChildContext<'_>>();
+        become_application(context.plan, context.pointers, context.signals_before)
     }
 }
 
-/// From here on this is the application's process.
+/// The rest runs in the application's process.
 unsafe fn become_application(
-    plan: &Plan<'_>,
-    pointers: Option<&Pointers>,
+    plan: &SpawnPlan<'_>,
+    pointers: Option<&ExecPointers>,
     signals_before: &libc::sigset_t,
 ) -> ! {
-    // SAFETY: system calls on plain numbers, and on strings and arrays that were made before the fork.
+    // SAFETY: system calls on plain numbers, and on strings and arrays that were allocated before the fork.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        // Rust's runtime ignores it; a program expects the default.
+        // The Rust runtime ignores it; programs expect the default.
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-        if let Body::Execute(Executable {
+        if let ProcessBody::Execute(Executable {
             directory: Some(directory),
             ..
         }) = plan.body
             && libc::chdir(directory.as_ptr()) == -1
         {
-            give_up(plan, Stage::Directory);
+            exit_with_report(plan, StartPhase::Directory);
         }
         supervise(plan);
         libc::pthread_sigmask(libc::SIG_SETMASK, signals_before, std::ptr::null_mut());
         match (plan.body, pointers) {
-            (Body::Execute(executable), Some(pointers)) => {
+            (ProcessBody::Execute(executable), Some(pointers)) => {
                 let environment = match plan.environment {
                     Some(shared) => {
                         wait_for_environment(plan);
@@ -298,22 +298,22 @@ unsafe fn become_application(
                         environment,
                     );
                 }
-                give_up(plan, Stage::Execute);
+                exit_with_report(plan, StartPhase::Execute);
             }
-            (Body::Run(run, result), _) => {
+            (ProcessBody::Run(run, result), _) => {
                 watcher::keep_only([result.as_raw_fd(); 3]);
                 run(std::os::fd::AsFd::as_fd(result));
                 libc::_exit(0);
             }
-            (Body::Execute(_), None) => libc::_exit(127),
+            (ProcessBody::Execute(_), None) => libc::_exit(127),
         }
     }
 }
 
-/// Ends the process if nobody is there any more who could tell.
-unsafe fn wait_for_environment(plan: &Plan<'_>) {
+/// Waits for the environment. Exits if the supervisor is gone.
+unsafe fn wait_for_environment(plan: &SpawnPlan<'_>) {
     let mut byte = 0_u8;
-    // SAFETY: receives into a place of this stack frame. Without an address, so it is never caught.
+    // SAFETY: receives into a local variable. The call has no address, so it is never intercepted.
     unsafe {
         let hand_over = plan.hand_over.as_raw_fd();
         if libc::recv(hand_over, (&raw mut byte).cast(), 1, 0) != 1 {
@@ -322,52 +322,53 @@ unsafe fn wait_for_environment(plan: &Plan<'_>) {
     }
 }
 
-unsafe fn give_up(plan: &Plan<'_>, stage: Stage) -> ! {
-    // SAFETY: a descriptor that stays open; then the end.
+unsafe fn exit_with_report(plan: &SpawnPlan<'_>, phase: StartPhase) -> ! {
+    // SAFETY: a descriptor that stays open; then the process exits.
     unsafe {
-        send_report(plan.hand_over.as_raw_fd(), stage, Errno::last_raw());
+        send_report(plan.hand_over.as_raw_fd(), phase, Errno::last_raw());
         libc::_exit(127);
     }
 }
 
-/// Installs the filter and hands the listener over.
-unsafe fn supervise(plan: &Plan<'_>) {
+/// Installs the filter and passes its listener to the supervisor.
+unsafe fn supervise(plan: &SpawnPlan<'_>) {
     // SAFETY: system calls on plain numbers; the filter outlives the call, which copies it.
     unsafe {
-        // Nothing may be caught between installing the filter and handing over its listener: nobody would answer.
+        // No call may be intercepted between installing the filter and handing over its listener: no one could complete
+        // it.
         let channel = low_copy(plan);
         if channel == -1 {
             *libc::__errno_location() = libc::EMFILE;
-            give_up(plan, Stage::HandOver);
+            exit_with_report(plan, StartPhase::HandOver);
         }
-        let (listener, signals_wait) = match install(plan.filter, plan.let_signals_wait) {
+        let (listener, wait_killable) = match install(plan.filter, plan.wait_killable) {
             Ok(installed) => installed,
             Err(errno) => {
                 *libc::__errno_location() = errno as i32;
-                give_up(plan, Stage::Filter);
+                exit_with_report(plan, StartPhase::Filter);
             }
         };
-        let report = Report {
-            stage: Stage::Supervised,
+        let report = StartReport {
+            phase: StartPhase::Supervised,
             errno: 0,
-            signals_wait,
+            wait_killable,
             process: libc::getpid(),
         };
         if send_with_descriptor(channel, report, listener) == -1 {
-            give_up(plan, Stage::HandOver);
+            exit_with_report(plan, StartPhase::HandOver);
         }
         libc::close(listener);
         libc::close(channel);
     }
 }
 
-/// A copy of the hand-over socket whose number is too low to be caught. If the supervisor has so much open that none is
-/// free, it takes the place of something that `execve` closes anyway.
-unsafe fn low_copy(plan: &Plan<'_>) -> RawFd {
+/// Duplicates the hand-over socket to a number too low to be intercepted. If the supervisor has so many open
+/// descriptors that none is free, it replaces one that `execve` closes anyway.
+unsafe fn low_copy(plan: &SpawnPlan<'_>) -> RawFd {
     let original = plan.hand_over.as_raw_fd();
     let kept = match plan.body {
-        Body::Run(_, result) => result.as_raw_fd(),
-        Body::Execute(_) => original,
+        ProcessBody::Run(_, result) => result.as_raw_fd(),
+        ProcessBody::Execute(_) => original,
     };
     // SAFETY: system calls on plain numbers; nothing in this process uses the descriptors that are replaced.
     unsafe {
@@ -385,10 +386,10 @@ unsafe fn low_copy(plan: &Plan<'_>) -> RawFd {
     }
 }
 
-/// Tries the best variant first. Only one who may not install filters freely gives up the right to gain privileges.
+/// Tries the best variant first. Sets `no_new_privs` only if we are not privileged to install filters without it.
 unsafe fn install(
     filter: &[libc::sock_filter],
-    let_signals_wait: bool,
+    wait_killable: bool,
 ) -> Result<(RawFd, bool), Errno> {
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).map_err(|_| Errno::E2BIG)?,
@@ -408,7 +409,7 @@ unsafe fn install(
     };
     let simple = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     let best = simple | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    let either = || match let_signals_wait {
+    let either = || match wait_killable {
         true => match attempt(best) {
             Err(Errno::EINVAL) => attempt(simple).map(|fd| (fd, false)),
             result => result.map(|fd| (fd, true)),
@@ -426,7 +427,7 @@ unsafe fn install(
 }
 
 /// Sends the report together with a descriptor.
-unsafe fn send_with_descriptor(channel: RawFd, report: Report, descriptor: RawFd) -> isize {
+unsafe fn send_with_descriptor(channel: RawFd, report: StartReport, descriptor: RawFd) -> isize {
     let mut bytes = report.encode();
     let mut vector = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -436,8 +437,8 @@ unsafe fn send_with_descriptor(channel: RawFd, report: Report, descriptor: RawFd
     #[repr(align(8))]
     struct Control([u8; 32]);
     let mut control = Control([0; 32]);
-    // SAFETY: the message points to places of this stack frame with their lengths. There is room for one control
-    // message with one descriptor, so the first header exists.
+    // SAFETY: the message points to local variables with their lengths. There is room for one control message with one
+    // descriptor, so the first header exists.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut vector;
@@ -453,15 +454,15 @@ unsafe fn send_with_descriptor(channel: RawFd, report: Report, descriptor: RawFd
     }
 }
 
-pub(super) unsafe fn send_report(channel: RawFd, stage: Stage, errno: i32) {
-    let bytes = Report {
-        stage,
+pub(super) unsafe fn send_report(channel: RawFd, phase: StartPhase, errno: i32) {
+    let bytes = StartReport {
+        phase,
         errno,
-        signals_wait: false,
+        wait_killable: false,
         process: 0,
     }
     .encode();
-    // SAFETY: sends a buffer of this stack frame. Without an address, so it is never caught.
+    // SAFETY: sends a local buffer. The call has no address, so it is never intercepted.
     unsafe {
         libc::send(
             channel,

@@ -1,5 +1,5 @@
-//! The process between us and the application, which ends everything when we end. It is a fork of us, so what is said in
-//! [`spawn`](super::spawn) holds here too: system calls only.
+//! The process between the supervisor and the application, which ends everything when the supervisor ends. It is a fork
+//! of the supervisor, so the rule of [`spawn`](super::spawn) applies here too: system calls only.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, RawFd};
@@ -7,23 +7,28 @@ use std::os::fd::{AsRawFd, RawFd};
 use nix::errno::Errno;
 
 use super::spawn::{
-    Body, Plan, Pointers, Stage, send_message, send_report, signal_set, start_application,
+    ExecPointers, ProcessBody, SpawnPlan, StartPhase, send_message, send_report, signal_set,
+    start_application,
 };
 
-/// The watcher's whole life. All signals are blocked: only the end of the supervisor, or `SIGKILL`, ends it.
+/// Runs the watcher. All signals are blocked: only the end of the supervisor, or `SIGKILL`, ends it.
 pub(super) unsafe fn watch(
-    plan: &Plan<'_>,
-    pointers: Option<&Pointers>,
+    plan: &SpawnPlan<'_>,
+    pointers: Option<&ExecPointers>,
     signals_before: &libc::sigset_t,
 ) -> ! {
-    // SAFETY: system calls on plain numbers and on places of this stack frame.
+    // SAFETY: system calls on plain numbers and on local variables.
     unsafe {
         libc::prctl(libc::PR_SET_NAME, c"standin-watcher".as_ptr());
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
         close_private(plan);
         let application = start_application(plan, pointers, signals_before);
         if application == -1 {
-            send_report(plan.hand_over.as_raw_fd(), Stage::Fork, Errno::last_raw());
+            send_report(
+                plan.hand_over.as_raw_fd(),
+                StartPhase::Fork,
+                Errno::last_raw(),
+            );
             libc::_exit(1);
         }
         let mut child_ended = signal_set();
@@ -40,17 +45,17 @@ pub(super) unsafe fn watch(
         ]);
         loop {
             let reaped_all = reap_children(plan.control.as_raw_fd(), application);
-            let wanted = |fd| libc::pollfd {
+            let readable = |fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
             };
             let mut waiting = [
-                wanted(plan.control.as_raw_fd()),
-                wanted(plan.supervisor.as_raw_fd()),
-                wanted(signals),
+                readable(plan.control.as_raw_fd()),
+                readable(plan.supervisor.as_raw_fd()),
+                readable(signals),
             ];
-            // The supervisor says nothing, so anything from it is its end.
+            // The supervisor sends nothing, so any event on its descriptors means that it has ended.
             libc::poll(waiting.as_mut_ptr(), 3, -1);
             if waiting[0].revents != 0 || waiting[1].revents != 0 {
                 if !reaped_all {
@@ -63,12 +68,12 @@ pub(super) unsafe fn watch(
     }
 }
 
-/// Closes what a program that is executed would not get anyway, because the application may wait long until then, and
-/// whoever waits for the end of a connection of the supervisor must not wait for it.
-unsafe fn close_private(plan: &Plan<'_>) {
+/// Closes the descriptors that `execve` would close. The application may wait long before it executes, and a peer that
+/// waits for the end of a supervisor's connection must not have to wait for that.
+unsafe fn close_private(plan: &SpawnPlan<'_>) {
     let result = match plan.body {
-        Body::Run(_, result) => result.as_raw_fd(),
-        Body::Execute(_) => -1,
+        ProcessBody::Run(_, result) => result.as_raw_fd(),
+        ProcessBody::Execute(_) => -1,
     };
     let keep = [
         plan.control.as_raw_fd(),
@@ -87,7 +92,7 @@ unsafe fn close_private(plan: &Plan<'_>) {
     }
 }
 
-/// Closes everything but these, so that no pipe or connection of the supervisor is held open by the watcher.
+/// Closes all descriptors but these, so that the watcher keeps no pipe or connection of the supervisor open.
 pub(super) unsafe fn keep_only(mut keep: [RawFd; 3]) {
     keep.sort_unstable();
     let mut from: libc::c_long = 0;
@@ -109,11 +114,11 @@ unsafe fn drain(signals: RawFd) {
     while unsafe { libc::read(signals, information.as_mut_ptr().cast(), information.len()) } > 0 {}
 }
 
-/// Reaps whoever has ended, and reports the application. True if there are no children left.
+/// Reaps ended children, and reports the exit of the application. True if there are no children left.
 unsafe fn reap_children(control: RawFd, application: libc::pid_t) -> bool {
     loop {
         let mut status = 0;
-        // SAFETY: writes an `int` of this stack frame.
+        // SAFETY: writes to a local `int`.
         let ended = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
         match ended {
             -1 => return true,
@@ -127,9 +132,9 @@ unsafe fn reap_children(control: RawFd, application: libc::pid_t) -> bool {
     }
 }
 
-/// Kills until nobody is left. Grandchildren become children when their parents end, because we are the subreaper.
+/// Kills until no child is left. Orphaned grandchildren become our children, because we are the subreaper.
 unsafe fn end_children(signals: RawFd) {
-    // SAFETY: system calls on plain numbers and on places of this stack frame.
+    // SAFETY: system calls on plain numbers and on local variables.
     unsafe {
         while !reap_children(-1, -1) {
             kill_children();
@@ -138,14 +143,14 @@ unsafe fn end_children(signals: RawFd) {
                 events: libc::POLLIN,
                 revents: 0,
             }];
-            // A child that was born after the list was read brings no signal, hence the limit.
+            // There is no signal for a child that was created after the list was read, hence the timeout.
             libc::poll(waiting.as_mut_ptr(), 1, 20);
             drain(signals);
         }
     }
 }
 
-/// Sends `SIGKILL` to every process whose parent we are, as `/proc` lists them.
+/// Sends `SIGKILL` to each of our children that `/proc` lists.
 unsafe fn kill_children() {
     // SAFETY: system calls on plain numbers.
     unsafe {
@@ -158,11 +163,11 @@ unsafe fn kill_children() {
     }
 }
 
-/// Calls `with` for each entry of a directory whose name is a number: with the open directory, the name, ended by zero,
+/// Calls `with` for each entry of a directory whose name is a number, with the open directory, the zero-terminated name
 /// and the number.
 unsafe fn for_each_number(path: &CStr, with: impl Fn(RawFd, &[u8], libc::c_int)) {
-    // SAFETY: system calls on buffers of this stack frame with their lengths. Directory entries are read where the
-    // kernel wrote them: each starts with its length at offset 16 and its name, ended by zero, at offset 19.
+    // SAFETY: system calls on local buffers with their lengths. Directory entries are parsed as the kernel writes them:
+    // each has its length at offset 16 and its zero-terminated name at offset 19.
     unsafe {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         let directory = libc::open(path.as_ptr(), flags);
@@ -189,7 +194,7 @@ unsafe fn for_each_number(path: &CStr, with: impl Fn(RawFd, &[u8], libc::c_int))
     }
 }
 
-/// The length of the first directory entry, and its name up to and including the zero.
+/// The length of the first directory entry, and its name including the terminating zero.
 fn next_entry(entries: &[u8]) -> Option<(usize, &[u8])> {
     let length = u16::from_ne_bytes([*entries.get(16)?, *entries.get(17)?]);
     let name = entries.get(19..usize::from(length))?;
@@ -211,7 +216,7 @@ fn number(text: &[u8]) -> Option<libc::pid_t> {
     seen.then_some(value)
 }
 
-/// The parent of the process with this name, ended by zero, in the open directory `/proc`.
+/// The parent of the process with this zero-terminated name, in the open directory `/proc`.
 unsafe fn parent_of(directory: RawFd, name: &[u8]) -> Option<libc::pid_t> {
     let mut path = [0_u8; 32];
     let digits = name.len().checked_sub(1)?;
@@ -219,7 +224,7 @@ unsafe fn parent_of(directory: RawFd, name: &[u8]) -> Option<libc::pid_t> {
     path.get_mut(digits..digits + 6)?
         .copy_from_slice(b"/stat\0");
     let mut text = [0_u8; 512];
-    // SAFETY: the path ends with a zero; the buffer has the length that is given.
+    // SAFETY: the path is zero-terminated; the buffer has the given length.
     let length = unsafe {
         let file = libc::openat(
             directory,
@@ -231,7 +236,7 @@ unsafe fn parent_of(directory: RawFd, name: &[u8]) -> Option<libc::pid_t> {
         length
     };
     let text = text.get(..usize::try_from(length).ok()?)?;
-    // "pid (name) state parent …", and the name may contain anything.
+    // "pid (name) state parent …", where the name may contain any character.
     let after_name = text.iter().rposition(|byte| *byte == b')')?;
     number(text.get(after_name + 4..)?)
 }

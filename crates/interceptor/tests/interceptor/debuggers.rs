@@ -14,20 +14,16 @@ fn target() -> Arc<Target> {
 
 #[test]
 fn gdb_runs_a_program() {
-    if !programs::is_there("gdb") {
-        return;
-    }
+    programs::require("gdb");
     let script = "gdb -batch -ex run -ex 'info inferiors' --args cat /remote-files/file </dev/null 2>/dev/null | grep -c '^remote$'";
     assert_eq!(run(&target(), script).output(), "1\n");
 }
 
-/// Breakpoints and a backtrace in the middle of calls that are caught; the program then goes on.
+/// Breakpoints and a backtrace between intercepted calls; the program then continues.
 #[test]
-fn gdb_stops_a_program_and_lets_it_go_on() {
+fn gdb_breaks_and_continues() {
     let program = programs::c_with("debugged", "gcc", &["-g", "-O0"]);
-    let (true, Some(program)) = (programs::is_there("gdb"), program) else {
-        return;
-    };
+    programs::require("gdb");
     let script = format!(
         "gdb -batch -ex 'break leaf' -ex run -ex backtrace -ex finish -ex 'ignore 1 100' -ex continue \
             -ex 'info breakpoints' {} </dev/null 2>/dev/null",
@@ -46,13 +42,12 @@ fn gdb_stops_a_program_and_lets_it_go_on() {
     }
 }
 
-/// From outside, onto a program that is already supervised.
+/// Attaches from outside to a program that is already supervised.
 #[test]
-fn gdb_is_attached_and_detached() {
+#[ignore = "needs root"]
+fn gdb_attaches_and_detaches() {
     let program = programs::c_with("debugged", "gcc", &["-g", "-O0"]);
-    let (true, Some(program)) = (programs::is_there("gdb"), program) else {
-        return;
-    };
+    programs::require("gdb");
     let target = target();
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
@@ -79,12 +74,8 @@ fn gdb_is_attached_and_detached() {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&gdb.stdout).into_owned();
-    if said.contains("ptrace: Operation not permitted") {
-        println!("skipped: tracing is forbidden on this machine");
-        return;
-    }
-    assert!(said.contains("#0  leaf (number=1)"), "{said}");
+    let trace = String::from_utf8_lossy(&gdb.stdout).into_owned();
+    assert!(trace.contains("#0  leaf (number=1)"), "{trace}");
     target.write("stop", "");
     assert!(supervised.wait().unwrap().success());
     assert_eq!(std::fs::read_to_string(output).unwrap(), "wrong 0\n");
@@ -92,9 +83,7 @@ fn gdb_is_attached_and_detached() {
 
 #[test]
 fn strace_follows_a_tree() {
-    if !programs::is_there("strace") {
-        return;
-    }
+    programs::require("strace");
     let script =
         "strace -f -qq -e trace=openat -o /remote-files/trace sh -c 'cat /remote-files/file; true'
         grep -c 'openat(.*\"/remote-files/file\".* = 3' /remote-files/trace";
@@ -103,9 +92,7 @@ fn strace_follows_a_tree() {
 
 #[test]
 fn node_can_be_inspected() {
-    if !programs::is_there("node") {
-        return;
-    }
+    programs::require("node");
     let program = programs::source("inspected.js");
     let script = format!(
         "node --inspect=127.0.0.1:0 {} 2>/dev/null",
@@ -114,14 +101,16 @@ fn node_can_be_inspected() {
     assert_eq!(run(&target(), &script).output(), "true\n");
 }
 
+/// The distribution's delve is too old for current Go; `cargo xtask test` builds one, and names it here.
 #[test]
+#[ignore = "needs delve"]
 fn delve_runs_a_program() {
-    let (true, Some(program)) = (programs::is_there("dlv"), programs::go("tour")) else {
-        return;
-    };
+    let delve = std::env::var("STANDIN_DELVE").unwrap_or_else(|_| "dlv".to_owned());
+    programs::require(&delve);
+    let program = programs::go("tour");
     let script = format!(
         "export GREETING=hello; printf 'break main.main\\ncontinue\\nstack\\ncontinue\\nquit\\n' |
-            dlv exec --check-go-version=false --allow-non-terminal-interactive=true {} 2>&1",
+            {delve} exec --check-go-version=false --allow-non-terminal-interactive=true {} 2>&1",
         program.display()
     );
     let target = target();

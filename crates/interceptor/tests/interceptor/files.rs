@@ -1,15 +1,14 @@
-//! Remote files, one call at a time and as programs use them.
+//! Remote files: single calls, and real programs.
 
-use interceptor::Notice;
+use std::path::Path;
+
+use interceptor::{Notice, PathChoice};
 
 use crate::programs;
 use crate::target::{REMOTE, RENAMED, Target, run, run_bare};
 
-/// Every call gives the same result on this directory as on one that nobody has a hand in.
-fn check_like_bare(program: Option<std::path::PathBuf>, directory: &str) {
-    let Some(program) = program else {
-        return;
-    };
+/// Every call must have the same result on this directory as without supervision.
+fn check_matches_native(program: &Path, directory: &str) {
     let program = program.display();
     let folder = tempfile::tempdir().unwrap();
     let local = folder.path().canonicalize().unwrap();
@@ -24,27 +23,27 @@ fn check_like_bare(program: Option<std::path::PathBuf>, directory: &str) {
 }
 
 #[test]
-fn every_call_behaves_as_on_a_local_directory() {
-    check_like_bare(programs::c("files"), REMOTE);
+fn remote_calls_match_local_directory() {
+    check_matches_native(&programs::c("files"), REMOTE);
 }
 
 #[test]
-fn odd_paths_behave_as_on_a_local_directory() {
-    check_like_bare(programs::c("paths"), REMOTE);
+fn unusual_paths_match_local_directory() {
+    check_matches_native(&programs::c("paths"), REMOTE);
 }
 
 #[test]
-fn every_call_of_a_static_program_behaves_so() {
-    check_like_bare(programs::c_with("files", "gcc", &["-static"]), REMOTE);
+fn static_program_matches_local_directory() {
+    check_matches_native(&programs::c_with("files", "gcc", &["-static"]), REMOTE);
 }
 
 #[test]
-fn every_call_on_files_with_another_name_behaves_so() {
-    check_like_bare(programs::c("files"), RENAMED);
+fn mapped_local_files_match_local_directory() {
+    check_matches_native(&programs::c("files"), RENAMED);
 }
 
 #[test]
-fn files_with_another_name_are_used_under_the_one_that_a_program_knows() {
+fn mapped_local_files_keep_their_visible_path() {
     let target = Target::new();
     let here = target.root.path().join("renamed-files");
     std::fs::write(here.join("file"), "here\n").unwrap();
@@ -65,11 +64,33 @@ fn files_with_another_name_are_used_under_the_one_that_a_program_knows() {
     assert!(here.join("a/b").is_dir());
 }
 
+/// The host decides about each path once, and each decision is reported once.
 #[test]
-fn every_call_of_a_local_directory_is_untouched() {
-    let Some(program) = programs::c("files") else {
-        return;
-    };
+fn one_open_is_one_decision() {
+    let target = Target::new();
+    target.write("remote", "text\n");
+    let folder = tempfile::tempdir().unwrap();
+    let local = folder.path().canonicalize().unwrap().join("local");
+    std::fs::write(&local, "text\n").unwrap();
+    let remote = Path::new("/remote-files/remote");
+    let script = format!("exec 7<{} 8<{}", local.display(), remote.display());
+    assert_eq!(run(&target, &script).output(), "");
+    let choices = target.choices.lock().unwrap();
+    let decisions = target.decisions.lock().unwrap();
+    for (path, choice) in [
+        (local.as_path(), PathChoice::Local),
+        (remote, PathChoice::Remote(remote.to_path_buf())),
+    ] {
+        let of_path: Vec<_> = decisions.iter().filter(|(seen, _)| seen == path).collect();
+        assert_eq!(of_path, [&(path.to_path_buf(), choice)]);
+        let count = choices.iter().filter(|seen| *seen == path).count();
+        assert_eq!(count, 1, "{}", path.display());
+    }
+}
+
+#[test]
+fn local_calls_are_unchanged() {
+    let program = programs::c("files");
     let run_in = |run: &dyn Fn(&str) -> String| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().canonicalize().unwrap();
@@ -82,7 +103,7 @@ fn every_call_of_a_local_directory_is_untouched() {
 }
 
 #[test]
-fn a_host_may_answer_later_from_another_thread() {
+fn host_may_complete_from_another_thread() {
     let target = Target::new();
     target.write("content-of-later", "17 bytes of text\n");
     let script = "cd /remote-files
@@ -91,16 +112,16 @@ fn a_host_may_answer_later_from_another_thread() {
         test -r later && echo readable
         test -x later || echo not executable
         stat -c %F later/ || true
-        cat given-up later || true
+        cat abandoned later || true
         readlink -f /proc/self/fd/7 7<later";
     let expected = "17 bytes of text\n17 regular file\nreadable\nnot executable\n\
         stat: cannot statx 'later/': Not a directory\n\
-        cat: given-up: Input/output error\n17 bytes of text\n/remote-files/later\n";
+        cat: abandoned: Input/output error\n17 bytes of text\n/remote-files/later\n";
     assert_eq!(run(&target, script).output(), expected);
 }
 
 #[test]
-fn a_shell_works_with_remote_files() {
+fn shell_works_with_remote_files() {
     let target = Target::new();
     target.write("a/one", "1\n");
     target.write("a/two", "2\n");
@@ -129,7 +150,7 @@ fn a_shell_works_with_remote_files() {
 }
 
 #[test]
-fn the_hosts_choices_are_followed() {
+fn host_choices_are_applied() {
     let target = Target::new();
     target.write("read-only/file", "content\n");
     target.write("file", "mapped\n");
@@ -143,7 +164,7 @@ fn the_hosts_choices_are_followed() {
         output.contains("/remote-files/read-only/file: Read-only file system"),
         "{output}"
     );
-    // mv copies across file systems, because rename says that they are two.
+    // `mv` copies the file, because `rename` fails with `EXDEV`.
     assert!(
         output.contains("mapped\n/mapped\nmapped\n/tmp/elsewhere"),
         "{output}"
@@ -152,7 +173,7 @@ fn the_hosts_choices_are_followed() {
 }
 
 #[test]
-fn links_of_this_machine_lead_to_the_target() {
+fn local_links_to_remote_files_are_followed() {
     let target = Target::new();
     target.write("file", "remote\n");
     target.write("directory/inner", "inner\n");
@@ -180,10 +201,10 @@ fn links_of_this_machine_lead_to_the_target() {
 }
 
 #[test]
-fn the_working_directory_is_inherited_from_a_parent_that_is_gone() {
+fn working_directory_is_inherited_from_ended_parent() {
     let target = Target::new();
     target.write("a/file", "here\n");
-    // The parent ends before its child looks at anything: `kill` is no call about a file.
+    // The parent ends before its child makes a call about a file: `kill` is not one.
     let script = "(cd /remote-files/a; parent=$BASHPID
             (while kill -0 $parent 2>/dev/null; do :; done; cat file; pwd -P; >/remote-files/done) &)
         while [ ! -e /remote-files/done ]; do sleep 0.01; done";
@@ -191,18 +212,18 @@ fn the_working_directory_is_inherited_from_a_parent_that_is_gone() {
 }
 
 #[test]
-fn a_program_that_is_left_alone_sees_this_machine() {
+fn skipped_program_is_local() {
     let target = Target::new();
     target.write("file", "remote\n");
     let folder = tempfile::tempdir().unwrap();
-    let alone = folder.path().join("left-alone");
-    std::os::unix::fs::symlink("/bin/bash", &alone).unwrap();
-    // It and its copies are; the programs that it starts are asked for again.
+    let skipped = folder.path().join("skipped-program");
+    std::os::unix::fs::symlink("/bin/bash", &skipped).unwrap();
+    // The program and its forks are skipped; the host decides again for the programs that it executes.
     let script = format!(
         "read x </remote-files/file; echo $x
         {} -c '[ -e /remote-files/file ]; echo $?; ([ -e /remote-files/file ]; echo $?) & wait; cat /remote-files/file'
-        /no/such/left-alone 2>/dev/null; read x </remote-files/file; echo $x",
-        alone.display()
+        /no/such/skipped-program 2>/dev/null; read x </remote-files/file; echo $x",
+        skipped.display()
     );
     assert_eq!(
         run(&target, &script).output(),
@@ -211,10 +232,8 @@ fn a_program_that_is_left_alone_sees_this_machine() {
 }
 
 #[test]
-fn watching_is_refused_and_said() {
-    let Some(program) = programs::c("watch") else {
-        return;
-    };
+fn watches_are_refused_and_reported() {
+    let program = programs::c("watch");
     let target = Target::new();
     target.write("file", "");
     let script = format!("{} /remote-files/file", program.display());
@@ -230,15 +249,15 @@ fn watching_is_refused_and_said() {
     let refused = Notice::WatchRefused {
         path: "/remote-files/file".into(),
     };
-    // Not everybody may use the second way; it is refused in the same words.
-    let ways = output.matches("No space left on device").count();
-    assert_eq!(*target.notices.lock().unwrap(), vec![refused; ways]);
+    // Fanotify may not be permitted; if it is, it is refused with the same error.
+    let refusals = output.matches("No space left on device").count();
+    assert_eq!(*target.notices.lock().unwrap(), vec![refused; refusals]);
     let output = run(&target, &format!("{} /tmp", program.display())).output();
     assert!(output.starts_with("inotify: ok\n"), "{output}");
 }
 
 #[test]
-fn programs_are_started_from_this_machine() {
+fn programs_are_executed_locally() {
     let target = Target::new();
     target.write("tool", "#!/bin/sh\necho remote\n");
     let script = "chmod 755 /remote-files/tool; /remote-files/tool; echo $?
@@ -251,7 +270,7 @@ fn programs_are_started_from_this_machine() {
         ("127", "127", "echo remote"),
         "{output}"
     );
-    let missing = Notice::ProgramNotHere {
+    let missing = Notice::RemoteProgram {
         path: "/remote-files/tool".into(),
     };
     let notices = target.notices.lock().unwrap();
@@ -263,10 +282,8 @@ fn programs_are_started_from_this_machine() {
 }
 
 #[test]
-fn another_root_directory_has_nothing_remote() {
-    let Some(program) = programs::c("other_root") else {
-        return;
-    };
+fn chroot_has_no_remote_files() {
+    let program = programs::c("other_root");
     let target = Target::new();
     target.write("file", "");
     let folder = tempfile::tempdir().unwrap();
@@ -275,7 +292,7 @@ fn another_root_directory_has_nothing_remote() {
         &format!("{} {}", program.display(), folder.path().display()),
     );
     if ended.status.code() == Some(77) {
-        println!("skipped: no root directory of one's own on this machine");
+        println!("skipped: chroot is not permitted on this machine");
         return;
     }
     let expected = "before: there\na remote root: refused\ninside: not there\na child of it: not there\noutside: there\n";
@@ -283,10 +300,8 @@ fn another_root_directory_has_nothing_remote() {
 }
 
 #[test]
-fn descriptors_are_the_lowest_and_end_with_the_limit() {
-    let Some(program) = programs::c("descriptors") else {
-        return;
-    };
+fn descriptors_are_lowest_free_and_respect_limit() {
+    let program = programs::c("descriptors");
     let target = Target::new();
     target.write("file", "x");
     let script = format!("{} /remote-files/file", program.display());

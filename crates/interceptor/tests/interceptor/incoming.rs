@@ -1,12 +1,12 @@
-//! Servers, whose clients are the target's.
+//! Servers whose clients connect to the target.
 
-/// What a program sees of its clients, in every way to accept them.
-mod accepting;
+/// The addresses that a program sees, for all kinds of `accept`.
+mod accept;
 
 /// Datagrams.
 mod datagrams;
 
-/// Where a program listens, and where it really does.
+/// The requested and the actual port of a listener.
 mod ports;
 
 /// Servers in many languages.
@@ -14,11 +14,11 @@ mod servers;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use interceptor::{Delivery, DeliveryRegistration, Listener, Supervised, Transport};
+use interceptor::{AppConnection, IncomingRegistration, Listener, SupervisedProcess, Transport};
 
 use crate::programs;
 use crate::target::{Target, shell, wait_until};
@@ -27,20 +27,20 @@ const CLIENT: &str = "203.0.113.9:4711";
 const CLIENT6: &str = "[2001:db8:1::9]:4712";
 const SERVER: &str = "10.1.2.3:8080";
 
-/// What the Python program says about a connection from [`CLIENT`].
-const NAMES: &str = "('203.0.113.9', 4711) ('203.0.113.9', 4711) ('10.1.2.3', 8080)\n";
+/// The output of the Python program for a connection from [`CLIENT`].
+const ADDRESSES: &str = "('203.0.113.9', 4711) ('203.0.113.9', 4711) ('10.1.2.3', 8080)\n";
 
-/// A program that runs and listens for the target.
+/// A running program that listens for the target.
 struct Server {
     target: Arc<Target>,
-    supervised: Supervised,
+    supervised: SupervisedProcess,
     folder: tempfile::TempDir,
 }
 
-/// A client of the target, as far as the program can see.
+/// A client of the target, from the perspective of the program.
 struct Client {
     stream: TcpStream,
-    _registration: DeliveryRegistration,
+    _registration: IncomingRegistration,
 }
 
 impl Server {
@@ -48,15 +48,15 @@ impl Server {
         Self::start_on(true, script)
     }
 
-    /// `signals_wait` is false for what happens on kernels that cannot do that.
-    fn start_on(signals_wait: bool, script: &str) -> Self {
+    /// `wait_killable` is false to test the behaviour of kernels without this feature.
+    fn start_on(wait_killable: bool, script: &str) -> Self {
         let target = Target::new();
-        target.takes_listeners.store(true, Ordering::SeqCst);
+        target.accepts_listeners.store(true, Ordering::SeqCst);
         let folder = tempfile::tempdir().unwrap();
-        let go_on = folder.path().join("go-on");
-        let script = format!("export GO_ON='{}'\n{script}", go_on.display());
+        let resume = folder.path().join("resume");
+        let script = format!("export RESUME_FILE='{}'\n{script}", resume.display());
         let supervised = shell(&script, &folder.path().join("output"))
-            .let_signals_wait(signals_wait)
+            .wait_killable(wait_killable)
             .start(Arc::clone(&target) as _)
             .unwrap();
         Self {
@@ -66,22 +66,22 @@ impl Server {
         }
     }
 
-    /// A function of the Python program; `None`, said aloud, without Python.
-    fn python(function: &str) -> Option<Self> {
+    /// Starts a function of the Python program.
+    fn python(function: &str) -> Self {
+        programs::require("python3");
         let program = programs::source("incoming.py");
-        programs::is_there("python3")
-            .then(|| Self::start(&format!("exec python3 -u {} {function}", program.display())))
+        Self::start(&format!("exec python3 -u {} {function}", program.display()))
     }
 
-    fn program(program: Option<PathBuf>, arguments: &str) -> Option<Self> {
-        program.map(|program| Self::start(&format!("exec {} {arguments}", program.display())))
+    fn program(program: &Path, arguments: &str) -> Self {
+        Self::start(&format!("exec {} {arguments}", program.display()))
     }
 
     fn output(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("output")).unwrap_or_default()
     }
 
-    /// The socket with which the program listens, by the order of listening.
+    /// The listener of the program with this index, in the order of `listen` calls.
     #[track_caller]
     fn listener(&self, index: usize) -> (Transport, SocketAddr, Listener) {
         let listeners = &self.target.listeners;
@@ -95,19 +95,19 @@ impl Server {
     #[track_caller]
     fn connect(&self, client: &str) -> Client {
         let (_, _, listener) = self.listener(0);
-        Client::deliver(&listener, client)
+        Client::connect(&listener, client)
     }
 
     #[track_caller]
     fn wait_for(&self, text: &str) {
-        wait_until(&format!("the program says {text}"), || {
+        wait_until(&format!("the program prints {text}"), || {
             self.output().contains(text)
         });
     }
 
-    /// Lets a program go on that waits for it.
-    fn go_on(&self) {
-        std::fs::write(self.folder.path().join("go-on"), "").unwrap();
+    /// Lets a waiting program continue.
+    fn resume(&self) {
+        std::fs::write(self.folder.path().join("resume"), "").unwrap();
     }
 
     #[track_caller]
@@ -120,12 +120,12 @@ impl Server {
 
 impl Client {
     #[track_caller]
-    fn deliver(listener: &Listener, client: &str) -> Self {
+    fn connect(listener: &Listener, client: &str) -> Self {
         let (client, server) = (client.parse().unwrap(), SERVER.parse().unwrap());
-        let Delivery {
+        let AppConnection {
             socket,
             registration,
-        } = listener.deliver(client, server).unwrap();
+        } = listener.connect(client, server).unwrap();
         let stream = TcpStream::from(socket);
         stream.set_nonblocking(false).unwrap();
         Self {
@@ -134,23 +134,23 @@ impl Client {
         }
     }
 
-    /// Sends a text and the end, and returns what comes.
-    fn ask(mut self, text: &str) -> String {
+    /// Sends a text, shuts down, and returns the response.
+    fn exchange(mut self, text: &str) -> String {
         self.stream.write_all(text.as_bytes()).unwrap();
         self.stream.shutdown(Shutdown::Write).unwrap();
-        let mut answer = String::new();
-        self.stream.read_to_string(&mut answer).unwrap();
-        answer
+        let mut response = String::new();
+        self.stream.read_to_string(&mut response).unwrap();
+        response
     }
 
-    /// The body of the answer to a request.
+    /// Sends an HTTP request and returns the body of the response.
     fn get(mut self) -> String {
         let request = "GET / HTTP/1.1\r\nHost: target\r\nConnection: close\r\n\r\n";
         self.stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = Vec::new();
+        let mut response = Vec::new();
         let mut buffer = [0; 4096];
         loop {
-            let text = String::from_utf8_lossy(&answer).into_owned();
+            let text = String::from_utf8_lossy(&response).into_owned();
             if let Some((head, body)) = text.split_once("\r\n\r\n") {
                 let head = head.to_ascii_lowercase();
                 let length = head.split_once("content-length: ");
@@ -160,13 +160,13 @@ impl Client {
                 }
             }
             let count = self.stream.read(&mut buffer).unwrap();
-            assert!(count > 0, "the answer ends early: {text}");
-            answer.extend(&buffer[..count]);
+            assert!(count > 0, "the response ends early: {text}");
+            response.extend(&buffer[..count]);
         }
     }
 }
 
-/// A port of this machine that was free a moment ago.
+/// A local port that was free a moment ago.
 fn free_port() -> u16 {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap().port()

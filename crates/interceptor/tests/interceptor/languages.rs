@@ -1,15 +1,15 @@
-//! The same tour through programs in many languages: environment, files, name, connections.
+//! The same tour in many languages: environment, files, host name, connections.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::programs;
-use crate::target::{Ended, Target, run};
+use crate::target::{ProgramExit, Target, run};
 
 const TOUR: &str = "env hello\nread content\nlist [a b]\nmissing true\nwrite ok\nhostname checkout-7d9f\n\
     tcp HELLO\npacket PACKET 198.51.100.7:7\n";
 
-fn tour(command: &str) -> (Arc<Target>, Ended) {
+fn tour(command: &str) -> (Arc<Target>, ProgramExit) {
     let target = Target::new();
     target.write("file", "content");
     target.write("list/a", "");
@@ -24,32 +24,29 @@ fn check(command: &str) {
     assert_eq!(target.read("written"), "written");
 }
 
-fn check_program(program: Option<PathBuf>) {
-    if let Some(program) = program {
-        check(&program.display().to_string());
-    }
+fn check_program(program: &Path) {
+    check(&program.display().to_string());
 }
 
 fn check_script(interpreter: &str, script: &str) {
-    if programs::is_there(interpreter) {
-        let script = programs::source(script);
-        check(&format!("{interpreter} {}", script.display()));
-    }
+    programs::require(interpreter);
+    let script = programs::source(script);
+    check(&format!("{interpreter} {}", script.display()));
 }
 
 #[test]
 fn c_dynamic() {
-    check_program(programs::c("tour"));
+    check_program(&programs::c("tour"));
 }
 
 #[test]
 fn c_static() {
-    check_program(programs::c_with("tour", "gcc", &["-static"]));
+    check_program(&programs::c_with("tour", "gcc", &["-static"]));
 }
 
 #[test]
 fn c_musl_static() {
-    check_program(programs::c_with("tour", "musl-gcc", &["-static"]));
+    check_program(&programs::c_with("tour", "musl-gcc", &["-static"]));
 }
 
 #[test]
@@ -69,24 +66,18 @@ fn perl() {
 
 #[test]
 fn java() {
-    // Run from its source, by a virtual machine that has a compiler.
-    let (_, ended) = if programs::is_there("javac") {
-        tour(&format!("java {}", programs::source("Tour.java").display()))
-    } else {
-        return;
-    };
+    // Executed from source, which requires a JDK.
+    programs::require("javac");
+    let (_, ended) = tour(&format!("java {}", programs::source("Tour.java").display()));
     assert_eq!(ended.output(), TOUR);
 }
 
 #[test]
 fn go_static() {
-    check_go(programs::go("tour"));
+    check_go(&programs::go("tour"));
 }
 
-fn check_go(program: Option<PathBuf>) {
-    let Some(program) = program else {
-        return;
-    };
+fn check_go(program: &Path) {
     let (target, ended) = tour(&program.display().to_string());
     let expected = "env hello\nread content\nlist [a b]\nmissing true\nwrite ok\nhostname checkout-7d9f\n\
         connect ok\ntcp HELLO\npeer 198.51.100.7:7\nend true\n\
@@ -97,13 +88,9 @@ fn check_go(program: Option<PathBuf>) {
 }
 
 #[test]
-fn a_tree_of_processes() {
-    let Some(go) = programs::go("tour") else {
-        return;
-    };
-    if !programs::is_there("python3") {
-        return;
-    }
+fn process_tree() {
+    let go = programs::go("tour");
+    programs::require("python3");
     let start = "import subprocess, sys; sys.exit(subprocess.run([sys.argv[1]]).returncode)";
     let (_, ended) = tour(&format!("python3 -c '{start}' {} | cat", go.display()));
     assert!(ended.output().contains("packet PACKET 198.51.100.7:7\n"));

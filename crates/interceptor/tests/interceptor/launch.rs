@@ -1,4 +1,4 @@
-//! Starting, exit codes, signals, the end of everything.
+//! Start, exit codes, signals and the end of all processes.
 
 use std::io::BufRead;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use interceptor::{Errno, Error, Launch, Notice};
 
+use crate::environments::supervisor_command;
 use crate::programs;
-use crate::surroundings::supervisor_command;
 use crate::target::{Target, is_alive, run, shell, wait_until};
 
 #[test]
-fn exit_codes_and_signals_are_the_programs_own() {
+fn exit_status_is_reported() {
     let target = Target::new();
     for code in [0, 1, 42, 255] {
         let ended = run(&target, &format!("exit {code}"));
@@ -28,7 +28,7 @@ fn exit_codes_and_signals_are_the_programs_own() {
 }
 
 #[test]
-fn a_signal_that_only_we_got_is_passed_on() {
+fn signal_is_forwarded() {
     let target = Target::new();
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
@@ -46,7 +46,7 @@ fn a_signal_that_only_we_got_is_passed_on() {
 }
 
 #[test]
-fn the_environment_is_exactly_what_is_given() {
+fn environment_is_exact() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
     let large = "x".repeat(100_000);
@@ -72,7 +72,7 @@ fn the_environment_is_exactly_what_is_given() {
 }
 
 #[test]
-fn a_prepared_program_waits_for_its_environment() {
+fn prepared_program_waits_for_environment() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
     let script = format!(
@@ -95,11 +95,11 @@ fn a_prepared_program_waits_for_its_environment() {
     let mut supervised = prepared.start(environment, target).unwrap();
     assert_eq!(supervised.wait().unwrap().code(), Some(5));
     assert_eq!(std::fs::read_to_string(&output).unwrap(), "hello\nremote\n");
-    // One that is never started leaves nothing.
+    // A prepared program that is never started leaves nothing behind.
     std::fs::remove_file(&output).unwrap();
     drop(launch().prepare().unwrap());
     assert!(!output.exists());
-    // What cannot be executed is known when it is tried, and what can be known before, before.
+    // An execution error is reported by `start`; everything that can be checked earlier is reported by `prepare`.
     let prepared = Launch::new("/no/such/program").prepare().unwrap();
     let error = prepared.start([("A", "B")], Target::new()).unwrap_err();
     assert!(
@@ -129,7 +129,7 @@ fn a_prepared_program_waits_for_its_environment() {
 }
 
 #[test]
-fn what_cannot_be_started_says_why() {
+fn start_errors_are_specific() {
     let start = |launch: Launch| launch.start(Target::new()).unwrap_err();
     let error = start(Launch::new("no-such-program-anywhere"));
     assert!(matches!(error, Error::ProgramNotFound(_)), "{error:?}");
@@ -172,7 +172,7 @@ fn what_cannot_be_started_says_why() {
 }
 
 #[test]
-fn a_script_without_interpreter_line_is_run_by_the_shell() {
+fn script_without_shebang_is_run_by_shell() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
@@ -190,7 +190,7 @@ fn descendants_end_with_the_session() {
     let target = Target::new();
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
-    // A child, a grandchild whose parent is gone, and one in a session of its own that ignores what it can.
+    // A child, an orphaned grandchild, and one in its own session that ignores signals.
     let script = "sleep 1000 & echo $!
         (sleep 1000 & echo $!)
         setsid bash -c 'trap \"\" TERM HUP INT; echo $BASHPID; sleep 1000 & echo $!; wait' &
@@ -209,7 +209,7 @@ fn descendants_end_with_the_session() {
 }
 
 #[test]
-fn everything_ends_when_the_supervisor_is_killed() {
+fn all_processes_end_when_supervisor_is_killed() {
     let binary = std::env::current_exe().unwrap();
     let script = "setsid sleep 1000 & echo pid $!; (sleep 1000 & echo pid $!); echo pid $$; echo pid $PPID; cat /etc/hostname >/dev/null; echo ready; wait";
     let mut supervisor = supervisor_command(&binary, script)
@@ -230,17 +230,15 @@ fn everything_ends_when_the_supervisor_is_killed() {
     assert!(processes.iter().all(|process| is_alive(process)));
     supervisor.kill().unwrap();
     supervisor.wait().unwrap();
-    wait_until("everything is gone", || {
+    wait_until("all processes ended", || {
         !processes.iter().any(|process| is_alive(process))
     });
 }
 
 #[test]
-fn rings_are_refused_unless_allowed() {
-    let Some(program) = programs::c("ring") else {
-        return;
-    };
-    let answer = |allow| {
+fn io_uring_is_refused_unless_allowed() {
+    let program = programs::c("ring");
+    let result = |allow| {
         let mut supervised = Launch::new(&program)
             .allow_io_uring(allow)
             .start(Target::new())
@@ -248,22 +246,20 @@ fn rings_are_refused_unless_allowed() {
         supervised.wait().unwrap().code().unwrap()
     };
     let enosys = 38;
-    assert_eq!(answer(false), enosys);
-    assert_ne!(answer(true), enosys);
+    assert_eq!(result(false), enosys);
+    assert_ne!(result(true), enosys);
 }
 
 #[test]
-fn programs_of_another_architecture_run_locally_and_are_named() {
-    let Some(program) = programs::c("foreign") else {
-        return;
-    };
+fn foreign_architecture_is_local_and_reported() {
+    let program = programs::c("foreign");
     let target = Target::new();
     let mut supervised = Launch::new(&program)
         .start(Arc::clone(&target) as _)
         .unwrap();
     let code = supervised.wait().unwrap().code();
     if code == Some(77) {
-        println!("skipped: this kernel runs no 32-bit calls");
+        println!("skipped: this kernel does not support 32-bit calls");
         return;
     }
     assert_eq!(code, Some(0));
@@ -275,7 +271,7 @@ fn programs_of_another_architecture_run_locally_and_are_named() {
 }
 
 #[test]
-fn the_hostname_is_the_targets() {
+fn hostname_is_that_of_target() {
     assert_eq!(
         run(&Target::new(), "hostname; uname -n").output(),
         "checkout-7d9f\ncheckout-7d9f\n"

@@ -1,46 +1,48 @@
-//! Real programs under supervision, against a made-up target.
-#![expect(
+//! Real programs under supervision, with a simulated target.
+#![allow(
+    clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
     clippy::print_stdout,
+    clippy::print_stderr,
     reason = "clippy knows test functions, but not the functions that they share"
 )]
 
-/// The made-up target: files from a temporary folder, connections to servers of this process.
+/// The simulated target: files in a temporary directory, connections to servers of this process.
 mod target;
 
-/// Programs in several languages, compiled once; a language that is not there is said and skipped.
+/// Programs in several languages, compiled once; a missing compiler is reported and its tests are skipped.
 mod programs;
 
-/// Starting, exit codes, signals, the end of everything.
+/// Start, exit codes, signals and the end of all processes.
 mod launch;
 
-/// Where supervision happens: who may, where it is forbidden, and what is then said.
-mod surroundings;
+/// Environments of the supervisor: unprivileged users, restrictions, and the errors that report them.
+mod environments;
 
-/// Remote files, one call at a time and as programs use them.
+/// Remote files: single calls, and real programs.
 mod files;
 
-/// Connections and datagrams to where only the target reaches.
+/// Connections and datagrams to addresses that only the target reaches.
 mod outgoing;
 
-/// Servers, whose clients are the target's.
+/// Servers whose clients connect to the target.
 mod incoming;
 
-/// Unusual things that programs do to sockets.
+/// Unusual uses of sockets.
 mod sockets;
 
 /// Signals, with and without `SA_RESTART`.
 mod signals;
 
-/// What supervision costs.
+/// The overhead of supervision.
 mod speed;
 
-/// The same tour through programs in many languages.
+/// The same tour in many languages.
 mod languages;
 
-/// Every way to make a process or a thread.
+/// All kinds of processes and threads.
 mod processes;
 
-/// Debuggers on programs under supervision.
+/// Debuggers on supervised programs.
 mod debuggers;

@@ -1,4 +1,4 @@
-//! Connections and datagrams to where only the target reaches.
+//! Connections and datagrams to addresses that only the target reaches.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use interceptor::Notice;
 use crate::programs;
 use crate::target::{Target, run, shell, wait_until};
 
-/// Runs one function of the Python program. When it prints `waiting`, the gate is opened.
+/// Runs one function of the Python program. The gate is opened when it prints `waiting`.
 fn check(name: &str, expected: &str) {
     check_program("outgoing.py", name, expected);
 }
@@ -18,9 +18,7 @@ pub(crate) fn check_program(program: &str, name: &str, expected: &str) {
 }
 
 fn check_with(target: &Arc<Target>, program: &str, name: &str, expected: &str) {
-    if !programs::is_there("python3") {
-        return;
-    }
+    programs::require("python3");
     target.write("file", "remote");
     let program = programs::source(program);
     let folder = tempfile::tempdir().unwrap();
@@ -42,7 +40,7 @@ fn check_with(target: &Arc<Target>, program: &str, name: &str, expected: &str) {
 }
 
 #[test]
-fn a_stream_tells_the_remote_story() {
+fn stream_has_remote_addresses_and_data() {
     check(
         "tcp",
         "('198.51.100.7', 7) ('10.1.2.3', 54321)\nHELLO\nend b''\n",
@@ -58,12 +56,12 @@ fn streams_work_over_ipv6() {
 }
 
 #[test]
-fn errors_are_those_of_the_remote_side() {
+fn remote_errors_are_reported() {
     check("refused", "ECONNREFUSED\nEHOSTUNREACH\nHELLO\nEISCONN\n");
 }
 
 #[test]
-fn a_socket_that_does_not_wait_becomes_writable_when_the_remote_side_is_there() {
+fn nonblocking_socket_becomes_writable_when_connected() {
     check(
         "nonblocking",
         "EINPROGRESS\nnot writable True\nEALREADY\nENOTCONN\nerror 0\nwaiting\nwritable True\nerror 0\n\
@@ -72,7 +70,7 @@ fn a_socket_that_does_not_wait_becomes_writable_when_the_remote_side_is_there() 
 }
 
 #[test]
-fn a_socket_that_does_not_wait_learns_of_a_failure() {
+fn nonblocking_socket_reports_failure() {
     check(
         "nonblocking_refused",
         "EINPROGRESS\nnot writable True\nwaiting\nerror True\nECONNREFUSED\n0\nECONNABORTED\nHELLO\n",
@@ -80,7 +78,7 @@ fn a_socket_that_does_not_wait_learns_of_a_failure() {
 }
 
 #[test]
-fn a_send_timeout_ends_the_waiting_and_not_the_connection() {
+fn send_timeout_does_not_abort_connection() {
     check(
         "send_timeout",
         "EINPROGRESS\nwaiting\nwritable True\nHELLO\n",
@@ -93,12 +91,12 @@ fn unix_sockets_by_path() {
 }
 
 #[test]
-fn packets_keep_their_ends() {
+fn unix_packets_keep_boundaries() {
     check("unix_packets", "b'ONE' b'TWO'\n");
 }
 
 #[test]
-fn a_relative_path_starts_where_the_program_is() {
+fn relative_unix_path_uses_working_directory() {
     let target = Target::new();
     std::fs::create_dir(target.path("folder")).unwrap();
     check_with(
@@ -110,28 +108,28 @@ fn a_relative_path_starts_where_the_program_is() {
 }
 
 #[test]
-fn a_socket_at_a_remote_path_is_made_here_and_that_is_told() {
+fn bind_to_remote_path_is_local_and_reported() {
     let target = Target::new();
     check_with(&target, "outgoing.py", "unix_bound", "ENOENT\n");
     let path = "/remote-files/made.sock".into();
     assert_eq!(
         *target.notices.lock().unwrap(),
-        [Notice::SocketHere { path }]
+        [Notice::LocalUnixSocket { path }]
     );
 }
 
 #[test]
-fn a_socket_that_shall_not_be_there() {
+fn refused_unix_socket() {
     check("unix_refused", "ENOENT\n");
 }
 
 #[test]
-fn local_connections_are_untouched() {
+fn local_connections_are_unchanged() {
     check("local", "True True\nb'x' True\n2 b'ab'\n");
 }
 
 #[test]
-fn datagrams_connected_and_not() {
+fn connected_and_unconnected_datagrams() {
     check(
         "udp",
         "('198.51.100.7', 7) ('10.1.2.3', 54321)\nb'ONE'\n(b'TWO', ('198.51.100.7', 7))\n\
@@ -142,12 +140,12 @@ fn datagrams_connected_and_not() {
 }
 
 #[test]
-fn many_at_once() {
+fn many_concurrent_connections() {
     check("many", "done\n");
 }
 
 #[test]
-fn a_slow_connection_delays_nobody_else() {
+fn slow_connection_does_not_delay_others() {
     check(
         "slow_does_not_delay",
         &format!("{}True\nwaiting\n", "HELLO\n".repeat(50)),
@@ -155,7 +153,7 @@ fn a_slow_connection_delays_nobody_else() {
 }
 
 #[test]
-fn a_shell_connects() {
+fn shell_connects() {
     let target = Target::new();
     let script = "exec 3<>/dev/tcp/198.51.100.7/7; echo hi >&3; read x <&3; echo $x
         exec 4<>/dev/udp/198.51.100.7/7; echo there >&4; dd bs=100 count=1 status=none <&4; echo bye >&4";

@@ -1,14 +1,14 @@
-//! The programs beside these tests, compiled.
+//! Compiles the programs next to these tests.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{LazyLock, Mutex};
 
-static COMPILED: Mutex<Vec<(String, Option<PathBuf>)>> = Mutex::new(Vec::new());
+static COMPILED: Mutex<Vec<(String, PathBuf)>> = Mutex::new(Vec::new());
 
-/// Where compiled programs are kept from one run to the next: beside everything else that was built, or for a user who
-/// may not write there, in the folder for temporary files.
+/// The cache of compiled programs: in the build directory, or in the temporary directory for a user that may not write
+/// there.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let beside = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     if std::fs::create_dir_all(&beside).is_ok() && tempfile::tempfile_in(&beside).is_ok() {
@@ -24,51 +24,42 @@ pub(crate) fn source(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Compiles a program, once for each way and content. `None`, said aloud, if the compiler is not on this machine.
-fn compile(source: &Path, way: &str, command: impl FnOnce(&Path) -> Command) -> Option<PathBuf> {
+/// Compiles a program, once for each variant and content.
+fn compile(source: &Path, variant: &str, command: impl FnOnce(&Path) -> Command) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     std::fs::read(source).unwrap().hash(&mut hasher);
     let name = source.file_stem().unwrap().to_str().unwrap();
-    let key = format!("{name}-{way}-{:016x}", hasher.finish());
+    let key = format!("{name}-{variant}-{:016x}", hasher.finish());
     let mut compiled = COMPILED.lock().unwrap();
-    if let Some((_, path)) = compiled.iter().find(|(known, _)| *known == key) {
+    if let Some((_, path)) = compiled.iter().find(|(compiled, _)| *compiled == key) {
         return path.clone();
     }
     let path = FOLDER.join(&key);
-    let result = if path.exists() {
-        Some(path)
-    } else {
+    if !path.exists() {
         let unfinished = FOLDER.join(format!("{key}.{}", std::process::id()));
-        run(command(&unfinished)).then(|| {
-            std::fs::rename(&unfinished, &path).unwrap();
-            path
-        })
-    };
-    compiled.push((key, result.clone()));
-    result
-}
-
-/// False, said aloud, if the compiler is not on this machine.
-fn run(mut compiler: Command) -> bool {
-    match compiler.output() {
-        Ok(output) if output.status.success() => true,
-        Ok(output) => panic!("{compiler:?}: {}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => {
-            println!("skipped: {}: {error}", compiler.get_program().display());
-            false
-        }
+        run(command(&unfinished));
+        std::fs::rename(&unfinished, &path).unwrap();
     }
+    compiled.push((key, path.clone()));
+    path
 }
 
-/// A C program for the usual library, dynamically linked.
-pub(crate) fn c(name: &str) -> Option<PathBuf> {
+fn run(mut compiler: Command) {
+    require(&compiler.get_program().to_string_lossy());
+    let output = compiler.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{compiler:?}: {errors}");
+}
+
+/// A C program for the default C library, dynamically linked.
+pub(crate) fn c(name: &str) -> PathBuf {
     c_with(name, "gcc", &[])
 }
 
-pub(crate) fn c_with(name: &str, compiler: &str, options: &[&str]) -> Option<PathBuf> {
+pub(crate) fn c_with(name: &str, compiler: &str, options: &[&str]) -> PathBuf {
     let source = source(&format!("{name}.c"));
-    let way = format!("{compiler}{}", options.concat());
-    compile(&source, &way, |path| {
+    let variant = format!("{compiler}{}", options.concat());
+    compile(&source, &variant, |path| {
         let mut command = Command::new(compiler);
         command.args(["-O1", "-pthread", "-o"]).arg(path);
         command.arg(&source).args(options);
@@ -76,8 +67,8 @@ pub(crate) fn c_with(name: &str, compiler: &str, options: &[&str]) -> Option<Pat
     })
 }
 
-/// A Go program without any C library.
-pub(crate) fn go(name: &str) -> Option<PathBuf> {
+/// A Go program without C library.
+pub(crate) fn go(name: &str) -> PathBuf {
     let source = source(&format!("{name}.go"));
     compile(&source, "go", |path| {
         let mut command = Command::new("go");
@@ -88,11 +79,12 @@ pub(crate) fn go(name: &str) -> Option<PathBuf> {
     })
 }
 
-/// Whether a program is on this machine; said aloud if not.
-pub(crate) fn is_there(program: &str) -> bool {
-    let found = Command::new(program).arg("--version").output().is_ok();
-    if !found {
-        println!("skipped: {program} is not on this machine");
-    }
-    found
+/// Fails the test if a program is not installed.
+#[track_caller]
+pub(crate) fn require(program: &str) {
+    let is_installed = Command::new(program).arg("--version").output().is_ok();
+    assert!(
+        is_installed,
+        "{program} is not installed; `cargo xtask test --only packages` installs what the tests need"
+    );
 }

@@ -9,33 +9,28 @@ fn check(arguments: &str, expected: &str) {
     check_on(true, arguments, expected);
 }
 
-fn check_on(signals_wait: bool, arguments: &str, expected: &str) {
-    if let Some(output) = output_on(signals_wait, arguments) {
-        assert_eq!(output, expected);
-    }
+fn check_on(wait_killable: bool, arguments: &str, expected: &str) {
+    assert_eq!(output_on(wait_killable, arguments), expected);
 }
 
-/// `signals_wait` is false for what happens on kernels that cannot do that.
-fn output_on(signals_wait: bool, arguments: &str) -> Option<String> {
-    let program = programs::c("signals")?;
+/// `wait_killable` is false to test the behaviour of kernels without this feature. On such a kernel it is always false.
+fn output_on(wait_killable: bool, arguments: &str) -> String {
+    let program = programs::c("signals");
     let target = Target::new();
     target.write("file", "remote");
     target.write("slow", "slowly");
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
     let script = format!("{} {arguments}", program.display());
-    let launch = shell(&script, &output).let_signals_wait(signals_wait);
+    let launch = shell(&script, &output).wait_killable(wait_killable);
     let mut supervised = launch.start(Arc::clone(&target) as _).unwrap();
-    if supervised.signals_wait() != signals_wait {
-        println!("skipped: signals do not wait for answers on this kernel");
-        return None;
-    }
+    assert!(wait_killable || !supervised.wait_killable());
     let read = || std::fs::read_to_string(&output).unwrap_or_default();
     wait_until("the signals were sent", || read().contains("waiting"));
     target.open_gate();
     let status = supervised.wait().unwrap();
     assert!(status.success(), "{status} after: {}", read());
-    Some(read())
+    read()
 }
 
 #[test]
@@ -44,7 +39,7 @@ fn connect_is_restarted() {
 }
 
 #[test]
-fn connect_is_interrupted_and_goes_on() {
+fn interrupted_connect_continues() {
     check(
         "connect interrupt",
         "Interrupted system call, signals 1\nwaiting\nerror 0\nHELLO\n",
@@ -64,31 +59,29 @@ fn receiving_is_interrupted() {
     );
 }
 
-/// With `SA_RESTART`, as runtimes install their handlers. Without it there is a moment of some microseconds, between the
-/// call and our receiving it, in which the kernel fails it with `EINTR`.
+/// With `SA_RESTART`, as language runtimes install their handlers. Without it, there are some microseconds between the
+/// call and its reception in which the kernel fails it with `EINTR`.
 #[test]
-fn what_is_never_interrupted_stays_so() {
+fn uninterruptible_calls_are_not_interrupted() {
     check("files restart", "waiting\nfailed 0, signals 1\n");
 }
 
 #[test]
-fn a_timer_interrupts_no_open() {
+fn timer_does_not_interrupt_open() {
     check("timer restart", "waiting\nfailed 0\n");
 }
 
 #[test]
-fn signals_wait_for_a_slow_open() {
+fn signals_do_not_interrupt_slow_open() {
     check("slow interrupt", "waiting\n6, signals 1\n");
 }
 
 #[test]
-fn on_old_kernels_what_was_done_is_not_done_again() {
-    if let Some(output) = output_on(false, "files restart") {
-        // Nearly all of the twenty signals hit a call. One in a thousand of them loses its answer inside of the kernel.
-        let possible =
-            ["0", "1", "2"].map(|failed| format!("waiting\nfailed {failed}, signals 1\n"));
-        assert!(possible.contains(&output), "{output}");
-    }
+fn on_old_kernels_operations_are_not_repeated() {
+    let output = output_on(false, "files restart");
+    // Nearly all of the twenty signals hit a call. The kernel loses the response of one in a thousand of them.
+    let possible = ["0", "1", "2"].map(|failed| format!("waiting\nfailed {failed}, signals 1\n"));
+    assert!(possible.contains(&output), "{output}");
     check_on(false, "timer restart", "waiting\nfailed 0\n");
     check_on(false, "slow restart", "waiting\n6, signals 1\n");
     check_on(
@@ -113,9 +106,10 @@ fn on_old_kernels_connections_are_restarted() {
     check_on(false, "receive restart", "ONE\nwaiting\nTWO, signals 1\n");
 }
 
-/// Killed and stopped while a call waits for the target: the caller is gone at once, and goes on where it was.
+/// Kills and stops callers while a call waits for the target: a killed caller ends immediately, and a stopped one
+/// continues in its call.
 #[test]
-fn killing_and_stopping_do_not_wait_for_the_target() {
+fn kill_and_stop_do_not_wait_for_target() {
     let target = Target::new();
     target.write("slow", "slowly");
     let folder = tempfile::tempdir().unwrap();
@@ -138,7 +132,7 @@ fn killing_and_stopping_do_not_wait_for_the_target() {
     });
     target.open_gate();
     assert!(supervised.wait().unwrap().success());
-    // The shell says that one was killed.
+    // The shell reports the killed process.
     let lines = read();
     let lines: Vec<_> = lines
         .lines()

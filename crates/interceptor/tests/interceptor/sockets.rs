@@ -1,4 +1,4 @@
-//! Unusual things that programs do to sockets, and many of them.
+//! Unusual uses of sockets, and many sockets.
 
 use crate::outgoing::check_program;
 
@@ -7,7 +7,7 @@ fn check(name: &str, expected: &str) {
 }
 
 #[test]
-fn an_edge_tells_of_the_connection() {
+fn edge_triggered_epoll_reports_connection() {
     check(
         "edge_triggered",
         "EINPROGRESS\nevents before []\nwaiting\nwritable True\nerror 0 0\n0 EISCONN\nb'EDGE'\n",
@@ -15,18 +15,18 @@ fn an_edge_tells_of_the_connection() {
 }
 
 #[test]
-fn send_buffers_are_given_back() {
+fn send_buffers_are_restored() {
     check("buffers", &"ECONNREFUSED True\n0 True\nHELLO\n".repeat(2));
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_device_of_this_machine_does_not_keep_from_the_target() {
+fn socket_bound_to_device_reaches_target() {
     check("bound_to_device", "HELLO\nEINPROGRESS\nHELLO\nHELLO\n");
 }
 
 #[test]
-fn an_association_is_dissolved() {
+fn association_is_dissolved() {
     check(
         "unspecified",
         &format!(
@@ -38,7 +38,7 @@ fn an_association_is_dissolved() {
 }
 
 #[test]
-fn sockets_are_known_wherever_they_are_passed() {
+fn passed_sockets_keep_their_addresses() {
     check(
         "passed",
         "('198.51.100.7', 7)\nPASSED\n('198.51.100.7', 7)\nDUPLICATED\n",
@@ -46,7 +46,7 @@ fn sockets_are_known_wherever_they_are_passed() {
 }
 
 #[test]
-fn sockets_are_shared_by_processes() {
+fn sockets_are_shared_after_fork() {
     check(
         "forked",
         "('198.51.100.7', 7)\nHELLO\nEINPROGRESS\nwaiting\nHELLO\n",
@@ -54,23 +54,23 @@ fn sockets_are_shared_by_processes() {
 }
 
 #[test]
-fn a_number_that_is_used_again_is_another_socket() {
+fn reused_descriptor_is_another_socket() {
     let talk = "HELLO\n".repeat(20);
     check("closed", &format!("EINPROGRESS\nTrue\nwaiting\n{talk}"));
 }
 
 #[test]
-fn data_with_the_connection_is_refused() {
+fn tcp_fast_open_is_refused() {
     check("fast_open", "ENOTSUP\nENOTSUP\nHELLO\n5 b'AGAIN'\n");
 }
 
 #[test]
-fn datagram_sockets_beyond_the_limit_of_select() {
+fn datagram_sockets_above_select_limit() {
     check("many_datagrams", "300 768 True\nselected 100\n");
 }
 
 #[test]
-fn few_descriptors_are_enough() {
+fn low_descriptor_limit() {
     check(
         "low_limit",
         "EMFILE 15\n3 (b'ONE', ('198.51.100.7', 7))\nb'TWO'\nHELLO\n",
@@ -78,7 +78,7 @@ fn few_descriptors_are_enough() {
 }
 
 #[test]
-fn who_does_not_read_stops_who_writes() {
+fn slow_reader_blocks_writer() {
     check("slow_reader", "stopped True\nwaiting\nall True\n");
 }
 
@@ -88,6 +88,6 @@ fn thousands_of_connections() {
 }
 
 #[test]
-fn a_thousand_threads_wait_and_delay_nobody() {
+fn thousand_blocked_threads_do_not_delay_others() {
     check("waiting_threads 1000", "HELLO\nremote 0\nwaiting\n1000\n");
 }

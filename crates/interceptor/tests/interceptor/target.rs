@@ -1,4 +1,4 @@
-//! A made-up target.
+//! A simulated target.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,36 +12,41 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use interceptor::{
-    Answer, Connection, Destination, DestinationChoice, Directory, Errno, FileSystem, Host, Intent,
-    Launch, Listener, ListenerChoice, Listening, Metadata, Names, Notice, OpenOptions, Outgoing,
-    PathChoice, RemoteFiles, Then, Times, Transport,
+    CallResult, Completion, Destination, DestinationChoice, Directory, Errno, FileSystemStats,
+    Host, Intent, Launch, Listener, ListenerChoice, Metadata, Notice, OpenOptions,
+    OutgoingConnection, PathChoice, PendingConnection, PendingListener, RemoteFiles,
+    SocketAddresses, Times, Transport,
 };
 
-/// Methods that the folder answers.
+/// Methods that are forwarded to the directory.
 macro_rules! forward {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $answer:ty;)*) => {
-        $(fn $name(&self, $($argument: $kind),*) -> $answer {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $($argument: $kind),*) -> $result {
             self.files.$name($($argument),*)
         })*
     };
 }
 
-/// Everything below is the target's. It is not on this machine.
+/// Everything below is on the target, and not on this machine.
 pub(crate) const REMOTE: &str = "/remote-files";
 
-/// Everything below is on this machine, under another name.
+/// Everything below is on this machine, at another path.
 pub(crate) const RENAMED: &str = "/renamed-files";
 
-/// A target with a folder of its own as its file system.
+/// A target with a temporary directory as its file system.
 pub(crate) struct Target {
+    /// Paths about which the host was consulted.
+    pub(crate) choices: Mutex<Vec<PathBuf>>,
+    /// Decisions that took effect.
+    pub(crate) decisions: Mutex<Vec<(PathBuf, PathChoice)>>,
     pub(crate) root: tempfile::TempDir,
     files: Directory,
     pub(crate) notices: Mutex<Vec<Notice>>,
-    /// How many connections were made.
+    /// How many connections were established.
     pub(crate) established: AtomicUsize,
-    /// Whether sockets of the application that listen are for the target's traffic.
-    pub(crate) takes_listeners: AtomicBool,
-    /// Those, in the order in which they came.
+    /// Whether listening sockets of the application receive the target's traffic.
+    pub(crate) accepts_listeners: AtomicBool,
+    /// The listeners, in the order of `listen` calls.
     pub(crate) listeners: Mutex<Vec<(Transport, SocketAddr, Listener)>>,
     this: Weak<Self>,
     gate: Mutex<bool>,
@@ -56,19 +61,21 @@ impl Target {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             established: AtomicUsize::new(0),
-            takes_listeners: AtomicBool::new(false),
+            accepts_listeners: AtomicBool::new(false),
             listeners: Mutex::default(),
             gate: Mutex::default(),
             gate_opened: Condvar::new(),
             files: Directory::open(root.path()).unwrap(),
             root,
             notices: Mutex::default(),
+            choices: Mutex::default(),
+            decisions: Mutex::default(),
         })
     }
 }
 
 impl Target {
-    /// A remote file on this machine's side.
+    /// The local path of a remote file.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.path().join("remote-files").join(name)
     }
@@ -84,7 +91,7 @@ impl Target {
     }
 }
 
-/// Addresses that only the target reaches. What is behind them is in [`Target::connect`].
+/// Addresses that only the target reaches. [`Target::serve`] simulates their servers.
 fn is_remote_address(address: &SocketAddr) -> bool {
     match address.ip() {
         IpAddr::V4(ip) => ip.octets().starts_with(&[198, 51, 100]),
@@ -92,14 +99,14 @@ fn is_remote_address(address: &SocketAddr) -> bool {
     }
 }
 
-/// A port with which nobody may listen.
+/// A port on which listening is refused.
 pub(crate) const REFUSED_PORT: u16 = 61_099;
 
-/// What the target calls itself.
+/// The local address of the target.
 const LOCAL: &str = "10.1.2.3:54321";
 
 impl Target {
-    /// Lets connections to 198.51.100.9 be made, and those to 198.51.100.10 be read.
+    /// Lets connections to 198.51.100.9 be established, and those to 198.51.100.10 be read.
     pub(crate) fn open_gate(&self) {
         *self.gate.lock().unwrap() = true;
         self.gate_opened.notify_all();
@@ -112,7 +119,7 @@ impl Target {
         }
     }
 
-    fn serve(&self, outgoing: Outgoing) {
+    fn serve(&self, outgoing: PendingConnection) {
         let address = match outgoing.destination() {
             Destination::Internet(address) => *address,
             Destination::Unix(_) => "198.51.100.7:7".parse().unwrap(),
@@ -130,12 +137,12 @@ impl Target {
         if address.port() != 7 {
             return outgoing.refuse(Errno::ECONNREFUSED);
         }
-        let names = Names {
+        let addresses = SocketAddresses {
             local: Some(LOCAL.parse().unwrap()),
             peer: None,
         };
         let stream = outgoing.transport() != Transport::Udp;
-        if let Ok(connection) = outgoing.establish(names) {
+        if let Ok(connection) = outgoing.establish(addresses) {
             self.established.fetch_add(1, Ordering::SeqCst);
             if last == 10 {
                 self.wait_for_gate();
@@ -145,8 +152,8 @@ impl Target {
     }
 }
 
-/// Sends back what comes, in upper case. For datagrams until nobody is there.
-fn echo(connection: Connection, stream: bool) {
+/// Sends received data back in upper case. For datagrams, until the socket is closed.
+fn echo(connection: OutgoingConnection, stream: bool) {
     let (socket, registration) = connection.into_parts();
     let mut file = File::from(socket);
     let mut buffer = vec![0; 65536];
@@ -155,7 +162,7 @@ fn echo(connection: Connection, stream: bool) {
             break;
         }
         buffer[..length].make_ascii_uppercase();
-        // An empty datagram is one too.
+        // An empty datagram must be sent as well.
         let sent = if stream {
             file.write_all(&buffer[..length])
         } else {
@@ -186,30 +193,37 @@ impl Host for Target {
         }
     }
 
-    fn connect(&self, outgoing: Outgoing) {
+    fn connect(&self, outgoing: PendingConnection) {
         let this = self.this.upgrade().unwrap();
         std::thread::spawn(move || this.serve(outgoing));
     }
 
     fn choose_listener(&self, _: Transport, _: SocketAddr) -> ListenerChoice {
-        match self.takes_listeners.load(Ordering::SeqCst) {
+        match self.accepts_listeners.load(Ordering::SeqCst) {
             true => ListenerChoice::Target,
             false => ListenerChoice::Local,
         }
     }
 
-    fn listen(&self, listening: Listening) {
+    fn listen(&self, listening: PendingListener) {
         let (transport, address) = (listening.transport(), listening.address());
         if address.port() == REFUSED_PORT {
             return listening.refuse(Errno::EADDRINUSE);
         }
-        // The program goes on when it is accepted, and may listen again before we are here.
+        // The lock is taken first: the program continues when its listener is accepted, and may listen again
+        // immediately.
         let mut listeners = self.listeners.lock().unwrap();
         let listener = listening.accept();
         listeners.push((transport, address, listener));
     }
 
+    fn path_decided(&self, path: &Path, _: Intent, choice: &PathChoice) {
+        let mut decisions = self.decisions.lock().unwrap();
+        decisions.push((path.to_path_buf(), choice.clone()));
+    }
+
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
+        self.choices.lock().unwrap().push(path.to_path_buf());
         if path == Path::new("/etc/hidden-passwd") || path == Path::new("/etc/passwd") {
             return PathChoice::Refused(Errno::ENOENT);
         }
@@ -238,8 +252,8 @@ impl Host for Target {
         Some("checkout-7d9f".into())
     }
 
-    fn leaves_alone(&self, program: &Path) -> bool {
-        program.ends_with("left-alone")
+    fn skips_program(&self, program: &Path) -> bool {
+        program.ends_with("skipped-program")
     }
 
     fn notice(&self, notice: &Notice) {
@@ -248,14 +262,15 @@ impl Host for Target {
 }
 
 impl Target {
-    /// `later` is answered by another thread, and only so: under its own name there is nothing. For `given-up` nobody answers.
+    /// `later` is completed by another thread, and only then: the file itself does not exist. `abandoned` is never
+    /// completed.
     fn start<T: 'static>(
         &self,
         path: &Path,
-        then: Then<T>,
-        ask: impl FnOnce(&Self, &Path) -> Answer<T> + Send + 'static,
-    ) -> Result<(), Then<T>> {
-        if path.ends_with("given-up") {
+        then: Completion<T>,
+        query: impl FnOnce(&Self, &Path) -> CallResult<T> + Send + 'static,
+    ) -> Result<(), Completion<T>> {
+        if path.ends_with("abandoned") {
             return Ok(());
         }
         if !path.ends_with("later") {
@@ -265,19 +280,19 @@ impl Target {
             self.this.upgrade().unwrap(),
             path.with_file_name("content-of-later"),
         );
-        std::thread::spawn(move || then(ask(&this, &path)));
+        std::thread::spawn(move || then(query(&this, &path)));
         Ok(())
     }
 }
 
-/// The folder's files; `slow` is opened when the gate is open.
+/// The files of the directory; opening `slow` waits for the gate.
 impl RemoteFiles for Target {
     fn start_open(
         &self,
         path: &Path,
         options: &OpenOptions,
-        then: Then<OwnedFd>,
-    ) -> Result<(), Then<OwnedFd>> {
+        then: Completion<OwnedFd>,
+    ) -> Result<(), Completion<OwnedFd>> {
         let options = *options;
         self.start(path, then, move |this, path| this.open(path, &options))
     }
@@ -286,8 +301,8 @@ impl RemoteFiles for Target {
         &self,
         path: &Path,
         follow: bool,
-        then: Then<Metadata>,
-    ) -> Result<(), Then<Metadata>> {
+        then: Completion<Metadata>,
+    ) -> Result<(), Completion<Metadata>> {
         self.start(path, then, move |this, path| this.metadata(path, follow))
     }
 
@@ -296,14 +311,14 @@ impl RemoteFiles for Target {
         path: &Path,
         mode: i32,
         follow: bool,
-        then: Then<()>,
-    ) -> Result<(), Then<()>> {
+        then: Completion<()>,
+    ) -> Result<(), Completion<()>> {
         self.start(path, then, move |this, path| {
             this.access(path, mode, follow)
         })
     }
 
-    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
+    fn open(&self, path: &Path, options: &OpenOptions) -> CallResult<OwnedFd> {
         if path.ends_with("slow") {
             self.wait_for_gate();
         }
@@ -311,38 +326,38 @@ impl RemoteFiles for Target {
     }
 
     forward! {
-        metadata(path: &Path, follow: bool) -> Answer<Metadata>;
-        read_link(path: &Path) -> Answer<PathBuf>;
-        access(path: &Path, mode: i32, follow: bool) -> Answer<()>;
-        file_system(path: &Path) -> Answer<FileSystem>;
-        create_directory(path: &Path, mode: u32) -> Answer<()>;
-        create_node(path: &Path, mode: u32, device: u64) -> Answer<()>;
-        remove_file(path: &Path) -> Answer<()>;
-        remove_directory(path: &Path) -> Answer<()>;
-        rename(from: &Path, to: &Path, flags: u32) -> Answer<()>;
-        create_hard_link(from: &Path, to: &Path, follow: bool) -> Answer<()>;
-        name_open_file(file: BorrowedFd<'_>, to: &Path) -> Answer<()>;
-        create_symbolic_link(content: &Path, path: &Path) -> Answer<()>;
-        set_mode(path: &Path, mode: u32, follow: bool) -> Answer<()>;
-        set_owner(path: &Path, user: Option<u32>, group: Option<u32>, follow: bool) -> Answer<()>;
-        set_times(path: &Path, times: &Times, follow: bool) -> Answer<()>;
-        set_length(path: &Path, length: u64) -> Answer<()>;
-        attribute(path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>>;
-        attributes(path: &Path, follow: bool) -> Answer<Vec<u8>>;
-        set_attribute(path: &Path, name: &OsStr, value: &[u8], flags: i32, follow: bool) -> Answer<()>;
-        remove_attribute(path: &Path, name: &OsStr, follow: bool) -> Answer<()>;
+        metadata(path: &Path, follow: bool) -> CallResult<Metadata>;
+        read_link(path: &Path) -> CallResult<PathBuf>;
+        access(path: &Path, mode: i32, follow: bool) -> CallResult<()>;
+        file_system(path: &Path) -> CallResult<FileSystemStats>;
+        create_directory(path: &Path, mode: u32) -> CallResult<()>;
+        create_node(path: &Path, mode: u32, device: u64) -> CallResult<()>;
+        remove_file(path: &Path) -> CallResult<()>;
+        remove_directory(path: &Path) -> CallResult<()>;
+        rename(from: &Path, to: &Path, flags: u32) -> CallResult<()>;
+        create_hard_link(from: &Path, to: &Path, follow: bool) -> CallResult<()>;
+        name_open_file(file: BorrowedFd<'_>, to: &Path) -> CallResult<()>;
+        create_symbolic_link(content: &Path, path: &Path) -> CallResult<()>;
+        set_mode(path: &Path, mode: u32, follow: bool) -> CallResult<()>;
+        set_owner(path: &Path, user: Option<u32>, group: Option<u32>, follow: bool) -> CallResult<()>;
+        set_times(path: &Path, times: &Times, follow: bool) -> CallResult<()>;
+        set_length(path: &Path, length: u64) -> CallResult<()>;
+        attribute(path: &Path, name: &OsStr, follow: bool) -> CallResult<Vec<u8>>;
+        attributes(path: &Path, follow: bool) -> CallResult<Vec<u8>>;
+        set_attribute(path: &Path, name: &OsStr, value: &[u8], flags: i32, follow: bool) -> CallResult<()>;
+        remove_attribute(path: &Path, name: &OsStr, follow: bool) -> CallResult<()>;
     }
 }
 
-/// How a program ended and what it said.
+/// The exit status and the output of a program.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct ProgramExit {
     pub(crate) status: ExitStatus,
     pub(crate) output: String,
 }
 
-impl Ended {
-    /// The output of a program that succeeded.
+impl ProgramExit {
+    /// The output of a program that must have succeeded.
     #[track_caller]
     pub(crate) fn output(self) -> String {
         assert!(
@@ -355,14 +370,14 @@ impl Ended {
     }
 }
 
-/// The environment that programs of the tests get.
+/// The environment of test programs.
 pub(crate) fn environment() -> Vec<(OsString, OsString)> {
     std::env::vars_os()
         .filter(|(name, _)| ["PATH", "HOME", "LANG"].iter().any(|keep| name == *keep))
         .collect()
 }
 
-/// A command whose standard output goes to a file, as a shell would do it.
+/// A shell script whose output goes to a file.
 pub(crate) fn shell(script: &str, output: &Path) -> Launch {
     let script = format!("exec >'{}' 2>&1\n{script}", output.display());
     Launch::new("bash")
@@ -371,7 +386,7 @@ pub(crate) fn shell(script: &str, output: &Path) -> Launch {
 }
 
 /// Runs a script under supervision.
-pub(crate) fn run(target: &Arc<Target>, script: &str) -> Ended {
+pub(crate) fn run(target: &Arc<Target>, script: &str) -> ProgramExit {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
     let mut supervised = shell(script, &output)
@@ -379,14 +394,14 @@ pub(crate) fn run(target: &Arc<Target>, script: &str) -> Ended {
         .unwrap();
     let status = supervised.wait().unwrap();
     let output = std::fs::read(&output).unwrap_or_default();
-    Ended {
+    ProgramExit {
         status,
         output: String::from_utf8_lossy(&output).into_owned(),
     }
 }
 
-/// Runs the same script without supervision, in the same environment: otherwise two programs would be compared.
-pub(crate) fn run_bare(script: &str) -> Ended {
+/// Runs the same script without supervision, in the same environment, so that both are comparable.
+pub(crate) fn run_bare(script: &str) -> ProgramExit {
     let output = std::process::Command::new("bash")
         .args(["-c", &format!("exec 2>&1\n{script}")])
         .env_clear()
@@ -394,24 +409,24 @@ pub(crate) fn run_bare(script: &str) -> Ended {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    Ended {
+    ProgramExit {
         status: ExitStatus::from_raw(output.status.into_raw()),
         output: String::from_utf8_lossy(&output.stdout).into_owned(),
     }
 }
 
-/// Waits for something that must become true soon.
+/// Waits for a condition, with a timeout.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !condition() {
-        assert!(start.elapsed().as_secs() < 30, "waited in vain: {what}");
+        assert!(start.elapsed().as_secs() < 30, "timed out: {what}");
         std::thread::yield_now();
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
 }
 
-/// Whether a process exists and is not only waiting to be reaped.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn is_alive(process: &str) -> bool {
     let stat = std::fs::read_to_string(PathBuf::from("/proc").join(process).join("stat"));
     stat.is_ok_and(|stat| {

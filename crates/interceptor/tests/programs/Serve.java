@@ -1,7 +1,7 @@
 import com.sun.net.httpserver.HttpServer;
 import java.net.InetSocketAddress;
 
-/** A web server that says who asked. */
+/** A web server that returns the address of its client. */
 public class Serve {
     static String text(InetSocketAddress address) {
         return address.getAddress().getHostAddress();

@@ -1,4 +1,4 @@
-/* Makes children in every way; each reads a remote file. */
+/* Creates all kinds of child processes; each reads a remote file. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/sched.h>

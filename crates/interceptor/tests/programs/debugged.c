@@ -1,4 +1,4 @@
-/* Reads a remote file again and again until another one is there. Meant to be looked at by a debugger. */
+/* Reads a remote file repeatedly until another one exists. It is the program for debugger tests. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <unistd.h>

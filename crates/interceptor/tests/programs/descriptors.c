@@ -1,4 +1,4 @@
-/* Opens a file until it cannot, with standard input closed and a low limit, and prints the numbers that it got. */
+/* Opens a file until that fails, with standard input closed and a low limit, and prints the descriptor numbers. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

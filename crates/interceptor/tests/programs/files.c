@@ -1,5 +1,5 @@
-/* Does every kind of file call below the directory that is its argument and prints the results, so that what a
-   supervised run prints on a remote directory can be compared with a bare run on the same directory. */
+/* Makes every kind of file call below the directory in its argument and prints the results, so that a supervised run
+   on a remote directory can be compared with an unsupervised run on a local one. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -43,7 +43,7 @@ static void print_stat(const char *what, int result, const struct stat *st) {
     if (result < 0)
         printf("%s: %s\n", what, strerror(errno));
     else
-        /* Times of now differ from run to run; those that were set do not. */
+        /* Current times differ between runs; explicitly set ones do not. */
         printf("%s: mode %o links %ld size %ld time %ld.%09ld\n", what, st->st_mode, (long)st->st_nlink,
                S_ISDIR(st->st_mode) ? 0 : (long)st->st_size,
                st->st_mtim.tv_sec > 1500000000 ? 0 : (long)st->st_mtim.tv_sec,
@@ -246,7 +246,7 @@ int main(int argc, char **argv) {
     printf("getcwd: %s\n", getcwd(text, sizeof text));
     print_file("relative", open("dev/null", O_RDONLY));
 
-    /* Odd paths. */
+    /* Unusual paths. */
     print_file("doubled slashes", open(in("/./directory//../file"), O_RDONLY));
     memset(text, 'a', sizeof text);
     text[sizeof text - 1] = 0;

@@ -1,4 +1,4 @@
-/* Runs a command in which one system call, given by name, fails: as containers forbid it. */
+/* Runs a command in which one system call, given by name, fails, like in a restricted container. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

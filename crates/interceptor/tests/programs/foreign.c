@@ -1,4 +1,4 @@
-/* Makes a call of the 32-bit interface from a 64-bit program. Ends with 77 where that is impossible. */
+/* Makes a call of the 32-bit interface from a 64-bit program. Exits with 77 if that is not supported. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>

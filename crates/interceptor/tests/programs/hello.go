@@ -1,4 +1,4 @@
-// The least that a Go program can do.
+// A minimal Go program.
 package main
 
 func main() {}

@@ -1,4 +1,4 @@
-/* Hides its memory, as programs with secrets do, and then looks for a remote file. */
+/* Makes its memory unreadable, like programs with secrets, and then accesses a remote file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

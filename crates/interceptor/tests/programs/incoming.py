@@ -1,4 +1,4 @@
-"""Servers. Each test is a function, chosen by name, and prints what it sees."""
+"""Servers. Each test is a function, selected by name, that prints its observations."""
 import array, ctypes, errno, os, resource, select, signal, socket, struct, sys, threading, time
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -27,14 +27,14 @@ def attempt(call):
 
 
 def wait():
-    """Until the test says to go on."""
+    """Waits until the test resumes the program."""
     print("waiting")
-    while not os.path.exists(os.environ["GO_ON"]):
+    while not os.path.exists(os.environ["RESUME_FILE"]):
         time.sleep(0.002)
-    os.remove(os.environ["GO_ON"])
+    os.remove(os.environ["RESUME_FILE"])
 
 
-def answer(connection):
+def reply(connection):
     connection.setblocking(True)
     while data := connection.recv(1000):
         connection.sendall(data.upper())
@@ -42,9 +42,9 @@ def answer(connection):
 
 
 def serve(connection, address):
-    """Tells all names, and answers in upper case."""
+    """Prints all addresses, and replies in upper case."""
     print(address, connection.getpeername(), connection.getsockname())
-    answer(connection)
+    reply(connection)
 
 
 def blocking():
@@ -78,7 +78,7 @@ def timeout():
 
 
 def dual():
-    """For both families, unless it says otherwise."""
+    """A dual-stack socket, unless IPV6_V6ONLY is set."""
     s = socket.socket(socket.AF_INET6)
     s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(ARGUMENTS[1]))
     s.bind((ARGUMENTS[0], 0))
@@ -91,7 +91,7 @@ def version4():
     s = listener(("0.0.0.0", 0))
     connection, address = s.accept()
     print(address[0].startswith("127."), connection.getpeername() == address)
-    answer(connection)
+    reply(connection)
 
 
 def multipath():
@@ -100,7 +100,7 @@ def multipath():
 
 
 def unbound():
-    """The kernel chooses a port when the socket begins to listen."""
+    """The kernel chooses a port when the socket starts to listen."""
     s = socket.socket()
     s.listen()
     print(s.getsockname()[1])
@@ -116,16 +116,16 @@ def refused():
 
 
 def taken():
-    """Somebody else has the port."""
+    """Another program uses the port."""
     port = int(ARGUMENTS[0])
     s = listener(("127.0.0.1", port), port_is_shared=True)
     print(s.getsockname()[1] == port)
     serve(*s.accept())
-    # It is its own at localhost.
+    # On localhost it reaches its own listener.
     c = socket.create_connection(("127.0.0.1", port))
     connection, address = s.accept()
     print(address == c.getsockname())
-    # As it would be without us: once without, and any number of times with sharing.
+    # As without supervision: it fails without SO_REUSEPORT, and succeeds any number of times with it.
     print(attempt(lambda: listener(("127.0.0.1", port))))
     t = listener(("127.0.0.1", port), port_is_shared=True)
     print(t.getsockname()[1] == port)
@@ -150,7 +150,7 @@ def foreign_address():
 
 
 def twice():
-    """As without us: the application itself has the port."""
+    """As without supervision: the application itself uses the port."""
     s = listener()
     print(attempt(lambda: listener(s.getsockname())))
 
@@ -171,7 +171,7 @@ def workers(sockets):
             while True:
                 connection, address = s.accept()
                 text = f"{address[0]} {connection.getpeername() == address}\n"
-                answer(connection)
+                reply(connection)
                 os.write(writable, text.encode())
         children.append(child)
     lines = []
@@ -193,28 +193,28 @@ def shared_port():
 
 
 def threads():
-    """Many threads accept from one socket; all tell who came."""
+    """Many threads accept from one socket; each records its peer."""
     count = int(ARGUMENTS[0])
     s = listener()
     lock, seen, done = threading.Lock(), [], threading.Event()
 
-    def work(asks):
+    def work(wants_address):
         while True:
-            if asks:
+            if wants_address:
                 connection, address = s.accept()
             else:
                 connection = socket.socket(fileno=LIBC.accept(s.fileno(), None, None))
                 address = connection.getpeername()
             right = connection.getpeername() == address
-            answer(connection)
+            reply(connection)
             with lock:
                 seen.append((address, right))
                 if len(seen) == count:
                     done.set()
 
     for index in range(16):
-        asks = ARGUMENTS[1] == "all" or index % 2 == 0
-        threading.Thread(target=work, args=[asks], daemon=True).start()
+        wants_address = ARGUMENTS[1] == "all" or index % 2 == 0
+        threading.Thread(target=work, args=[wants_address], daemon=True).start()
     done.wait()
     print(len(set(seen)), all(right for _, right in seen))
     sys.stdout.flush()
@@ -242,7 +242,7 @@ def reopened():
 
 
 def local_clients():
-    """Clients of this machine keep their addresses."""
+    """Local clients keep their addresses."""
     s = listener()
     for _ in range(3):
         c = socket.create_connection(s.getsockname())
@@ -253,7 +253,7 @@ def local_clients():
 
 
 def hasty():
-    """Clients that have gone before anybody looked."""
+    """Clients that have closed before they are accepted."""
     s = listener()
     wait()
     for _ in range(3):
@@ -262,7 +262,7 @@ def hasty():
 
 
 def use_all_descriptors():
-    """Returns the limits that were, and what is to be kept."""
+    """Returns the previous limits, and the descriptors to keep open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(n) for n in os.listdir("/proc/self/fd")), hard))
     held = []
@@ -272,7 +272,7 @@ def use_all_descriptors():
 
 
 def descriptors():
-    """Without a free number the connection waits."""
+    """The connection is kept while there is no free descriptor."""
     s = listener()
     connections = [s.accept()]
     s.setblocking(False)
@@ -282,7 +282,7 @@ def descriptors():
     poll.register(s, select.POLLIN)
     for _ in range(3):
         print(poll.poll(10000) != [], attempt(s.accept))
-    # The length of its queue.
+    # The length of the accept queue.
     print(struct.unpack("I", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28])[0])
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     print(poll.poll(10000) != [])
@@ -291,7 +291,7 @@ def descriptors():
 
 
 def lost_worker():
-    """A worker that is killed takes along what waits for it, also while another one listens on its port."""
+    """The connections of a killed worker are reset, even if another one listens on its port."""
     s = listener(port_is_shared=True)
     address = s.getsockname()
     if not (child := os.fork()):
@@ -299,7 +299,7 @@ def lost_worker():
         print(attempt(s.accept))
         signal.pause()
     s.close()
-    # The other one comes when the connection is the first one's.
+    # The second listener opens after the connection was accepted by the first.
     wait()
     other = listener(address, port_is_shared=True)
     os.kill(child, signal.SIGKILL)
@@ -313,7 +313,7 @@ def accept_raw(s, address, length, flags=0):
 
 
 def arguments():
-    """Lengths, addresses and flags that are unusual."""
+    """Unusual lengths, addresses and flags."""
     s = listener()
     s.setblocking(False)
 
@@ -342,7 +342,7 @@ def arguments():
     for flags in (0, socket.SOCK_CLOEXEC, socket.SOCK_NONBLOCK):
         number = shown(16, flags)[0]
         print(os.get_inheritable(number), os.get_blocking(number))
-    # Without room for an address, and asked later.
+    # Without a buffer for an address, which is queried later.
     ready()
     connection = socket.socket(fileno=accept_raw(s, None, None))
     print(connection.getpeername(), connection.getsockname())
@@ -357,7 +357,7 @@ def shut_down():
 
 
 def killed():
-    """Processes that die while they wait leave connections to others, and the port."""
+    """Processes that are killed in accept leave connections to others, and free the port."""
     s = listener()
     children = []
     for _ in range(4):
@@ -390,7 +390,7 @@ def killed():
     s.close()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    # Nobody has it now.
+    # The port is free now.
     s = attempt(lambda: listener(address))
     print(s if isinstance(s, str) else s.getsockname() == address)
     if not (child := os.fork()):
@@ -450,13 +450,13 @@ def udp():
     port = int(ARGUMENTS[0])
     s = datagram(("127.0.0.1", port))
     s.setblocking(True)
-    # Nothing has come yet when it begins to wait.
+    # No datagram has been received yet when it starts to wait.
     print("waiting")
     data, client = s.recvfrom(100)
     print(data, client, s.sendto(data.upper(), client))
     data, _, _, client = s.recvmsg(100)
     print(data, client, s.sendmsg([data.upper()], [], 0, client))
-    # Somebody of this machine keeps its address.
+    # A local client keeps its address.
     t = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     t.sendto(b"here", s.getsockname())
     data, here = s.recvfrom(100)
@@ -484,7 +484,7 @@ def udp_dual():
 
 
 def udp_version4():
-    """A client without a name here is answered all the same."""
+    """The reply reaches a client whose address cannot be represented."""
     s = datagram(("127.0.0.1", int(ARGUMENTS[0])))
     data, client = s.recvfrom(100)
     print(data, client[0].startswith("127."))
@@ -492,7 +492,7 @@ def udp_version4():
 
 
 def udp_shared_port():
-    """Several sockets for one port: whichever gets it answers."""
+    """Several sockets share one port: the one that receives a datagram replies."""
     sockets = []
     for _ in range(4):
         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -510,7 +510,7 @@ def udp_shared_port():
 
 
 def udp_many():
-    """In one call."""
+    """Several datagrams in one call."""
     s = datagram(("127.0.0.1", int(ARGUMENTS[0])))
     s.setblocking(True)
     count = 4

@@ -1,4 +1,4 @@
-// Started with --inspect=127.0.0.1:0: asks its own debugger, on this machine, what it is.
+// Started with --inspect=127.0.0.1:0: queries the version of its own debugger on this machine.
 const inspector = require('node:inspector');
 const http = require('node:http');
 const url = new URL(inspector.url());

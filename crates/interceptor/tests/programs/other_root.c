@@ -1,4 +1,4 @@
-/* Looks for a remote file, then again from a root directory of its own. Ends with 77 where it may not have one. */
+/* Accesses a remote file, then again in a chroot. Exits with 77 if chroot is not permitted. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""Connections to where only the target reaches. Each test is a function, chosen by name, and prints what it sees."""
+"""Connections to addresses that only the target reaches. Each test is a function, selected by name, that prints its observations."""
 import errno, os, select, signal, socket, sys, tempfile, threading, time
 
 HOST, HOST6, GATED, UNREACHABLE = "198.51.100.7", "2001:db8::7", "198.51.100.9", "198.51.100.8"
@@ -95,7 +95,7 @@ def nonblocking_refused():
     print(errno.errorcode[s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)])
     print(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
     s.setblocking(True)
-    # Linux tells of a failed connection once more to who tries again, and only then tries.
+    # Linux reports a failed connection to the next connect once more, and only the one after that tries again.
     print(errno.errorcode[s.connect_ex((HOST, 7))])
     s.connect((HOST, 7))
     talk(s)
@@ -112,7 +112,7 @@ def send_timeout():
 
 
 def unix_refused():
-    # It listens here, and the host says that it is not there.
+    # It listens on this machine, but the host hides it.
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "refused.sock")
         listener = socket.socket(socket.AF_UNIX)
@@ -144,7 +144,7 @@ def unix_relative():
         s.connect(os.path.relpath("/remote-files/echo.sock"))
         print(s.getpeername())
         talk(s)
-    # From where the kernel does not know to be, to this machine.
+    # From a virtual working directory to this machine.
     with tempfile.TemporaryDirectory() as folder:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(os.path.join(folder, "here.sock"))
@@ -205,7 +205,7 @@ def udp():
     print(u.sendto(big, (HOST, 7)), u.recvfrom(65536)[0] == big.upper())
     v = datagram(socket.AF_INET6)
     print(v.sendto(b"seven", (HOST6, 7)), v.recvfrom(10))
-    # Nothing there yet.
+    # No datagram has been received yet.
     w = datagram()
     w.setblocking(False)
     w.sendto(b"", (HOST, 7))
@@ -218,7 +218,7 @@ def udp():
 
 
 def many():
-    """Many at once, from threads."""
+    """Many concurrent connections from threads."""
     def one(number):
         s = stream()
         s.connect((HOST, 7))
@@ -236,7 +236,7 @@ def many():
 
 
 def slow_does_not_delay():
-    """One thread connects to what does not answer; the others go on."""
+    """One thread connects to a server that does not respond; the others continue."""
     slow = threading.Thread(target=lambda: stream().connect((GATED, 7)))
     slow.start()
     for _ in range(50):

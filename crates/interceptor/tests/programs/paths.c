@@ -1,5 +1,5 @@
-/* Paths that end, turn and lead in odd ways below the directory that is its argument. Prints the results, so that a
-   supervised run on a remote directory can be compared with a bare run on a local one. */
+/* Unusual paths below the directory in its argument. Prints the results, so that a supervised run on a remote directory
+   can be compared with an unsupervised run on a local one. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -123,7 +123,7 @@ static void directories(void) {
     print_directory("still there");
     close(fd);
     say("run there", system("pwd >/dev/null && cat deepest && (cd .. && cat named) && cd /proc/self/cwd && cat deepest"));
-    /* A child that is not looked at before its parent has gone elsewhere is where it was born. */
+    /* A child keeps its initial directory even if its first call comes after its parent has changed its own. */
     int ends[2];
     char byte;
     fflush(stdout);
@@ -162,7 +162,7 @@ static void confined(void) {
     close(directory);
 }
 
-/* The numbers of Linux 6.13, which headers may not have. */
+/* Call numbers of Linux 6.13, which older headers lack. */
 struct attribute {
     unsigned long long value;
     unsigned int size, flags;

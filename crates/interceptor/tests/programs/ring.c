@@ -1,4 +1,4 @@
-/* Ends with the error number of io_uring_setup. */
+/* Exits with the error number of io_uring_setup. */
 #include <errno.h>
 #include <sys/syscall.h>
 #include <unistd.h>

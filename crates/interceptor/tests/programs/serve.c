@@ -1,4 +1,4 @@
-/* Servers. argv[1] is what it does. */
+/* Servers. argv[1] selects the mode. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -28,7 +28,7 @@ static void show(struct sockaddr_in *from) {
     printf("%s:%d\n", inet_ntop(AF_INET, &from->sin_addr, text, sizeof text), ntohs(from->sin_port));
 }
 
-/* One thread, edge-triggered, answers requests and tells who asked in the answer. */
+/* One thread, edge-triggered, that returns the address of the client in the response. */
 static void events(void) {
     int s = listener(SOCK_NONBLOCK), epoll = epoll_create1(0);
     struct epoll_event event = {EPOLLIN | EPOLLET, {.fd = s}}, ready[64];
@@ -87,7 +87,7 @@ static int disturbed(int restart) {
     if (c >= 0) show(&from);
     pthread_join(thread, 0);
     if (c < 0) {
-        /* The next one gets it. */
+        /* The next call gets it. */
         c = accept(s, (void *)&from, &length);
         show(&from);
     }
@@ -103,7 +103,7 @@ static void *accept_one(void *unused) {
     return unused;
 }
 
-/* A thread is ended while it waits; what comes is another's. */
+/* A thread is cancelled while it waits; another one gets the connection. */
 static int cancelled(void) {
     pthread_t first, second;
     shared = listener(0);

@@ -1,4 +1,4 @@
-// A web server that says who asked. Twice, because two requests may come over one connection.
+// A web server that returns the address of its client. It handles two requests, because both may use one connection.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// A web server that says who asked.
+// A web server that returns the address of its client.
 require("http").createServer((request, response) => {
   const { remoteAddress, localAddress, localPort } = request.socket;
   response.end(`${remoteAddress} ${localAddress}:${localPort}`);

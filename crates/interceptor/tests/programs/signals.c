@@ -1,4 +1,4 @@
-/* Calls that wait, interrupted by a signal. argv[1] is what waits, argv[2] how the handler was installed. */
+/* Blocking calls, interrupted by a signal. argv[1] selects the call, argv[2] the flags of the handler. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ static struct sockaddr_in address(const char *ip, int port) {
 static pthread_t main_thread;
 static int enough[2];
 static void *disturb(void *unused) {
-    /* Signals until the test says that it is enough, by opening the gate. */
+    /* Sends signals until the test opens the gate. */
     for (int i = 0; i < 20; i++) {
         usleep(10000);
         pthread_kill(main_thread, SIGUSR1);
@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
         int result = connect(s, (void *)&to, sizeof to);
         printf("%s, signals %d\n", result ? strerror(errno) : "connected", signals > 0);
         if (result) {
-            /* The connection goes on; it is there when the socket is writable. */
+            /* The connection attempt continues; it is established when the socket is writable. */
             struct pollfd waits = {s, POLLOUT, 0};
             while (poll(&waits, 1, -1) < 0) {}
             int error = -1;
@@ -71,7 +71,7 @@ int main(int argc, char **argv) {
         puts(text);
         pthread_create(&thread, 0, disturb, 0);
         if (!strcmp(argv[argc - 1], "restart")) {
-            /* Nothing comes until it is sent below, by the other side of a fork, after all signals. */
+            /* No datagram is received until the forked process sends one below, after all signals. */
             if (!fork()) {
                 sigset_t all;
                 sigfillset(&all);
@@ -85,7 +85,7 @@ int main(int argc, char **argv) {
         printf("%s, signals %d\n", result < 0 ? strerror(errno) : text, signals > 0);
         pthread_join(thread, 0);
     } else if (!strcmp(argv[1], "timer")) {
-        /* An alarm every millisecond, as profilers have it. */
+        /* An alarm every millisecond, like a profiler. */
         struct itimerval timer = {{0, 1000}, {0, 1000}};
         int failed = 0;
         sigaction(SIGALRM, &action, 0);
@@ -100,14 +100,14 @@ int main(int argc, char **argv) {
         puts("waiting");
         printf("failed %d\n", failed);
     } else if (!strcmp(argv[1], "slow")) {
-        /* An open that takes long: signals wait for it. Stopping and going on changes nothing. */
+        /* A slow open: signals do not interrupt it. Stopping and continuing changes nothing. */
         pthread_create(&thread, 0, disturb, 0);
         int fd = open("/remote-files/slow", O_RDONLY);
         if (fd < 0) perror("open");
         printf("%ld, signals %d\n", (long)read(fd, text, 99), signals > 0);
         pthread_join(thread, 0);
     } else {
-        /* Calls that the kernel never interrupts, under a rain of signals. */
+        /* Calls that the kernel never interrupts, under many signals. */
         int failed = 0;
         pthread_create(&thread, 0, disturb, 0);
         struct stat st;

@@ -1,4 +1,4 @@
-"""Unusual things that programs do to sockets. Each test is a function, chosen by name, and prints what it sees."""
+"""Unusual uses of sockets. Each test is a function, selected by name, that prints its observations."""
 import array, ctypes, errno, os, resource, select, signal, socket, struct, sys, threading
 
 HOST, GATED, SLOW = "198.51.100.7", "198.51.100.9", "198.51.100.10"
@@ -63,7 +63,7 @@ def edge_triggered():
     print("waiting", flush=True)
     print("writable", [event for _, event in poll.poll(10)] == [select.EPOLLOUT])
     print("error", error_of(s), error_of(s))
-    # As Linux has it, the first who asks again is told of the success.
+    # As on Linux, the first repeated connect succeeds.
     print(s.connect_ex((GATED, 7)), name(s.connect_ex((GATED, 7))))
     s.send(b"edge")
     while not poll.poll(10)[0][1] & select.EPOLLIN:
@@ -72,7 +72,7 @@ def edge_triggered():
 
 
 def buffers():
-    """The send buffer is as it was after a failure, also one that the program chose."""
+    """The send buffer is restored after a failure, even if the program set it."""
     for chosen in (None, 50000):
         s = stream(False)
         if chosen:
@@ -102,7 +102,7 @@ def unspecified():
     select.select([], [s], [], 10)
     talk(s)
     print("waiting", flush=True)
-    # The first attempt succeeds now, and is nobody's business any more.
+    # The first attempt succeeds now, but is no longer used.
     for _ in range(20):
         talk(s)
     print(s.getpeername())
@@ -153,7 +153,7 @@ def forked():
 
 
 def closed():
-    """Closed while connecting; the number is then another socket's."""
+    """Closed while connecting; the descriptor number is then reused by another socket."""
     s = stream(False)
     print(name(s.connect_ex((GATED, 7))))
     number = s.fileno()
@@ -173,12 +173,12 @@ def fast_open():
     s.setsockopt(socket.IPPROTO_TCP, 30, 1)
     s.connect((HOST, 7))
     talk(s)
-    # On a stream that is connected the address is not looked at.
+    # On a connected stream the address is ignored.
     print(s.sendto(b"again", (HOST, 9)), s.recv(10))
 
 
 def many_datagrams():
-    """More than there are numbers below the limit of select."""
+    """More sockets than descriptor numbers below the limit of select."""
     sockets = [datagram() for _ in range(300)]
     numbers = [s.fileno() for s in sockets]
     print(len(set(numbers)), min(numbers), max(numbers) > 1023)
@@ -216,7 +216,7 @@ def low_limit():
 
 
 def slow_reader():
-    """Who does not read stops who writes."""
+    """A slow reader blocks the writer."""
     s = stream()
     s.connect((SLOW, 7))
     s.setblocking(False)
@@ -238,7 +238,7 @@ def slow_reader():
 
 
 def thousands():
-    """All at once in one thread, then all used."""
+    """All concurrently in one thread, then all are used."""
     count = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100,) * 2)
     sockets = [stream(False) for _ in range(count)]
@@ -258,7 +258,7 @@ def thousands():
 
 
 def waiting_threads():
-    """Many threads, each in a call that waits, and one that does not."""
+    """Many threads, each in a blocking call, and one that is not."""
     count = int(sys.argv[2])
     threading.stack_size(65536)
     done = []

@@ -1,4 +1,4 @@
-/* The tour of the other languages, for C libraries of several kinds. */
+/* The same tour as in the other languages, for several C libraries. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -35,7 +35,7 @@ int main(void) {
     memset(text, 0, sizeof text);
     recv(s, text, sizeof text, 0);
     printf("tcp %s\n", text);
-    /* As resolvers do it: several messages at once, and the address of the answer checked. */
+    /* Like a DNS resolver: several messages at once, and a check of the sender of the response. */
     int u = socket(AF_INET, SOCK_DGRAM, 0);
     struct iovec vector = {"packet", 6};
     struct mmsghdr messages[1] = {{.msg_hdr = {.msg_name = &to, .msg_namelen = sizeof to, .msg_iov = &vector, .msg_iovlen = 1}}};

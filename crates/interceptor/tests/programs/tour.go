@@ -1,4 +1,4 @@
-// A tour of what a stand-in must see: environment, files, name, connections. Prints one line for each.
+// A tour of what a stand-in must see: environment, files, host name, connections. Prints one line for each.
 package main
 
 import (

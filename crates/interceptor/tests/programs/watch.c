@@ -1,4 +1,4 @@
-/* Watches a path in both ways, asks for its handle, and prints what comes of it. */
+/* Watches a path with inotify and fanotify, requests its file handle, and prints the results. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -2,27 +2,27 @@
 
 use std::net::UdpSocket;
 
-use interceptor::{Delivery, DeliveryRegistration, Listener};
+use interceptor::{AppConnection, IncomingRegistration, Listener};
 
 use super::{CLIENT, CLIENT6, SERVER, Server, free_port};
 
 struct Client {
     socket: UdpSocket,
-    _registration: DeliveryRegistration,
+    _registration: IncomingRegistration,
 }
 
 impl Client {
     #[track_caller]
-    fn deliver(listener: &Listener, client: &str) -> Self {
+    fn connect(listener: &Listener, client: &str) -> Self {
         let (client, server) = (client.parse().unwrap(), SERVER.parse().unwrap());
-        let Delivery {
+        let AppConnection {
             socket,
             registration,
-        } = listener.deliver(client, server).unwrap();
+        } = listener.connect(client, server).unwrap();
         let socket = UdpSocket::from(socket);
         socket.set_nonblocking(false).unwrap();
-        let patience = std::time::Duration::from_secs(30);
-        socket.set_read_timeout(Some(patience)).unwrap();
+        let timeout = std::time::Duration::from_secs(30);
+        socket.set_read_timeout(Some(timeout)).unwrap();
         Self {
             socket,
             _registration: registration,
@@ -41,27 +41,25 @@ impl Client {
     }
 }
 
-fn start(function: &str) -> Option<(Server, Listener)> {
-    let server = Server::python(&format!("{function} {}", free_port()))?;
+fn start(function: &str) -> (Server, Listener) {
+    let server = Server::python(&format!("{function} {}", free_port()));
     let (_, _, listener) = server.listener(0);
-    Some((server, listener))
+    (server, listener)
 }
 
 #[test]
-fn datagrams_show_their_client_and_answers_go_to_it() {
-    let Some((server, listener)) = start("udp") else {
-        return;
-    };
+fn datagrams_have_client_address_and_replies_reach_it() {
+    let (server, listener) = start("udp");
     server.wait_for("waiting");
-    let client = Client::deliver(&listener, CLIENT);
+    let client = Client::connect(&listener, CLIENT);
     for text in ["one", "two"] {
         client.send(text);
         assert_eq!(client.receive(), text.to_uppercase());
     }
     server.wait_for("b'there'");
-    let other = Client::deliver(&listener, "203.0.113.10:1");
+    let other = Client::connect(&listener, "203.0.113.10:1");
     client.send("first");
-    assert!(listener.is_there());
+    assert!(listener.is_listening());
     other.send("second");
     assert_eq!(client.receive(), "FIRST");
     assert_eq!(other.receive(), "SECOND");
@@ -74,16 +72,14 @@ fn datagrams_show_their_client_and_answers_go_to_it() {
         "waiting\nb'one' ('203.0.113.9', 4711) 3\nb'two' ('203.0.113.9', 4711) 3\nb'here' True\nb'there'\n\
          b'first' ('203.0.113.9', 4711)\nb'second' ('203.0.113.10', 1)\nTrue\nTrue\n",
     );
-    crate::target::wait_until("it is closed", || !listener.is_there());
+    crate::target::wait_until("it is closed", || !listener.is_listening());
 }
 
 #[test]
-fn datagrams_for_both_families() {
-    let Some((server, listener)) = start("udp_dual") else {
-        return;
-    };
+fn dual_stack_datagrams() {
+    let (server, listener) = start("udp_dual");
     for address in [CLIENT, CLIENT6] {
-        let client = Client::deliver(&listener, address);
+        let client = Client::connect(&listener, address);
         client.send("hello");
         assert_eq!(client.receive(), "HELLO");
     }
@@ -91,18 +87,16 @@ fn datagrams_for_both_families() {
 }
 
 #[test]
-fn several_datagrams_in_one_call() {
-    let Some((server, listener)) = start("udp_many") else {
-        return;
-    };
+fn several_datagrams_per_call() {
+    let (server, listener) = start("udp_many");
     server.wait_for("waiting");
-    let clients = [CLIENT, "203.0.113.10:1"].map(|client| Client::deliver(&listener, client));
+    let clients = [CLIENT, "203.0.113.10:1"].map(|client| Client::connect(&listener, client));
     for _ in 0..2 {
         for client in &clients {
             client.send("hello");
         }
     }
-    server.go_on();
+    server.resume();
     for _ in 0..2 {
         for client in &clients {
             assert_eq!(client.receive(), "hello");
@@ -113,26 +107,22 @@ fn several_datagrams_in_one_call() {
 }
 
 #[test]
-fn a_client_without_a_name_is_answered() {
-    let Some((server, listener)) = start("udp_version4") else {
-        return;
-    };
-    let client = Client::deliver(&listener, CLIENT6);
+fn ipv6_client_on_ipv4_datagram_socket() {
+    let (server, listener) = start("udp_version4");
+    let client = Client::connect(&listener, CLIENT6);
     client.send("hello");
     assert_eq!(client.receive(), "HELLO");
     server.end("b'hello' True\n");
 }
 
 #[test]
-fn sockets_that_share_a_port() {
-    let Some((server, listener)) = start("udp_shared_port") else {
-        return;
-    };
+fn datagram_sockets_share_a_port() {
+    let (server, listener) = start("udp_shared_port");
     server.listener(3);
     let clients: Vec<_> = (0..40)
         .map(|index| {
             let ip = format!("203.0.113.{index}");
-            let client = Client::deliver(&listener, &format!("{ip}:1"));
+            let client = Client::connect(&listener, &format!("{ip}:1"));
             client.send(&ip);
             (ip, client)
         })

@@ -1,118 +1,112 @@
-//! Where a program listens, and where it really does.
+//! The requested and the actual port of a listener.
 
 use std::net::TcpListener;
 
 use interceptor::{Notice, Transport};
 
-use super::{CLIENT, Client, NAMES, Server, free_port};
+use super::{ADDRESSES, CLIENT, Client, Server, free_port};
 use crate::target::{REFUSED_PORT, wait_until};
 
-/// What was said about ports.
-fn moved(server: &Server) -> Vec<Notice> {
+/// The reported notices.
+fn notices(server: &Server) -> Vec<Notice> {
     server.target.notices.lock().unwrap().clone()
 }
 
 #[test]
-fn a_port_that_the_kernel_chooses() {
-    let Some(server) = Server::python("unbound") else {
-        return;
-    };
+fn port_chosen_by_kernel() {
+    let server = Server::python("unbound");
     let (transport, address, listener) = server.listener(0);
     assert_eq!(transport, Transport::Tcp);
     assert_ne!(address.port(), 0);
-    assert!(listener.is_there());
-    assert_eq!(Client::deliver(&listener, CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("{}\n{NAMES}", address.port()));
-    assert!(!listener.is_there());
+    assert!(listener.is_listening());
+    assert_eq!(
+        Client::connect(&listener, CLIENT).exchange("hello"),
+        "HELLO"
+    );
+    server.end(&format!("{}\n{ADDRESSES}", address.port()));
+    assert!(!listener.is_listening());
 }
 
-/// A socket that takes connections to one address of this machine is reached there.
+/// A socket that is bound to one address of this machine is reached there.
 #[test]
-fn a_socket_for_one_address() {
-    // What this machine would speak from to somebody else; nothing is sent.
-    let somebody = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-    let reachable = somebody.connect("192.0.2.1:9").is_ok();
-    let own = somebody.local_addr().unwrap().ip();
+fn socket_bound_to_one_address() {
+    // Determines the outgoing address of this machine; nothing is sent.
+    let probe = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let reachable = probe.connect("192.0.2.1:9").is_ok();
+    let own = probe.local_addr().unwrap().ip();
     let mut addresses = vec!["127.0.0.5".to_owned()];
     if reachable && !own.is_loopback() {
         addresses.push(own.to_string());
     } else {
-        println!("skipped: this machine has no address but those of localhost");
+        println!("skipped: this machine has only loopback addresses");
     }
     for address in addresses {
-        let Some(server) = Server::python(&format!("bound {address}")) else {
-            return;
-        };
-        assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-        server.end(&format!("True\n{NAMES}"));
+        let server = Server::python(&format!("bound {address}"));
+        assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+        server.end(&format!("True\n{ADDRESSES}"));
     }
 }
 
 #[test]
-fn a_refused_listener() {
-    let Some(server) = Server::python(&format!("refused {REFUSED_PORT}")) else {
-        return;
-    };
-    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("EADDRINUSE EINVAL\n{NAMES}"));
+fn refused_listener() {
+    let server = Server::python(&format!("refused {REFUSED_PORT}"));
+    assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+    server.end(&format!("EADDRINUSE EINVAL\n{ADDRESSES}"));
 }
 
 #[test]
-fn a_port_that_somebody_else_has() {
+fn port_used_by_another_program() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
-    let asked = other.local_addr().unwrap();
-    let Some(server) = Server::python(&format!("taken {}", asked.port())) else {
-        return;
-    };
+    let requested = other.local_addr().unwrap();
+    let server = Server::python(&format!("taken {}", requested.port()));
     for index in 0..3 {
         let (_, address, listener) = server.listener(index);
-        assert_eq!(address, asked);
-        assert_eq!(Client::deliver(&listener, CLIENT).ask("hello"), "HELLO");
+        assert_eq!(address, requested);
+        assert_eq!(
+            Client::connect(&listener, CLIENT).exchange("hello"),
+            "HELLO"
+        );
     }
-    let notices = moved(&server);
+    let notices = notices(&server);
     let [
         Notice::PortMoved {
-            asked: said, used, ..
+            requested: reported,
+            actual,
+            ..
         },
     ] = notices[..]
     else {
         panic!("{notices:?}");
     };
-    assert_eq!(said, asked);
-    assert_ne!(used, asked);
+    assert_eq!(reported, requested);
+    assert_ne!(actual, requested);
     server.end(&format!(
-        "True\n{NAMES}True\nEADDRINUSE\nTrue\n{NAMES}True\n{NAMES}"
+        "True\n{ADDRESSES}True\nEADDRINUSE\nTrue\n{ADDRESSES}True\n{ADDRESSES}"
     ));
 }
 
-/// For whoever may not have it. Who may, has it.
+/// If the user may not bind it, another port is used; root gets the port itself.
 #[test]
-fn a_port_that_only_root_may_use() {
-    let Some(server) = Server::python("low_port 81") else {
-        return;
-    };
+fn privileged_port() {
+    let server = Server::python("low_port 81");
     let (_, address, _) = server.listener(0);
     assert_eq!(address, "127.0.0.1:81".parse().unwrap());
-    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("('127.0.0.1', 81)\n{NAMES}"));
+    assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+    server.end(&format!("('127.0.0.1', 81)\n{ADDRESSES}"));
 }
 
 #[test]
-fn an_address_of_the_target() {
+fn address_of_target() {
     let port = free_port();
-    let Some(server) = Server::python(&format!("foreign_address {port}")) else {
-        return;
-    };
-    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    assert_eq!(moved(&server).len(), 1);
-    server.end(&format!("10.1.2.3\n{NAMES}"));
+    let server = Server::python(&format!("foreign_address {port}"));
+    assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+    assert_eq!(notices(&server).len(), 1);
+    server.end(&format!("10.1.2.3\n{ADDRESSES}"));
 }
 
 #[test]
-fn a_port_that_the_program_itself_has() {
-    let Some(server) = Server::python("twice") else {
-        return;
-    };
+fn port_used_by_program_itself() {
+    let server = Server::python("twice");
     let target = std::sync::Arc::clone(&server.target);
     server.end("EADDRINUSE\n");
     assert_eq!(*target.notices.lock().unwrap(), []);
@@ -120,32 +114,34 @@ fn a_port_that_the_program_itself_has() {
 
 #[test]
 fn several_listeners() {
-    let Some(server) = Server::python("several") else {
-        return;
-    };
+    let server = Server::python("several");
     for index in [2, 1, 0] {
         let (_, _, listener) = server.listener(index);
-        assert_eq!(Client::deliver(&listener, CLIENT).ask("hello"), "HELLO");
+        assert_eq!(
+            Client::connect(&listener, CLIENT).exchange("hello"),
+            "HELLO"
+        );
     }
-    server.end(&NAMES.repeat(3));
+    server.end(&ADDRESSES.repeat(3));
 }
 
 #[test]
-fn closed_and_opened_again() {
-    let Some(server) = Server::python("reopened") else {
-        return;
-    };
+fn closed_and_reopened() {
+    let server = Server::python("reopened");
     let mut expected = String::new();
     for index in 0..2 {
         let (_, _, listener) = server.listener(index);
-        assert!(listener.is_there());
-        assert_eq!(Client::deliver(&listener, CLIENT).ask("hello"), "HELLO");
-        wait_until("it is closed", || !listener.is_there());
-        let refused = listener.deliver(CLIENT.parse().unwrap(), CLIENT.parse().unwrap());
+        assert!(listener.is_listening());
+        assert_eq!(
+            Client::connect(&listener, CLIENT).exchange("hello"),
+            "HELLO"
+        );
+        wait_until("it is closed", || !listener.is_listening());
+        let refused = listener.connect(CLIENT.parse().unwrap(), CLIENT.parse().unwrap());
         assert_eq!(refused.unwrap_err(), interceptor::Errno::ECONNREFUSED);
-        expected += &format!("{NAMES}waiting\n");
+        expected += &format!("{ADDRESSES}waiting\n");
         wait_until("it waits", || server.output() == expected);
-        server.go_on();
+        server.resume();
     }
     server.end(&expected);
 }

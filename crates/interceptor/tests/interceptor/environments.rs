@@ -1,4 +1,4 @@
-//! Where supervision happens: who may, where it is forbidden, and what is then said.
+//! Environments of the supervisor: unprivileged users, restrictions, and the errors that report them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,13 +8,12 @@ use interceptor::Launch;
 use crate::programs;
 use crate::target::{Target, environment, run};
 
-/// This test binary as a program of its own: a supervisor that can be killed, run by somebody else, or elsewhere.
+/// This test binary as a separate program: a supervisor that can be killed, run as another user, or in another
+/// environment.
 #[test]
 #[ignore = "a program that other tests start"]
-fn supervisor_program() {
-    let Ok(script) = std::env::var("SUPERVISED_SCRIPT") else {
-        return;
-    };
+fn helper_process_supervisor() {
+    let script = std::env::var("SUPERVISED_SCRIPT").expect("another test starts it");
     if let Err(error) = interceptor::check() {
         println!("check: {error:?}");
     }
@@ -39,10 +38,10 @@ const SUPERVISOR: [&str; 4] = [
     "--ignored",
     "--exact",
     "--nocapture",
-    "surroundings::supervisor_program",
+    "environments::helper_process_supervisor",
 ];
 
-/// A command that is [`supervisor_program`] with this script.
+/// A command that runs [`helper_process_supervisor`] with this script.
 pub(crate) fn supervisor_command(binary: &Path, script: &str) -> Command {
     let mut command = Command::new(binary);
     command
@@ -52,7 +51,7 @@ pub(crate) fn supervisor_command(binary: &Path, script: &str) -> Command {
     command
 }
 
-/// Runs [`supervisor_program`] below another program with these arguments.
+/// Runs [`helper_process_supervisor`] below another program with these arguments.
 fn supervise_below(program: &Path, arguments: &[&str], script: &str) -> String {
     let output = Command::new(program)
         .args(arguments)
@@ -66,7 +65,7 @@ fn supervise_below(program: &Path, arguments: &[&str], script: &str) -> String {
 }
 
 #[test]
-fn supervision_inside_of_supervision_is_refused() {
+fn nested_supervision_is_refused() {
     let binary = std::env::current_exe().unwrap();
     let script = format!(
         "SUPERVISED_SCRIPT=true '{}' {}",
@@ -79,10 +78,8 @@ fn supervision_inside_of_supervision_is_refused() {
 }
 
 #[test]
-fn what_is_forbidden_is_named() {
-    let Some(forbid) = programs::c("forbid") else {
-        return;
-    };
+fn forbidden_calls_are_reported() {
+    let forbid = programs::c("forbid");
     let table = [
         ("seccomp", "Forbidden { source: EPERM }"),
         ("no-seccomp", "NoUserNotification"),
@@ -104,26 +101,24 @@ fn what_is_forbidden_is_named() {
             "{forbidden}: {output}"
         );
     }
-    // A filter that has nothing to do with us is no hindrance.
+    // An unrelated filter does not prevent supervision.
     let output = supervise_below(&forbid, &["nothing"], "echo ran");
     assert!(output.contains("\nran\nended: Some(0)\n"), "{output}");
     assert!(!output.contains("check:"), "{output}");
 }
 
 #[test]
-fn without_proc_it_is_said() {
+fn missing_proc_is_reported() {
     let script = "mount -t tmpfs none /proc && exec \"$0\" \"$@\"";
     let unshare = Path::new("unshare");
-    if !programs::is_there("unshare") {
-        return;
-    }
+    programs::require("unshare");
     let output = supervise_below(
         unshare,
         &["--user", "--map-root-user", "--mount", "sh", "-c", script],
         "true",
     );
     if !output.contains("running 1 test") {
-        println!("skipped: no mounts of one's own on this machine: {output}");
+        println!("skipped: private mounts are not permitted on this machine: {output}");
         return;
     }
     assert!(
@@ -132,16 +127,14 @@ fn without_proc_it_is_said() {
     );
 }
 
-/// Runs a copy of this test binary as an ordinary user. `None`, said aloud, if we are not root and so are one already.
-fn as_ordinary_user(arguments: &[&str], script: &str) -> Option<String> {
+/// Runs a copy of this test binary as an unprivileged user. Only root can switch users.
+fn as_unprivileged_user(arguments: &[&str], script: &str) -> String {
     let is_root = std::fs::read_to_string("/proc/self/status")
         .unwrap()
         .lines()
         .any(|line| line.starts_with("Uid:\t0\t0"));
-    if !is_root || !programs::is_there("setpriv") {
-        println!("skipped: only root can become somebody else; all tests ran as an ordinary user");
-        return None;
-    }
+    assert!(is_root, "needs root: run with sudo, or leave it ignored");
+    programs::require("setpriv");
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let binary = folder.path().join("tests");
     let temporary = folder.path().join("temporary");
@@ -167,15 +160,14 @@ fn as_ordinary_user(arguments: &[&str], script: &str) -> Option<String> {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    Some(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 
 #[test]
-fn an_ordinary_user_can_supervise() {
+#[ignore = "needs root"]
+fn unprivileged_user_can_supervise() {
     let script = "id -u; hostname; sh -c 'exit 3'; echo $?; grep NoNewPrivs /proc/self/status; /usr/bin/su --version >/dev/null";
-    let Some(output) = as_ordinary_user(&SUPERVISOR, script) else {
-        return;
-    };
+    let output = as_unprivileged_user(&SUPERVISOR, script);
     assert!(
         output.contains("65534\ncheckout-7d9f\n3\nNoNewPrivs:\t1\n"),
         "{output}"
@@ -188,11 +180,10 @@ fn an_ordinary_user_can_supervise() {
 }
 
 #[test]
-fn memory_that_is_hidden_is_named() {
-    let Some(program) = programs::c("hidden") else {
-        return;
-    };
-    // Where everybody can execute it.
+#[ignore = "needs root"]
+fn unreadable_memory_is_reported() {
+    let program = programs::c("hidden");
+    // In a directory that all users can access.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let copy = folder.path().join("hidden");
     std::fs::copy(program, &copy).unwrap();
@@ -202,29 +193,28 @@ fn memory_that_is_hidden_is_named() {
         .arg(folder.path())
         .status()
         .unwrap();
-    let Some(output) = as_ordinary_user(&SUPERVISOR, &script) else {
-        return;
-    };
+    let output = as_unprivileged_user(&SUPERVISOR, &script);
     assert!(
         output.contains("No such file or directory\n0\n"),
         "{output}"
     );
     assert!(
-        output.contains("notice: Unreadable { process: "),
+        output.contains("notice: UnreadableMemory { process: "),
         "{output}"
     );
 }
 
-/// What an ordinary user can do is not what root can do, so most tests run as one too.
+/// An unprivileged user has other capabilities than root, so most tests also run as one.
 #[test]
-fn most_tests_pass_for_an_ordinary_user() {
+#[ignore = "needs root"]
+fn most_tests_pass_for_unprivileged_user() {
     let readable = Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
         .args(["head", "-c1"])
         .arg(programs::source("files.c"))
         .output();
     if !readable.is_ok_and(|output| output.status.success()) {
-        println!("skipped: nobody else can read these sources");
+        println!("skipped: other users cannot read these sources");
         return;
     }
     let modules = [
@@ -234,16 +224,14 @@ fn most_tests_pass_for_an_ordinary_user() {
         "incoming::",
         "signals::on_old",
     ];
-    let Some(output) = as_ordinary_user(&modules, "") else {
-        return;
-    };
+    let output = as_unprivileged_user(&modules, "");
     assert!(output.contains("test result: ok. "), "{output}");
     let passed = output.matches(" ... ok").count();
     assert!(passed > 50, "{passed}: {output}");
 }
 
 #[test]
-fn the_machine_is_diagnosed() {
+fn diagnosis_succeeds() {
     let diagnosis = interceptor::diagnose();
     assert!(diagnosis.user_notification.is_ok(), "{diagnosis:?}");
     assert!(

@@ -1,53 +1,47 @@
-//! What a program sees of its clients, in every way to accept them.
+//! The addresses that a program sees, for all kinds of `accept`.
 
 use std::io::{self, Read as _};
 
-use super::{CLIENT, CLIENT6, Client, NAMES, Server};
+use super::{ADDRESSES, CLIENT, CLIENT6, Client, Server};
 use crate::programs;
 use crate::target::wait_until;
 
-/// Clients one after the other, and what the program says at its end.
+/// Connects the clients in sequence, and checks the output of the program.
 #[track_caller]
 fn check(function: &str, clients: &[&str], expected: &str) {
-    let Some(server) = Server::python(function) else {
-        return;
-    };
+    let server = Server::python(function);
     for client in clients {
-        assert_eq!(server.connect(client).ask("hello"), "HELLO");
+        assert_eq!(server.connect(client).exchange("hello"), "HELLO");
     }
     server.end(expected);
 }
 
 #[test]
-fn a_socket_that_waits() {
-    check("blocking", &[CLIENT; 3], &NAMES.repeat(3));
+fn blocking_socket() {
+    check("blocking", &[CLIENT; 3], &ADDRESSES.repeat(3));
 }
 
 #[test]
-fn a_socket_that_does_not_wait() {
-    let Some(server) = Server::python("nonblocking") else {
-        return;
-    };
-    // The first attempt finds nobody.
+fn nonblocking_socket() {
+    let server = Server::python("nonblocking");
+    // The first attempt finds no client.
     server.wait_for("EAGAIN");
     for _ in 0..3 {
-        assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
+        assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
     }
-    server.end(&format!("EAGAIN\n{}EAGAIN\n", NAMES.repeat(3)));
+    server.end(&format!("EAGAIN\n{}EAGAIN\n", ADDRESSES.repeat(3)));
 }
 
 #[test]
-fn a_socket_that_waits_for_a_while() {
-    let Some(server) = Server::python("timeout") else {
-        return;
-    };
+fn socket_with_timeout() {
+    let server = Server::python("timeout");
     server.wait_for("EAGAIN");
-    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("EAGAIN\n{NAMES}"));
+    assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+    server.end(&format!("EAGAIN\n{ADDRESSES}"));
 }
 
 #[test]
-fn sockets_for_both_families() {
+fn dual_stack_sockets() {
     let version4 = "('::ffff:203.0.113.9', 4711, 0, 0)";
     let version6 = "('2001:db8:1::9', 4712, 0, 0)";
     let server = "('::ffff:10.1.2.3', 8080, 0, 0)";
@@ -58,30 +52,26 @@ fn sockets_for_both_families() {
 }
 
 #[test]
-fn what_has_no_name_in_a_socket_of_version_4() {
+fn ipv6_client_on_ipv4_socket() {
     check("version4", &[CLIENT6], "True True\n");
 }
 
 #[test]
-fn sockets_of_multipath_tcp() {
-    check("multipath", &[CLIENT], NAMES);
+fn multipath_tcp_sockets() {
+    check("multipath", &[CLIENT], ADDRESSES);
 }
 
 #[test]
-fn clients_of_this_machine_keep_their_addresses() {
-    let Some(server) = Server::python("local_clients") else {
-        return;
-    };
+fn local_clients_keep_their_addresses() {
+    let server = Server::python("local_clients");
     server.wait_for("ready");
-    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("{}ready\n{NAMES}", "True True\n".repeat(3)));
+    assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+    server.end(&format!("{}ready\n{ADDRESSES}", "True True\n".repeat(3)));
 }
 
 #[test]
 fn unusual_arguments() {
-    let Some(server) = Server::python("arguments") else {
-        return;
-    };
+    let server = Server::python("arguments");
     let clients: Vec<Client> = (0..11).map(|_| server.connect(CLIENT)).collect();
     server.end(
         "02001267cb007109 True 16\nTrue\n02001267cb00eeee 16\nTrue\nEINVAL\nEFAULT\nEFAULT\nEINVAL\n\
@@ -91,51 +81,43 @@ fn unusual_arguments() {
 }
 
 #[test]
-fn a_client_that_is_gone_is_still_known() {
-    let Some(server) = Server::python("hasty") else {
-        return;
-    };
+fn closed_client_keeps_its_address() {
+    let server = Server::python("hasty");
     server.wait_for("waiting");
     for index in 0..3 {
         use std::io::Write as _;
         let mut client = server.connect(&format!("203.0.113.{index}:1"));
         client.stream.write_all(b"hello").unwrap();
     }
-    server.go_on();
+    server.resume();
     let line = |index| format!("('203.0.113.{index}', 1) ('203.0.113.{index}', 1) b'hello' b''\n");
     server.end(&format!("waiting\n{}{}{}", line(0), line(1), line(2)));
 }
 
 #[test]
-fn without_a_free_descriptor_the_connection_waits() {
-    let Some(server) = Server::python("descriptors") else {
-        return;
-    };
+fn connection_is_kept_without_free_descriptor() {
+    let server = Server::python("descriptors");
     let first = server.connect(CLIENT);
     server.wait_for("waiting");
     let client = server.connect(CLIENT);
-    assert_eq!(client.ask("hello"), "HELLO");
+    assert_eq!(client.exchange("hello"), "HELLO");
     server.end(&format!(
-        "waiting\n{}1\nTrue\n{NAMES}EAGAIN\n",
+        "waiting\n{}1\nTrue\n{ADDRESSES}EAGAIN\n",
         "True EMFILE\n".repeat(3)
     ));
     drop(first);
 }
 
 #[test]
-fn a_listener_that_is_shut_down_and_listens_again() {
-    let Some(server) = Server::python("shut_down") else {
-        return;
-    };
+fn listener_is_shut_down_and_reused() {
+    let server = Server::python("shut_down");
     let (_, _, again) = server.listener(1);
-    assert_eq!(Client::deliver(&again, CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("EINVAL\n{NAMES}"));
+    assert_eq!(Client::connect(&again, CLIENT).exchange("hello"), "HELLO");
+    server.end(&format!("EINVAL\n{ADDRESSES}"));
 }
 
-fn check_thousand(who_asks: &str) {
-    let Some(server) = Server::python(&format!("threads 1000 {who_asks}")) else {
-        return;
-    };
+fn check_thousand(callers: &str) {
+    let server = Server::python(&format!("threads 1000 {callers}"));
     let (_, _, listener) = server.listener(0);
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -143,7 +125,10 @@ fn check_thousand(who_asks: &str) {
             scope.spawn(move || {
                 for number in 0..125 {
                     let client = format!("203.0.113.{thread}:{}", 1000 + number);
-                    assert_eq!(Client::deliver(listener, &client).ask("hello"), "HELLO");
+                    assert_eq!(
+                        Client::connect(listener, &client).exchange("hello"),
+                        "HELLO"
+                    );
                 }
             });
         }
@@ -152,22 +137,20 @@ fn check_thousand(who_asks: &str) {
 }
 
 #[test]
-fn a_thousand_connections_to_many_threads() {
+fn thousand_connections_to_many_threads() {
     check_thousand("all");
 }
 
-/// Some accept without room for an address, and ask later.
+/// Some threads accept without a buffer for an address, and query it later.
 #[test]
-fn a_thousand_connections_to_threads_that_accept_in_different_ways() {
+fn thousand_connections_with_and_without_address() {
     check_thousand("some");
 }
 
-/// Many at once, while the program takes one after the other.
+/// Many concurrent connections to a program that accepts them one by one.
 #[test]
-fn a_thousand_connections_at_once() {
-    let Some(server) = Server::program(programs::c("serve"), "events") else {
-        return;
-    };
+fn thousand_concurrent_connections() {
+    let server = Server::program(&programs::c("serve"), "events");
     let clients: Vec<(String, Client)> = (0..1000)
         .map(|number| {
             let address = format!("203.0.{}.{}", number / 250, number % 250);
@@ -180,7 +163,7 @@ fn a_thousand_connections_at_once() {
     }
 }
 
-/// Lines of workers, in order.
+/// The sorted output of the workers.
 fn lines(count: u8) -> String {
     let mut lines: Vec<String> = (0..count)
         .map(|index| format!("203.0.113.{index} True\n"))
@@ -190,75 +173,64 @@ fn lines(count: u8) -> String {
 }
 
 fn check_workers(function: &str) {
-    let Some(server) = Server::python(&format!("{function} 40")) else {
-        return;
-    };
+    let server = Server::python(&format!("{function} 40"));
     let clients: Vec<Client> = (0..40)
         .map(|index| server.connect(&format!("203.0.113.{index}:1")))
         .collect();
     for client in clients {
-        assert_eq!(client.ask("hello"), "HELLO");
+        assert_eq!(client.exchange("hello"), "HELLO");
     }
     server.end(&lines(40));
 }
 
 #[test]
-fn processes_that_share_a_socket() {
+fn processes_share_a_socket() {
     check_workers("forked");
 }
 
 #[test]
-fn processes_that_share_a_port() {
+fn processes_share_a_port() {
     check_workers("shared_port");
 }
 
 #[test]
-fn a_listener_that_was_passed_on() {
-    check("passed", &[CLIENT], NAMES);
+fn passed_listener() {
+    check("passed", &[CLIENT], ADDRESSES);
 }
 
 #[test]
-fn who_is_killed_takes_no_connection_and_no_port_along() {
-    let Some(server) = Server::python("killed") else {
-        return;
-    };
+fn killed_process_loses_no_connection_and_frees_port() {
+    let server = Server::python("killed");
     server.wait_for("killed");
-    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    server.end(&format!("killed\n{NAMES}True\nTrue\n"));
+    assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+    server.end(&format!("killed\n{ADDRESSES}True\nTrue\n"));
 }
 
 #[test]
-fn who_is_killed_takes_along_what_came_back_to_its_socket() {
-    let Some(server) = Server::python("lost_worker") else {
-        return;
-    };
+fn killed_process_resets_requeued_connection() {
+    let server = Server::python("lost_worker");
     let (_, _, listener) = server.listener(0);
-    let mut lost = Client::deliver(&listener, CLIENT);
+    let mut lost = Client::connect(&listener, CLIENT);
     server.wait_for("EMFILE");
-    server.go_on();
+    server.resume();
     server.listener(1);
     lost.stream.set_nonblocking(true).unwrap();
     wait_until("the connection ends", || {
-        assert!(listener.is_there());
+        assert!(listener.is_listening());
         match lost.stream.read(&mut [0]) {
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
             Ok(count) => count == 0,
         }
     });
-    assert_eq!(server.connect(CLIENT).ask("hello"), "HELLO");
-    wait_until("both are closed", || !listener.is_there());
+    assert_eq!(server.connect(CLIENT).exchange("hello"), "HELLO");
+    wait_until("both are closed", || !listener.is_listening());
 }
 
-fn check_signals(signals_wait: bool, manner: &str, expected: &str) {
-    let Some(program) = programs::c("serve") else {
-        return;
-    };
-    let server = Server::start_on(
-        signals_wait,
-        &format!("exec {} {manner}", program.display()),
-    );
-    if server.supervised.signals_wait() != signals_wait {
-        println!("skipped: signals do not wait for answers on this kernel");
+fn check_signals(wait_killable: bool, mode: &str, expected: &str) {
+    let program = programs::c("serve");
+    let server = Server::start_on(wait_killable, &format!("exec {} {mode}", program.display()));
+    if server.supervised.wait_killable() != wait_killable {
+        println!("skipped: this kernel does not support WAIT_KILLABLE_RECV");
         return;
     }
     server.wait_for("waiting");
@@ -268,7 +240,7 @@ fn check_signals(signals_wait: bool, manner: &str, expected: &str) {
 }
 
 #[test]
-fn accepting_is_restarted() {
+fn accept_is_restarted() {
     check_signals(
         true,
         "restart",
@@ -277,7 +249,7 @@ fn accepting_is_restarted() {
 }
 
 #[test]
-fn accepting_is_interrupted() {
+fn accept_is_interrupted() {
     check_signals(
         true,
         "interrupt",
@@ -286,7 +258,7 @@ fn accepting_is_interrupted() {
 }
 
 #[test]
-fn on_old_kernels_accepting_is_restarted() {
+fn on_old_kernels_accept_is_restarted() {
     check_signals(
         false,
         "restart",
@@ -300,6 +272,6 @@ fn on_old_kernels_accepting_is_restarted() {
 }
 
 #[test]
-fn a_thread_that_ends_while_it_waits_leaves_the_connection_to_another() {
+fn cancelled_thread_leaves_connection_to_another() {
     check_signals(true, "cancelled", "waiting\n203.0.113.9:4711\n");
 }

@@ -1,23 +1,23 @@
-//! Memory that a process shares with those that it forks, for what they need and only it knows, later.
+//! Memory that is shared with forked processes, to pass them an environment that is only known after the fork.
 
 use std::ffi::CString;
 
 use nix::errno::Errno;
 
-/// More than the kernel takes as arguments and environment of a program.
+/// More than the kernel accepts for arguments and environment of a program.
 const LENGTH: usize = 16 << 20;
 
-/// An environment as `execve` takes it: an array of pointers, and the strings behind it. Nothing of it takes up memory
-/// before it is written.
+/// An environment in the format of `execve`: an array of pointers, followed by the strings. It takes no memory before
+/// it is written.
 #[derive(Debug)]
-pub(crate) struct Shared(*mut u8);
+pub(crate) struct SharedEnvironment(*mut u8);
 
-// SAFETY: the memory belongs to whoever has this.
-unsafe impl Send for Shared {}
+// SAFETY: the memory is owned by this value.
+unsafe impl Send for SharedEnvironment {}
 
-impl Shared {
+impl SharedEnvironment {
     pub(crate) fn new() -> Result<Self, Errno> {
-        // SAFETY: new memory at a place that the kernel chooses.
+        // SAFETY: new memory at an address that the kernel chooses.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -34,7 +34,7 @@ impl Shared {
         Ok(Self(start.cast()))
     }
 
-    /// `E2BIG` if the kernel would not take it either.
+    /// `E2BIG` for an environment that the kernel would not accept either.
     pub(crate) fn write(&mut self, variables: &[CString]) -> Result<(), Errno> {
         let pointer = size_of::<*const libc::c_char>();
         let array = (variables.len() + 1) * pointer;
@@ -48,29 +48,29 @@ impl Shared {
         let mut offset = array;
         for (index, variable) in variables.iter().enumerate() {
             let bytes = variable.as_bytes_with_nul();
-            // SAFETY: both writes are within the mapping, as was checked; it is aligned to a page.
+            // SAFETY: both writes are within the mapping, as checked above; it is page-aligned.
             unsafe {
-                let place = self.0.add(offset);
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
+                let string = self.0.add(offset);
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), string, bytes.len());
                 self.0
                     .add(index * pointer)
                     .cast::<*const libc::c_char>()
-                    .write_unaligned(place.cast());
+                    .write_unaligned(string.cast());
             }
             offset += bytes.len();
         }
         Ok(())
     }
 
-    /// The array, for `execve`. The same in every process that was forked since.
+    /// The array, for `execve`. It has the same address in every process that was forked since.
     pub(super) fn pointers(&self) -> *const *const libc::c_char {
         self.0.cast_const().cast()
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedEnvironment {
     fn drop(&mut self) {
-        // SAFETY: made with this length, and nobody uses it any more.
+        // SAFETY: mapped with this length, and no longer used.
         unsafe { libc::munmap(self.0.cast(), LENGTH) };
     }
 }
