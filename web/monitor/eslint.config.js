@@ -13,7 +13,7 @@ export default typescript.config(
     rules: {
       ...jsxA11y.configs.recommended.rules,
       ...reactHooks.configs.recommended.rules,
-      // What scrolls must be reached by keyboard.
+      // Scrollable regions must be reachable by keyboard.
       "jsx-a11y/no-noninteractive-tabindex": ["error", { roles: ["region", "tabpanel"] }],
     },
   },

@@ -1,13 +1,13 @@
 import react from "@vitejs/plugin-react";
 import { defineConfig } from "vite";
 
-// The program has the page in it: see crates/cli/build.rs.
+// The page is embedded in the program: see crates/cli/build.rs.
 export default defineConfig({
   plugins: [react()],
   build: {
     outDir: "../../crates/cli/page/dist",
     emptyOutDir: true,
-    // No inlined pictures: the page's policy allows nothing inline.
+    // No inlined images: the content security policy allows nothing inline.
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
   },

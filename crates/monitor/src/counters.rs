@@ -1,4 +1,4 @@
-//! Sums of everything that a session did.
+//! Totals of everything that a session did.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,21 +8,21 @@ use crate::latency::Latencies;
 #[serde(default)]
 pub struct Counters {
     pub files: FileTotals,
-    pub names: NameTotals,
+    pub dns: DnsTotals,
     pub outgoing: OutgoingTotals,
     pub incoming: IncomingTotals,
-    /// Events that there were. The last one has this number.
+    /// The number of events so far, which is the number of the last one.
     pub events: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FileTotals {
-    /// At the target.
+    /// Operations at the target.
     pub remote: u64,
-    /// Paths that were looked at and left to this machine.
+    /// Operations on this machine.
     pub local: u64,
-    /// Paths that the settings hide or protect.
+    /// Operations that the settings refuse, because they hide or protect the path.
     pub refused: u64,
     /// Operations at the target that failed.
     pub failed: u64,
@@ -32,11 +32,11 @@ pub struct FileTotals {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct NameTotals {
+pub struct DnsTotals {
     pub queries: u64,
-    /// Of these, answered from memory.
+    /// Queries that were answered from the cache.
     pub cached: u64,
-    /// Answers other than an address or that there is none of this kind.
+    /// Queries with a response code other than `NOERROR`.
     pub failed: u64,
 }
 
@@ -56,13 +56,13 @@ pub struct IncomingTotals {
     pub connections: u64,
     pub open: u64,
     pub requests: u64,
-    /// Answers with a status of 500 and above, and requests without an answer.
+    /// Responses with a status of 500 and above, and requests without a response.
     pub failed: u64,
     pub stolen: u64,
     pub mirrored: u64,
     pub passed_on: u64,
     pub received_bytes: u64,
     pub sent_bytes: u64,
-    /// From a request to the beginning of its answer.
+    /// From a request to the beginning of its response.
     pub latencies: Latencies,
 }

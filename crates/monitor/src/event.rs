@@ -1,13 +1,13 @@
-//! What happens in a session.
+//! Events of a session.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-/// A word out of a few that are known, so that writing it down takes no memory.
-pub type Word = Cow<'static, str>;
+/// A string that is usually one of a few constants, and then takes no allocation.
+pub type Keyword = Cow<'static, str>;
 
-/// An event with its number. Numbers of one session begin at 1 and have no gaps.
+/// An event with its number. The numbers of a session start at 1 and have no gaps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub seq: u64,
@@ -17,46 +17,46 @@ pub struct Entry {
     pub event: Event,
 }
 
-/// Only the interesting is an event of its own: the first of its kind for a file, failures, questions for names that
-/// somebody had to be asked, connections and requests. Everything is counted.
+/// Only the following are events: the first operation of a kind on a file, failures, DNS queries that were not answered from
+/// the cache, connections and requests. Everything else is only counted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 #[non_exhaustive]
 pub enum Event {
-    /// The first such operation on a path, or the first that failed so.
+    /// The first operation of this kind on a path, or the first one that failed.
     FileOp {
         path: String,
-        operation: Word,
+        operation: Keyword,
         side: Side,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         errno: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         latency_us: Option<u64>,
-        /// What came along with it.
+        /// Bytes that were read with it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
     },
     DnsQuery {
         host: String,
         /// `A`, `AAAA`, …
-        kind: Word,
+        kind: Keyword,
         side: Side,
-        /// As nameservers call it: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, …
-        code: Word,
+        /// The DNS response code: `NOERROR`, `NXDOMAIN`, `SERVFAIL`, …
+        code: Keyword,
         addresses: Vec<String>,
         latency_us: u64,
     },
-    /// A connection through the target, or one that could not be had.
+    /// A connection through the target, or a failed attempt.
     OutgoingConnection {
         connection: u64,
-        /// Of a Unix socket its path.
+        /// The path for a Unix socket.
         address: String,
         /// Zero for a Unix socket.
         port: u16,
         transport: Transport,
-        /// The names that were resolved to the address.
+        /// The DNS names that were resolved to the address.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        names: Vec<String>,
+        dns_names: Vec<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         errno: Option<String>,
         latency_us: u64,
@@ -74,11 +74,11 @@ pub enum Event {
         local_port: u16,
         transport: Transport,
         mode: Mode,
-        /// Which requests, if not all.
+        /// The requests that are subscribed to, if not all.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         filter: Option<String>,
-        /// How far it was checked that traffic comes: `nothing`, `loopback` or `outside`.
-        checked: String,
+        /// How far the redirection of traffic was verified: `unverified`, `loopback` or `external`.
+        redirect_check: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cluster: Option<String>,
     },
@@ -88,7 +88,7 @@ pub enum Event {
         transport: Transport,
         client: String,
         handling: Handling,
-        /// The program took it.
+        /// Whether the program accepted it.
         accepted: bool,
         latency_us: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,29 +106,29 @@ pub enum Event {
         port: u16,
         method: String,
         path: String,
-        protocol: Word,
+        protocol: Keyword,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<String>,
-        /// None: the program gave no answer.
+        /// `None`: the program sent no response.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         status: Option<u16>,
         handling: Handling,
-        /// Why the program did not get it, if it did not. Then no more is known than what was asked.
+        /// Why the program did not get it, if it did not. Then only the request itself is known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
         client: String,
-        /// Until the answer began.
+        /// Until the response began.
         latency_us: u64,
         received: u64,
         sent: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cluster: Option<String>,
     },
-    /// Requests that the session wanted and did not answer.
+    /// Requests that matched, and that the program did not answer.
     RequestsPassedOn {
         port: u16,
         count: u64,
-        /// Of these, so many got no answer from anybody.
+        /// The number of these without any response.
         lost: u64,
         reason: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -138,7 +138,7 @@ pub enum Event {
     EnvVar {
         vars: Vec<(String, String)>,
     },
-    /// A process is part of the session.
+    /// A process of the session has started.
     LayerConnected {
         pid: u32,
         process_name: String,
@@ -146,18 +146,18 @@ pub enum Event {
     LayerDisconnected {
         pid: u32,
     },
-    /// What the user is told as well.
+    /// A message that the user sees, too.
     Notice {
         level: Level,
         text: String,
     },
-    /// A kind that this version does not know.
+    /// An event that this version does not know.
     #[serde(other)]
     Unknown,
 }
 
 impl Event {
-    /// Takes values of variables away, which may be secrets.
+    /// Removes the values of variables, which may be secrets.
     pub fn hide_values(&mut self) {
         if let Event::EnvVar { vars } = self {
             for (_, value) in vars {
@@ -167,13 +167,13 @@ impl Event {
     }
 }
 
-/// Where something was done.
+/// Where an operation was performed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
     Local,
     Remote,
-    /// Nowhere: the settings say that it is not there or must not be done.
+    /// Nowhere: the settings hide the path or forbid the operation.
     Refused,
 }
 
@@ -192,17 +192,17 @@ pub enum Mode {
     Mirror,
 }
 
-/// What became of a connection or a request.
+/// How a connection or a request was handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Handling {
-    /// The program answers it.
+    /// The program answered it.
     Stolen,
-    /// The program has a copy.
+    /// The program got a copy.
     Mirrored,
-    /// The application at the target answers it.
+    /// The application at the target answered it.
     PassedOn,
-    /// Nobody answers it: too much of it had been sent to send it again.
+    /// It got no response: too much of it had been sent to send it again.
     Lost,
 }
 
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_later_version_are_read() {
+    fn events_of_a_later_version_are_accepted() {
         let text = r#"{"seq":1,"time":2,"type":"SomethingNew","more":[1]}"#;
         let entry: Entry = serde_json::from_str(text).unwrap();
         assert_eq!(entry.event, Event::Unknown);

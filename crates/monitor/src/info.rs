@@ -1,4 +1,4 @@
-//! What a session is.
+//! Information about a session.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +10,11 @@ pub struct SessionInfo {
     pub session_id: String,
     pub protocol_version: u32,
     pub target: String,
-    /// As in RFC 3339.
+    /// In the format of RFC 3339.
     pub started_at: String,
     pub standin_version: String,
     pub is_operator: bool,
-    /// The clusters that the session is in. None for a target of this machine.
+    /// The clusters of the session. Empty for a target on this machine.
     pub clusters: Vec<String>,
     pub processes: Vec<ProcessInfo>,
     /// The program and its arguments.
@@ -37,7 +37,7 @@ pub struct ProcessInfo {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     pub status: Status,
-    /// Why, unless all is well.
+    /// The reason, unless the session is healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -46,11 +46,11 @@ pub struct Health {
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     Healthy,
-    /// The connection to the agent is being made again.
+    /// The connection to the agent is being restored.
     Reconnecting,
     /// There is no agent or no target.
     Lost,
-    /// The session is over.
+    /// The session has ended.
     Ended,
 }
 
@@ -69,7 +69,7 @@ pub struct ConfigValue {
     pub key: String,
     /// As JSON. Secrets are `(hidden)`.
     pub value: String,
-    /// Why it is so: `default`, a place in a file, a variable, a flag, or what added it.
+    /// Where the value comes from: `default`, a location in a file, a variable, a flag, or what added it.
     pub reason: String,
     pub is_default: bool,
 }

@@ -1,12 +1,12 @@
-//! How long things took, as counts in buckets.
+//! A histogram of latencies.
 
 use serde::{Deserialize, Serialize};
 
-/// From 128 µs on, each bucket is twice as wide as the one before; the last has no end.
+/// From 128 µs on, each bucket is twice as wide as the one before; the last one is unbounded.
 const BUCKETS: usize = 20;
 const FIRST_BITS: u32 = 7;
 
-/// How many took how long. The difference of two is what happened between them.
+/// Counts by latency. The difference of two snapshots is the histogram of the time between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Latencies([u64; BUCKETS]);
@@ -28,13 +28,13 @@ impl Latencies {
         self.0.iter().sum()
     }
 
-    /// The time within which so many of a hundred were done: the upper end of a bucket, in microseconds.
+    /// The percentile in microseconds, rounded up to the end of its bucket.
     pub fn percentile(&self, percent: u64) -> Option<u64> {
-        let wanted = (self.count() * percent).div_ceil(100).max(1);
+        let rank = (self.count() * percent).div_ceil(100).max(1);
         let mut sum = 0;
         for (bucket, count) in self.0.iter().enumerate() {
             sum += count;
-            if sum >= wanted {
+            if sum >= rank {
                 return Some(1 << (bucket as u32 + FIRST_BITS));
             }
         }

@@ -1,9 +1,17 @@
-//! What a session tells about itself, in the words of its local API.
+//! The types of a session's local API.
 //!
-//! A session numbers its [`Event`]s and counts everything else: [`Counters`] are sums, [`State`] has a row for each file,
-//! name, peer and port. [`SessionInfo`] says what the session is. Whoever reads or writes these, over the session's
-//! socket, in a recording or in a browser, uses the same types. [`stream`] has the stream of events as text,
-//! [`Recording`] a whole session.
+//! A session numbers its [`Event`]s and counts everything: [`Counters`] are totals, [`State`] has a row for each file, DNS name,
+//! peer and port, and [`SessionInfo`] describes the session. The same types are used over the session's socket, in recordings and
+//! by the web page.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `event` | events |
+//! | `counters`, `latency` | totals and the histogram of latencies |
+//! | `state` | rows by file, DNS name, peer and port |
+//! | `info` | the session, its health and its configuration |
+//! | [`stream`] | the event stream as Server-Sent Events |
+//! | `recording` | a whole session in a file |
 
 mod counters;
 mod event;
@@ -13,13 +21,13 @@ mod recording;
 mod state;
 pub mod stream;
 
-pub use counters::{Counters, FileTotals, IncomingTotals, NameTotals, OutgoingTotals};
-pub use event::{Entry, Event, Handling, Level, Mode, Side, Transport, Word};
+pub use counters::{Counters, DnsTotals, FileTotals, IncomingTotals, OutgoingTotals};
+pub use event::{Entry, Event, Handling, Keyword, Level, Mode, Side, Transport};
 pub use info::{ConfigValue, Health, ProcessInfo, SessionInfo, Status};
 pub use latency::Latencies;
-pub use recording::{Line, NoRecording, Recording};
-pub use state::{FileRow, NameRow, PeerRow, PortRow, State};
+pub use recording::{Recording, RecordingError, RecordingLine};
+pub use state::{DnsRow, FileRow, PeerRow, PortRow, State};
 
-/// The version of everything here. It changes when a reader of before would misunderstand; fields and kinds of events
-/// that are new do not change it, so a reader ignores those that it does not know.
+/// The version of the API. It changes with incompatible changes. New fields and events do not change it, so a reader must
+/// ignore those that it does not know.
 pub const PROTOCOL_VERSION: u32 = 1;

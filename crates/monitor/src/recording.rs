@@ -1,4 +1,4 @@
-//! A session in a file: one line of JSON for each thing, in the order in which they happened.
+//! Recordings: a session in a file, with one JSON object in each line, in chronological order.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,10 +7,10 @@ use crate::event::Entry;
 use crate::info::{ConfigValue, SessionInfo};
 use crate::state::State;
 
-/// A line of a recording. The first is a `Begin`; one that was not ended in good order has no `End`.
+/// A line of a recording. The first one is a `Begin`. A recording that was interrupted has no `End`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "line", rename_all = "snake_case")]
-pub enum Line {
+pub enum RecordingLine {
     Begin {
         protocol_version: u32,
         info: Box<SessionInfo>,
@@ -42,47 +42,47 @@ pub struct Recording {
     pub ended: Option<u64>,
 }
 
-/// Why a text is no recording.
+/// Why a recording cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoRecording {
-    /// It does not begin as one.
-    Beginning,
-    /// It is of a version that is not understood.
-    Version(u32),
+pub enum RecordingError {
+    /// The text does not begin like a recording.
+    NotARecording,
+    /// The recording has a later version.
+    UnsupportedVersion(u32),
 }
 
-impl std::fmt::Display for NoRecording {
+impl std::fmt::Display for RecordingError {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Beginning => formatter.write_str(
-                "it does not begin as a recording does; `standin exec --record FILE` makes one",
+            Self::NotARecording => formatter.write_str(
+                "it does not begin like a recording; `standin exec --record FILE` makes one",
             ),
-            Self::Version(version) => write!(
+            Self::UnsupportedVersion(version) => write!(
                 formatter,
-                "it is of version {version}, and this program knows {}; use a newer one",
+                "it has version {version}, and this program supports {}; use a newer release",
                 crate::PROTOCOL_VERSION
             ),
         }
     }
 }
 
-impl std::error::Error for NoRecording {}
+impl std::error::Error for RecordingError {}
 
 impl Recording {
-    /// Reads as much as there is: a line that was cut off ends it.
-    pub fn parse(text: &str) -> Result<Self, NoRecording> {
+    /// Reads all complete lines. An incomplete line ends the recording.
+    pub fn parse(text: &str) -> Result<Self, RecordingError> {
         let mut lines = text.lines();
         let first = lines.next().unwrap_or_default();
-        let Ok(Line::Begin {
+        let Ok(RecordingLine::Begin {
             protocol_version,
             info,
             config,
         }) = serde_json::from_str(first)
         else {
-            return Err(NoRecording::Beginning);
+            return Err(RecordingError::NotARecording);
         };
         if protocol_version > crate::PROTOCOL_VERSION {
-            return Err(NoRecording::Version(protocol_version));
+            return Err(RecordingError::UnsupportedVersion(protocol_version));
         }
         let mut recording = Recording {
             info: *info,
@@ -94,14 +94,16 @@ impl Recording {
         };
         for line in lines {
             match serde_json::from_str(line) {
-                Ok(Line::Event(entry)) => recording.entries.push(entry),
-                Ok(Line::Counters { counters, .. }) => recording.state.counters = *counters,
-                Ok(Line::Missed { count }) => recording.missed += count,
-                Ok(Line::End { time, state }) => {
+                Ok(RecordingLine::Event(entry)) => recording.entries.push(entry),
+                Ok(RecordingLine::Counters { counters, .. }) => {
+                    recording.state.counters = *counters;
+                }
+                Ok(RecordingLine::Missed { count }) => recording.missed += count,
+                Ok(RecordingLine::End { time, state }) => {
                     recording.state = *state;
                     recording.ended = Some(time);
                 }
-                Ok(Line::Begin { .. }) => {}
+                Ok(RecordingLine::Begin { .. }) => {}
                 Err(_) => break,
             }
         }
@@ -115,8 +117,8 @@ mod tests {
     use crate::event::{Event, Level};
     use crate::info::Health;
 
-    fn begin() -> Line {
-        Line::Begin {
+    fn begin() -> RecordingLine {
+        RecordingLine::Begin {
             protocol_version: crate::PROTOCOL_VERSION,
             info: Box::new(SessionInfo {
                 session_id: "a1".to_owned(),
@@ -139,8 +141,8 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_is_read_as_far_as_it_goes() {
-        let event = Line::Event(Entry {
+    fn a_recording_is_read_to_its_last_complete_line() {
+        let event = RecordingLine::Event(Entry {
             seq: 1,
             time: 2,
             event: Event::Notice {
@@ -148,11 +150,11 @@ mod tests {
                 text: "hello".to_owned(),
             },
         });
-        let end = Line::End {
+        let end = RecordingLine::End {
             time: 9,
             state: Box::default(),
         };
-        let lines = [begin(), event, Line::Missed { count: 3 }, end];
+        let lines = [begin(), event, RecordingLine::Missed { count: 3 }, end];
         let lines = lines.map(|line| serde_json::to_string(&line).unwrap());
         assert!(
             lines[1].starts_with(r#"{"line":"event","seq":1,"#),
@@ -170,12 +172,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_recording_is_refused() {
-        assert_eq!(Recording::parse("{}"), Err(NoRecording::Beginning));
-        assert_eq!(Recording::parse(""), Err(NoRecording::Beginning));
+    fn invalid_recordings_are_rejected() {
+        assert_eq!(Recording::parse("{}"), Err(RecordingError::NotARecording));
+        assert_eq!(Recording::parse(""), Err(RecordingError::NotARecording));
         let newer = serde_json::to_string(&begin())
             .unwrap()
             .replace(r#""protocol_version":1"#, r#""protocol_version":99"#);
-        assert_eq!(Recording::parse(&newer), Err(NoRecording::Version(99)));
+        assert_eq!(
+            Recording::parse(&newer),
+            Err(RecordingError::UnsupportedVersion(99))
+        );
     }
 }

@@ -1,23 +1,23 @@
-//! What a session has done, by file, name, peer and port.
+//! What a session has done, by file, DNS name, peer and port.
 
 use serde::{Deserialize, Serialize};
 
 use crate::counters::Counters;
-use crate::event::{Mode, Side, Transport, Word};
+use crate::event::{Keyword, Mode, Side, Transport};
 
-/// Everything that can be asked of a session at a moment. Each list has a bound, and the totals know of the rest.
+/// A snapshot of a session. The lists are bounded; the totals count everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct State {
     pub counters: Counters,
     pub files: Vec<FileRow>,
-    pub names: Vec<NameRow>,
+    pub dns: Vec<DnsRow>,
     pub peers: Vec<PeerRow>,
     pub ports: Vec<PortRow>,
     /// The target's variables that the program has.
     pub env: Vec<(String, String)>,
-    /// Files, names and peers that have no row of their own, because there are too many.
-    pub without_row: u64,
+    /// Operations on files, DNS names and peers without a row of their own, because there are too many.
+    pub rows_omitted: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,18 +29,18 @@ pub struct FileRow {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_errno: Option<String>,
     pub bytes: u64,
-    /// All operations together.
+    /// The sum over all operations.
     pub latency_us: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NameRow {
+pub struct DnsRow {
     pub host: String,
     pub side: Side,
     pub queries: u64,
     pub cached: u64,
     pub failed: u64,
-    pub last_code: Word,
+    pub last_code: Keyword,
     pub addresses: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ pub struct PeerRow {
     pub address: String,
     pub port: u16,
     pub transport: Transport,
-    pub names: Vec<String>,
+    pub dns_names: Vec<String>,
     pub connections: u64,
     pub open: u64,
     pub failed: u64,
@@ -57,7 +57,7 @@ pub struct PeerRow {
     pub last_errno: Option<String>,
     pub sent: u64,
     pub received: u64,
-    /// All connects together.
+    /// The sum over all connection attempts.
     pub latency_us: u64,
 }
 
@@ -69,16 +69,16 @@ pub struct PortRow {
     pub mode: Mode,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
-    pub checked: String,
+    pub redirect_check: String,
     /// Milliseconds since 1970.
     pub since: u64,
     pub connections: u64,
     pub requests: u64,
     pub passed_on: u64,
-    /// When the last connection or request came, in milliseconds since 1970.
+    /// The time of the last connection or request, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_traffic: Option<u64>,
-    /// What is wrong, in words.
+    /// A description of the current problem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
-//! The stream of events as text: Server-Sent Events, as browsers and `curl` read them.
+//! The event stream as Server-Sent Events, for browsers and `curl`.
 //!
-//! An event of the session has its number for an id, so that a reader who comes back says which it has. `counters` come
-//! now and then; `missed` says how many events a reader will not get because it was too far behind.
+//! The id of an event is its number, so that a reader that reconnects can resume. `counters` are output at intervals; `missed` is
+//! the number of events that a slow reader will not get.
 
 use std::io::Write as _;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::counters::Counters;
 use crate::event::Entry;
 
-/// What a reader gets.
+/// A message of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     Event(Entry),
@@ -26,39 +26,40 @@ struct Missed {
     count: u64,
 }
 
-/// Appends an event to what is sent.
-pub fn write_event(entry: &Entry, sent: &mut Vec<u8>) {
-    let before = sent.len();
-    // Memory takes everything.
-    let _ = writeln!(sent, "id: {}", entry.seq);
-    write_data(entry, before, sent);
+/// Appends an event to the output.
+pub fn write_event(entry: &Entry, output: &mut Vec<u8>) {
+    let before = output.len();
+    // Writing to memory cannot fail.
+    let _ = writeln!(output, "id: {}", entry.seq);
+    write_data(entry, before, output);
 }
 
-pub fn write_counters(counters: &Counters, sent: &mut Vec<u8>) {
-    write_kind(COUNTERS, counters, sent);
+pub fn write_counters(counters: &Counters, output: &mut Vec<u8>) {
+    write_kind(COUNTERS, counters, output);
 }
 
-/// A reader will not get so many events.
-pub fn write_missed(count: u64, sent: &mut Vec<u8>) {
-    write_kind(MISSED, &Missed { count }, sent);
+/// Appends the number of events that the reader will not get.
+pub fn write_missed(count: u64, output: &mut Vec<u8>) {
+    write_kind(MISSED, &Missed { count }, output);
 }
 
-fn write_kind(kind: &str, data: &impl Serialize, sent: &mut Vec<u8>) {
-    let before = sent.len();
-    let _ = writeln!(sent, "event: {kind}");
-    write_data(data, before, sent);
+fn write_kind(kind: &str, data: &impl Serialize, output: &mut Vec<u8>) {
+    let before = output.len();
+    let _ = writeln!(output, "event: {kind}");
+    write_data(data, before, output);
 }
 
-/// Ends a message. One that cannot be written is left out as a whole; none of our types is such.
-fn write_data(data: &impl Serialize, before: usize, sent: &mut Vec<u8>) {
-    sent.extend_from_slice(b"data: ");
-    match serde_json::to_writer(&mut *sent, data) {
-        Ok(()) => sent.extend_from_slice(b"\n\n"),
-        Err(_) => sent.truncate(before),
+/// Appends the data and ends the message. A message that cannot be serialized is omitted, which does not happen with the
+/// types here.
+fn write_data(data: &impl Serialize, before: usize, output: &mut Vec<u8>) {
+    output.extend_from_slice(b"data: ");
+    match serde_json::to_writer(&mut *output, data) {
+        Ok(()) => output.extend_from_slice(b"\n\n"),
+        Err(_) => output.truncate(before),
     }
 }
 
-/// Reads a stream in pieces of any size. What it does not understand is left out.
+/// Parses a stream in pieces of any size. Unknown messages are skipped.
 #[derive(Debug, Default)]
 pub struct Reader {
     rest: Vec<u8>,
@@ -109,7 +110,7 @@ mod tests {
     use crate::event::{Event, Level};
 
     #[test]
-    fn what_is_written_is_read_in_pieces_of_any_size() {
+    fn a_stream_is_parsed_in_pieces_of_any_size() {
         let entry = Entry {
             seq: 3,
             time: 5,
@@ -123,19 +124,19 @@ mod tests {
             Message::Event(entry),
             Message::Counters(Counters::default()),
         ];
-        let mut sent = b": a comment\n\n".to_vec();
+        let mut output = b": a comment\n\n".to_vec();
         for message in &messages {
             match message {
-                Message::Missed(count) => write_missed(*count, &mut sent),
-                Message::Event(entry) => write_event(entry, &mut sent),
-                Message::Counters(counters) => write_counters(counters, &mut sent),
+                Message::Missed(count) => write_missed(*count, &mut output),
+                Message::Event(entry) => write_event(entry, &mut output),
+                Message::Counters(counters) => write_counters(counters, &mut output),
             }
         }
-        let text = String::from_utf8(sent.clone()).unwrap();
+        let text = String::from_utf8(output.clone()).unwrap();
         assert!(text.contains("\n\nid: 3\ndata: {\"seq\":3,"), "{text}");
-        for size in 1..sent.len() {
+        for size in 1..output.len() {
             let mut reader = Reader::default();
-            let pieces = sent.chunks(size);
+            let pieces = output.chunks(size);
             let read: Vec<Message> = pieces.flat_map(|piece| reader.push(piece)).collect();
             assert_eq!(read, messages, "in pieces of {size}");
         }

@@ -1,4 +1,4 @@
-//! What keeps a session from being there.
+//! Why a session cannot start.
 
 use std::path::PathBuf;
 
@@ -11,9 +11,9 @@ pub enum Error {
     Link(#[from] LinkError),
 
     #[error(transparent)]
-    Reach(Box<dyn std::error::Error + Send + Sync>),
+    Connect(Box<dyn std::error::Error + Send + Sync>),
 
-    #[error("there is no agent of the target, and none has come")]
+    #[error("no agent of the target became available")]
     NoAgent,
 
     #[error("the agent refused the session: {0}")]
@@ -32,7 +32,7 @@ pub enum Error {
     Files(#[source] interceptor::Errno),
 
     #[error(
-        "`{0}` is no name that a server can have: correct `feature.network.incoming.tls_delivery.server_name`"
+        "`{0}` is not a valid server name: correct `feature.network.incoming.tls_delivery.server_name`"
     )]
     ServerName(String),
 

@@ -1,9 +1,8 @@
-//! What a user should know of a session that goes on.
+//! Events of a session, with their messages to the user.
 
 mod incoming;
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fmt;
 use std::fs;
 use std::path::PathBuf;
@@ -14,65 +13,68 @@ use interceptor::{Errno, Notice};
 use crate::agent::AgentId;
 
 pub(crate) use self::incoming::describe;
-pub use self::incoming::{Checked, Earlier, IncomingEvent, MissedReason, News, Subscribed};
+pub use self::incoming::{
+    EarlierSession, IncomingEvent, IncomingEventKind, MissedReason, RedirectCheck, SubscriptionInfo,
+};
 
-/// Says something to the user. It is called on any thread, and must not wait.
-pub type Tell = Arc<dyn Fn(&Event) + Send + Sync>;
+/// Receives the events of a session. It is called on any thread and must not block.
+pub type EventSink = Arc<dyn Fn(&Event) + Send + Sync>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The connection is lost, and is being made again. Nothing is lost with it.
+    /// The link is reconnecting. No state is lost.
     ConnectionLost(String),
-    ConnectionBack,
-    /// The agent that is asked alone is gone, and with it everything that it held.
+    ConnectionRestored,
+    /// The stateful agent is gone, with all of its open files and connections.
     AgentLost {
         agent: AgentId,
         reason: String,
     },
-    /// This agent is the one that is asked alone from now on.
+    /// This agent is the stateful agent from now on.
     SessionRestored(AgentId),
-    /// Another agent has come, or gone.
-    Joined(AgentId),
-    Left {
+    /// An agent other than the stateful one has joined.
+    AgentJoined(AgentId),
+    /// An agent other than the stateful one has left.
+    AgentLeft {
         agent: AgentId,
         reason: String,
     },
-    /// Another agent cannot be had.
-    NotJoined {
+    /// An agent other than the stateful one cannot be connected.
+    AgentJoinFailed {
         agent: AgentId,
         reason: String,
     },
-    /// So many agents are there at the beginning, and with several clusters so many in each of them.
-    Covers {
+    /// The number of agents at the beginning, and with several clusters the number in each of them.
+    Coverage {
         pods: usize,
         clusters: BTreeMap<String, usize>,
     },
-    /// Of several clusters, one cannot be reached.
-    ClusterAway {
+    /// One of several clusters cannot be reached.
+    ClusterUnreachable {
         cluster: String,
-        /// Files, names and connections are this cluster's.
+        /// Whether files, DNS and outgoing connections use this cluster.
         is_default: bool,
         reason: String,
     },
-    ClusterBack(String),
-    /// The target has nothing that an agent could be beside. Calls wait for so many seconds.
-    NobodyThere(u64),
-    /// What the administrators of the cluster allow there has changed.
+    ClusterRestored(String),
+    /// The target has no running pod. Calls wait for so many seconds.
+    NoTargetPods(u64),
+    /// What the administrators of the cluster allow at this agent has changed.
     RulesChanged(AgentId),
-    /// Somebody has ended the session.
-    SessionOver(String),
-    /// There is no agent, and there may be none again.
+    /// The session was ended from outside.
+    SessionEnded(String),
+    /// There is no agent, and calls fail until there is one.
     SessionLost(String),
-    TargetGone,
-    TargetBack,
+    TargetExited,
+    TargetRestarted,
     /// About a program of the session.
     Program(Notice),
     /// About the target's traffic.
     Incoming(IncomingEvent),
-    /// So many connections through the target are open, and no more can be made.
+    /// The maximum number of connections through the target, given here, is open.
     TooManyConnections(usize),
-    /// A file of the target could not be what the program wanted it to be.
+    /// A file of the target cannot be used as the program expects.
     File(PathBuf, FileProblem),
 }
 
@@ -80,19 +82,19 @@ pub enum Event {
 pub enum FileProblem {
     /// Without FUSE, a file with content cannot be changed.
     NotEmpty,
-    /// Without FUSE, files come whole into memory, and this one is too large for that.
+    /// Without FUSE, whole files are read into memory, and this one is too large.
     TooLarge,
     /// A pipe, socket or device.
     Special,
-    /// It is opened for reading and writing, and so this machine's is used; the target has one too.
+    /// The file was opened for reading and writing, so the local one is used, while the target has one too.
     OtherContent,
-    /// What the program wrote is lost.
+    /// Data that the program wrote is lost.
     NotWritten(Errno),
 }
 
 impl Event {
-    /// For a session that begins with these agents.
-    pub(crate) fn covers<'agents>(agents: impl IntoIterator<Item = &'agents AgentId>) -> Self {
+    /// The event of a session that begins with these agents.
+    pub(crate) fn coverage_of<'agents>(agents: impl IntoIterator<Item = &'agents AgentId>) -> Self {
         let (mut pods, mut clusters) = (0, BTreeMap::new());
         for agent in agents {
             pods += 1;
@@ -100,16 +102,17 @@ impl Event {
                 *clusters.entry(cluster.clone()).or_default() += 1;
             }
         }
-        Self::Covers { pods, clusters }
+        Self::Coverage { pods, clusters }
     }
 
-    /// Whether it is only good to know.
+    /// Whether the event is only informational, and no warning.
     #[must_use]
-    pub fn is_reassuring(&self) -> bool {
+    pub fn is_informational(&self) -> bool {
         match self {
-            Self::Joined(_) | Self::Left { .. } | Self::Covers { .. } | Self::ClusterBack(_) => {
-                true
-            }
+            Self::AgentJoined(_)
+            | Self::AgentLeft { .. }
+            | Self::Coverage { .. }
+            | Self::ClusterRestored(_) => true,
             Self::Incoming(event) => !event.is_warning(),
             _ => false,
         }
@@ -123,7 +126,7 @@ impl fmt::Display for Event {
                 formatter,
                 "the connection to the agent is lost and is being made again; what needs the target waits ({reason})"
             ),
-            Self::ConnectionBack => {
+            Self::ConnectionRestored => {
                 formatter.write_str("the connection to the agent is back; nothing was lost")
             }
             Self::AgentLost { agent, reason } => write!(
@@ -131,29 +134,29 @@ impl fmt::Display for Event {
                 "{agent} is gone ({reason}): what it was doing fails; looking for another one"
             ),
             Self::SessionRestored(agent) => {
-                formatter.write_str("the session goes on with another agent")?;
+                formatter.write_str("the session continues with another agent")?;
                 if *agent != AgentId::default() {
-                    write!(formatter, ", in {}", agent.place())?;
+                    write!(formatter, ", in {}", agent.location())?;
                 }
                 formatter.write_str(
                     "; connections and files that were open through the target were reset",
                 )
             }
-            Self::Joined(agent) => write!(formatter, "{} has joined the session", agent.place()),
-            Self::Left { agent, reason } => {
+            Self::AgentJoined(agent) => write!(formatter, "{} has joined the session", agent.location()),
+            Self::AgentLeft { agent, reason } => {
                 write!(
                     formatter,
                     "{} has left the session ({reason})",
-                    agent.place()
+                    agent.location()
                 )
             }
-            Self::NotJoined { agent, reason } => write!(
+            Self::AgentJoinFailed { agent, reason } => write!(
                 formatter,
-                "{} cannot join the session, so that its traffic does not come: {reason}",
-                agent.place()
+                "{} cannot join the session, so its traffic does not arrive: {reason}",
+                agent.location()
             ),
-            Self::Covers { pods, clusters } => write_covers(formatter, *pods, clusters),
-            Self::ClusterAway {
+            Self::Coverage { pods, clusters } => write_coverage(formatter, *pods, clusters),
+            Self::ClusterUnreachable {
                 cluster,
                 is_default: true,
                 reason,
@@ -161,47 +164,47 @@ impl fmt::Display for Event {
                 formatter,
                 "cluster {cluster} cannot be reached ({reason}): what needs the target waits"
             ),
-            Self::ClusterAway {
+            Self::ClusterUnreachable {
                 cluster, reason, ..
             } => write!(
                 formatter,
-                "cluster {cluster} cannot be reached ({reason}): its traffic does not come, and the session goes on without it"
+                "cluster {cluster} cannot be reached ({reason}): its traffic does not arrive, and the session continues without it"
             ),
-            Self::ClusterBack(cluster) => write!(formatter, "cluster {cluster} is there again"),
-            Self::NobodyThere(seconds) => write!(
+            Self::ClusterRestored(cluster) => write!(formatter, "cluster {cluster} is there again"),
+            Self::NoTargetPods(seconds) => write!(
                 formatter,
                 "the target has no pod now: what needs it waits, for up to {seconds} s"
             ),
             Self::RulesChanged(agent) => write!(
                 formatter,
                 "the rules of the cluster's administrators for {} have changed: what they forbid now has ended",
-                agent.place()
+                agent.location()
             ),
-            Self::SessionOver(reason) => write!(
+            Self::SessionEnded(reason) => write!(
                 formatter,
-                "the session is over ({reason}): the program goes on, and what needs the target fails"
+                "the session is over ({reason}): the program keeps running, and operations that need the target fail"
             ),
             Self::SessionLost(reason) => write!(
                 formatter,
-                "there is no agent ({reason}): the program goes on, and what needs the target fails"
+                "there is no agent ({reason}): the program keeps running, and operations that need the target fail"
             ),
-            Self::TargetGone => formatter.write_str(
-                "the target has ended: the program goes on, and what needs the target fails",
+            Self::TargetExited => formatter.write_str(
+                "the target has ended: the program keeps running, and operations that need the target fail",
             ),
-            Self::TargetBack => formatter.write_str("the target is back"),
+            Self::TargetRestarted => formatter.write_str("the target is back"),
             Self::Program(notice) => write_notice(formatter, notice),
             Self::Incoming(event) => event.fmt(formatter),
-            Self::TooManyConnections(most) => write!(
+            Self::TooManyConnections(max) => write!(
                 formatter,
-                "{most} connections through the target are open, and no more can be made at the same time: the next \
-                 ones fail as if there were no free ports"
+                "{max} connections through the target are open, which is the maximum: further ones fail as if there were no \
+                 free ports"
             ),
             Self::File(path, problem) => write!(formatter, "{} {problem}", path.display()),
         }
     }
 }
 
-fn write_covers(
+fn write_coverage(
     formatter: &mut fmt::Formatter<'_>,
     pods: usize,
     clusters: &BTreeMap<String, usize>,
@@ -222,7 +225,7 @@ impl fmt::Display for FileProblem {
                  `standin diagnose` says what FUSE needs",
             ),
             Self::TooLarge => formatter.write_str(
-                "is too large: without FUSE, files come whole into memory; `standin diagnose` says what FUSE needs",
+                "is too large: without FUSE, whole files are read into memory; `standin diagnose` says what FUSE needs",
             ),
             Self::Special => formatter.write_str(
                 "is a pipe, a socket or a device of the target, which cannot be opened from here",
@@ -244,12 +247,12 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
         Notice::ForeignArchitecture { process } => write!(
             formatter,
             "{} is a program of another architecture: everything that it does is local",
-            name_of(*process)
+            program_name(*process)
         ),
-        Notice::Unreadable { process, errno } => write!(
+        Notice::UnreadableMemory { process, errno } => write!(
             formatter,
             "the memory of {} cannot be read ({errno}): everything that it does is local",
-            name_of(*process)
+            program_name(*process)
         ),
         Notice::WatchRefused { path } => write!(
             formatter,
@@ -261,41 +264,32 @@ fn write_notice(formatter: &mut fmt::Formatter<'_>, notice: &Notice) -> fmt::Res
             "{} runs without the privileges that it has otherwise: only root can give them in a session",
             path.display()
         ),
-        Notice::SocketHere { path } => write!(
+        Notice::LocalUnixSocket { path } => write!(
             formatter,
-            "the socket {} is made on this machine: nobody at the target reaches it",
+            "the socket {} is created on this machine: processes at the target cannot reach it",
             path.display()
         ),
-        Notice::ProgramNotHere { path } => write!(
+        Notice::RemoteProgram { path } => write!(
             formatter,
             "{} is a program of the target: programs are started from this machine, which does not have it",
             path.display()
         ),
-        Notice::PortMoved { asked, used, .. } => write!(
+        Notice::PortMoved {
+            requested, actual, ..
+        } => write!(
             formatter,
-            "{asked} cannot be had on this machine: the program sees it as its own, and is reached from here at {used}"
+            "{requested} is not available on this machine: the program sees it as its own, and is reached from here at {actual}"
         ),
         other => write!(formatter, "{other:?}"),
     }
 }
 
-/// The program of a process, by which a user knows it.
-fn name_of(process: i32) -> String {
+/// The program name of a process, which a user recognizes.
+fn program_name(process: i32) -> String {
     match fs::read_to_string(format!("/proc/{process}/comm")) {
         Ok(name) => format!("`{}`", name.trim_end()),
         Err(_) => format!("process {process}"),
     }
-}
-
-/// An error with everything behind it, in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -303,16 +297,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_says_how_many_pods_are_where() {
+    fn coverage_lists_the_pods_of_each_cluster() {
         let pod = |name: &str, cluster: &str| AgentId::in_pod(name).of_cluster(cluster);
         let agents = [pod("a", "west"), pod("a", "east"), pod("b", "east")];
         assert_eq!(
-            Event::covers(&agents).to_string(),
+            Event::coverage_of(&agents).to_string(),
             "the session is with 3 pods: 2 in cluster east, 1 in cluster west"
         );
         let agents = [AgentId::in_pod("a"), AgentId::in_pod("b")];
         assert_eq!(
-            Event::covers(&agents).to_string(),
+            Event::coverage_of(&agents).to_string(),
             "the session is with 2 pods"
         );
     }

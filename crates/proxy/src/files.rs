@@ -2,14 +2,14 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`names`] | what is asked and done by name: `stat`, `mkdir`, `rename`, … |
-//! | [`starting`] | the most frequent questions, asked without a thread that waits |
-//! | [`cache`] | what was answered a moment ago |
-//! | [`fuse`] | descriptors that the kernel serves: lazy, cached, writable |
+//! | [`paths`] | calls by path: `stat`, `mkdir`, `rename`, … |
+//! | [`nonblocking`] | the most frequent calls without a blocked thread |
+//! | [`cache`] | short-lived cache of what is known about paths |
+//! | [`fuse`] | descriptors of a FUSE file system: lazy, cached, writable |
 //! | [`memory`] | descriptors without FUSE: whole files in memory, with limits |
-//! | [`served`] | files whose content is ours |
-//! | [`calls`], [`closer`] | the agent's questions; handles that are not needed any more |
-//! | [`convert`], [`inodes`] | words and numbers of both sides |
+//! | [`served`] | files with content of our own |
+//! | [`calls`], [`closer`] | calls to the agent; closing of its handles |
+//! | [`convert`], [`inodes`] | conversion of types and inode numbers |
 
 mod cache;
 mod calls;
@@ -18,113 +18,120 @@ mod convert;
 mod fuse;
 mod inodes;
 mod memory;
-mod names;
+mod nonblocking;
+mod paths;
 mod served;
-mod starting;
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use config::FileRules;
-use interceptor::{Answer, Errno, OpenOptions};
+use interceptor::{CallResult, Errno, OpenOptions};
+use parking_lot::Mutex;
 use protocol::rpc;
 
-use self::cache::{Cache, Question};
-use self::calls::Calls;
-use self::fuse::Fuse;
+use self::cache::{PathCache, PathInfo, PathQuery};
+use self::calls::FileCalls;
+use self::fuse::FuseFiles;
 use self::inodes::Inodes;
-use self::memory::Memory;
-use self::served::Served;
-use crate::agent::Agent;
+use self::memory::MemoryFiles;
+use self::served::ServedFiles;
+use crate::agent::SessionContext;
 use crate::error::Error;
 use crate::event::FileProblem;
 
 pub(crate) use self::served::is_served;
 
-/// What an open brings along: a small file is then read without asking again.
+/// How many bytes the agent sends with the response to `open`, so that reading a small file needs no further request.
 const FIRST_BYTES: u32 = 128 * 1024;
 
-/// How the target's files become descriptors.
+/// How descriptors of the target's files are provided.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum FilesThrough {
-    /// Through FUSE where this machine lets us, else through memory.
+pub enum FileBackend {
+    /// FUSE if this machine supports it, otherwise memory.
     #[default]
-    Best,
-    /// Served by the kernel as they are read and written.
+    Auto,
+    /// A FUSE file system: files are transferred as they are read and written.
     Fuse,
-    /// Brought whole into memory when they are opened. Only files that are new or emptied can be written.
+    /// Whole files are copied into memory when they are opened. Only new or truncated files can be written.
     Memory,
 }
 
 #[derive(Debug)]
 pub(crate) struct TargetFiles {
-    calls: Calls,
+    calls: FileCalls,
     rules: FileRules,
-    cache: Arc<Cache>,
+    cache: Arc<PathCache>,
     inodes: Arc<Inodes>,
-    served: Served,
-    through: Through,
-    /// For what goes on after the question was asked.
-    this: Weak<Self>,
-    asked: Asked,
+    served: ServedFiles,
+    backend: Backend,
+    /// For tasks that outlive the call.
+    weak_self: Weak<Self>,
+    reported: CheckedPaths,
 }
 
-/// Paths about which the target was asked already, and not any number of them.
+/// The paths that were already checked at the target. Limited in number.
 #[derive(Debug, Default)]
-struct Asked(Mutex<HashSet<PathBuf>>);
+struct CheckedPaths(Mutex<HashSet<PathBuf>>);
 
-impl Asked {
-    fn is_new(&self, path: &Path) -> bool {
-        const MOST: usize = 4096;
-        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        !asked.contains(path) && asked.len() < MOST && asked.insert(path.to_path_buf())
+impl CheckedPaths {
+    /// `false` if the path was added before, or if the set is full.
+    fn insert(&self, path: &Path) -> bool {
+        const MAX_PATHS: usize = 4096;
+        let mut paths = self.0.lock();
+        !paths.contains(path) && paths.len() < MAX_PATHS && paths.insert(path.to_path_buf())
     }
 }
 
 #[derive(Debug)]
-enum Through {
-    Fuse(Fuse),
-    Memory(Box<Memory>),
+enum Backend {
+    Fuse(FuseFiles),
+    Memory(Box<MemoryFiles>),
 }
 
 impl TargetFiles {
     pub(crate) fn new(
-        agent: Agent,
+        context: SessionContext,
         rules: FileRules,
-        through: FilesThrough,
+        backend: FileBackend,
     ) -> Result<Arc<Self>, Error> {
-        let calls = Calls::new(agent);
-        let cache = Arc::new(Cache::new(fuse::FRESH));
+        let calls = FileCalls::new(context);
+        let cache = Arc::new(PathCache::new(fuse::CACHE_TTL));
         let inodes = Arc::new(Inodes::default());
         let memory =
-            || Memory::start(calls.clone()).map(|memory| Through::Memory(Box::new(memory)));
-        let fuse = || Fuse::start(calls.clone(), inodes.clone(), cache.clone()).map(Through::Fuse);
-        let through = match through {
-            FilesThrough::Fuse => fuse(),
-            FilesThrough::Memory => memory(),
-            FilesThrough::Best => fuse().or_else(|errno| {
-                tracing::warn!(%errno, "no FUSE on this machine: files are brought whole into memory");
+            || MemoryFiles::start(calls.clone()).map(|memory| Backend::Memory(Box::new(memory)));
+        let fuse =
+            || FuseFiles::start(calls.clone(), inodes.clone(), cache.clone()).map(Backend::Fuse);
+        let backend = match backend {
+            FileBackend::Fuse => fuse(),
+            FileBackend::Memory => memory(),
+            FileBackend::Auto => fuse().or_else(|errno| {
+                tracing::warn!(%errno, "fuse not available, using memory for files");
                 memory()
             }),
         };
-        let through = through.map_err(Error::Files)?;
-        let served = Served::new().map_err(|error| Error::Files(errno_of(&error)))?;
-        Ok(Arc::new_cyclic(|this| Self {
+        let backend = backend.map_err(Error::Files)?;
+        let served = ServedFiles::new().map_err(|error| Error::Files(errno_of(&error)))?;
+        Ok(Arc::new_cyclic(|weak_self| Self {
             calls,
             rules,
             cache,
             inodes,
             served,
-            through,
-            asked: Asked::default(),
-            this: Weak::clone(this),
+            backend,
+            reported: CheckedPaths::default(),
+            weak_self: Weak::clone(weak_self),
         }))
     }
 
-    async fn open_at_target(&self, path: &Path, options: &OpenOptions) -> Result<Opened, Errno> {
+    async fn open_at_target(
+        &self,
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Result<OpenedAtTarget, Errno> {
         let flags = options.flags;
         let creates = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
         let changes = creates || flags & libc::O_TRUNC != 0;
@@ -132,136 +139,136 @@ impl TargetFiles {
         if !may_write && (changes || flags & libc::O_ACCMODE != libc::O_RDONLY) {
             return Err(Errno::EROFS);
         }
-        // These make a promise about the way, which the target's side of it cannot keep.
+        // These flags restrict how the path is resolved, which the agent does not support.
         if options.resolve & (libc::RESOLVE_NO_SYMLINKS | libc::RESOLVE_NO_XDEV) != 0 {
             return Err(Errno::ENOSYS);
         }
-        let question = Question::Metadata {
+        let query = PathQuery::Metadata {
             follow: flags & libc::O_NOFOLLOW == 0,
         };
-        let asked = match self.cache.get(path, &question) {
-            Ok(cache::Answer::Failed(errno)) if !creates => return Err(errno),
+        let miss = match self.cache.get(path, &query) {
+            Ok(PathInfo::Failed(errno)) if !creates => return Err(errno),
             Ok(_) => None,
-            Err(asked) => Some(asked),
+            Err(miss) => Some(miss),
         };
         let request = convert::open(path, options, FIRST_BYTES);
-        let asked_to_open = Instant::now();
+        let requested_at = Instant::now();
         let opened = self
             .calls
-            .answer(|mut files| async move { files.open(request).await })
+            .call(|mut files| async move { files.open(request).await })
             .await;
         if let Ok(opened) = &opened {
-            self.calls.came(path, opened.first_bytes.len());
+            self.calls.record_prefetch(path, opened.first_bytes.len());
         }
         if changes {
-            self.changed();
+            self.invalidate();
         }
-        if let (Some(asked), Ok(opened)) = (asked, &opened)
+        if let (Some(miss), Ok(opened)) = (miss, &opened)
             && let Some(metadata) = opened.metadata
             && flags & libc::O_TMPFILE != libc::O_TMPFILE
         {
-            let answer = cache::Answer::Metadata(metadata);
-            self.cache.put(path, question, answer, asked);
+            let info = PathInfo::Metadata(metadata);
+            self.cache.put(path, query, info, miss);
         }
-        Ok(Opened {
+        Ok(OpenedAtTarget {
             response: opened?,
             read_only: !may_write,
-            asked: asked_to_open,
+            requested_at,
         })
     }
 
-    /// Waits for the kernel, and without FUSE for the target.
-    fn descriptor(
+    /// Blocks on the kernel, and with the memory backend on the target.
+    fn create_descriptor(
         &self,
         path: &Path,
-        opened: Opened,
+        opened: OpenedAtTarget,
         options: &OpenOptions,
     ) -> Result<OwnedFd, Errno> {
-        let Opened {
+        let OpenedAtTarget {
             response: opened,
             read_only,
-            asked,
+            requested_at,
         } = opened;
         let mode = opened.metadata.as_ref().map_or(0, |metadata| metadata.mode);
         if !matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
             self.calls.close(opened.handle);
-            self.calls.say(path, FileProblem::Special);
+            self.calls.report_problem(path, FileProblem::Special);
             return Err(Errno::EOPNOTSUPP);
         }
-        match &self.through {
-            Through::Fuse(fuse) => fuse.open((path, options), opened, read_only, asked),
-            Through::Memory(memory) => memory.open(path, &opened, options.flags),
+        match &self.backend {
+            Backend::Fuse(fuse) => fuse.open((path, options), opened, read_only, requested_at),
+            Backend::Memory(memory) => memory.open(path, &opened, options.flags),
         }
     }
 
-    /// Tells, once, that a program opens a file of this machine, with this path, in place of one that the target has. Does
-    /// not wait.
-    pub(crate) fn tell_if_there(&self, path: &Path, target: &Path) {
-        if !self.asked.is_new(path) {
+    /// Reports, once per path, that a program opens a local file although the target has a file at `target`. Does not
+    /// block.
+    pub(crate) fn report_if_at_target(&self, path: &Path, target: &Path) {
+        if !self.reported.insert(path) {
             return;
         }
         let (calls, path) = (self.calls.clone(), path.to_path_buf());
-        let place = convert::place(target, true);
+        let file_ref = convert::file_ref(target, true);
         self.calls.spawn(async move {
-            let found = calls.stat(place).await;
-            if found.is_ok_and(|found| found.mode & libc::S_IFMT == libc::S_IFREG) {
-                calls.say(&path, FileProblem::OtherContent);
+            let metadata = calls.stat(file_ref).await;
+            if metadata.is_ok_and(|metadata| metadata.mode & libc::S_IFMT == libc::S_IFREG) {
+                calls.report_problem(&path, FileProblem::OtherContent);
             }
         });
     }
 
-    /// Something was changed by name.
-    fn changed(&self) {
-        self.cache.forget();
-        if let Through::Fuse(fuse) = &self.through {
-            fuse.forget_metadata();
+    /// Invalidates the caches, after a change by path.
+    fn invalidate(&self) {
+        self.cache.invalidate();
+        if let Backend::Fuse(fuse) = &self.backend {
+            fuse.invalidate_metadata();
         }
     }
 
-    /// What was written and closed is at the target.
-    pub(crate) fn settle(&self) {
-        if let Through::Memory(memory) = &self.through {
-            memory.settle();
+    /// Blocks until everything that was written and closed is at the target.
+    pub(crate) fn flush(&self) {
+        if let Backend::Memory(memory) = &self.backend {
+            memory.flush();
         }
     }
 
-    /// Whether it was opened a moment ago and need not be asked for. Does not wait.
+    /// Whether the file was opened recently, so that no request is needed. Does not block.
     fn has_recent(&self, path: &Path, options: &OpenOptions) -> bool {
-        match &self.through {
-            Through::Fuse(fuse) => fuse.find_recent(path, options).is_some(),
-            Through::Memory(_) => false,
+        match &self.backend {
+            Backend::Fuse(fuse) => fuse.find_recent(path, options).is_some(),
+            Backend::Memory(_) => false,
         }
     }
 
-    /// Waits for the kernel.
-    fn open_again(&self, path: &Path, options: &OpenOptions) -> Option<OwnedFd> {
-        let Through::Fuse(fuse) = &self.through else {
+    /// Blocks on the kernel.
+    fn reopen_recent(&self, path: &Path, options: &OpenOptions) -> Option<OwnedFd> {
+        let Backend::Fuse(fuse) = &self.backend else {
             return None;
         };
         let recent = fuse.find_recent(path, options)?;
-        // Whatever goes wrong, the target can be asked.
-        fuse.open_again(&recent, options.flags).ok()
+        // On any failure the caller opens the file at the target.
+        fuse.reopen(&recent, options.flags).ok()
     }
 
-    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
+    fn open(&self, path: &Path, options: &OpenOptions) -> CallResult<OwnedFd> {
         if let Some(served) = self.served.find(path) {
             return served.open(options.flags);
         }
-        if let Some(descriptor) = self.open_again(path, options) {
+        if let Some(descriptor) = self.reopen_recent(path, options) {
             return Ok(descriptor);
         }
-        self.settle();
-        let opened = self.calls.wait(self.open_at_target(path, options))?;
-        Ok(self.descriptor(path, opened, options)?)
+        self.flush();
+        let opened = self.calls.block_on(self.open_at_target(path, options))?;
+        Ok(self.create_descriptor(path, opened, options)?)
     }
 }
 
-/// What the target has opened, and the kernel here has not yet.
-struct Opened {
+/// A file that the agent has opened, for which there is no descriptor on this machine yet.
+struct OpenedAtTarget {
     response: rpc::OpenResponse,
     read_only: bool,
-    /// When the target was asked.
-    asked: Instant,
+    /// When the request was sent.
+    requested_at: Instant,
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

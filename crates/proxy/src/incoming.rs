@@ -1,40 +1,52 @@
-//! Connections that arrive at the target.
+//! Incoming traffic of the target.
 //!
-//! The application listens with its own socket. For each port at the target there is one subscription at each agent,
-//! however many sockets of the application share the port; a task of its own looks after the port, from the first
-//! listener to the last, and one more after each agent's part of it.
+//! The application listens with its own socket. For each port of the target there is one subscription at each agent, even if
+//! several sockets of the application share the port. A task of its own runs for each port, from the first listener to the
+//! last, and another one for the subscription at each agent.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `port` | the task of a port: completes `listen` calls, follows the agents, emits events |
+//! | `subscription` | the subscription of a port at one agent |
+//! | `request` | the subscribe request, from the settings |
+//! | `accept_pool` | streams that wait at the agent for connections, and the delivery of these |
+//! | `app_listener`, `app_listeners` | the application's listeners |
+//! | `datagrams` | the datagrams of one client |
+//! | `tls`, `verify` | TLS towards the application |
+//! | `diagnostics` | detects silent ports and missed requests |
 
-mod arrival;
+mod accept_pool;
+mod app_listener;
+mod app_listeners;
 mod datagrams;
-mod door;
-mod doors;
+mod diagnostics;
 mod port;
 mod request;
 mod subscription;
 mod tls;
 mod verify;
-mod watch;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use config::{IncomingMode, IncomingRules, IncomingSettings};
-use interceptor::{ListenerChoice, Listening, Transport};
+use interceptor::{ListenerChoice, PendingListener, Transport};
+use parking_lot::Mutex;
 use protocol::rpc::Failure;
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
-use crate::agent::Agent;
+use crate::agent::SessionContext;
 
-use self::door::Asking;
-use self::port::Port;
+use self::app_listener::PendingListen;
+use self::port::PortTask;
 pub use self::request::Holder;
-use self::request::Wishes;
+use self::request::SubscribeOptions;
 use self::tls::TlsDelivery;
 use crate::error::Error;
 
-/// What a session does about the target's traffic. Clones are the same.
+/// The incoming traffic of a session. Clones share the same state.
 #[derive(Debug, Clone)]
 pub(crate) struct Incoming {
     shared: Arc<Shared>,
@@ -42,30 +54,30 @@ pub(crate) struct Incoming {
 
 #[derive(Debug)]
 struct Shared {
-    agent: Agent,
+    context: SessionContext,
     rules: IncomingRules,
-    wishes: Wishes,
+    options: SubscribeOptions,
     tls: Option<Arc<TlsDelivery>>,
-    ports: Mutex<HashMap<Key, mpsc::UnboundedSender<Asking>>>,
+    ports: Mutex<HashMap<PortKey, mpsc::UnboundedSender<PendingListen>>>,
 }
 
 /// A port of the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+struct PortKey {
     is_udp: bool,
     port: u16,
 }
 
 impl Incoming {
     pub(crate) fn new(
-        agent: Agent,
+        context: SessionContext,
         settings: &IncomingSettings,
         holder: Holder,
     ) -> Result<Self, Error> {
         let shared = Shared {
-            agent,
+            context,
             rules: IncomingRules::new(settings),
-            wishes: Wishes::new(settings, holder),
+            options: SubscribeOptions::new(settings, holder),
             tls: TlsDelivery::new(&settings.tls_delivery)?.map(Arc::new),
             ports: Mutex::default(),
         };
@@ -80,7 +92,7 @@ impl Incoming {
         };
         match transport {
             Transport::Tcp => ListenerChoice::Target,
-            // Whoever wants certain requests does not want everybody's datagrams.
+            // A session with an HTTP filter does not get the datagrams of all clients.
             Transport::Udp if rules.filter(address.port(), port).is_none() => {
                 ListenerChoice::Target
             }
@@ -92,48 +104,44 @@ impl Incoming {
         self.shared.rules.listen_port(address.port())
     }
 
-    /// Subscribes on the session's runtime; returns at once.
-    pub(crate) fn listen(&self, listening: Listening) {
-        self.ask(Asking::from(listening));
+    /// Subscribes on the session's runtime. Returns at once.
+    pub(crate) fn listen(&self, listener: PendingListener) {
+        self.start_listen(PendingListen::from(listener));
     }
 
-    fn ask(&self, asking: Asking) {
-        let Some(port) = self.shared.rules.choose(asking.address) else {
-            asking.accept();
+    fn start_listen(&self, listen: PendingListen) {
+        let Some(port) = self.shared.rules.choose(listen.address) else {
+            listen.accept();
             return;
         };
-        let is_udp = asking.is_udp;
-        let local = asking.address.port();
-        let key = Key { is_udp, port };
-        let mut ports = self.shared.lock();
-        let asking = match ports.get(&key) {
-            Some(sender) => match sender.send(asking) {
+        let is_udp = listen.is_udp;
+        let local_port = listen.address.port();
+        let key = PortKey { is_udp, port };
+        let mut ports = self.shared.ports.lock();
+        let listen = match ports.get(&key) {
+            Some(sender) => match sender.send(listen) {
                 Ok(()) => return,
-                Err(back) => back.0,
+                Err(error) => error.0,
             },
-            None => asking,
+            None => listen,
         };
-        let (sender, askings) = mpsc::unbounded_channel();
-        // The receiver is right here.
-        let _ = sender.send(asking);
+        let (sender, listens) = mpsc::unbounded_channel();
+        // The receiver is still in scope, so the channel is open.
+        let _ = sender.send(listen);
         ports.insert(key, sender);
         drop(ports);
-        let port = Port::new(Arc::clone(&self.shared), key, local, askings);
-        self.shared.agent.runtime.spawn(port.live());
+        let task = PortTask::new(Arc::clone(&self.shared), key, local_port, listens);
+        self.shared.context.runtime.spawn(task.run());
     }
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, mpsc::UnboundedSender<Asking>>> {
-        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn steals(&self) -> bool {
         self.rules.mode() == IncomingMode::Steal
     }
 }
 
-/// Whether an agent has decided not to do what it was asked for. Anything else has happened on the way.
+/// Whether the agent itself refused the request. Any other failure happened in transit.
 fn is_final(status: &Status) -> bool {
     status.code() == Code::Unimplemented || Failure::from_status(status).is_some()
 }

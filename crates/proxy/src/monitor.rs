@@ -1,49 +1,60 @@
-//! What a session does, for whoever looks: counted always, and told event by event to those who listen.
+//! Monitoring of a session: counters for everything, and events for subscribers.
 //!
-//! A [`Monitor`] that is off does nothing at all. One that is on counts under a lock that is held for a moment, and keeps
-//! the last events in a ring, from which each [`Subscription`] reads at its own pace: nobody is waited for, and who is
-//! too slow is told how many events it has missed.
+//! A [`Monitor`] that is off does nothing. One that is on counts under a short lock and keeps the last events in a ring buffer,
+//! from which each [`EventSubscription`] reads at its own pace. Subscribers never block the session; one that is too slow learns
+//! how many events it has missed.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `recorder` | counters, rows and the ring buffer of events |
+//! | `subscription` | reads the ring buffer |
+//! | `session_events` | records the events that the user sees |
+//! | `traffic` | follows connections |
+//! | `http`, `http1`, `http2` | find HTTP requests and responses in the bytes of connections |
+//! | `files` | records file operations |
+//! | `simulation` | simulated traffic, to measure the cost of monitoring |
 
 mod files;
+mod http;
 mod http1;
 mod http2;
 mod recorder;
-mod rehearsal;
-mod requests;
+mod session_events;
+mod simulation;
 mod subscription;
-mod told;
 mod traffic;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use interceptor::{Destination, Errno, Intent, PathChoice, Transport};
 use monitor::{Event, Health, Level, PortRow, Side, State};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub(crate) use self::files::WatchedFiles;
+pub(crate) use self::files::MonitoredFiles;
 use self::recorder::Recorder;
-pub use self::subscription::{Batch, Subscription};
-pub(crate) use self::traffic::{Arriving, Attempt, Traffic};
+pub use self::subscription::{EventBatch, EventSubscription};
+pub(crate) use self::traffic::{IncomingAttempt, OutgoingAttempt, Traffic};
 
-/// Clones are the same.
+/// Records what a session does. Clones share the same state.
 #[derive(Debug, Clone, Default)]
 pub struct Monitor(Option<Arc<Hub>>);
 
 #[derive(Debug)]
 pub(crate) struct Hub {
     recorder: Mutex<Recorder>,
-    /// Somebody waits for events.
     subscribers: AtomicUsize,
-    news: Notify,
+    /// Notified when there are new events.
+    new_events: Notify,
     connections: AtomicU64,
     bytes: Bytes,
 }
 
-/// What flows is added without the lock.
+/// Byte counters, which are updated without the lock.
 #[derive(Debug, Default)]
 pub(crate) struct Bytes {
     files_read: AtomicU64,
@@ -54,8 +65,8 @@ pub(crate) struct Bytes {
     incoming_received: AtomicU64,
 }
 
-/// A question for a name, and what came of it.
-pub(crate) struct Answered<'a> {
+/// A DNS query and its outcome.
+pub(crate) struct DnsOutcome<'a> {
     pub(crate) host: String,
     pub(crate) kind: u16,
     pub(crate) side: Side,
@@ -71,7 +82,7 @@ impl Monitor {
         Self(Some(Arc::new(Hub {
             recorder: Mutex::new(Recorder::default()),
             subscribers: AtomicUsize::new(0),
-            news: Notify::new(),
+            new_events: Notify::new(),
             connections: AtomicU64::new(0),
             bytes: Bytes::default(),
         })))
@@ -87,13 +98,13 @@ impl Monitor {
         self.0.is_some()
     }
 
-    /// Everything that is known now.
+    /// A snapshot of everything recorded.
     #[must_use]
     pub fn state(&self) -> State {
         let Some(hub) = &self.0 else {
             return State::default();
         };
-        let mut state = hub.lock().state();
+        let mut state = hub.recorder.lock().state();
         hub.bytes.add_to(&mut state.counters);
         state
     }
@@ -103,7 +114,7 @@ impl Monitor {
         let Some(hub) = &self.0 else {
             return monitor::Counters::default();
         };
-        let mut counters = hub.lock().counters.clone();
+        let mut counters = hub.recorder.lock().counters.clone();
         hub.bytes.add_to(&mut counters);
         counters
     }
@@ -111,30 +122,30 @@ impl Monitor {
     #[must_use]
     pub fn ports(&self) -> Vec<PortRow> {
         let hub = self.0.as_ref();
-        hub.map_or_else(Vec::new, |hub| hub.lock().ports())
+        hub.map_or_else(Vec::new, |hub| hub.recorder.lock().ports())
     }
 
     #[must_use]
     pub fn health(&self) -> Health {
         let hub = self.0.as_ref();
-        hub.map_or_else(Health::default, |hub| hub.lock().health.clone())
+        hub.map_or_else(Health::default, |hub| hub.recorder.lock().health.clone())
     }
 
-    /// Events after the one with this number, or from the oldest that is kept.
+    /// Subscribes to the events after the one with this number, or from the oldest retained one.
     #[must_use]
-    pub fn subscribe(&self, after: Option<u64>) -> Option<Subscription> {
+    pub fn subscribe(&self, after: Option<u64>) -> Option<EventSubscription> {
         let hub = self.0.as_ref()?;
-        Some(Subscription::new(Arc::clone(hub), after))
+        Some(EventSubscription::new(Arc::clone(hub), after))
     }
 
-    /// Whether somebody gets events at the moment.
+    /// Whether there are subscribers now.
     #[must_use]
-    pub fn is_listened_to(&self) -> bool {
+    pub fn has_subscribers(&self) -> bool {
         let subscribers = self.0.as_ref().map(|hub| &hub.subscribers);
         subscribers.is_some_and(|subscribers| subscribers.load(Ordering::Relaxed) > 0)
     }
 
-    /// Tells something that is not known to the session itself.
+    /// Emits an event that the session itself does not know of.
     pub fn emit(&self, event: Event) {
         if let Some(hub) = &self.0 {
             hub.emit(event);
@@ -146,7 +157,7 @@ impl Monitor {
         self.emit(Event::Notice { level, text });
     }
 
-    /// The target's variables that the program has.
+    /// Records the target's variables that the program has.
     pub(crate) fn environment(&self, variables: impl Iterator<Item = (String, String)>) {
         if let Some(hub) = &self.0 {
             let vars: Vec<(String, String)> = variables.collect();
@@ -157,8 +168,8 @@ impl Monitor {
         }
     }
 
-    /// A path was judged. What is the target's is told when it is done there.
-    pub(crate) fn judged(&self, path: &Path, intent: Intent, choice: &PathChoice) {
+    /// Records the decision about a path. Operations at the target are recorded when they are performed.
+    pub(crate) fn path_decided(&self, path: &Path, intent: Intent, choice: &PathChoice) {
         let Some(hub) = &self.0 else { return };
         let (side, errno) = match choice {
             PathChoice::Remote(_) => return,
@@ -166,14 +177,14 @@ impl Monitor {
             PathChoice::Refused(errno) => (Side::Refused, Some(*errno)),
         };
         let operation = match intent {
-            Intent::Look => files::Operation::Look,
+            Intent::Stat => files::Operation::Lookup,
             Intent::Read => files::Operation::Read,
             Intent::Write | Intent::ReadAndWrite => files::Operation::Write,
         };
         hub.record(|recorder, now| recorder.file(now, path, operation, side, errno, None));
     }
 
-    /// Something was done with a file of the target.
+    /// Records an operation on a file of the target.
     fn file(&self, path: &Path, operation: files::Operation, errno: Option<Errno>, since: Instant) {
         if let Some(hub) = &self.0 {
             let latency = Some(since.elapsed());
@@ -183,11 +194,11 @@ impl Monitor {
         }
     }
 
-    /// So much of a file came with its opening.
-    pub(crate) fn file_came(&self, path: &Path, bytes: usize) {
+    /// Records bytes of a file that were read when it was opened.
+    pub(crate) fn file_prefetched(&self, path: &Path, bytes: usize) {
         if let Some(hub) = &self.0 {
             add(&hub.bytes.files_read, bytes);
-            hub.record(|recorder, _| recorder.file_came(path, bytes));
+            hub.record(|recorder, _| recorder.file_prefetched(path, bytes));
         }
     }
 
@@ -203,43 +214,45 @@ impl Monitor {
         }
     }
 
-    pub(crate) fn answered(&self, answered: Answered<'_>) {
+    pub(crate) fn dns_query(&self, outcome: DnsOutcome<'_>) {
         if let Some(hub) = &self.0 {
-            hub.record(|recorder, now| recorder.name(now, answered));
+            hub.record(|recorder, now| recorder.dns_query(now, outcome));
         }
     }
 
-    /// A connection through the target is asked for.
+    /// A connection through the target is requested.
     pub(crate) fn attempt(
         &self,
         transport: Transport,
         destination: &Destination,
-        names: impl FnOnce() -> Vec<String>,
-    ) -> Attempt {
+        dns_names: impl FnOnce() -> Vec<String>,
+    ) -> OutgoingAttempt {
         let Some(hub) = &self.0 else {
-            return Attempt::off();
+            return OutgoingAttempt::off();
         };
         let peer = Peer::new(transport, destination);
-        Attempt::new(Arc::clone(hub), peer, names())
+        OutgoingAttempt::new(Arc::clone(hub), peer, dns_names())
     }
 
-    /// A connection to a port of the target has come.
-    pub(crate) fn arriving(
+    /// An incoming connection was received on a port of the target.
+    pub(crate) fn incoming(
         &self,
         port: u16,
         is_udp: bool,
         steals: bool,
         client: SocketAddr,
         cluster: Option<String>,
-    ) -> Arriving {
+    ) -> IncomingAttempt {
         match &self.0 {
-            None => Arriving::off(),
-            Some(hub) => Arriving::new(Arc::clone(hub), port, is_udp, steals, client, cluster),
+            None => IncomingAttempt::off(),
+            Some(hub) => {
+                IncomingAttempt::new(Arc::clone(hub), port, is_udp, steals, client, cluster)
+            }
         }
     }
 }
 
-/// Where connections of a session go.
+/// The peer of an outgoing connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Peer {
     Tcp(SocketAddr),
@@ -280,20 +293,16 @@ impl Peer {
 }
 
 impl Hub {
-    fn lock(&self) -> MutexGuard<'_, Recorder> {
-        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes something down, and wakes those who wait if there is an event more.
+    /// Updates the recorder, and wakes subscribers if an event was added.
     fn record<T>(&self, write: impl FnOnce(&mut Recorder, u64) -> T) -> T {
         let now = milliseconds();
-        let mut recorder = self.lock();
+        let mut recorder = self.recorder.lock();
         let before = recorder.counters.events;
         let result = write(&mut recorder, now);
-        let is_more = recorder.counters.events != before;
+        let has_new_event = recorder.counters.events != before;
         drop(recorder);
-        if is_more && self.subscribers.load(Ordering::Relaxed) > 0 {
-            self.news.notify_waiters();
+        if has_new_event && self.subscribers.load(Ordering::Relaxed) > 0 {
+            self.new_events.notify_waiters();
         }
         result
     }
@@ -327,7 +336,7 @@ fn microseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Since 1970.
+/// The current time in milliseconds since 1970.
 fn milliseconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {

@@ -1,9 +1,17 @@
-//! Connections that leave from the target.
+//! Outgoing connections, which the agent opens from the target's network.
 //!
-//! Each is one HTTP/2 stream. Its response comes when the agent has connected, so the application learns the truth.
+//! Each connection is one HTTP/2 stream. The agent sends the response after its own `connect` has finished, so the
+//! application sees the real outcome.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`datagrams`] | UDP sockets |
+//! | [`packets`] | Unix sockets of type `SOCK_SEQPACKET` |
+//! | [`routes`] | cache of the target's source addresses |
+//! | [`limit`] | limit of concurrent connections |
 
-mod budget;
 mod datagrams;
+mod limit;
 mod packets;
 mod routes;
 
@@ -14,28 +22,35 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
-use interceptor::{Connection, Destination, Errno, Names, Outgoing, Transport};
+use interceptor::{
+    Destination, Errno, OutgoingConnection, PendingConnection, SocketAddresses, Transport,
+};
 use link::http2;
 use protocol::outgoing::{Connected, TCP, TcpConnect, UnixAddress, UnixConnect, UnixKind};
 use protocol::rpc::Failure;
 
-use crate::agent::{Agent, errno};
+use crate::agent::{SessionContext, errno_of};
 use crate::event::Event;
-use crate::monitor::Attempt;
-use crate::stream::{self, FromApplication, LocalStream};
+use crate::monitor::OutgoingAttempt;
+use crate::stream::{self, ApplicationBody, LocalStream};
 
-pub(crate) use budget::Budget;
 pub(crate) use datagrams::until_closed;
-pub(crate) use routes::Routes;
+pub(crate) use limit::ConnectionLimit;
+pub(crate) use routes::RouteCache;
 
-/// Connects on the session's runtime; returns at once, or as soon as the application's own half is connected.
-pub(crate) fn connect(agent: &Agent, outgoing: Outgoing, attempt: Attempt) {
-    let agent = agent.clone();
-    let runtime = agent.runtime.clone();
-    let connections = agent.client.connections();
-    let Some(permit) = connections.take() else {
-        (agent.tell)(&Event::TooManyConnections(connections.most));
-        // As if there were no more ports, which is what a program meets otherwise.
+/// Connects on the session's runtime. Returns at once, or for a datagram socket as soon as the application's socket is
+/// connected to the proxy.
+pub(crate) fn connect(
+    context: &SessionContext,
+    outgoing: PendingConnection,
+    attempt: OutgoingAttempt,
+) {
+    let context = context.clone();
+    let runtime = context.runtime.clone();
+    let connections = context.stateful_agent.connections();
+    let Some(permit) = connections.try_acquire() else {
+        (context.events)(&Event::TooManyConnections(connections.max));
+        // The error of a native `connect` when the ephemeral ports are exhausted.
         attempt.failed(Errno::EADDRNOTAVAIL);
         return outgoing.refuse(Errno::EADDRNOTAVAIL);
     };
@@ -43,17 +58,21 @@ pub(crate) fn connect(agent: &Agent, outgoing: Outgoing, attempt: Attempt) {
         (outgoing.transport(), outgoing.destination())
     {
         let peer = *peer;
-        return datagrams::connect(agent, outgoing, peer, permit, attempt);
+        return datagrams::connect(context, outgoing, peer, permit, attempt);
     }
     runtime.spawn(async move {
         let _permit = permit;
-        if let Err(error) = carry(&agent, outgoing, attempt).await {
-            tracing::debug!(%error, "a connection ended");
+        if let Err(error) = run_connection(&context, outgoing, attempt).await {
+            tracing::debug!(%error, "outgoing connection failed");
         }
     });
 }
 
-async fn carry(agent: &Agent, outgoing: Outgoing, attempt: Attempt) -> io::Result<()> {
+async fn run_connection(
+    context: &SessionContext,
+    outgoing: PendingConnection,
+    attempt: OutgoingAttempt,
+) -> io::Result<()> {
     let (path, headers) = match outgoing.destination() {
         Destination::Internet(address) => {
             let connect = TcpConnect {
@@ -72,13 +91,13 @@ async fn carry(agent: &Agent, outgoing: Outgoing, attempt: Attempt) -> io::Resul
                 },
             };
             if !is_stream {
-                return packets::carry(agent, outgoing, connect, attempt).await;
+                return packets::run_connection(context, outgoing, connect, attempt).await;
             }
             (connect.path(), connect.to_headers())
         }
     };
-    let (application, body) = FromApplication::new();
-    let response = match ask(agent, path, headers, body).await {
+    let (application, body) = ApplicationBody::new();
+    let response = match request_connection(context, path, headers, body).await {
         Ok(response) => response,
         Err(errno) => {
             attempt.failed(errno);
@@ -89,27 +108,30 @@ async fn carry(agent: &Agent, outgoing: Outgoing, attempt: Attempt) -> io::Resul
     let transport = outgoing.transport();
     let (socket, registration) = establish(outgoing, &response)?.into_parts();
     let stream = LocalStream::new(transport, socket, registration)?;
-    let stream = Arc::new(stream.watched(attempt.connected()));
-    // HTTP/2 has given the body up when the agent is lost meanwhile; the response's body then says so.
+    let stream = Arc::new(stream.with_traffic(attempt.connected()));
+    // If the link was lost meanwhile, HTTP/2 has dropped the request body; reading the response body then fails.
     let _ = application.send(Arc::clone(&stream));
-    stream::to_application(stream, response.into_body()).await;
+    stream::copy_to_application(stream, response.into_body()).await;
     Ok(())
 }
 
-/// Connects the application's socket to us. All of it happens within this machine, in some twenty short system calls, so it
-/// is not handed to another thread.
-fn establish(outgoing: Outgoing, response: &Response<Incoming>) -> io::Result<Connection> {
-    let ends = Connected::from_headers(response.headers()).ok();
-    let names = Names {
-        local: ends.map(|ends| ends.local),
-        peer: ends.and_then(|ends| ends.peer),
+/// Connects the application's socket to the proxy. This is about twenty short system calls on this machine, so it runs on
+/// the current thread.
+fn establish(
+    outgoing: PendingConnection,
+    response: &Response<Incoming>,
+) -> io::Result<OutgoingConnection> {
+    let connected = Connected::from_headers(response.headers()).ok();
+    let addresses = SocketAddresses {
+        local: connected.map(|connected| connected.local),
+        peer: connected.and_then(|connected| connected.peer),
     };
-    outgoing.establish(names).map_err(io::Error::from)
+    outgoing.establish(addresses).map_err(io::Error::from)
 }
 
-/// Asks the agent for a connection. The error is what its own `connect` said.
-async fn ask<B>(
-    agent: &Agent,
+/// Requests a connection from the agent. The error is the one of the agent's own `connect`.
+async fn request_connection<B>(
+    context: &SessionContext,
     path: &str,
     headers: HeaderMap,
     body: B,
@@ -120,12 +142,17 @@ where
 {
     let mut request = Request::post(path).body(body).map_err(|_| Errno::EIO)?;
     request.headers_mut().extend(headers);
-    let response = agent.client.clone().send(request).await.map_err(|error| {
-        tracing::warn!(%error, "the agent cannot be reached");
-        Errno::ENETUNREACH
-    })?;
+    let response = context
+        .stateful_agent
+        .clone()
+        .send(request)
+        .await
+        .map_err(|error| {
+            tracing::warn!(%error, "agent unreachable");
+            Errno::ENETUNREACH
+        })?;
     if response.status().is_success() {
         return Ok(response);
     }
-    Err(errno(Failure::from_headers(response.headers()).as_ref()))
+    Err(errno_of(Failure::from_headers(response.headers()).as_ref()))
 }

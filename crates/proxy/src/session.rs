@@ -1,4 +1,4 @@
-//! One session: the rules of its configuration, and the agent behind them.
+//! A session: the rules of its configuration, and the agents that serve what belongs to the target.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -13,41 +13,43 @@ use config::{
     Side, SkipRules, Surroundings,
 };
 use interceptor::{
-    Destination, DestinationChoice, Errno, Host, Intent, ListenerChoice, Listening, Notice,
-    Outgoing, PathChoice, RemoteFiles, Transport,
+    Destination, DestinationChoice, Errno, Host, Intent, ListenerChoice, Notice, PathChoice,
+    PendingConnection, PendingListener, RemoteFiles, Transport,
 };
 use link::Pipe;
-use protocol::MESSAGE_BYTES;
+use protocol::MAX_MESSAGE_BYTES;
 use protocol::rpc::env_client::EnvClient;
 use protocol::rpc::{HelloResponse, ListEnvRequest};
 use tracing::{Level, enabled};
 
-use crate::agent::{Agent, Agents, FirstAgent, Keeping, Member, greet, refused};
+use crate::agent::{
+    AgentConnection, Agents, FirstAgent, SessionContext, SupervisorHandle, handshake, refused,
+};
 use crate::dns::Dns;
 use crate::error::Error;
-use crate::event::{Event, Tell};
-use crate::files::{FilesThrough, TargetFiles, is_served};
+use crate::event::{Event, EventSink};
+use crate::files::{FileBackend, TargetFiles, is_served};
 use crate::incoming::{Holder, Incoming};
-use crate::monitor::{Monitor, WatchedFiles};
+use crate::monitor::{Monitor, MonitoredFiles};
 use crate::outgoing;
 
-/// Variables as the kernel has them.
+/// Environment variables as bytes, as the kernel has them.
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// A session with its agents. It is the host of the processes that stand in for the target.
+/// A session with its agents. It is the [`Host`] of the processes that stand in for the target.
 pub struct Session {
-    agent: Agent,
+    context: SessionContext,
     files: Arc<TargetFiles>,
-    /// The same, when somebody may look.
-    watched_files: Option<WatchedFiles<TargetFiles>>,
+    /// The same files with monitoring, if the monitor is on.
+    monitored_files: Option<MonitoredFiles<TargetFiles>>,
     dns: Arc<Dns>,
     incoming: Incoming,
-    /// The target's environment, as it was when the session began.
+    /// The target's environment when the session started.
     variables: Variables,
     rules: Rules,
     hello: HelloResponse,
-    tell: Tell,
-    keeper: Option<Keeping>,
+    events: EventSink,
+    supervisor: Option<SupervisorHandle>,
 }
 
 #[derive(Debug)]
@@ -78,8 +80,8 @@ impl Rules {
 }
 
 impl Session {
-    /// A session whose first agent is there. It keeps itself up from then on: agents come and go, and one that is lost is
-    /// reached again. `holder` says to others whose session it is. Must be called on the runtime that carries the session.
+    /// Starts a session whose first agent is connected. Lost agents are reconnected, and agents may join and leave.
+    /// `holder` identifies the session to other users. Must be called on the runtime of the session.
     pub async fn start(
         first: FirstAgent,
         monitor: Monitor,
@@ -92,18 +94,18 @@ impl Session {
         let FirstAgent {
             agents,
             hello,
-            tell,
-            keeper,
+            events,
+            supervisor,
         } = first;
-        let observers = (tell, monitor);
+        let observers = (events, monitor);
         let mut session =
             Self::with_agents(agents, hello, rules, settings, observers, holder).await?;
-        session.keeper = Some(keeper);
+        session.supervisor = Some(supervisor);
         Ok(session)
     }
 
-    /// A session over a pipe to an agent, which ends with the pipe.
-    pub async fn over(
+    /// A session over a single pipe to an agent. It ends with the pipe.
+    pub async fn over_pipe(
         pipe: impl Pipe,
         token: &str,
         settings: &Settings,
@@ -111,19 +113,19 @@ impl Session {
         surroundings: &Surroundings,
     ) -> Result<Self, Error> {
         let rules = Rules::new(settings, env_file, surroundings)?;
-        let (client, hello) = greet(pipe, token.to_owned()).await?;
-        let tell: Tell = Arc::new(|event| tracing::warn!(%event, "session"));
+        let (client, hello) = handshake(pipe, token.to_owned()).await?;
+        let events: EventSink = Arc::new(|event| tracing::warn!(%event, "session event"));
         let holder = Holder {
-            name: "somebody".to_owned(),
+            name: "unknown".to_owned(),
             ..Holder::default()
         };
-        let agents = Agents::only(Member::new(client, &hello));
+        let agents = Agents::only(AgentConnection::new(client, &hello));
         Self::with_agents(
             agents,
             hello,
             rules,
             settings,
-            (tell, Monitor::off()),
+            (events, Monitor::off()),
             holder,
         )
         .await
@@ -134,49 +136,49 @@ impl Session {
         hello: HelloResponse,
         rules: Rules,
         settings: &Settings,
-        observers: (Tell, Monitor),
+        observers: (EventSink, Monitor),
         holder: Holder,
     ) -> Result<Self, Error> {
-        let (tell, monitor) = observers;
-        let agent = Agent::new(agents, tell.clone()).watched(monitor);
+        let (events, monitor) = observers;
+        let context = SessionContext::new(agents, events.clone()).with_monitor(monitor);
         let dns = Dns::new(
-            agent.clone(),
+            context.clone(),
             DnsRules::new(&settings.feature.network.dns),
             rules.outgoing.names(),
         );
-        // Together, so that they cost one round trip.
-        let (variables, ()) = tokio::join!(variables_of(&agent), dns.start());
-        let through = FilesThrough::default();
+        // Concurrently, so that they cost one round trip.
+        let (variables, ()) = tokio::join!(variables_of(&context), dns.start());
+        let backend = FileBackend::default();
         let incoming = &settings.feature.network.incoming;
-        let incoming = Incoming::new(agent.clone(), incoming, holder)?;
-        let files = TargetFiles::new(agent.clone(), rules.files.clone(), through)?;
+        let incoming = Incoming::new(context.clone(), incoming, holder)?;
+        let files = TargetFiles::new(context.clone(), rules.files.clone(), backend)?;
         Ok(Session {
-            watched_files: watched(&agent, &files),
+            monitored_files: monitored(&context, &files),
             files,
-            agent,
+            context,
             dns,
             incoming,
             variables: variables?,
             rules,
             hello,
-            tell,
-            keeper: None,
+            events,
+            supervisor: None,
         })
     }
 
-    /// The same session, with files as descriptors in this way instead of the best one.
-    pub fn with_files_through(mut self, through: FilesThrough) -> Result<Self, Error> {
-        self.files = TargetFiles::new(self.agent.clone(), self.rules.files.clone(), through)?;
-        self.watched_files = watched(&self.agent, &self.files);
+    /// The same session with a given file backend instead of the best available one.
+    pub fn with_file_backend(mut self, backend: FileBackend) -> Result<Self, Error> {
+        self.files = TargetFiles::new(self.context.clone(), self.rules.files.clone(), backend)?;
+        self.monitored_files = monitored(&self.context, &self.files);
         Ok(self)
     }
 
-    /// Brings what is still to be written to the target, when the program has ended. Afterwards nobody looks after the
-    /// agent any more, which may end.
+    /// Writes pending data to the target after the program has ended. Afterwards the agents are not reconnected any more
+    /// and may end.
     pub fn end(&self) {
-        self.files.settle();
-        if let Some(keeper) = &self.keeper {
-            keeper.end();
+        self.files.flush();
+        if let Some(supervisor) = &self.supervisor {
+            supervisor.stop();
         }
     }
 
@@ -190,7 +192,7 @@ impl Session {
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
             Some((text(name), text(value)))
         });
-        self.agent.monitor.environment(of_target);
+        self.context.monitor.environment(of_target);
         environment
             .into_iter()
             .map(|(name, value)| (OsString::from_vec(name), OsString::from_vec(value)))
@@ -198,29 +200,33 @@ impl Session {
     }
 }
 
-fn watched(agent: &Agent, files: &Arc<TargetFiles>) -> Option<WatchedFiles<TargetFiles>> {
-    let monitor = agent.monitor.clone();
+fn monitored(
+    context: &SessionContext,
+    files: &Arc<TargetFiles>,
+) -> Option<MonitoredFiles<TargetFiles>> {
+    let monitor = context.monitor.clone();
     let files = Arc::clone(files);
-    monitor.is_on().then_some(WatchedFiles { files, monitor })
+    monitor.is_on().then_some(MonitoredFiles { files, monitor })
 }
 
 /// The target's own environment.
-async fn variables_of(agent: &Agent) -> Result<Variables, Error> {
-    let answer = EnvClient::new(agent.client.clone())
-        .max_decoding_message_size(MESSAGE_BYTES)
+async fn variables_of(context: &SessionContext) -> Result<Variables, Error> {
+    let response = EnvClient::new(context.stateful_agent.clone())
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .list(ListEnvRequest {})
         .await
         .map_err(|status| refused(&status))?;
-    let variables = answer.into_inner().variables.into_iter();
+    let variables = response.into_inner().variables.into_iter();
     Ok(variables
         .map(|variable| (variable.name.to_vec(), variable.value.to_vec()))
         .collect())
 }
 
 impl Session {
-    /// The place of a file that says how names are resolved: it follows the names, unless a list of the user names it.
+    /// Decides about a file that configures name resolution: it belongs to the side that resolves DNS names, unless a list of
+    /// the user contains it.
     fn choose_dns_file(&self, path: &Path, intent: Intent) -> Option<PathChoice> {
-        if writes(intent) || !Dns::is_file(path) {
+        if writes(intent) || !Dns::is_config_file(path) {
             return None;
         }
         match self.dns.is_enabled() {
@@ -234,7 +240,7 @@ impl Session {
         if let Some(side) = self.dns.choose(address) {
             return side;
         }
-        // The kernel takes the unspecified address for localhost, and so do filters.
+        // The kernel connects to localhost for the unspecified address, and filters treat it the same way.
         let ip = match address.ip().to_canonical() {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -256,22 +262,22 @@ fn to_path(path: Cow<'_, [u8]>) -> PathBuf {
 }
 
 impl Session {
-    /// The place of a path, and the rule that says so if it is none about files.
+    /// Decides about a path. Also returns the rule behind the decision if it is not one of the file rules.
     fn decide_path(&self, path: &Path, intent: Intent) -> (PathChoice, Option<&'static str>) {
-        const NAMES: Option<&str> = Some("feature.network.dns");
+        const DNS_RULE: Option<&str> = Some("feature.network.dns");
         if let Some(choice) = self.choose_dns_file(path, intent) {
-            return (choice, NAMES);
+            return (choice, DNS_RULE);
         }
         let bytes = path.as_os_str().as_bytes();
         let writes = writes(intent);
         let choice = match self.rules.files.choose(bytes, writes) {
-            // Names are the target's wherever its files are.
+            // DNS names are resolved as at the target, even when files are local.
             Choice::Local(_) if self.dns.is_enabled() && !writes && is_served(path) => {
-                return (PathChoice::Remote(path.to_path_buf()), NAMES);
+                return (PathChoice::Remote(path.to_path_buf()), DNS_RULE);
             }
             Choice::Local(name) => {
                 if intent == Intent::ReadAndWrite {
-                    self.tell_of_other_content(path);
+                    self.report_other_content(path);
                 }
                 match name {
                     Cow::Borrowed(_) => PathChoice::Local,
@@ -287,12 +293,12 @@ impl Session {
         (choice, None)
     }
 
-    /// A file is opened for reading and writing on this machine. If it is the target's for those who only read, its content
+    /// Reports a file that is opened for reading and writing on this machine, but would be read at the target: its content
     /// is not what the program expects.
-    fn tell_of_other_content(&self, path: &Path) {
-        let to_read = self.rules.files.choose(path.as_os_str().as_bytes(), false);
-        if let Choice::Remote(target) | Choice::ReadOnlyRemote(target) = to_read {
-            self.files.tell_if_there(path, &to_path(target));
+    fn report_other_content(&self, path: &Path) {
+        let read_choice = self.rules.files.choose(path.as_os_str().as_bytes(), false);
+        if let Choice::Remote(target) | Choice::ReadOnlyRemote(target) = read_choice {
+            self.files.report_if_at_target(path, &to_path(target));
         }
     }
 
@@ -305,7 +311,7 @@ impl Session {
             Destination::Internet(address) => self.choose_address(protocol, *address),
             Destination::Unix(path) => {
                 let side = self.rules.outgoing.choose_unix(path.as_os_str().as_bytes());
-                if side == Side::Local && self.dns.hides(path) {
+                if side == Side::Local && self.dns.hides_socket(path) {
                     return DestinationChoice::Refused(Errno::ENOENT);
                 }
                 side
@@ -320,7 +326,7 @@ impl Session {
     /// The rule that decides about a destination, for the log.
     fn rule_of(&self, protocol: Protocol, destination: &Destination) -> &'static str {
         let address = match destination {
-            Destination::Unix(path) if self.dns.hides(path) => return "feature.network.dns",
+            Destination::Unix(path) if self.dns.hides_socket(path) => return "feature.network.dns",
             Destination::Unix(_) => return "feature.network.outgoing.unix_streams",
             Destination::Internet(address) => *address,
         };
@@ -333,17 +339,17 @@ impl Session {
 
 impl Host for Session {
     fn choose_path(&self, path: &Path, intent: Intent) -> PathChoice {
-        let (choice, rule) = self.decide_path(path, intent);
+        self.decide_path(path, intent).0
+    }
+
+    fn path_decided(&self, path: &Path, intent: Intent, choice: &PathChoice) {
         if enabled!(Level::TRACE) {
-            let of_files = || {
-                let bytes = path.as_os_str().as_bytes();
-                self.rules.files.rule(bytes)
-            };
+            let rule = self.decide_path(path, intent).1;
+            let of_files = || self.rules.files.rule(path.as_os_str().as_bytes());
             let rule = rule.unwrap_or_else(of_files);
-            tracing::trace!(path = %path.display(), ?intent, ?choice, rule, "path");
+            tracing::trace!(path = %path.display(), ?intent, ?choice, rule, "path decision");
         }
-        self.agent.monitor.judged(path, intent, &choice);
-        choice
+        self.context.monitor.path_decided(path, intent, choice);
     }
 
     fn choose_destination(
@@ -359,21 +365,27 @@ impl Host for Session {
         let choice = self.decide_destination(protocol, destination);
         if enabled!(Level::TRACE) {
             let rule = self.rule_of(protocol, destination);
-            tracing::trace!(?transport, ?destination, ?choice, rule, "destination");
+            tracing::trace!(
+                ?transport,
+                ?destination,
+                ?choice,
+                rule,
+                "destination decision"
+            );
         }
         choice
     }
 
     fn files(&self) -> &dyn RemoteFiles {
-        match &self.watched_files {
-            Some(watched) => watched,
+        match &self.monitored_files {
+            Some(monitored) => monitored,
             None => &*self.files,
         }
     }
 
-    fn connect(&self, outgoing: Outgoing) {
+    fn connect(&self, outgoing: PendingConnection) {
         match outgoing.destination() {
-            Destination::Internet(address) if self.dns.answers_for(*address) => {
+            Destination::Internet(address) if self.dns.is_resolver_address(*address) => {
                 self.dns.serve(outgoing);
             }
             destination => {
@@ -383,9 +395,9 @@ impl Host for Session {
                     }),
                     Destination::Unix(_) => Vec::new(),
                 };
-                let monitor = &self.agent.monitor;
+                let monitor = &self.context.monitor;
                 let attempt = monitor.attempt(outgoing.transport(), destination, names);
-                outgoing::connect(&self.agent, outgoing, attempt);
+                outgoing::connect(&self.context, outgoing, attempt);
             }
         }
     }
@@ -398,7 +410,7 @@ impl Host for Session {
         self.incoming.choose_port(address)
     }
 
-    fn listen(&self, listening: Listening) {
+    fn listen(&self, listening: PendingListener) {
         self.incoming.listen(listening);
     }
 
@@ -413,7 +425,7 @@ impl Host for Session {
             .map(OsString::from_vec)
     }
 
-    fn leaves_alone(&self, program: &Path) -> bool {
+    fn skips_program(&self, program: &Path) -> bool {
         self.rules
             .skip
             .choose(program.as_os_str().as_bytes())
@@ -421,7 +433,7 @@ impl Host for Session {
     }
 
     fn notice(&self, notice: &Notice) {
-        (self.tell)(&Event::Program(notice.clone()));
+        (self.events)(&Event::Program(notice.clone()));
     }
 }
 

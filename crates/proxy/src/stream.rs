@@ -1,7 +1,7 @@
-//! A byte stream between the application and the agent, both ways, each at the pace of its reader and with its own end.
+//! A bidirectional byte stream between the application and the agent, with backpressure and half-close in each direction.
 //!
-//! HTTP/2 takes the application's bytes from the socket when it can send them, and only then, so that there is no queue
-//! between the two and no task that fills it. A socket without traffic has no buffer at all.
+//! HTTP/2 reads the application's bytes from the socket only when it can send them, so there is no queue between the two
+//! and no task that fills it. An idle socket has no buffer.
 
 use std::any::Any;
 use std::io;
@@ -16,7 +16,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt as _;
 use interceptor::Transport;
-use link::http2::{BoxError, PIECE};
+use link::http2::{BoxError, PREFERRED_CHUNK_SIZE};
 use protocol::rpc::Failure;
 use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
@@ -24,45 +24,46 @@ use tokio::sync::oneshot;
 
 use crate::monitor::Traffic;
 
-const FIRST_PIECE: usize = 16 * 1024;
+/// The smallest read buffer.
+const MIN_READ_BYTES: usize = 16 * 1024;
 
-/// Our end of the application's connection.
+/// The proxy's end of a connection to the application.
 #[derive(Debug)]
 pub(crate) struct LocalStream {
     socket: Socket,
-    /// With it goes what the application sees as the names of both ends.
-    kept: Kept,
-    /// For whoever looks.
+    /// Keeps the registration of the addresses that the application sees as the two ends.
+    guard: StreamGuard,
+    /// Records the traffic for the monitor.
     traffic: Option<Traffic>,
-    /// Where the socket is one of a pair.
-    breaks: Option<Arc<Breaks>>,
-    /// The end of the application's bytes is a reset.
-    is_given_up: AtomicBool,
-    /// Nobody hears what the application says.
-    is_unheard: bool,
+    /// Set if the socket is one of a pair.
+    reset_flags: Option<Arc<ResetFlags>>,
+    /// The end of the application's bytes is reported as a reset.
+    is_reset: AtomicBool,
+    /// The application's bytes are discarded instead of sent.
+    discards_input: bool,
 }
 
-/// Which side of a pair of sockets broke. Such sockets have ends, and no resets.
+/// Which side of a socket pair was reset. A socket pair itself can only report an end of stream, not a reset.
 #[derive(Debug, Default)]
-pub(crate) struct Breaks {
+pub(crate) struct ResetFlags {
     target: AtomicBool,
     application: AtomicBool,
 }
 
-impl Breaks {
-    /// Whether the target's side broke off.
-    pub(crate) fn target_broke(&self) -> bool {
+impl ResetFlags {
+    /// Whether the target's side was reset.
+    pub(crate) fn target_was_reset(&self) -> bool {
         self.target.load(Ordering::Acquire)
     }
 
-    /// Makes the coming end of the application's bytes a reset.
-    pub(crate) fn break_application(&self) {
+    /// Makes the end of the application's bytes a reset. To be called before the socket is closed.
+    pub(crate) fn reset_application(&self) {
         self.application.store(true, Ordering::Release);
     }
 }
 
-/// Something that has to be there as long as a stream.
-pub(crate) type Kept = Box<dyn Any + Send + Sync>;
+/// A value that must live as long as a stream.
+pub(crate) type StreamGuard = Box<dyn Any + Send + Sync>;
 
 #[derive(Debug)]
 enum Socket {
@@ -74,7 +75,7 @@ impl LocalStream {
     pub(crate) fn new(
         transport: Transport,
         socket: OwnedFd,
-        kept: impl Any + Send + Sync,
+        guard: impl Any + Send + Sync,
     ) -> io::Result<Self> {
         let socket = if transport == Transport::Unix {
             let stream = std::os::unix::net::UnixStream::from(socket);
@@ -83,49 +84,52 @@ impl LocalStream {
         } else {
             let stream = std::net::TcpStream::from(socket);
             stream.set_nonblocking(true)?;
-            // What arrives here was sent; waiting for more would only delay it.
+            // The sender has already decided to send these bytes; Nagle's algorithm would only delay them.
             stream.set_nodelay(true)?;
             Socket::Tcp(TcpStream::from_std(stream)?)
         };
         Ok(Self {
             socket,
-            kept: Box::new(kept),
-            breaks: None,
-            is_given_up: AtomicBool::new(false),
-            is_unheard: false,
+            guard: Box::new(guard),
+            reset_flags: None,
+            is_reset: AtomicBool::new(false),
+            discards_input: false,
             traffic: None,
         })
     }
 
-    /// The same for a connection that is a copy: what the application says goes nowhere, only its end is told.
-    pub(crate) fn unheard(self) -> Self {
+    /// For a mirrored connection: the application's bytes are discarded, and only their end is sent.
+    pub(crate) fn discarding_input(self) -> Self {
         Self {
-            is_unheard: true,
+            discards_input: true,
             ..self
         }
     }
 
-    /// The same, with a note of what flows.
-    pub(crate) fn watched(self, traffic: Option<Traffic>) -> Self {
+    /// Records the traffic for the monitor.
+    pub(crate) fn with_traffic(self, traffic: Option<Traffic>) -> Self {
         Self { traffic, ..self }
     }
 
-    /// One end of a pair, whose other end is told of resets, and tells them.
-    pub(crate) fn of_pair(socket: OwnedFd, breaks: Arc<Breaks>) -> io::Result<Self> {
-        let breaks = Some(breaks);
+    /// One end of a socket pair. Both ends signal resets through `reset_flags`.
+    pub(crate) fn from_pair(socket: OwnedFd, reset_flags: Arc<ResetFlags>) -> io::Result<Self> {
+        let reset_flags = Some(reset_flags);
         let stream = Self::new(Transport::Unix, socket, ())?;
-        Ok(Self { breaks, ..stream })
+        Ok(Self {
+            reset_flags,
+            ..stream
+        })
     }
 
-    /// The socket itself, and what has to be there as long.
-    pub(crate) fn into_tcp(self) -> io::Result<(TcpStream, Kept)> {
+    /// The socket, and the guard that must live as long.
+    pub(crate) fn into_tcp(self) -> io::Result<(TcpStream, StreamGuard)> {
         match self.socket {
-            Socket::Tcp(stream) => Ok((stream, self.kept)),
+            Socket::Tcp(stream) => Ok((stream, self.guard)),
             Socket::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
-    /// Waits until a connection that was begun is there.
+    /// Waits until a nonblocking `connect` has finished.
     pub(crate) async fn connected(&self) -> io::Result<()> {
         let error = match &self.socket {
             Socket::Tcp(stream) => {
@@ -150,15 +154,16 @@ impl LocalStream {
     fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
         let count = match &self.socket {
             Socket::Tcp(stream) => try_read(stream, buffer),
-            // What carries descriptors is read in parts, so less than there is room for does not mean that it was all.
+            // A read from a Unix socket stops at bytes that carry descriptors, so a short read does not mean that the
+            // socket is empty.
             Socket::Unix(stream) => stream.try_read_buf(buffer),
         }?;
-        let broke = |breaks: &Arc<Breaks>| breaks.application.load(Ordering::Acquire);
-        let has_broken = || {
-            let is_given_up = self.is_given_up.load(Ordering::Acquire);
-            is_given_up || self.breaks.as_ref().is_some_and(broke)
+        let is_flagged = |flags: &Arc<ResetFlags>| flags.application.load(Ordering::Acquire);
+        let was_reset = || {
+            let is_reset = self.is_reset.load(Ordering::Acquire);
+            is_reset || self.reset_flags.as_ref().is_some_and(is_flagged)
         };
-        if count == 0 && has_broken() {
+        if count == 0 && was_reset() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         Ok(count)
@@ -183,7 +188,7 @@ impl LocalStream {
         Ok(())
     }
 
-    /// Whether the application itself has the connection, and not only its kernel.
+    /// Whether the application has accepted the connection, and it is not only in the backlog of the kernel.
     pub(crate) fn is_accepted(&self) -> bool {
         match &self.socket {
             Socket::Tcp(stream) => interceptor::is_accepted(stream.as_fd()),
@@ -191,21 +196,21 @@ impl LocalStream {
         }
     }
 
-    /// Resets the connection, on both sides.
-    pub(crate) fn give_up(&self) {
-        self.is_given_up.store(true, Ordering::Release);
+    /// Resets the connection in both directions.
+    pub(crate) fn reset(&self) {
+        self.is_reset.store(true, Ordering::Release);
         self.abort();
     }
 
-    /// Ends the direction to the application.
+    /// Closes the direction to the application.
     fn finish(&self) {
         self.shut_down(Shutdown::Write);
     }
 
-    /// Makes the coming close a reset instead of an end.
+    /// Makes the next close a reset.
     fn abort(&self) {
-        if let Some(breaks) = &self.breaks {
-            breaks.target.store(true, Ordering::Release);
+        if let Some(reset_flags) = &self.reset_flags {
+            reset_flags.target.store(true, Ordering::Release);
         }
         if let Socket::Tcp(stream) = &self.socket {
             let _ = stream.set_zero_linger();
@@ -223,13 +228,13 @@ impl LocalStream {
             Socket::Tcp(stream) => stream.as_fd(),
             Socket::Unix(stream) => stream.as_fd(),
         };
-        // An application that is gone needs no end.
+        // It fails only if the application has already closed the connection.
         let _ = nix::sys::socket::shutdown(socket.as_raw_fd(), how);
     }
 }
 
-/// Reads once. If less came than there was room for, that was all: the next read waits for the kernel's word instead of
-/// asking in vain.
+/// Reads once. After a short read the socket is empty, so its readiness is cleared: the next read waits for the reactor
+/// instead of failing with `EAGAIN` first.
 fn try_read(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<usize> {
     let room = buffer.capacity() - buffer.len();
     let mut count = None;
@@ -244,8 +249,8 @@ fn try_read(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<usize> {
     count.map_or(tried, Ok)
 }
 
-/// Brings the agent's bytes to the application, until they end.
-pub(crate) async fn to_application<B>(stream: Arc<LocalStream>, mut from_target: B)
+/// Copies the agent's bytes to the application until they end.
+pub(crate) async fn copy_to_application<B>(stream: Arc<LocalStream>, mut from_target: B)
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -256,14 +261,14 @@ where
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(bytes) => {
                     if let Some(traffic) = &stream.traffic {
-                        traffic.application_gets(&bytes);
+                        traffic.application_received(&bytes);
                     }
-                    // The application does not want any more; dropping the body tells the agent.
+                    // The application has closed its side; dropping the body resets the stream to the agent.
                     if stream.write_all(bytes).await.is_err() {
                         return;
                     }
                 }
-                // The connection has failed at the target, and so it fails here.
+                // The connection failed at the target, so it is reset here as well.
                 Err(trailers) => {
                     let headers = trailers.into_trailers().unwrap_or_default();
                     if Failure::from_headers(&headers).is_some() {
@@ -275,44 +280,45 @@ where
     }
 }
 
-/// The application's bytes as a body. It waits for the connection, which is asked for with it.
+/// The application's bytes as an HTTP body. The body is part of the request that opens the connection, so it waits for
+/// the stream that it reads.
 #[derive(Debug)]
-pub(crate) struct FromApplication {
+pub(crate) struct ApplicationBody {
     state: State,
-    /// How much is read at once: grows while the application fills it.
-    piece: usize,
-    /// What comes before the application's bytes, once the connection is there.
-    first: Bytes,
+    /// The size of the next read. It grows while the application fills it.
+    read_bytes: usize,
+    /// Sent before the application's bytes, as soon as the connection is open.
+    prefix: Bytes,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Until the connection is there, or refused.
-    Awaited(oneshot::Receiver<Arc<LocalStream>>),
-    /// Until the application ends its direction, or fails.
+    /// Until the connection is open or refused.
+    Connecting(oneshot::Receiver<Arc<LocalStream>>),
+    /// Until the application closes its direction, or the socket fails.
     Open(Arc<LocalStream>),
     Ended,
 }
 
-impl FromApplication {
-    /// The body, and where to put the stream that it reads.
+impl ApplicationBody {
+    /// The body, and the sender for the stream that it reads.
     pub(crate) fn new() -> (oneshot::Sender<Arc<LocalStream>>, Self) {
-        Self::after(Bytes::new())
+        Self::with_prefix(Bytes::new())
     }
 
-    /// The same, with some bytes before those of the stream.
-    pub(crate) fn after(first: Bytes) -> (oneshot::Sender<Arc<LocalStream>>, Self) {
-        let (stream, awaited) = oneshot::channel();
+    /// Like [`new`](Self::new), with some bytes before those of the stream.
+    pub(crate) fn with_prefix(prefix: Bytes) -> (oneshot::Sender<Arc<LocalStream>>, Self) {
+        let (sender, stream) = oneshot::channel();
         let body = Self {
-            state: State::Awaited(awaited),
-            piece: FIRST_PIECE,
-            first,
+            state: State::Connecting(stream),
+            read_bytes: MIN_READ_BYTES,
+            prefix,
         };
-        (stream, body)
+        (sender, body)
     }
 }
 
-impl Body for FromApplication {
+impl Body for ApplicationBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -324,26 +330,26 @@ impl Body for FromApplication {
         loop {
             match &mut this.state {
                 State::Ended => return Poll::Ready(None),
-                State::Awaited(awaited) => {
-                    this.state = match ready!(Pin::new(awaited).poll(context)) {
+                State::Connecting(stream) => {
+                    this.state = match ready!(Pin::new(stream).poll(context)) {
                         Ok(stream) => State::Open(stream),
                         Err(_) => State::Ended,
                     };
                 }
-                State::Open(_) if !this.first.is_empty() => {
-                    let first = std::mem::take(&mut this.first);
-                    return Poll::Ready(Some(Ok(Frame::data(first))));
+                State::Open(_) if !this.prefix.is_empty() => {
+                    let prefix = std::mem::take(&mut this.prefix);
+                    return Poll::Ready(Some(Ok(Frame::data(prefix))));
                 }
                 State::Open(stream) => {
-                    let read = ready!(poll_read(stream, &mut this.piece, context));
+                    let read = ready!(poll_read(stream, &mut this.read_bytes, context));
                     return Poll::Ready(match read {
                         Ok(bytes) if bytes.is_empty() => {
                             this.state = State::Ended;
                             None
                         }
-                        Ok(_) if stream.is_unheard => continue,
+                        Ok(_) if stream.discards_input => continue,
                         Ok(bytes) => Some(Ok(Frame::data(bytes))),
-                        // The application is gone without closing: so shall the connection be.
+                        // The application's side was reset; the error resets the connection at the target.
                         Err(error) => {
                             this.state = State::Ended;
                             Some(Err(error.into()))
@@ -357,19 +363,19 @@ impl Body for FromApplication {
 
 fn poll_read(
     stream: &LocalStream,
-    piece: &mut usize,
+    read_bytes: &mut usize,
     context: &mut Context<'_>,
 ) -> Poll<io::Result<Bytes>> {
     loop {
         ready!(stream.poll_read_ready(context))?;
-        // Only now that there is something to read is there a buffer.
-        let mut buffer = BytesMut::with_capacity(*piece);
+        // The buffer is allocated only now that there is something to read.
+        let mut buffer = BytesMut::with_capacity(*read_bytes);
         match stream.try_read(&mut buffer) {
             Ok(count) => {
-                if count == *piece {
-                    *piece = (*piece * 2).min(PIECE);
-                } else if count < *piece / 4 {
-                    *piece = (*piece / 2).max(FIRST_PIECE);
+                if count == *read_bytes {
+                    *read_bytes = (*read_bytes * 2).min(PREFERRED_CHUNK_SIZE);
+                } else if count < *read_bytes / 4 {
+                    *read_bytes = (*read_bytes / 2).max(MIN_READ_BYTES);
                 }
                 if let Some(traffic) = &stream.traffic {
                     traffic.application_sent(&buffer);

@@ -1,4 +1,4 @@
-//! Everything `unsafe` of this crate.
+//! All `unsafe` code of this crate.
 #![expect(
     unsafe_code,
     reason = "system calls without a safe wrapper elsewhere; each block says why it is sound"

@@ -1,6 +1,7 @@
-//! Folders of a session on this machine, which are gone when it is.
+//! Temporary folders on this machine, which are removed when the session ends.
 //!
-//! If we are killed, there is still somebody to remove them: a shell that waits for the end of its input, which is us.
+//! They are also removed if this process is killed: a shell reads from a pipe whose only writer is this process, and
+//! removes the folder at the end of its input.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -9,11 +10,11 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// An empty folder that only this user can enter.
+/// A temporary folder that only this user can enter. It is removed on drop, or when the process ends.
 #[derive(Debug)]
 pub struct TemporaryFolder {
     folder: TempDir,
-    /// Ends with the session.
+    /// Removes the folder if this process is killed.
     _remover: Remover,
 }
 
@@ -32,7 +33,7 @@ impl TemporaryFolder {
     }
 }
 
-/// Removes a folder when we end, however we end.
+/// A shell process that removes a folder when this process ends, for whatever reason.
 #[derive(Debug)]
 struct Remover(Child);
 
@@ -46,7 +47,7 @@ impl Remover {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // What the terminal sends to us is not for it.
+            // Signals that the terminal sends to this process must not reach the shell.
             .process_group(0)
             .spawn()?;
         Ok(Self(shell))
@@ -67,11 +68,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_removed_also_when_nobody_drops_it() {
+    fn a_folder_is_removed_when_the_process_is_killed() {
         let folder = tempfile::tempdir().unwrap().keep();
         fs::write(folder.join("x"), "").unwrap();
         let mut remover = Remover::start(&folder).unwrap();
-        // As when the process that holds the other end is killed.
+        // The kernel closes the pipe in the same way when the process is killed.
         drop(remover.0.stdin.take());
         remover.0.wait().unwrap();
         assert!(!folder.exists());

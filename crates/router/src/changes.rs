@@ -1,4 +1,4 @@
-//! Who joins and who leaves, one after the other.
+//! The changes of a router's membership, in order.
 
 use std::collections::VecDeque;
 
@@ -7,34 +7,34 @@ use tokio::sync::watch;
 use crate::members::Members;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change<Id, Agent> {
+pub enum MemberChange<Id, Agent> {
     Joined(Id, Agent),
     Left(Id),
 }
 
-/// The changes of a router's agents. Whoever is slow misses those who came and went in between, and nothing else.
+/// A stream of the changes of a router's agents. A slow reader misses only agents that joined and left between two reads.
 #[derive(Debug)]
-pub struct Changes<Id, Agent> {
+pub struct MemberChanges<Id, Agent> {
     members: watch::Receiver<Members<Id, Agent>>,
-    /// Those of whom it was said that they joined.
-    told: Vec<(Id, u64)>,
-    waiting: VecDeque<Change<Id, Agent>>,
+    /// The agents whose `Joined` was returned, with the numbers of their entries.
+    reported: Vec<(Id, u64)>,
+    pending: VecDeque<MemberChange<Id, Agent>>,
 }
 
-impl<Id: Clone + Eq, Agent: Clone> Changes<Id, Agent> {
+impl<Id: Clone + Eq, Agent: Clone> MemberChanges<Id, Agent> {
     pub(crate) fn new(mut members: watch::Receiver<Members<Id, Agent>>) -> Self {
         members.mark_changed();
         Self {
             members,
-            told: Vec::new(),
-            waiting: VecDeque::new(),
+            reported: Vec::new(),
+            pending: VecDeque::new(),
         }
     }
 
-    /// None: the router is gone, and with it everybody.
-    pub async fn next(&mut self) -> Option<Change<Id, Agent>> {
+    /// Waits for the next change. Returns `None` when the router was dropped.
+    pub async fn next(&mut self) -> Option<MemberChange<Id, Agent>> {
         loop {
-            if let Some(change) = self.waiting.pop_front() {
+            if let Some(change) = self.pending.pop_front() {
                 return Some(change);
             }
             self.members.changed().await.ok()?;
@@ -42,32 +42,32 @@ impl<Id: Clone + Eq, Agent: Clone> Changes<Id, Agent> {
         }
     }
 
-    /// What has changed already. Waits for nobody.
-    pub fn next_now(&mut self) -> Option<Change<Id, Agent>> {
-        if self.waiting.is_empty() && self.members.has_changed().unwrap_or(false) {
+    /// Returns the next change without waiting, if there is one.
+    pub fn try_next(&mut self) -> Option<MemberChange<Id, Agent>> {
+        if self.pending.is_empty() && self.members.has_changed().unwrap_or(false) {
             self.compare();
         }
-        self.waiting.pop_front()
+        self.pending.pop_front()
     }
 
     fn compare(&mut self) {
         let members = self.members.borrow_and_update();
         let entries = members.entries();
-        let waiting = &mut self.waiting;
-        self.told.retain(|(id, number)| {
+        let pending = &mut self.pending;
+        self.reported.retain(|(id, number)| {
             let stays = entries
                 .iter()
                 .any(|entry| entry.id == *id && entry.number == *number);
             if !stays {
-                waiting.push_back(Change::Left(id.clone()));
+                pending.push_back(MemberChange::Left(id.clone()));
             }
             stays
         });
         for entry in entries {
-            if !self.told.iter().any(|(id, _)| *id == entry.id) {
-                self.told.push((entry.id.clone(), entry.number));
+            if !self.reported.iter().any(|(id, _)| *id == entry.id) {
+                self.reported.push((entry.id.clone(), entry.number));
                 let (id, agent) = (entry.id.clone(), entry.agent.clone());
-                waiting.push_back(Change::Joined(id, agent));
+                pending.push_back(MemberChange::Joined(id, agent));
             }
         }
     }
@@ -79,29 +79,29 @@ mod tests {
     use crate::{Preference, Router};
 
     #[tokio::test]
-    async fn changes_begin_with_those_who_are_there() {
+    async fn changes_begin_with_the_current_members() {
         let router = Router::new();
         router.join("a", 1, Preference::Preferred);
         router.join("b", 2, Preference::Preferred);
         let mut changes = router.changes();
-        assert_eq!(changes.next().await, Some(Change::Joined("a", 1)));
-        assert_eq!(changes.next().await, Some(Change::Joined("b", 2)));
+        assert_eq!(changes.next().await, Some(MemberChange::Joined("a", 1)));
+        assert_eq!(changes.next().await, Some(MemberChange::Joined("b", 2)));
         router.leave(&"a");
-        assert_eq!(changes.next().await, Some(Change::Left("a")));
-        // One that takes the place of another has left and joined.
+        assert_eq!(changes.next().await, Some(MemberChange::Left("a")));
+        // An agent that replaces another one is reported as left and joined.
         router.join("b", 3, Preference::Preferred);
         router.join("c", 4, Preference::Preferred);
-        assert_eq!(changes.next().await, Some(Change::Left("b")));
-        assert_eq!(changes.next().await, Some(Change::Joined("b", 3)));
-        assert_eq!(changes.next().await, Some(Change::Joined("c", 4)));
-        // Who came and went in between was never there.
+        assert_eq!(changes.next().await, Some(MemberChange::Left("b")));
+        assert_eq!(changes.next().await, Some(MemberChange::Joined("b", 3)));
+        assert_eq!(changes.next().await, Some(MemberChange::Joined("c", 4)));
+        // An agent that joined and left between two reads is not reported.
         router.join("d", 5, Preference::Preferred);
         router.leave(&"d");
         router.leave(&"c");
-        assert_eq!(changes.next().await, Some(Change::Left("c")));
-        assert_eq!(changes.next_now(), None);
+        assert_eq!(changes.next().await, Some(MemberChange::Left("c")));
+        assert_eq!(changes.try_next(), None);
         router.join("e", 6, Preference::Preferred);
-        assert_eq!(changes.next_now(), Some(Change::Joined("e", 6)));
+        assert_eq!(changes.try_next(), Some(MemberChange::Joined("e", 6)));
         drop(router);
         assert_eq!(changes.next().await, None);
     }

@@ -1,11 +1,16 @@
-//! One client, many agents: replicas of a workload, members of a multi-cluster session.
+//! Routes the operations of one client to many agents: the replicas of a workload, or the clusters of a multi-cluster session.
 //!
-//! What an operation is for decides who gets it (`protocol::route`). What must be consistent, and what leaves the target,
-//! goes to one agent, always the same as long as it is there: the *first*. What is about the target's own traffic goes to
-//! all. Agents join and leave while a session goes on; whoever has something running with each of them follows
-//! [`Changes`], and makes one answer of what they say.
+//! The kind of an operation decides which agents get it (`protocol::route`). Operations that need consistency, and outgoing
+//! connections, go to one agent, the *stateful agent*, which stays the same as long as it is connected. Operations on the
+//! target's incoming traffic go to all agents. Agents join and leave during a session; code that runs something on each of
+//! them follows [`MemberChanges`] and merges the responses.
 //!
-//! The router decides and remembers. What an agent is (a connection, a stub of a test) is a type of the caller.
+//! The router only decides and keeps the membership. What an agent is (a connection, a stub in a test) is a type of the caller.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `members` | keeps the current agents and elects the stateful one |
+//! | `changes` | reports agents that joined and left |
 
 mod changes;
 mod members;
@@ -14,14 +19,14 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-pub use changes::{Change, Changes};
+pub use changes::{MemberChange, MemberChanges};
 use members::Members;
 pub use members::Preference;
 
-/// Knows the agents of a session. Clones are the same.
+/// The agents of a session. Clones share the same state.
 #[derive(Debug, Clone)]
 pub struct Router<Id, Agent> {
-    /// From whoever sees agents come and go to everybody.
+    /// Written by the code that connects agents, read by everything that routes to them.
     members: Arc<watch::Sender<Members<Id, Agent>>>,
 }
 
@@ -36,30 +41,30 @@ where
         }
     }
 
-    /// An agent has come, or another one has taken the place of the one with this id. Of equally preferred ones, the one
-    /// that came first is asked alone.
+    /// Adds an agent, or replaces the one with this id. Among equally preferred agents, the one that joined first becomes
+    /// the stateful agent.
     pub fn join(&self, id: Id, agent: Agent, preference: Preference) {
         self.members
             .send_modify(|members| members.join(id, agent, preference));
     }
 
-    /// An agent has gone.
+    /// Removes an agent.
     pub fn leave(&self, id: &Id) {
         self.members.send_if_modified(|members| members.leave(id));
     }
 
-    /// The agent that is asked alone.
-    pub fn first(&self) -> Option<(Id, Agent)> {
-        self.members.borrow().first()
+    /// The current stateful agent.
+    pub fn stateful(&self) -> Option<(Id, Agent)> {
+        self.members.borrow().stateful()
     }
 
     pub fn all(&self) -> Vec<(Id, Agent)> {
         self.members.borrow().all()
     }
 
-    /// Who joins and who leaves from now on, beginning with those who are there.
-    pub fn changes(&self) -> Changes<Id, Agent> {
-        Changes::new(self.members.subscribe())
+    /// Agents that join and leave from now on, beginning with a `Joined` for each current agent.
+    pub fn changes(&self) -> MemberChanges<Id, Agent> {
+        MemberChanges::new(self.members.subscribe())
     }
 }
 
@@ -86,37 +91,37 @@ mod tests {
     }
 
     #[test]
-    fn the_first_stays_the_first_until_it_leaves() {
+    fn the_stateful_agent_stays_until_it_leaves() {
         let router = router(&[("a", 1), ("b", 2), ("c", 3)]);
-        // Another agent in the place of the first is the first.
+        // An agent that replaces the stateful one becomes stateful.
         router.join("a", 10, Preference::Preferred);
-        assert_eq!(router.first(), Some(("a", 10)));
+        assert_eq!(router.stateful(), Some(("a", 10)));
         router.leave(&"b");
-        assert_eq!(router.first(), Some(("a", 10)));
+        assert_eq!(router.stateful(), Some(("a", 10)));
         router.leave(&"a");
-        assert_eq!(router.first(), Some(("c", 3)));
-        // Who comes back comes last.
+        assert_eq!(router.stateful(), Some(("c", 3)));
+        // An agent that joins again is last.
         router.join("a", 1, Preference::Preferred);
         assert_eq!(router.all(), [("c", 3), ("a", 1)]);
     }
 
     #[test]
-    fn preferred_agents_come_first_and_others_never_do() {
+    fn preferred_agents_are_elected_first_and_traffic_only_agents_never() {
         let router = Router::new();
         router.join("traffic", 1, Preference::TrafficOnly);
-        assert_eq!(router.first(), None);
-        router.join("starting", 2, Preference::Possible);
-        assert_eq!(router.first(), Some(("starting", 2)));
-        // Whoever is the first stays it: files are open there.
+        assert_eq!(router.stateful(), None);
+        router.join("starting", 2, Preference::Fallback);
+        assert_eq!(router.stateful(), Some(("starting", 2)));
+        // The stateful agent stays stateful: it has open files.
         router.join("ready", 3, Preference::Preferred);
-        router.join("waiting", 4, Preference::Possible);
-        assert_eq!(router.first(), Some(("starting", 2)));
+        router.join("fallback", 4, Preference::Fallback);
+        assert_eq!(router.stateful(), Some(("starting", 2)));
         router.leave(&"starting");
-        assert_eq!(router.first(), Some(("ready", 3)));
+        assert_eq!(router.stateful(), Some(("ready", 3)));
         router.leave(&"ready");
-        assert_eq!(router.first(), Some(("waiting", 4)));
-        router.leave(&"waiting");
-        assert_eq!(router.first(), None);
+        assert_eq!(router.stateful(), Some(("fallback", 4)));
+        router.leave(&"fallback");
+        assert_eq!(router.stateful(), None);
         assert_eq!(router.all(), [("traffic", 1)]);
     }
 }

@@ -1,22 +1,22 @@
-//! The agents that there are, in the order in which they came, and the one of them that is asked alone.
+//! The current agents, in the order in which they joined, and the stateful agent among them.
 
-/// Whether an agent may be the one that is asked alone.
+/// Whether an agent may become the stateful agent. Smaller values are chosen first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Preference {
-    /// Rather than others: the pod is ready.
+    /// Chosen before the others: its pod is ready.
     Preferred,
-    /// When there is no preferred one.
-    Possible,
-    /// Never: it is in a cluster that is there for its traffic alone.
+    /// Chosen when there is no preferred agent.
+    Fallback,
+    /// Never chosen: its cluster contributes only its incoming traffic.
     TrafficOnly,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Members<Id, Agent> {
     entries: Vec<Entry<Id, Agent>>,
-    /// The number of the one that is asked alone. It stays the same as long as it is there.
-    first: Option<u64>,
-    /// How often somebody has joined.
+    /// The entry number of the stateful agent. It does not change while that agent is a member.
+    stateful: Option<u64>,
+    /// The number of joins so far.
     joins: u64,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Entry<Id, Agent> {
     pub(crate) id: Id,
     pub(crate) agent: Agent,
     preference: Preference,
-    /// Another one each time somebody joins, so that an agent that takes the place of another is told from it.
+    /// Unique for each join, so that an agent can be distinguished from one that it replaced.
     pub(crate) number: u64,
 }
 
@@ -33,7 +33,7 @@ impl<Id, Agent> Default for Members<Id, Agent> {
     fn default() -> Self {
         Self {
             entries: Vec::new(),
-            first: None,
+            stateful: None,
             joins: 0,
         }
     }
@@ -50,42 +50,42 @@ impl<Id: Clone + Eq, Agent: Clone> Members<Id, Agent> {
         };
         match self.entries.iter_mut().find(|old| old.id == entry.id) {
             Some(old) => {
-                if self.first == Some(old.number) && preference != Preference::TrafficOnly {
-                    self.first = Some(entry.number);
+                if self.stateful == Some(old.number) && preference != Preference::TrafficOnly {
+                    self.stateful = Some(entry.number);
                 }
                 *old = entry;
             }
             None => self.entries.push(entry),
         }
-        self.choose_first();
+        self.elect_stateful();
     }
 
-    /// Whether it was there.
+    /// Removes an agent. Returns whether it was a member.
     pub(crate) fn leave(&mut self, id: &Id) -> bool {
         let before = self.entries.len();
         self.entries.retain(|entry| entry.id != *id);
-        self.choose_first();
+        self.elect_stateful();
         self.entries.len() != before
     }
 
-    fn choose_first(&mut self) {
-        let is_there = |number| self.entries.iter().any(|entry| entry.number == number);
-        if self.first.is_some_and(is_there) {
+    fn elect_stateful(&mut self) {
+        let is_member = |number| self.entries.iter().any(|entry| entry.number == number);
+        if self.stateful.is_some_and(is_member) {
             return;
         }
-        // Of equals, the one that came first.
+        // Among equals, the one that joined first.
         let best = self
             .entries
             .iter()
             .filter(|entry| entry.preference != Preference::TrafficOnly)
             .min_by_key(|entry| entry.preference);
-        self.first = best.map(|entry| entry.number);
+        self.stateful = best.map(|entry| entry.number);
     }
 
-    pub(crate) fn first(&self) -> Option<(Id, Agent)> {
+    pub(crate) fn stateful(&self) -> Option<(Id, Agent)> {
         self.entries
             .iter()
-            .find(|entry| Some(entry.number) == self.first)
+            .find(|entry| Some(entry.number) == self.stateful)
             .map(|entry| (entry.id.clone(), entry.agent.clone()))
     }
 

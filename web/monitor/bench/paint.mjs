@@ -18,7 +18,7 @@ for (let round = 0; round < Number(rounds); round += 1) {
       const entries = performance.getEntriesByName("first-contentful-paint");
       return entries[0]?.startTime ?? null;
     });
-    if (paint === null) throw new Error("the browser tells of no paint");
+    if (paint === null) throw new Error("the browser reports no paint");
     paints.push(paint);
   } finally {
     await browser.close();

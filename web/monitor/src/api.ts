@@ -15,26 +15,26 @@ export const getVersion = (): Promise<Version> => get<Version>("/api/version");
 export async function kill(id: string): Promise<void> {
   const response = await fetch(`/api/sessions/${encodeURIComponent(id)}/kill`, { method: "POST" });
   if (!response.ok) {
-    const answer = (await response.json().catch(() => ({}))) as { error?: string };
-    throw new Error(answer.error ?? `the server answered ${response.status}`);
+    const body = (await response.json().catch(() => ({}))) as { error?: string };
+    throw new Error(body.error ?? `the server responded with ${response.status}`);
   }
 }
 
-/** Everything of a session but its events, asked again and again as long as it lives. The last answer stays. */
+/** Everything of a session except its events, refreshed while the session is live. The last response is kept. */
 export function useDetail(id: string, isLive: boolean): Detail | undefined {
   const [detail, setDetail] = useState<Detail>();
   useEffect(() => {
-    let over = false;
+    let isCancelled = false;
     let timer: ReturnType<typeof setTimeout> | undefined;
-    const ask = async (): Promise<void> => {
-      const answer = await get<Detail>(`/api/sessions/${encodeURIComponent(id)}`).catch(() => undefined);
-      if (over) return;
-      if (answer) setDetail(answer);
-      if (isLive) timer = setTimeout(() => void ask(), REFRESH_MS);
+    const refresh = async (): Promise<void> => {
+      const next = await get<Detail>(`/api/sessions/${encodeURIComponent(id)}`).catch(() => undefined);
+      if (isCancelled) return;
+      if (next) setDetail(next);
+      if (isLive) timer = setTimeout(() => void refresh(), REFRESH_MS);
     };
-    void ask();
+    void refresh();
     return () => {
-      over = true;
+      isCancelled = true;
       clearTimeout(timer);
     };
   }, [id, isLive]);

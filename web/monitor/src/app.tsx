@@ -53,7 +53,7 @@ export function App({ store }: { store: Store }) {
           ) : (
             <>
               <span className="dot reconnecting" aria-hidden="true" />{" "}
-              {connection === "lost" ? "standin ui does not answer; trying again" : "connecting"}
+              {connection === "lost" ? "standin ui does not respond; reconnecting" : "connecting"}
             </>
           )}
         </p>
@@ -72,7 +72,7 @@ export function App({ store }: { store: Store }) {
         </button>
       </header>
       <nav aria-label="Sessions" className="side">
-        <SessionList sessions={sessions} chosen={id} now={now} onForget={(gone) => store.forget(gone)} />
+        <SessionList sessions={sessions} chosen={id} now={now} onRemove={(removed) => store.remove(removed)} />
       </nav>
       <main id="main" tabIndex={-1}>
         {chosen ? (
@@ -103,7 +103,7 @@ function Welcome({ isEmpty }: { isEmpty: boolean }) {
       ) : (
         <>
           <h1>Choose a session</h1>
-          <p>You see what it asks of its target, what arrives for it, and what is wrong.</p>
+          <p>It shows the session's operations at the target, its incoming traffic, and its problems.</p>
         </>
       )}
     </div>

@@ -17,7 +17,7 @@ export function duration(microseconds: number): string {
   return `${(microseconds / 1_000_000).toFixed(1)} s`;
 }
 
-/** The largest two units. */
+/** The two largest units. */
 export function age(milliseconds: number): string {
   const seconds = Math.max(0, Math.floor(milliseconds / 1000));
   const [days, hours, minutes] = [Math.floor(seconds / 86400), Math.floor(seconds / 3600) % 24, Math.floor(seconds / 60) % 60];
@@ -35,15 +35,15 @@ export const plural = (count: number, noun: string, several = `${noun}s`): strin
 const HANDLING: Record<Handling, string> = { stolen: "stolen", mirrored: "mirrored", passed_on: "passed on", lost: "lost" };
 export const handling = (value: Handling): string => HANDLING[value];
 
-/** Which chip an event belongs to. */
-export type Kind = "requests" | "incoming" | "outgoing" | "files" | "names" | "session";
+/** The filter that an event belongs to. */
+export type Kind = "requests" | "incoming" | "outgoing" | "files" | "dns" | "session";
 
 export const KINDS: { kind: Kind; label: string }[] = [
   { kind: "requests", label: "Requests" },
   { kind: "incoming", label: "Incoming" },
   { kind: "outgoing", label: "Outgoing" },
   { kind: "files", label: "Files" },
-  { kind: "names", label: "Names" },
+  { kind: "dns", label: "DNS" },
   { kind: "session", label: "Session" },
 ];
 
@@ -62,7 +62,7 @@ export function kindOf(entry: Entry): Kind {
     case "FileOp":
       return "files";
     case "DnsQuery":
-      return "names";
+      return "dns";
     default:
       return "session";
   }
@@ -88,28 +88,28 @@ export function isProblem(entry: Entry): boolean {
   }
 }
 
-/** An event in one line: what, and how it went; in a session over several clusters, also where. */
+/** Describes an event in one line: what happened and its outcome, with several clusters also the cluster. */
 export function describe(entry: Entry): { what: string; outcome: string } {
-  const { what, outcome } = words(entry);
+  const { what, outcome } = parts(entry);
   const cluster = "cluster" in entry ? entry.cluster : undefined;
   return { what, outcome: [outcome, cluster].filter(Boolean).join(" · ") };
 }
 
-function words(entry: Entry): { what: string; outcome: string } {
+function parts(entry: Entry): { what: string; outcome: string } {
   switch (entry.type) {
     case "IncomingRequest":
       return {
         what: `${entry.method} ${entry.path}`,
         outcome: entry.reason
           ? `${handling(entry.handling)}: ${entry.reason}`
-          : `${entry.status ?? "no answer"} · ${duration(entry.latency_us)} · ${handling(entry.handling)}`,
+          : `${entry.status ?? "no response"} · ${duration(entry.latency_us)} · ${handling(entry.handling)}`,
       };
     case "RequestsPassedOn":
       return { what: `port ${entry.port}: ${plural(entry.count, "request")} passed on`, outcome: entry.reason };
     case "IncomingConnection":
       return {
         what: `port ${entry.port} from ${entry.client}`,
-        outcome: entry.accepted ? handling(entry.handling) : "not taken by the program",
+        outcome: entry.accepted ? handling(entry.handling) : "not accepted by the program",
       };
     case "IncomingClosed":
       return {
@@ -123,12 +123,12 @@ function words(entry: Entry): { what: string; outcome: string } {
       };
     case "OutgoingConnection":
       return {
-        what: `${place(entry.address, entry.port)}${entry.names?.length ? ` (${entry.names.join(", ")})` : ""}`,
+        what: `${endpoint(entry.address, entry.port)}${entry.dns_names?.length ? ` (${entry.dns_names.join(", ")})` : ""}`,
         outcome: entry.errno ?? `connected · ${duration(entry.latency_us)}`,
       };
     case "OutgoingClosed":
       return {
-        what: `${place(entry.address, entry.port)} closed`,
+        what: `${endpoint(entry.address, entry.port)} closed`,
         outcome: `${bytes(entry.sent)} out · ${bytes(entry.received)} in · ${duration(entry.duration_us)}`,
       };
     case "FileOp":
@@ -156,5 +156,5 @@ function words(entry: Entry): { what: string; outcome: string } {
   }
 }
 
-export const place = (address: string, port: number): string =>
+export const endpoint = (address: string, port: number): string =>
   port === 0 ? address : address.includes(":") ? `[${address}]:${port}` : `${address}:${port}`;

@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useState } from "react";
 
-/** What is after the # in the address, so that "back" works and a view can be bookmarked. */
+/** The fragment of the URL, so that "back" works and a view can be bookmarked. */
 export function useHash(): [string, (hash: string) => void] {
   const read = (): string => decodeURIComponent(location.hash.slice(1));
   const [hash, setHash] = useState(read);
@@ -15,7 +15,7 @@ export function useHash(): [string, (hash: string) => void] {
   return [hash, change];
 }
 
-/** Changes every second. */
+/** The current time, updated every second. */
 export function useNow(): number {
   const [now, setNow] = useState(Date.now);
   useEffect(() => {
@@ -30,8 +30,8 @@ const THEMES: Theme[] = ["system", "light", "dark"];
 
 export function useTheme(): [Theme, () => void] {
   const [theme, setTheme] = useState<Theme>(() => {
-    const kept = localStorage.getItem("theme");
-    return THEMES.find((theme) => theme === kept) ?? "system";
+    const stored = localStorage.getItem("theme");
+    return THEMES.find((theme) => theme === stored) ?? "system";
   });
   useEffect(() => {
     document.documentElement.dataset["theme"] = theme;

@@ -5,7 +5,7 @@ import { App } from "./app";
 import { Store } from "./store";
 import "./style.css";
 
-// The server has put the token into a cookie; nobody should copy it with the address.
+// The server has stored the token in a cookie. It is removed from the URL, so that it is not copied with it.
 const address = new URL(location.href);
 if (address.searchParams.has("token")) {
   address.searchParams.delete("token");

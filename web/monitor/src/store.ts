@@ -1,17 +1,18 @@
-// All sessions, as the server tells them. React reads a snapshot that changes a few times a second at most.
+// All sessions, as the server reports them. React reads a snapshot that changes at most a few times per second.
 
-import type { Entry, News, SessionInfo } from "./types";
+import type { Entry, Message, SessionInfo } from "./types";
 
-/** Events of a session that the page keeps. A recording may have more. */
-const KEPT = 20_000;
-const PAUSE_MS = 100;
-const LONGEST_WAIT_MS = 5_000;
+/** The number of events that the page retains for each session. A recording may have more. */
+const MAX_EVENTS = 20_000;
+const SNAPSHOT_INTERVAL_MS = 100;
+const MIN_BACKOFF_MS = 250;
+const MAX_BACKOFF_MS = 5_000;
 
 export interface Session {
   info: SessionInfo;
   events: Entry[];
   missed: number;
-  /** When it ended, as far as this page has seen. */
+  /** When this page noticed that the session has ended. */
   ended?: number;
 }
 
@@ -28,7 +29,7 @@ export class Store {
   private snapshot: Snapshot = { sessions: [], connection: "connecting" };
   private readonly listeners = new Set<() => void>();
   private timer: ReturnType<typeof setTimeout> | undefined;
-  private wait = 250;
+  private backoff = MIN_BACKOFF_MS;
 
   readonly subscribe = (listener: () => void): (() => void) => {
     this.listeners.add(listener);
@@ -37,7 +38,7 @@ export class Store {
 
   readonly get = (): Snapshot => this.snapshot;
 
-  /** Connects, and again whenever the connection is lost: what is here already is not sent again. */
+  /** Connects, and reconnects when the connection is lost. Events that the page already has are not sent again. */
   connect(): void {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     const after = [...this.sessions]
@@ -46,63 +47,63 @@ export class Store {
       .join(",");
     const socket = new WebSocket(`${scheme}://${location.host}/ws?after=${encodeURIComponent(after)}`);
     socket.onopen = () => {
-      this.wait = 250;
+      this.backoff = MIN_BACKOFF_MS;
       this.connection = "connected";
-      this.changed();
+      this.scheduleSnapshot();
     };
     socket.onmessage = (message) => {
-      this.take(JSON.parse(String(message.data)) as News);
-      this.changed();
+      this.apply(JSON.parse(String(message.data)) as Message);
+      this.scheduleSnapshot();
     };
     socket.onclose = () => {
       this.connection = "lost";
-      this.changed();
-      setTimeout(() => this.connect(), this.wait);
-      this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+      this.scheduleSnapshot();
+      setTimeout(() => this.connect(), this.backoff);
+      this.backoff = Math.min(this.backoff * 2, MAX_BACKOFF_MS);
     };
   }
 
-  /** Takes a session that has ended out of the list. */
-  forget(id: string): void {
+  /** Removes an ended session from the list. */
+  remove(id: string): void {
     this.sessions.delete(id);
-    this.changed();
+    this.scheduleSnapshot();
   }
 
-  take(news: News): void {
-    switch (news.type) {
+  apply(message: Message): void {
+    switch (message.type) {
       case "sessions": {
-        const there = new Set(news.data.map((info) => info.session_id));
+        const current = new Set(message.data.map((info) => info.session_id));
         for (const [id, session] of this.sessions) {
-          if (!there.has(id)) end(session);
+          if (!current.has(id)) end(session);
         }
-        news.data.forEach((info) => this.put(info));
+        message.data.forEach((info) => this.put(info));
         break;
       }
       case "session_added":
       case "session_changed":
-        this.put(news.data);
+        this.put(message.data);
         break;
       case "session_removed": {
-        const session = this.sessions.get(news.session_id);
+        const session = this.sessions.get(message.session_id);
         if (session) end(session);
         break;
       }
       case "event": {
-        const session = this.sessions.get(news.session_id);
-        if (session && news.data.seq > (session.events.at(-1)?.seq ?? 0)) {
-          session.events.push(news.data);
-          if (session.events.length > KEPT * 1.2) session.events = session.events.slice(-KEPT);
+        const session = this.sessions.get(message.session_id);
+        if (session && message.data.seq > (session.events.at(-1)?.seq ?? 0)) {
+          session.events.push(message.data);
+          if (session.events.length > MAX_EVENTS * 1.2) session.events = session.events.slice(-MAX_EVENTS);
         }
         break;
       }
       case "missed": {
-        const session = this.sessions.get(news.session_id);
-        if (session) session.missed += news.count;
+        const session = this.sessions.get(message.session_id);
+        if (session) session.missed += message.count;
         break;
       }
       case "counters": {
-        const session = this.sessions.get(news.session_id);
-        if (session) session.info = { ...session.info, counters: news.data };
+        const session = this.sessions.get(message.session_id);
+        if (session) session.info = { ...session.info, counters: message.data };
         break;
       }
     }
@@ -118,7 +119,7 @@ export class Store {
     }
   }
 
-  private changed(): void {
+  private scheduleSnapshot(): void {
     this.timer ??= setTimeout(() => {
       this.timer = undefined;
       const sessions = [...this.sessions.values()].map((session) => ({ ...session, events: session.events.slice() }));
@@ -129,7 +130,7 @@ export class Store {
       );
       this.snapshot = { sessions, connection: this.connection };
       this.listeners.forEach((listener) => listener());
-    }, PAUSE_MS);
+    }, SNAPSHOT_INTERVAL_MS);
   }
 }
 

@@ -1,4 +1,4 @@
-// What a session shows that its user could do something about.
+// Problems of a session that its user can fix, with advice.
 
 import type { State } from "./types";
 import { plural } from "./format";
@@ -11,7 +11,7 @@ export interface Suggestion {
 }
 
 const SILENCE_MS = 60_000;
-const MANY_FILES = 3;
+const MIN_ABSENT_FILES = 3;
 
 export function suggestions(state: State, now: number): Suggestion[] {
   const found: Suggestion[] = [];
@@ -21,25 +21,25 @@ export function suggestions(state: State, now: number): Suggestion[] {
     } else if (port.last_traffic === undefined && port.connections === 0 && now - port.since > SILENCE_MS) {
       found.push({
         id: `silent-${port.port}`,
-        title: `Port ${port.port} is subscribed and saw no packet in ${Math.floor((now - port.since) / 1000)} s`,
+        title: `Port ${port.port} is subscribed and received nothing for ${Math.floor((now - port.since) / 1000)} s`,
         advice: port.filter
-          ? `Does anybody send requests that ${port.filter}? Connections that were open before stay with the application: see flush_connections.`
-          : "Does anybody send to this port of the target? Connections that were open before stay with the application: see flush_connections.",
+          ? `Do clients send requests that ${port.filter}? Connections that were open before stay with the application: see flush_connections.`
+          : "Do clients send to this port of the target? Connections that were open before stay with the application: see flush_connections.",
         items: [],
       });
     }
     if (port.passed_on > 0) {
       found.push({
         id: `passed-${port.port}`,
-        title: `${plural(port.passed_on, "request")} to port ${port.port} were wanted and went to the application`,
-        advice: "The program did not take or answer them in time. Look at its own log; answer_within says how long is waited.",
+        title: `${plural(port.passed_on, "request")} to port ${port.port} matched and went to the application instead`,
+        advice: "The program did not accept or answer them in time. Check its own log; answer_within sets the timeout.",
         items: [],
       });
     }
   }
   const remote = state.files.filter((file) => file.side === "remote");
   const absent = remote.filter((file) => file.last_errno === "ENOENT" && file.failed === file.operations);
-  if (absent.length >= MANY_FILES) {
+  if (absent.length >= MIN_ABSENT_FILES) {
     found.push({
       id: "absent",
       title: `These ${absent.length} files were read remotely and do not exist there`,
@@ -65,13 +65,13 @@ export function suggestions(state: State, now: number): Suggestion[] {
       items: protectedFiles.map((file) => file.path),
     });
   }
-  const nameless = state.names.filter((name) => name.failed === name.queries);
-  if (nameless.length > 0) {
+  const unresolved = state.dns.filter((row) => row.failed === row.queries);
+  if (unresolved.length > 0) {
     found.push({
-      id: "names",
-      title: `${plural(nameless.length, "name")} could not be resolved`,
-      advice: "Names are resolved as the target does. Those of this machine's network belong in feature.network.dns.filter.local.",
-      items: nameless.map((name) => `${name.host} (${name.last_code})`),
+      id: "dns",
+      title: `${plural(unresolved.length, "DNS name")} could not be resolved`,
+      advice: "DNS names are resolved as at the target. Those of this machine's network belong in feature.network.dns.filter.local.",
+      items: unresolved.map((row) => `${row.host} (${row.last_code})`),
     });
   }
   const unreachable = state.peers.filter((peer) => peer.failed > 0 && peer.failed === peer.connections);
@@ -79,8 +79,8 @@ export function suggestions(state: State, now: number): Suggestion[] {
     found.push({
       id: "peers",
       title: `${plural(unreachable.length, "peer")} could not be reached from the target`,
-      advice: "What runs on this machine belongs in feature.network.outgoing.filter.local.",
-      items: unreachable.map((peer) => `${peer.names[0] ?? peer.address}:${peer.port} (${peer.last_errno ?? "failed"})`),
+      advice: "Services of this machine belong in feature.network.outgoing.filter.local.",
+      items: unreachable.map((peer) => `${peer.dns_names[0] ?? peer.address}:${peer.port} (${peer.last_errno ?? "failed"})`),
     });
   }
   const { requests, failed } = state.counters.incoming;
@@ -88,7 +88,7 @@ export function suggestions(state: State, now: number): Suggestion[] {
     found.push({
       id: "failing",
       title: `${failed} of ${requests} requests failed in the program`,
-      advice: "Answers of 500 and above, and requests without an answer, are listed under Requests.",
+      advice: "Responses with 500 and above, and requests without a response, are listed under Requests.",
       items: [],
     });
   }

@@ -1,17 +1,17 @@
-// What the API says: crates/monitor has the same types in Rust.
+// The types of the local API, as in crates/monitor.
 
 export type Side = "local" | "remote" | "refused";
 export type Transport = "tcp" | "udp" | "unix";
 export type Handling = "stolen" | "mirrored" | "passed_on" | "lost";
 export type Status = "healthy" | "reconnecting" | "lost" | "ended";
 
-interface Numbered {
+interface EventBase {
   seq: number;
   /** Milliseconds since 1970. */
   time: number;
 }
 
-export interface Request extends Numbered {
+export interface Request extends EventBase {
   type: "IncomingRequest";
   connection: number;
   port: number;
@@ -32,7 +32,7 @@ export interface Request extends Numbered {
 
 export type Entry =
   | Request
-  | (Numbered &
+  | (EventBase &
       (
         | {
             type: "FileOp";
@@ -58,7 +58,7 @@ export type Entry =
             address: string;
             port: number;
             transport: Transport;
-            names?: string[];
+            dns_names?: string[];
             errno?: string;
             latency_us: number;
           }
@@ -78,7 +78,7 @@ export type Entry =
             transport: Transport;
             mode: "steal" | "mirror";
             filter?: string;
-            checked: string;
+            redirect_check: string;
             cluster?: string;
           }
         | {
@@ -116,7 +116,7 @@ export interface Counters {
     read_bytes: number;
     written_bytes: number;
   };
-  names: { queries: number; cached: number; failed: number };
+  dns: { queries: number; cached: number; failed: number };
   outgoing: { connections: number; open: number; failed: number; sent_bytes: number; received_bytes: number };
   incoming: {
     connections: number;
@@ -139,7 +139,7 @@ export interface Port {
   transport: Transport;
   mode: "steal" | "mirror";
   filter?: string;
-  checked: string;
+  redirect_check: string;
   since: number;
   connections: number;
   requests: number;
@@ -176,7 +176,7 @@ export interface FileRow {
   latency_us: number;
 }
 
-export interface NameRow {
+export interface DnsRow {
   host: string;
   side: Side;
   queries: number;
@@ -190,7 +190,7 @@ export interface PeerRow {
   address: string;
   port: number;
   transport: Transport;
-  names: string[];
+  dns_names: string[];
   connections: number;
   open: number;
   failed: number;
@@ -203,11 +203,11 @@ export interface PeerRow {
 export interface State {
   counters: Counters;
   files: FileRow[];
-  names: NameRow[];
+  dns: DnsRow[];
   peers: PeerRow[];
   ports: Port[];
   env: [string, string][];
-  without_row: number;
+  rows_omitted: number;
 }
 
 export interface ConfigValue {
@@ -230,7 +230,7 @@ export interface Version {
   operator: boolean;
 }
 
-export type News =
+export type Message =
   | { type: "sessions"; data: SessionInfo[] }
   | { type: "session_added"; data: SessionInfo }
   | { type: "session_changed"; data: SessionInfo }

@@ -3,14 +3,14 @@ import { expect, request as http, test, type Locator, type Page } from "@playwri
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 
-import { World } from "./world";
+import { Environment } from "./environment";
 
-let world: World;
+let environment: Environment;
 test.beforeEach(() => {
-  world = new World();
+  environment = new Environment();
 });
 test.afterEach(async () => {
-  await world.end();
+  await environment.end();
 });
 
 const shots = process.env["SCREENSHOTS"];
@@ -18,30 +18,30 @@ async function shot(page: Page, name: string): Promise<void> {
   if (shots) await page.screenshot({ path: join(shots, `${name}.png`) });
 }
 
-test("nobody is let in without the token, from another name or from another page", async () => {
-  const url = await world.ui();
+test("requests without the token, for another host or from another origin are rejected", async () => {
+  const url = await environment.ui();
   const { origin, searchParams } = new URL(url);
-  const stranger = await http.newContext();
-  expect((await stranger.get(origin)).status()).toBe(401);
-  expect((await stranger.get(`${origin}/api/sessions`)).status()).toBe(401);
-  expect((await stranger.get(`${origin}/?token=wrong`)).status()).toBe(401);
+  const client = await http.newContext();
+  expect((await client.get(origin)).status()).toBe(401);
+  expect((await client.get(`${origin}/api/sessions`)).status()).toBe(401);
+  expect((await client.get(`${origin}/?token=wrong`)).status()).toBe(401);
   const bearer = { authorization: `Bearer ${searchParams.get("token")}` };
-  expect((await stranger.get(`${origin}/api/sessions`, { headers: bearer })).status()).toBe(200);
-  expect((await stranger.get(`${origin}/api/sessions`, { headers: { ...bearer, host: "evil.example" } })).status()).toBe(421);
+  expect((await client.get(`${origin}/api/sessions`, { headers: bearer })).status()).toBe(200);
+  expect((await client.get(`${origin}/api/sessions`, { headers: { ...bearer, host: "evil.example" } })).status()).toBe(421);
   const kill = `${origin}/api/sessions/none/kill`;
-  expect((await stranger.post(kill, { headers: bearer })).status()).toBe(403);
-  expect((await stranger.post(kill, { headers: { ...bearer, origin: "http://evil.example" } })).status()).toBe(403);
-  expect((await stranger.post(kill, { headers: { ...bearer, origin } })).status()).toBe(404);
-  const page = await stranger.get(url);
+  expect((await client.post(kill, { headers: bearer })).status()).toBe(403);
+  expect((await client.post(kill, { headers: { ...bearer, origin: "http://evil.example" } })).status()).toBe(403);
+  expect((await client.post(kill, { headers: { ...bearer, origin } })).status()).toBe(404);
+  const page = await client.get(url);
   expect(page.headers()["content-security-policy"]).not.toContain("unsafe");
-  await stranger.dispose();
+  await client.dispose();
 });
 
-test("the first load takes the token out of the address and shows that there is nothing", async ({ page, context }) => {
+test("the first load removes the token from the URL and shows an empty list", async ({ page, context }) => {
   const problems: string[] = [];
   page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
   page.on("pageerror", (error) => problems.push(error.message));
-  await page.goto(await world.ui());
+  await page.goto(await environment.ui());
   await expect(page.getByRole("heading", { name: "No sessions yet" })).toBeVisible();
   expect(page.url()).not.toContain("token");
   const [cookie] = await context.cookies();
@@ -52,10 +52,10 @@ test("the first load takes the token out of the address and shows that there is 
   expect(problems).toEqual([]);
 });
 
-test("a session's traffic is seen, searched and paused", async ({ page }) => {
-  await page.goto(await world.ui());
-  const target = await world.target();
-  await world.session(target);
+test("a session's traffic can be viewed, searched and paused", async ({ page }) => {
+  await page.goto(await environment.ui());
+  const target = await environment.target();
+  await environment.session(target);
   await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
   await expect(page.getByText(/^median/)).toBeVisible();
   await expect(page.getByText("failed in the program")).toBeVisible();
@@ -74,7 +74,7 @@ test("a session's traffic is seen, searched and paused", async ({ page }) => {
   await page.getByRole("checkbox", { name: /Requests/ }).check();
   await page.keyboard.press("Escape");
 
-  // Leaves the field first, in which a letter would be a letter.
+  // Moves the focus out of the field first, in which keys would be typed text.
   await page.getByRole("tab", { name: /Requests/ }).click();
   const requests = page.getByRole("list", { name: "Requests" });
   await expect(requests).toBeVisible();
@@ -89,21 +89,21 @@ test("a session's traffic is seen, searched and paused", async ({ page }) => {
 
   await page.getByRole("button", { name: "Pause" }).click();
   const shown = await requests.locator(".event").count();
-  await expect(page.getByRole("button", { name: /Go on \(\d+ new\)/ })).toBeVisible();
+  await expect(page.getByRole("button", { name: /Resume \(\d+ new\)/ })).toBeVisible();
   expect(await requests.locator(".event").count()).toBe(shown);
-  await page.getByRole("button", { name: /Go on/ }).click();
+  await page.getByRole("button", { name: /Resume/ }).click();
   await expect.poll(() => requests.locator(".event").count()).toBeGreaterThan(shown);
 });
 
-test("files, names, connections, variables and settings are listed, and values stay hidden", async ({ page }) => {
-  const target = await world.target();
-  await world.session(target);
-  await page.goto(await world.ui());
+test("files, DNS, connections, variables and settings are listed, and values stay hidden", async ({ page }) => {
+  const target = await environment.target();
+  await environment.session(target);
+  await page.goto(await environment.ui());
   await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
   await page.getByRole("tab", { name: "Files" }).click();
   await expect(page.getByRole("row", { name: /missing-0 remote .*ENOENT/ })).toBeVisible();
   await shot(page, "files");
-  await page.getByRole("tab", { name: "Names" }).click();
+  await page.getByRole("tab", { name: "DNS" }).click();
   await expect(page.getByRole("row", { name: /nowhere\.invalid/ })).toBeVisible();
   await page.getByRole("tab", { name: "Connections" }).click();
   await expect(page.getByRole("row", { name: /127\.0\.0\.1:9 .*ECONNREFUSED/ })).toBeVisible();
@@ -120,10 +120,10 @@ test("files, names, connections, variables and settings are listed, and values s
   expect(all).not.toContain("hunter2");
 });
 
-test("values are shown when `standin ui` was told so", async ({ page }) => {
-  const target = await world.target();
-  await world.session(target);
-  await page.goto(await world.ui(["--show-env-values"]));
+test("values are shown with --show-env-values", async ({ page }) => {
+  const target = await environment.target();
+  await environment.session(target);
+  await page.goto(await environment.ui(["--show-env-values"]));
   await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
   await page.getByRole("tab", { name: "Environment" }).click();
   await expect(page.getByText("hunter2")).toHaveCount(0);
@@ -131,11 +131,11 @@ test("values are shown when `standin ui` was told so", async ({ page }) => {
   await expect(page.getByText("hunter2")).toBeVisible();
 });
 
-test("of two sessions one is ended from the page, and the other ends by itself", async ({ page }) => {
-  const [first, second] = [await world.target(), await world.target()];
-  const ended = await world.session(first);
-  const other = await world.session(second);
-  await page.goto(await world.ui());
+test("one of two sessions is ended from the page, and the other one ends by itself", async ({ page }) => {
+  const [first, second] = [await environment.target(), await environment.target()];
+  const ended = await environment.session(first);
+  const other = await environment.session(second);
+  await page.goto(await environment.ui());
   await expect(page.getByRole("status").first()).toContainText("2 sessions");
   await page.getByRole("link", { name: new RegExp(`process/${first}`) }).click();
   await page.getByRole("button", { name: "End session" }).click();
@@ -156,24 +156,24 @@ test("of two sessions one is ended from the page, and the other ends by itself",
   await expect(page.getByRole("link", { name: new RegExp(`process/${second}`) })).toHaveCount(0);
 });
 
-test("who comes back gets what is missing, and nothing twice", async ({ page }) => {
-  const target = await world.target();
-  await world.session(target);
-  await page.goto(await world.ui());
+test("a reconnecting client gets the missing events, and none twice", async ({ page }) => {
+  const target = await environment.target();
+  await environment.session(target);
+  await page.goto(await environment.ui());
   await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
   await page.getByRole("tab", { name: /Requests/ }).click();
   await expect(page.locator(".event").nth(5)).toBeVisible();
   const numbers = await page.evaluate(async (id) => {
     const listen = (after: number, count: number): Promise<number[]> =>
       new Promise((resolve) => {
-        const got: number[] = [];
+        const received: number[] = [];
         const socket = new WebSocket(`ws://${location.host}/ws/${id}?after=${id}:${after}`);
         socket.onmessage = (message) => {
-          const news = JSON.parse(String(message.data)) as { type: string; data: { seq: number } };
-          if (news.type === "event") got.push(news.data.seq);
-          if (got.length === count) {
+          const update = JSON.parse(String(message.data)) as { type: string; data: { seq: number } };
+          if (update.type === "event") received.push(update.data.seq);
+          if (received.length === count) {
             socket.close();
-            resolve(got);
+            resolve(received);
           }
         };
       });
@@ -184,14 +184,14 @@ test("who comes back gets what is missing, and nothing twice", async ({ page }) 
 });
 
 test("a recording is replayed", async ({ page }) => {
-  const recording = join(world.place, "recording.jsonl");
-  const target = await world.target();
-  const session = await world.session(target, ["--record", recording]);
+  const recording = join(environment.folder, "recording.jsonl");
+  const target = await environment.target();
+  const session = await environment.session(target, ["--record", recording]);
   await expect.poll(() => readFileSync(recording, "utf8")).toContain("/broken");
   session.child.kill("SIGTERM");
   await session.ended;
   expect(readFileSync(recording, "utf8")).not.toContain("hunter2");
-  await page.goto(await world.ui(["--replay", recording]));
+  await page.goto(await environment.ui(["--replay", recording]));
   await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
   await page.getByRole("tab", { name: /Requests/ }).click();
   await expect(page.getByText("GET /broken").first()).toBeVisible();
@@ -204,9 +204,9 @@ for (const scheme of ["light", "dark"] as const) {
   test(`a narrow screen needs no sideways scrolling (${scheme})`, async ({ page }) => {
     await page.emulateMedia({ colorScheme: scheme });
     await page.setViewportSize({ width: 360, height: 740 });
-    const target = await world.target();
-    await world.session(target);
-    await page.goto(await world.ui());
+    const target = await environment.target();
+    await environment.session(target);
+    await page.goto(await environment.ui());
     const fits = async (): Promise<void> => {
       const [wide, room] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
       expect(wide).toBeLessThanOrEqual(room ?? 0);
@@ -231,13 +231,13 @@ for (const scheme of ["light", "dark"] as const) {
   });
 }
 
-const TABS = ["Overview", "Events", "Requests", "Files", "Names", "Connections", "Environment", "Configuration"];
+const TABS = ["Overview", "Events", "Requests", "Files", "DNS", "Connections", "Environment", "Configuration"];
 
-test("what is shown has names, roles and an order, and is used without a mouse", async ({ page }) => {
+test("the page is accessible and can be used with the keyboard", async ({ page }) => {
   test.slow();
-  const target = await world.target();
-  await world.session(target);
-  await page.goto(await world.ui());
+  const target = await environment.target();
+  await environment.session(target);
+  await page.goto(await environment.ui());
   const card = page.getByRole("link", { name: new RegExp(`process/${target}`) });
   await expect(card).toBeVisible();
   await isAccessible(page, "all sessions");
@@ -250,7 +250,7 @@ test("what is shown has names, roles and an order, and is used without a mouse",
   for (const [index, name] of TABS.entries()) {
     if (index > 0) await press(page, "ArrowRight", page.getByRole("tab", { name }));
     await expect(page.getByRole("tab", { name })).toHaveAttribute("aria-selected", "true");
-    await expect(page.getByText("Asking the session")).toHaveCount(0);
+    await expect(page.getByText("Loading…")).toHaveCount(0);
     await isAccessible(page, name);
     await shot(page, `${name.toLowerCase()}-light`);
   }
@@ -261,8 +261,8 @@ test("what is shown has names, roles and an order, and is used without a mouse",
   const rows = page.getByRole("list", { name: "Requests" }).locator(".event > button");
   await expect(rows.first()).toBeVisible();
   await page.keyboard.press("p");
-  // Until then new rows come before the first one.
-  await expect(page.getByRole("button", { name: /^Go on/ })).toBeVisible();
+  // Before that, new rows are added before the first one.
+  await expect(page.getByRole("button", { name: /^Resume/ })).toBeVisible();
   await rows.first().focus();
   await press(page, "ArrowDown", rows.nth(1));
   await page.keyboard.press("Enter");
@@ -274,31 +274,31 @@ test("what is shown has names, roles and an order, and is used without a mouse",
   await expect(page.getByRole("dialog")).toHaveCount(0);
 });
 
-test("weak eyes can read it in the dark, too", async ({ page }) => {
+test("the dark theme has enough contrast", async ({ page }) => {
   test.slow();
   await page.emulateMedia({ colorScheme: "dark" });
-  const target = await world.target();
-  await world.session(target);
-  await page.goto(await world.ui());
+  const target = await environment.target();
+  await environment.session(target);
+  await page.goto(await environment.ui());
   await page.getByRole("link", { name: new RegExp(`process/${target}`) }).click();
   await expect(page.getByText(/^median/)).toBeVisible();
   for (const name of TABS) {
     await page.getByRole("tab", { name }).click();
-    await expect(page.getByText("Asking the session")).toHaveCount(0);
+    await expect(page.getByText("Loading…")).toHaveCount(0);
     await isAccessible(page, name, ["color-contrast"]);
     await shot(page, `${name.toLowerCase()}-dark`);
   }
 });
 
-/** A key, and where it leads. */
+/** Presses a key, and checks where the focus is. */
 async function press(page: Page, key: string, to: Locator): Promise<void> {
   await page.keyboard.press(key);
   await expect(to).toBeFocused();
 }
 
-/** What axe knows of: names, roles, contrast, order. */
+/** Checks the rules of axe: names, roles, contrast, order. */
 async function isAccessible(page: Page, where: string, rules?: string[]): Promise<void> {
-  // Of rows that are alike the first ones tell enough.
+  // Only the first ones of similar rows are checked.
   const axe = new AxeBuilder({ page }).exclude(".event:nth-child(n+6)").exclude("tr:nth-child(n+6)");
   const { violations } = await (rules ? axe.withRules(rules) : axe).analyze();
   const found = violations.map(({ id, help, nodes }) => `${where}: ${id}: ${help}: ${nodes.map((node) => node.html).join(" ")}`);

@@ -1,4 +1,4 @@
-"""Stands in for the service: reads files, asks for names, connects, and answers."""
+"""Stands in for the service: reads files, resolves DNS names, connects, and serves requests."""
 import http.server
 import socket
 import threading
@@ -19,7 +19,7 @@ class Program(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def look():
+def generate_activity():
     while True:
         open("/etc/hostname").read()
         for number in range(4):
@@ -39,5 +39,5 @@ def look():
         time.sleep(0.5)
 
 
-threading.Thread(target=look, daemon=True).start()
+threading.Thread(target=generate_activity, daemon=True).start()
 http.server.ThreadingHTTPServer(("", 8080), Program).serve_forever()

@@ -1,4 +1,4 @@
-"""A service in a network of its own, and somebody who asks it all the time."""
+"""A service in a network namespace of its own, and a client that sends requests to it all the time."""
 import http.server
 import subprocess
 import threading
@@ -22,7 +22,7 @@ class Service(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def ask():
+def send_requests():
     count = 0
     while True:
         count += 1
@@ -34,7 +34,7 @@ def ask():
         time.sleep(0.1)
 
 
-threading.Thread(target=ask, daemon=True).start()
+threading.Thread(target=send_requests, daemon=True).start()
 server = http.server.ThreadingHTTPServer(("", 8080), Service)
 print("ready", flush=True)
 server.serve_forever()

@@ -1,4 +1,4 @@
-//! All agents of a session that are there.
+//! The connected agents of a session.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,90 +8,93 @@ use protocol::rpc::HelloResponse;
 use router::Router;
 use tokio::sync::watch;
 
-use super::{AgentId, Connection, Preference};
-use crate::outgoing::Budget;
+use super::{AgentId, Preference, StatefulAgent};
+use crate::outgoing::ConnectionLimit;
 
-/// An agent that is there, until it is lost: then there is another one, even if in the same place.
+/// A connected agent. After a reconnect there is a new one, even with the same id.
 #[derive(Debug, Clone)]
-pub(crate) struct Member {
+pub(crate) struct AgentConnection {
     number: u64,
     pub(crate) client: Client,
-    /// How many connections there may be through it.
-    pub(crate) connections: Budget,
+    /// How many connections may be open through the agent.
+    pub(crate) connections: ConnectionLimit,
 }
 
-impl Member {
+impl AgentConnection {
     pub(crate) fn new(client: Client, hello: &HelloResponse) -> Self {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
         Self {
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             client,
-            connections: Budget::of(hello.limits.map_or(0, |limits| limits.streams)),
+            connections: ConnectionLimit::for_streams(
+                hello.limits.map_or(0, |limits| limits.streams),
+            ),
         }
     }
 }
 
-impl PartialEq for Member {
+impl PartialEq for AgentConnection {
     fn eq(&self, other: &Self) -> bool {
         self.number == other.number
     }
 }
 
-/// Clones are the same.
+/// The agents of a session. Clones share the same state.
 #[derive(Debug, Clone)]
 pub(crate) struct Agents {
-    pub(crate) router: Router<AgentId, Member>,
-    /// The one that is asked alone.
-    pub(crate) connection: Connection,
-    /// From whoever wants the traffic to the keeper: all agents are needed.
-    wanted: Arc<watch::Sender<bool>>,
-    /// From the keeper to whoever wants to begin with all agents: those of the beginning are there, or cannot be.
-    settled: Arc<watch::Sender<bool>>,
+    pub(crate) router: Router<AgentId, AgentConnection>,
+    /// The client of the current stateful agent.
+    pub(crate) stateful: StatefulAgent,
+    /// Set by the parts that subscribe to traffic, read by the supervisor: all agents are needed.
+    all_needed: Arc<watch::Sender<bool>>,
+    /// Set by the supervisor when each initial agent has connected or failed.
+    initial_done: Arc<watch::Sender<bool>>,
 }
 
 impl Agents {
     /// One agent that never changes.
-    pub(crate) fn only(member: Member) -> Self {
+    pub(crate) fn only(agent: AgentConnection) -> Self {
         let agents = Self::default();
-        agents.connection.replace(member.clone());
+        agents.stateful.replace(agent.clone());
         let router = &agents.router;
-        router.join(AgentId::default(), member, Preference::Preferred);
-        agents.settle();
+        router.join(AgentId::default(), agent, Preference::Preferred);
+        agents.set_initial_done();
         agents
     }
 
-    /// Ends when all agents are needed.
-    pub(super) async fn wanted(&self) {
-        let mut wanted = self.wanted.subscribe();
-        // We hold a sender, so somebody is always there.
-        let _ = wanted.wait_for(|wanted| *wanted).await;
+    /// Completes when all agents are needed.
+    pub(super) async fn all_needed(&self) {
+        let mut all_needed = self.all_needed.subscribe();
+        // This object holds a sender, so the channel is never closed.
+        let _ = all_needed.wait_for(|all_needed| *all_needed).await;
     }
 
-    pub(super) fn settle(&self) {
-        self.settled.send_replace(true);
+    pub(super) fn set_initial_done(&self) {
+        self.initial_done.send_replace(true);
     }
 
-    pub(super) fn is_settled(&self) -> bool {
-        *self.settled.borrow()
+    pub(super) fn is_initial_done(&self) -> bool {
+        *self.initial_done.borrow()
     }
 
-    /// Waits until all agents of the beginning, which may mean of now, are there or are known not to come.
-    pub(crate) async fn all(&self) {
-        self.wanted.send_replace(true);
-        let mut settled = self.settled.subscribe();
-        // We hold a sender, so somebody is always there.
-        let _ = settled.wait_for(|settled| *settled).await;
+    /// Requests connections to all agents and waits until each agent that is known when they are requested first has
+    /// connected or failed.
+    pub(crate) async fn connect_all(&self) {
+        self.all_needed.send_replace(true);
+        let mut initial_done = self.initial_done.subscribe();
+        // This object holds a sender, so the channel is never closed.
+        let _ = initial_done.wait_for(|done| *done).await;
     }
 }
 
 impl Default for Agents {
-    /// Nobody yet.
+    /// No agents yet.
     fn default() -> Self {
         Self {
             router: Router::new(),
-            connection: Connection::default(),
-            wanted: Arc::new(watch::Sender::new(false)),
-            settled: Arc::new(watch::Sender::new(false)),
+            stateful: StatefulAgent::default(),
+            all_needed: Arc::new(watch::Sender::new(false)),
+            initial_done: Arc::new(watch::Sender::new(false)),
         }
     }
 }

@@ -1,59 +1,61 @@
-//! Which agents a session has. Whoever starts the session knows.
+//! Which agents a session has. The program that starts the session implements it.
 
 use std::fmt;
 use std::future::Future;
 
 pub use router::Preference;
 
-use super::Reach;
+use super::Connector;
 
-/// The agents of a session, as they come and go: one beside a process, one in each pod of a workload, those that an
-/// operator relays to. The proxy reaches each of them, keeps one link to it, and merges what they say.
-pub trait Source: Send + 'static {
-    /// How one of the agents is reached, and reached again.
-    type Reach: Reach;
+/// The agents of a session, as they appear and disappear: one at a process, one in each pod of a workload, or those that an
+/// operator relays to. The proxy keeps one link to each of them and merges their responses.
+pub trait AgentSource: Send + 'static {
+    /// Connects and reconnects one of the agents.
+    type Connector: Connector;
 
-    /// What has changed since the last call, at least one thing. The first call returns whatever is there, the best
-    /// first; the session begins with these. Later ones wait until something changes, for ever if nothing does. A call
-    /// that is given up before its end must lose nothing.
-    fn changes(&mut self) -> impl Future<Output = Vec<Change<Self::Reach>>> + Send;
+    /// Returns the changes since the last call, at least one. The first call returns the current agents, the best one
+    /// first; the session begins with these. Later calls wait until something changes, forever if nothing does. The
+    /// future must be cancel-safe.
+    fn changes(&mut self) -> impl Future<Output = Vec<AgentChange<Self::Connector>>> + Send;
 
-    /// Whether agents beside the first are reached only when the program listens, and so wants their traffic. Where agents
-    /// leave something behind, as in pods, a program that never listens should not have any that it does not need.
+    /// Whether agents other than the first are connected only when the program listens and needs their traffic. Where agents
+    /// leave something behind, as ephemeral containers in pods do, a program that never listens should not start agents
+    /// that it does not need.
     fn is_on_demand(&self) -> bool {
         false
     }
 }
 
-/// What happens to the agents of a session.
+/// A change of the agents of a session.
 #[derive(Debug)]
-pub enum Change<R> {
-    /// There is an agent, or one can be started. What had the same id before is gone: a pod whose container was restarted
-    /// comes again.
-    Came(Place<R>),
-    /// Nobody has to look for this agent any more, and why.
-    Went(AgentId, String),
-    /// What the administrators allow beside this agent has changed.
+pub enum AgentChange<R> {
+    /// There is an agent, or one can be started. It replaces an earlier agent with the same id: a pod whose container was
+    /// restarted is added again.
+    Added(AgentEndpoint<R>),
+    /// This agent is gone, with the reason.
+    Removed(AgentId, String),
+    /// What the administrators allow at this agent has changed.
     RulesChanged(AgentId),
-    /// Somebody who may has ended the session, and why. It is the last change.
-    Over(String),
+    /// An authorized user has ended the session, with the reason. It is the last change.
+    SessionEnded(String),
 }
 
 /// Where an agent is, or can be started.
 #[derive(Debug)]
-pub struct Place<R> {
+pub struct AgentEndpoint<R> {
     pub id: AgentId,
-    /// Whether it may be asked for files, names and connections, which is one agent's work. All agents have traffic.
+    /// Whether it may become the stateful agent, which serves files, DNS and outgoing connections. All agents provide
+    /// incoming traffic.
     pub preference: Preference,
-    pub reach: R,
+    pub connector: R,
 }
 
-/// Tells the agents of a session apart, and names them to the user.
+/// Identifies an agent of a session, also to the user.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AgentId {
-    /// With several clusters, the cluster's name.
+    /// The name of the cluster, in a session over several clusters.
     pub cluster: Option<String>,
-    /// In a cluster, the name of the target's pod.
+    /// The name of the target's pod, in a cluster.
     pub pod: Option<String>,
 }
 
@@ -72,9 +74,9 @@ impl AgentId {
         self
     }
 
-    /// Where its target is: `pod checkout-1`.
+    /// Where its target runs: `pod checkout-1`.
     #[must_use]
-    pub fn place(&self) -> String {
+    pub fn location(&self) -> String {
         match (&self.pod, &self.cluster) {
             (Some(pod), Some(cluster)) => format!("pod {pod} of cluster {cluster}"),
             (Some(pod), None) => format!("pod {pod}"),
@@ -93,29 +95,29 @@ impl fmt::Display for AgentId {
         if self.is_only() {
             return formatter.write_str("the agent");
         }
-        write!(formatter, "the agent in {}", self.place())
+        write!(formatter, "the agent in {}", self.location())
     }
 }
 
-/// A source with one agent, for targets that are one thing: a process, a container, an agent that was named.
+/// A source with one agent, for a target that is a single process or container, or an agent with a given address.
 #[derive(Debug)]
-pub struct One<R>(Option<R>);
+pub struct SingleAgent<R>(Option<R>);
 
-impl<R> One<R> {
-    pub fn new(reach: R) -> Self {
-        Self(Some(reach))
+impl<R> SingleAgent<R> {
+    pub fn new(connector: R) -> Self {
+        Self(Some(connector))
     }
 }
 
-impl<R: Reach> Source for One<R> {
-    type Reach = R;
+impl<R: Connector> AgentSource for SingleAgent<R> {
+    type Connector = R;
 
-    async fn changes(&mut self) -> Vec<Change<R>> {
+    async fn changes(&mut self) -> Vec<AgentChange<R>> {
         match self.0.take() {
-            Some(reach) => vec![Change::Came(Place {
+            Some(connector) => vec![AgentChange::Added(AgentEndpoint {
                 id: AgentId::default(),
                 preference: Preference::Preferred,
-                reach,
+                connector,
             })],
             None => std::future::pending().await,
         }

@@ -1,11 +1,11 @@
-//! Agents that come and go, as a test says, behind real links.
+//! Tests with scripted agents behind real links.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Mutex;
 
 use link::http2::{Windows, serve};
 use link::{Accepted, Dial, Link, LinkServer, ServerSettings, Settings, SharedToken, Token};
+use parking_lot::Mutex;
 use protocol::control::VERSION;
 use protocol::rpc::control_server::{Control, ControlServer};
 use protocol::rpc::{HelloRequest, HelloResponse, PingRequest, PingResponse};
@@ -17,17 +17,17 @@ use super::*;
 use crate::error::Error;
 use crate::event::Event;
 
-/// An agent that says its name and nothing else.
+/// An agent that only returns its name in the handshake.
 #[derive(Clone)]
-struct Named {
+struct NamedAgent {
     name: String,
-    was_asked: Arc<watch::Sender<bool>>,
+    was_connected: Arc<watch::Sender<bool>>,
 }
 
 #[tonic::async_trait]
-impl Control for Named {
+impl Control for NamedAgent {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
-        self.was_asked.send_replace(true);
+        self.was_connected.send_replace(true);
         Ok(Response::new(HelloResponse {
             version: Some(VERSION),
             agent: self.name.clone(),
@@ -37,57 +37,57 @@ impl Control for Named {
 
     async fn ping(&self, _: Request<PingRequest>) -> Result<Response<PingResponse>, Status> {
         Ok(Response::new(PingResponse {
-            target_is_there: true,
+            target_alive: true,
             ..PingResponse::default()
         }))
     }
 }
 
-/// A place whose agent a test can end, and can keep from being reached.
+/// An endpoint whose agent a test can end, and whose connections a test can make fail.
 #[derive(Debug, Clone)]
 struct Stub {
     name: String,
-    trouble: Arc<watch::Sender<Option<&'static str>>>,
-    end: Arc<watch::Sender<u32>>,
-    was_asked: Arc<watch::Sender<bool>>,
-    /// It is not reached before somebody else was asked.
-    later_than: Option<Arc<watch::Sender<bool>>>,
+    failure: Arc<watch::Sender<Option<&'static str>>>,
+    kills: Arc<watch::Sender<u32>>,
+    was_connected: Arc<watch::Sender<bool>>,
+    /// It is not connected before this other agent.
+    connects_after: Option<Arc<watch::Sender<bool>>>,
 }
 
 impl Stub {
     fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            trouble: Arc::new(watch::Sender::new(None)),
-            end: Arc::new(watch::Sender::new(0)),
-            was_asked: Arc::new(watch::Sender::new(false)),
-            later_than: None,
+            failure: Arc::new(watch::Sender::new(None)),
+            kills: Arc::new(watch::Sender::new(0)),
+            was_connected: Arc::new(watch::Sender::new(false)),
+            connects_after: None,
         }
     }
 
-    fn later_than(name: &str, other: &Stub) -> Self {
+    fn connects_after(name: &str, other: &Stub) -> Self {
         Self {
-            later_than: Some(Arc::clone(&other.was_asked)),
+            connects_after: Some(Arc::clone(&other.was_connected)),
             ..Self::new(name)
         }
     }
 
-    fn broken(name: &str, why: &'static str) -> Self {
+    fn failing(name: &str, reason: &'static str) -> Self {
         let stub = Self::new(name);
-        stub.trouble.send_replace(Some(why));
+        stub.failure.send_replace(Some(reason));
         stub
     }
 
-    fn came(&self, preference: Preference) -> Change<Stub> {
-        Change::Came(Place {
+    fn added(&self, preference: Preference) -> AgentChange<Stub> {
+        AgentChange::Added(AgentEndpoint {
             id: AgentId::in_pod(&self.name),
             preference,
-            reach: self.clone(),
+            connector: self.clone(),
         })
     }
 
-    fn went(&self) -> Change<Stub> {
-        Change::Went(AgentId::in_pod(&self.name), "it was deleted".to_owned())
+    fn removed(&self) -> AgentChange<Stub> {
+        AgentChange::Removed(AgentId::in_pod(&self.name), "it was deleted".to_owned())
     }
 }
 
@@ -97,9 +97,9 @@ impl Dial for Stub {
     async fn dial(&self) -> io::Result<DuplexStream> {
         let (near, far) = tokio::io::duplex(64 * 1024);
         let server = LinkServer::new(ServerSettings::default(), SharedToken(Token::default()));
-        let agent = Named {
+        let agent = NamedAgent {
             name: self.name.clone(),
-            was_asked: Arc::clone(&self.was_asked),
+            was_connected: Arc::clone(&self.was_connected),
         };
         tokio::spawn(async move {
             if let Ok(Accepted::New(link)) = server.accept(far).await {
@@ -111,40 +111,43 @@ impl Dial for Stub {
     }
 }
 
-impl Reach for Stub {
-    async fn reach(&self) -> Result<Reached, Box<dyn std::error::Error + Send + Sync>> {
-        if let Some(why) = *self.trouble.borrow() {
-            return Err(why.into());
+impl Connector for Stub {
+    async fn connect(&self) -> Result<Connected, Box<dyn std::error::Error + Send + Sync>> {
+        if let Some(reason) = *self.failure.borrow() {
+            return Err(reason.into());
         }
-        if let Some(other) = &self.later_than {
-            other.subscribe().wait_for(|was_asked| *was_asked).await?;
+        if let Some(other) = &self.connects_after {
+            other
+                .subscribe()
+                .wait_for(|was_connected| *was_connected)
+                .await?;
         }
-        let mut end = self.end.subscribe();
-        Ok(Reached {
+        let mut kills = self.kills.subscribe();
+        Ok(Connected {
             link: Link::connect(self.clone(), Settings::default()).await?,
             token: String::new(),
             ended: Box::pin(async move {
-                let _ = end.changed().await;
+                let _ = kills.changed().await;
                 "it was killed".to_owned()
             }),
         })
     }
 
-    async fn another_try(&self) {
-        let mut trouble = self.trouble.subscribe();
-        let _ = trouble.changed().await;
+    async fn retry_ready(&self) {
+        let mut failure = self.failure.subscribe();
+        let _ = failure.changed().await;
     }
 }
 
-struct Told {
-    changes: mpsc::UnboundedReceiver<Vec<Change<Stub>>>,
+struct ScriptedSource {
+    changes: mpsc::UnboundedReceiver<Vec<AgentChange<Stub>>>,
     is_on_demand: bool,
 }
 
-impl Source for Told {
-    type Reach = Stub;
+impl AgentSource for ScriptedSource {
+    type Connector = Stub;
 
-    async fn changes(&mut self) -> Vec<Change<Stub>> {
+    async fn changes(&mut self) -> Vec<AgentChange<Stub>> {
         match self.changes.recv().await {
             Some(changes) => changes,
             None => std::future::pending().await,
@@ -157,40 +160,43 @@ impl Source for Told {
 }
 
 /// The user's side of a session.
-struct World {
-    tell_source: mpsc::UnboundedSender<Vec<Change<Stub>>>,
+struct TestSession {
+    changes: mpsc::UnboundedSender<Vec<AgentChange<Stub>>>,
     events: Mutex<mpsc::UnboundedReceiver<Event>>,
     first: FirstAgent,
 }
 
-impl World {
-    async fn begin(changes: Vec<Change<Stub>>) -> Result<Self, Error> {
-        Self::begin_with(changes, false).await
+impl TestSession {
+    async fn start(changes: Vec<AgentChange<Stub>>) -> Result<Self, Error> {
+        Self::start_with(changes, false).await
     }
 
-    async fn begin_with(changes: Vec<Change<Stub>>, is_on_demand: bool) -> Result<Self, Error> {
-        let (tell_source, source) = mpsc::unbounded_channel();
-        tell_source.send(changes).unwrap();
-        let (tell, events) = mpsc::unbounded_channel();
-        let tell: Tell = Arc::new(move |event| tell.send(event.clone()).unwrap());
-        let source = Told {
+    async fn start_with(
+        changes: Vec<AgentChange<Stub>>,
+        is_on_demand: bool,
+    ) -> Result<Self, Error> {
+        let (changes_sender, source) = mpsc::unbounded_channel();
+        changes_sender.send(changes).unwrap();
+        let (sender, events) = mpsc::unbounded_channel();
+        let sink: EventSink = Arc::new(move |event| sender.send(event.clone()).unwrap());
+        let source = ScriptedSource {
             changes: source,
             is_on_demand,
         };
-        let first = FirstAgent::wait(source, tell).await?;
+        let first = FirstAgent::connect(source, sink).await?;
         Ok(Self {
-            tell_source,
+            changes: changes_sender,
             events: Mutex::new(events),
             first,
         })
     }
 
-    fn change(&self, changes: Vec<Change<Stub>>) {
-        self.tell_source.send(changes).unwrap();
+    fn change(&self, changes: Vec<AgentChange<Stub>>) {
+        self.changes.send(changes).unwrap();
     }
 
     async fn next(&self) -> Event {
-        std::future::poll_fn(|context| self.events.lock().unwrap().poll_recv(context))
+        std::future::poll_fn(|context| self.events.lock().poll_recv(context))
             .await
             .unwrap()
     }
@@ -201,18 +207,18 @@ impl World {
         async move { assert_eq!(self.next().await, expected, "{caller}") }
     }
 
-    async fn settled(&self) {
-        self.first.agents.all().await;
+    async fn connect_all(&self) {
+        self.first.agents.connect_all().await;
     }
 
-    /// Who is asked alone.
-    fn leader(&self) -> Option<String> {
-        self.first.agents.router.first()?.0.pod
+    /// The pod of the stateful agent.
+    fn stateful(&self) -> Option<String> {
+        self.first.agents.router.stateful()?.0.pod
     }
 
-    /// Asks the one that is asked alone, and waits as long as calls do.
-    async fn ask(&self) -> Result<String, Status> {
-        let connection = self.first.agents.connection.clone();
+    /// Calls the stateful agent, and returns its name.
+    async fn call(&self) -> Result<String, Status> {
+        let connection = self.first.agents.stateful.clone();
         let mut control = protocol::rpc::control_client::ControlClient::new(connection);
         let hello = control.hello(HelloRequest::default()).await?;
         Ok(hello.into_inner().agent)
@@ -230,8 +236,8 @@ fn lost(name: &str, reason: &str) -> Event {
     }
 }
 
-fn covers(pods: usize) -> Event {
-    Event::Covers {
+fn coverage(pods: usize) -> Event {
+    Event::Coverage {
         pods,
         clusters: BTreeMap::new(),
     }
@@ -240,172 +246,176 @@ fn covers(pods: usize) -> Event {
 const READY: Preference = Preference::Preferred;
 
 #[tokio::test]
-async fn another_agent_takes_the_place_of_the_first() {
+async fn another_agent_replaces_the_stateful_agent() {
     let (a, b) = (Stub::new("a"), Stub::new("b"));
-    let world = World::begin(vec![a.came(READY)]).await.unwrap();
-    world.settled().await;
-    assert_eq!(world.ask().await.unwrap(), "a");
-    world.change(vec![b.came(READY)]);
-    world.expect(Event::Joined(id("b"))).await;
-    assert_eq!(world.ask().await.unwrap(), "a");
-    world.change(vec![a.went()]);
-    world.expect(lost("a", "it was deleted")).await;
-    world.expect(Event::SessionRestored(id("b"))).await;
-    assert_eq!(world.ask().await.unwrap(), "b");
-    assert_eq!(world.first.agents.router.all().len(), 1);
+    let session = TestSession::start(vec![a.added(READY)]).await.unwrap();
+    session.connect_all().await;
+    assert_eq!(session.call().await.unwrap(), "a");
+    session.change(vec![b.added(READY)]);
+    session.expect(Event::AgentJoined(id("b"))).await;
+    assert_eq!(session.call().await.unwrap(), "a");
+    session.change(vec![a.removed()]);
+    session.expect(lost("a", "it was deleted")).await;
+    session.expect(Event::SessionRestored(id("b"))).await;
+    assert_eq!(session.call().await.unwrap(), "b");
+    assert_eq!(session.first.agents.router.all().len(), 1);
 }
 
 #[tokio::test]
-async fn an_agent_that_ends_is_reached_again() {
+async fn an_agent_that_ends_is_reconnected() {
     let (a, b) = (Stub::new("a"), Stub::new("b"));
-    let world = World::begin(vec![a.came(READY), b.came(Preference::Possible)]);
-    let world = world.await.unwrap();
-    world.expect(covers(2)).await;
-    b.end.send_modify(|times| *times += 1);
-    let left = Event::Left {
+    let session = TestSession::start(vec![a.added(READY), b.added(Preference::Fallback)]);
+    let session = session.await.unwrap();
+    session.expect(coverage(2)).await;
+    b.kills.send_modify(|times| *times += 1);
+    let left = Event::AgentLeft {
         agent: id("b"),
         reason: "it was killed".to_owned(),
     };
-    world.expect(left).await;
-    world.expect(Event::Joined(id("b"))).await;
-    assert_eq!(world.leader().unwrap(), "a");
-    a.end.send_modify(|times| *times += 1);
-    world.expect(lost("a", "it was killed")).await;
-    world.expect(Event::SessionRestored(id("b"))).await;
-    // Whoever has become the first stays it.
-    world.expect(Event::Joined(id("a"))).await;
-    assert_eq!(world.leader().unwrap(), "b");
+    session.expect(left).await;
+    session.expect(Event::AgentJoined(id("b"))).await;
+    assert_eq!(session.stateful().unwrap(), "a");
+    a.kills.send_modify(|times| *times += 1);
+    session.expect(lost("a", "it was killed")).await;
+    session.expect(Event::SessionRestored(id("b"))).await;
+    // The stateful agent stays stateful.
+    session.expect(Event::AgentJoined(id("a"))).await;
+    assert_eq!(session.stateful().unwrap(), "b");
 }
 
 #[tokio::test]
-async fn a_container_that_is_restarted_has_another_agent() {
+async fn a_restarted_container_gets_a_new_agent() {
     let a = Stub::new("a");
-    let world = World::begin(vec![a.came(READY)]).await.unwrap();
-    world.change(vec![a.went(), a.came(READY)]);
-    world.expect(lost("a", "it was deleted")).await;
+    let session = TestSession::start(vec![a.added(READY)]).await.unwrap();
+    session.change(vec![a.removed(), a.added(READY)]);
+    session.expect(lost("a", "it was deleted")).await;
     loop {
-        // Nobody is there for a moment, and that is said or not, as it happens.
-        match world.next().await {
-            Event::NobodyThere(_) => {}
+        // There is no agent for a moment, which may or may not be reported.
+        match session.next().await {
+            Event::NoTargetPods(_) => {}
             event => break assert_eq!(event, Event::SessionRestored(id("a"))),
         }
     }
-    assert_eq!(world.ask().await.unwrap(), "a");
+    assert_eq!(session.call().await.unwrap(), "a");
 }
 
 #[tokio::test]
-async fn the_error_is_that_of_the_best() {
-    let check = async |changes: Vec<Change<Stub>>, expected: &str| {
-        let error = World::begin(changes).await.err().unwrap();
+async fn the_error_of_the_best_agent_is_returned() {
+    let check = async |changes: Vec<AgentChange<Stub>>, expected: &str| {
+        let error = TestSession::start(changes).await.err().unwrap();
         assert_eq!(error.to_string(), expected);
     };
-    let a = Stub::broken("a", "no rights");
-    let b = Stub::broken("b", "no image");
+    let a = Stub::failing("a", "no rights");
+    let b = Stub::failing("b", "no image");
     let c = Stub::new("c");
-    check(vec![a.came(READY), b.came(READY)], "no rights").await;
-    let possible = Preference::Possible;
-    check(vec![a.came(possible), b.came(READY)], "no image").await;
-    // Traffic alone is no session.
-    let traffic = c.came(Preference::TrafficOnly);
-    check(vec![traffic, a.came(READY)], "no rights").await;
+    check(vec![a.added(READY), b.added(READY)], "no rights").await;
+    let fallback = Preference::Fallback;
+    check(vec![a.added(fallback), b.added(READY)], "no image").await;
+    // A traffic-only agent is not enough for a session.
+    let traffic = c.added(Preference::TrafficOnly);
+    check(vec![traffic, a.added(READY)], "no rights").await;
 }
 
 #[tokio::test]
-async fn traffic_that_is_there_sooner_is_not_what_is_stood_in_for() {
+async fn a_traffic_only_agent_that_connects_first_does_not_become_stateful() {
     let near = Stub::new("near");
-    let default = Stub::later_than("default", &near);
-    let world = World::begin(vec![
-        near.came(Preference::TrafficOnly),
-        default.came(READY),
+    let default = Stub::connects_after("default", &near);
+    let session = TestSession::start(vec![
+        near.added(Preference::TrafficOnly),
+        default.added(READY),
     ]);
-    let world = world.await.unwrap();
-    assert_eq!(world.first.hello.agent, "default");
-    // Nothing was lost, so nothing is restored.
-    world.expect(covers(2)).await;
+    let session = session.await.unwrap();
+    assert_eq!(session.first.hello.agent, "default");
+    // No agent was lost, so no `SessionRestored` is emitted.
+    session.expect(coverage(2)).await;
 }
 
 #[tokio::test]
-async fn one_that_cannot_be_had_does_not_keep_the_others() {
-    let (a, b) = (Stub::broken("a", "no rights"), Stub::new("b"));
-    let world = World::begin(vec![a.came(READY), b.came(READY)]);
-    let world = world.await.unwrap();
-    world.settled().await;
-    assert_eq!(world.ask().await.unwrap(), "b");
-    a.trouble.send_replace(None);
-    world.expect(Event::Joined(id("a"))).await;
-    // Those that are not ready are asked when nobody else can be.
-    let (c, d) = (Stub::broken("c", "no rights"), Stub::new("d"));
-    let world = World::begin(vec![c.came(READY), d.came(Preference::Possible)]);
-    assert_eq!(world.await.unwrap().ask().await.unwrap(), "d");
+async fn an_agent_that_fails_does_not_block_the_others() {
+    let (a, b) = (Stub::failing("a", "no rights"), Stub::new("b"));
+    let session = TestSession::start(vec![a.added(READY), b.added(READY)]);
+    let session = session.await.unwrap();
+    session.connect_all().await;
+    assert_eq!(session.call().await.unwrap(), "b");
+    a.failure.send_replace(None);
+    session.expect(Event::AgentJoined(id("a"))).await;
+    // Agents that are not ready are used when no other one can be connected.
+    let (c, d) = (Stub::failing("c", "no rights"), Stub::new("d"));
+    let session = TestSession::start(vec![c.added(READY), d.added(Preference::Fallback)]);
+    assert_eq!(session.await.unwrap().call().await.unwrap(), "d");
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_wait_a_while_for_somebody_to_come() {
+async fn calls_wait_for_an_agent_until_the_timeout() {
     let (a, b, c) = (Stub::new("a"), Stub::new("b"), Stub::new("c"));
-    let world = World::begin(vec![a.came(READY)]).await.unwrap();
-    world.change(vec![a.went()]);
-    world.expect(lost("a", "it was deleted")).await;
-    world.expect(Event::NobodyThere(30)).await;
-    let asking = world.ask();
-    world.change(vec![b.came(READY)]);
-    assert_eq!(asking.await.unwrap(), "b");
-    world.expect(Event::SessionRestored(id("b"))).await;
+    let session = TestSession::start(vec![a.added(READY)]).await.unwrap();
+    session.change(vec![a.removed()]);
+    session.expect(lost("a", "it was deleted")).await;
+    session.expect(Event::NoTargetPods(30)).await;
+    let call = session.call();
+    session.change(vec![b.added(READY)]);
+    assert_eq!(call.await.unwrap(), "b");
+    session.expect(Event::SessionRestored(id("b"))).await;
 
-    world.change(vec![b.went()]);
-    world.expect(lost("b", "it was deleted")).await;
-    world.expect(Event::NobodyThere(30)).await;
-    world.ask().await.unwrap_err();
-    let gone = "none has come for 30 s".to_owned();
-    world.expect(Event::SessionLost(gone)).await;
-    world.change(vec![c.came(READY)]);
-    world.expect(Event::SessionRestored(id("c"))).await;
-    assert_eq!(world.ask().await.unwrap(), "c");
+    session.change(vec![b.removed()]);
+    session.expect(lost("b", "it was deleted")).await;
+    session.expect(Event::NoTargetPods(30)).await;
+    session.call().await.unwrap_err();
+    let gone = "none available for 30 s".to_owned();
+    session.expect(Event::SessionLost(gone)).await;
+    session.change(vec![c.added(READY)]);
+    session.expect(Event::SessionRestored(id("c"))).await;
+    assert_eq!(session.call().await.unwrap(), "c");
 }
 
 #[tokio::test]
-async fn others_are_reached_when_they_are_wanted() {
+async fn other_agents_are_connected_when_they_are_needed() {
     let (a, b, c) = (Stub::new("a"), Stub::new("b"), Stub::new("c"));
-    let changes = vec![a.came(Preference::Possible), b.came(READY), c.came(READY)];
-    let world = World::begin_with(changes, true).await.unwrap();
-    assert_eq!(world.ask().await.unwrap(), "b");
-    assert_eq!(world.first.agents.router.all().len(), 1);
-    // Another one is reached in the place of the first.
-    world.change(vec![b.went()]);
-    world.expect(lost("b", "it was deleted")).await;
-    world.expect(Event::SessionRestored(id("c"))).await;
-    assert_eq!(world.first.agents.router.all().len(), 1);
-    // One that is lost is reached again, and meanwhile another one does its work.
-    c.trouble.send_replace(Some("its pod is about to go"));
-    c.end.send_modify(|times| *times += 1);
-    world.expect(lost("c", "it was killed")).await;
-    world.expect(Event::SessionRestored(id("a"))).await;
-    c.trouble.send_replace(None);
-    world.settled().await;
+    let changes = vec![
+        a.added(Preference::Fallback),
+        b.added(READY),
+        c.added(READY),
+    ];
+    let session = TestSession::start_with(changes, true).await.unwrap();
+    assert_eq!(session.call().await.unwrap(), "b");
+    assert_eq!(session.first.agents.router.all().len(), 1);
+    // Another agent is connected to replace the first one.
+    session.change(vec![b.removed()]);
+    session.expect(lost("b", "it was deleted")).await;
+    session.expect(Event::SessionRestored(id("c"))).await;
+    assert_eq!(session.first.agents.router.all().len(), 1);
+    // A lost agent is reconnected, and meanwhile another one does its work.
+    c.failure.send_replace(Some("its pod is terminating"));
+    c.kills.send_modify(|times| *times += 1);
+    session.expect(lost("c", "it was killed")).await;
+    session.expect(Event::SessionRestored(id("a"))).await;
+    c.failure.send_replace(None);
+    session.connect_all().await;
     loop {
-        // It may have been tried in vain before.
-        match world.next().await {
-            Event::NotJoined { .. } | Event::Joined(_) | Event::Covers { .. } => {}
+        // An attempt may have failed before.
+        match session.next().await {
+            Event::AgentJoinFailed { .. } | Event::AgentJoined(_) | Event::Coverage { .. } => {}
             event => panic!("{event}"),
         }
-        if world.first.agents.router.all().len() == 2 {
+        if session.first.agents.router.all().len() == 2 {
             break;
         }
     }
-    // From then on, whoever comes joins.
+    // From then on, every new agent is connected.
     let d = Stub::new("d");
-    world.change(vec![d.came(READY)]);
-    while world.next().await != Event::Joined(id("d")) {}
+    session.change(vec![d.added(READY)]);
+    while session.next().await != Event::AgentJoined(id("d")) {}
 }
 
 #[tokio::test]
-async fn a_session_that_somebody_ends_is_over() {
+async fn a_session_can_be_ended_from_outside() {
     let (a, b) = (Stub::new("a"), Stub::new("b"));
-    let world = World::begin(vec![a.came(READY), b.came(READY)]);
-    let world = world.await.unwrap();
-    world.expect(covers(2)).await;
+    let session = TestSession::start(vec![a.added(READY), b.added(READY)]);
+    let session = session.await.unwrap();
+    session.expect(coverage(2)).await;
     let reason = "killed by anna".to_owned();
-    world.change(vec![Change::Over(reason.clone())]);
-    world.expect(Event::SessionOver(reason)).await;
-    world.ask().await.unwrap_err();
-    assert!(world.first.agents.router.all().is_empty());
+    session.change(vec![AgentChange::SessionEnded(reason.clone())]);
+    session.expect(Event::SessionEnded(reason)).await;
+    session.call().await.unwrap_err();
+    assert!(session.first.agents.router.all().is_empty());
 }

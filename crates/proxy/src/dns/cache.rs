@@ -1,4 +1,4 @@
-//! Answers that may be given again. Bounded in number and size: what would be gone first anyway makes room.
+//! The cache of DNS responses. It is limited in number and size; the entries that expire first are evicted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::answer::Answer;
+use super::response::DnsResponse;
 
-/// How much is kept.
+/// The limits of the cache.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
+pub(crate) struct CacheLimits {
     pub(crate) entries: usize,
     pub(crate) bytes: usize,
 }
 
-impl Default for Bounds {
+impl Default for CacheLimits {
     fn default() -> Self {
         Self {
             entries: 4096,
@@ -26,64 +26,64 @@ impl Default for Bounds {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Cache {
-    bounds: Bounds,
+pub(crate) struct ResponseCache {
+    limits: CacheLimits,
     entries: HashMap<Bytes, Entry>,
-    /// In the order in which they end. The number tells apart what ends at the same time.
-    ends: BTreeMap<(Instant, u64), Bytes>,
+    /// The keys in the order of their expiry. The number distinguishes entries that expire at the same time.
+    expiries: BTreeMap<(Instant, u64), Bytes>,
     bytes: usize,
     last_number: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
-    answer: Arc<Answer>,
-    came: Instant,
-    end: (Instant, u64),
+    response: Arc<DnsResponse>,
+    inserted_at: Instant,
+    expiry: (Instant, u64),
     bytes: usize,
 }
 
-impl Cache {
-    pub(crate) fn new(bounds: Bounds) -> Self {
+impl ResponseCache {
+    pub(crate) fn new(limits: CacheLimits) -> Self {
         Self {
-            bounds,
+            limits,
             ..Self::default()
         }
     }
 
-    /// An answer that still holds, and how old it is.
-    pub(crate) fn get(&self, key: &Bytes, now: Instant) -> Option<(Arc<Answer>, Duration)> {
-        let entry = self.entries.get(key).filter(|entry| now < entry.end.0)?;
-        Some((Arc::clone(&entry.answer), now - entry.came))
+    /// A response that has not expired, and its age.
+    pub(crate) fn get(&self, key: &Bytes, now: Instant) -> Option<(Arc<DnsResponse>, Duration)> {
+        let entry = self.entries.get(key).filter(|entry| now < entry.expiry.0)?;
+        Some((Arc::clone(&entry.response), now - entry.inserted_at))
     }
 
-    /// Keeps an answer as long as it says, if it says so and fits.
-    pub(crate) fn insert(&mut self, key: Bytes, answer: &Arc<Answer>, now: Instant) {
+    /// Caches a response until it expires, if it may be cached and fits.
+    pub(crate) fn insert(&mut self, key: Bytes, response: &Arc<DnsResponse>, now: Instant) {
         self.remove(&key);
-        let Some(lifetime) = answer.lifetime() else {
+        let Some(ttl) = response.cache_ttl() else {
             return;
         };
-        let bytes = key.len() * 2 + answer.size() + size_of::<Entry>();
-        if bytes > self.bounds.bytes {
+        let bytes = key.len() * 2 + response.size() + size_of::<Entry>();
+        if bytes > self.limits.bytes {
             return;
         }
         self.last_number += 1;
         let entry = Entry {
-            answer: Arc::clone(answer),
-            came: now,
-            end: (now + lifetime, self.last_number),
+            response: Arc::clone(response),
+            inserted_at: now,
+            expiry: (now + ttl, self.last_number),
             bytes,
         };
         self.bytes += bytes;
-        self.ends.insert(entry.end, key.clone());
+        self.expiries.insert(entry.expiry, key.clone());
         self.entries.insert(key, entry);
         self.make_room(now);
     }
 
     fn make_room(&mut self, now: Instant) {
-        while let Some(((end, _), key)) = self.ends.first_key_value() {
-            let full = self.entries.len() > self.bounds.entries || self.bytes > self.bounds.bytes;
-            if !full && *end > now {
+        while let Some(((expiry, _), key)) = self.expiries.first_key_value() {
+            let full = self.entries.len() > self.limits.entries || self.bytes > self.limits.bytes;
+            if !full && *expiry > now {
                 return;
             }
             let key = key.clone();
@@ -93,7 +93,7 @@ impl Cache {
 
     fn remove(&mut self, key: &Bytes) {
         if let Some(entry) = self.entries.remove(key) {
-            self.ends.remove(&entry.end);
+            self.expiries.remove(&entry.expiry);
             self.bytes -= entry.bytes;
         }
     }

@@ -1,31 +1,32 @@
-//! Answers the application's questions: from memory, or by one question to the target or to this machine's own
-//! nameservers, however many ask the same at the same time.
+//! Answers the application's DNS queries: from the cache, or with one query to the target's or this machine's nameservers,
+//! which concurrent clients with the same query share.
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use config::{DnsRules, Side};
+use parking_lot::Mutex;
 use protocol::dns::Query;
 use protocol::dns::message::{code, kind};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::answer::{Answer, Carrier, malformed};
-use super::cache::{Bounds, Cache};
-use super::names::NameMap;
-use crate::monitor::{Answered, Monitor};
+use super::cache::{CacheLimits, ResponseCache};
+use super::name_map::NameMap;
+use super::response::{DnsResponse, DnsTransport, malformed};
+use crate::monitor::{DnsOutcome, Monitor};
 
-/// The other side bounds its own waiting. This is for when it is gone: whoever asked has given up long before.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// Upstreams have timeouts of their own. This one is for an upstream that is lost; the client has given up long before.
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// What an exchange is once it is over: an answer, or nobody answered.
+/// The result of an exchange: a response, or `None` if no nameserver responded.
 pub(crate) type Exchange<'upstream> =
     Pin<Box<dyn Future<Output = Option<Bytes>> + Send + 'upstream>>;
 
-/// Somebody who carries a question to nameservers.
+/// Sends queries to nameservers.
 pub(crate) trait Upstream: std::fmt::Debug + Send + Sync + 'static {
     fn exchange(&self, query: Bytes) -> Exchange<'_>;
 }
@@ -34,7 +35,7 @@ pub(crate) trait Upstream: std::fmt::Debug + Send + Sync + 'static {
 pub(crate) struct Resolver {
     rules: DnsRules,
     target: Arc<dyn Upstream>,
-    this_machine: Arc<dyn Upstream>,
+    local: Arc<dyn Upstream>,
     state: Mutex<State>,
     names: Arc<Mutex<NameMap>>,
     monitor: Monitor,
@@ -42,14 +43,14 @@ pub(crate) struct Resolver {
 
 #[derive(Debug)]
 struct State {
-    cache: Cache,
-    /// Questions that are being asked, with the place where their answers will be.
-    asking: HashMap<Bytes, watch::Receiver<Option<Arc<Answer>>>>,
+    cache: ResponseCache,
+    /// Queries that are sent to an upstream, with the receivers of their responses.
+    in_flight: HashMap<Bytes, watch::Receiver<Option<Arc<DnsResponse>>>>,
 }
 
-/// An answer, how old it is, and whether nobody had to be asked.
-struct Found {
-    answer: Arc<Answer>,
+/// A response, its age, and whether it was cached.
+struct LookupResult {
+    response: Arc<DnsResponse>,
     age: Duration,
     cached: bool,
 }
@@ -58,142 +59,133 @@ impl Resolver {
     pub(crate) fn new(
         rules: DnsRules,
         target: Arc<dyn Upstream>,
-        this_machine: Arc<dyn Upstream>,
+        local: Arc<dyn Upstream>,
         names: Arc<Mutex<NameMap>>,
         monitor: Monitor,
     ) -> Self {
         Self {
             rules,
             target,
-            this_machine,
+            local,
             state: Mutex::new(State {
-                cache: Cache::new(Bounds::default()),
-                asking: HashMap::new(),
+                cache: ResponseCache::new(CacheLimits::default()),
+                in_flight: HashMap::new(),
             }),
             names,
             monitor,
         }
     }
 
-    /// Answers a message. Nothing, if it is not one that is answered.
-    pub(crate) async fn answer(
+    /// The response to a message. `None` if the message must not be answered.
+    pub(crate) async fn resolve(
         self: &Arc<Self>,
         message: &[u8],
-        carrier: Carrier,
+        transport: DnsTransport,
     ) -> Option<Vec<u8>> {
         let Some(query) = Query::new(message, 0) else {
             return malformed(message);
         };
         if matches!(query.kind(), kind::AXFR | kind::IXFR) {
-            // Their answers are many messages, and for nameservers.
-            let answer = Answer::of_code(&query, code::NOT_IMPLEMENTED);
-            return Some(answer.for_asker(&query, Duration::ZERO, carrier));
+            // Zone transfers are for nameservers, and their responses consist of many messages.
+            let response = DnsResponse::with_code(&query, code::NOT_IMPLEMENTED);
+            return Some(response.for_query(&query, Duration::ZERO, transport));
         }
         let since = Instant::now();
-        let Found {
-            answer,
+        let LookupResult {
+            response,
             age,
             cached,
-        } = self.find(&query).await;
+        } = self.lookup(&query).await;
         if self.monitor.is_on() {
-            self.note(&query, &answer, cached, since);
+            self.record(&query, &response, cached, since);
         }
-        let mut names = lock(&self.names);
-        for resolved in answer.addresses() {
-            names.learn(resolved);
+        let mut names = self.names.lock();
+        for resolved in response.addresses() {
+            names.insert(resolved);
         }
         drop(names);
-        Some(answer.for_asker(&query, age, carrier))
+        Some(response.for_query(&query, age, transport))
     }
 
-    /// For whoever looks.
-    fn note(&self, query: &Query, answer: &Answer, cached: bool, since: Instant) {
+    /// Records the query for the monitor.
+    fn record(&self, query: &Query, response: &DnsResponse, cached: bool, since: Instant) {
         let host = query.name();
         let side = match self.rules.choose(&host, None) {
             Side::Local => monitor::Side::Local,
             Side::Remote => monitor::Side::Remote,
         };
-        self.monitor.answered(Answered {
+        self.monitor.dns_query(DnsOutcome {
             host,
             kind: query.kind(),
             side,
-            code: answer.code(),
-            addresses: &mut answer.addresses().iter().map(|resolved| resolved.address),
+            code: response.code(),
+            addresses: &mut response.addresses().iter().map(|resolved| resolved.address),
             cached,
             latency: since.elapsed(),
         });
     }
 
-    /// Answers from memory or by asking.
-    async fn find(self: &Arc<Self>, query: &Query) -> Found {
+    /// The response from the cache or an upstream.
+    async fn lookup(self: &Arc<Self>, query: &Query) -> LookupResult {
         let key = key(query);
-        let mut answered = {
-            let mut state = self.state();
-            if let Some((answer, age)) = state.cache.get(&key, Instant::now()) {
-                return Found {
-                    answer,
+        let mut pending = {
+            let mut state = self.state.lock();
+            if let Some((response, age)) = state.cache.get(&key, Instant::now()) {
+                return LookupResult {
+                    response,
                     age,
                     cached: true,
                 };
             }
-            match state.asking.get(&key) {
-                Some(answered) => answered.clone(),
+            match state.in_flight.get(&key) {
+                Some(pending) => pending.clone(),
                 None => {
-                    let (answer_to_askers, answered) = watch::channel(None);
-                    state.asking.insert(key.clone(), answered.clone());
-                    // Its own task: the first asker may go while others wait.
+                    let (response_sender, pending) = watch::channel(None);
+                    state.in_flight.insert(key.clone(), pending.clone());
+                    // A separate task, because the first client may give up while others wait.
                     let (this, query) = (Arc::clone(self), query.clone());
                     tokio::spawn(async move {
-                        let answer = this.ask(key, &query).await;
-                        answer_to_askers.send_replace(Some(answer));
+                        let response = this.query_upstream(key, &query).await;
+                        response_sender.send_replace(Some(response));
                     });
-                    answered
+                    pending
                 }
             }
         };
-        let answer = match answered.wait_for(Option::is_some).await {
-            Ok(answer) => answer.clone(),
+        let response = match pending.wait_for(Option::is_some).await {
+            Ok(response) => response.clone(),
             Err(_) => None,
         };
-        let failed = || Arc::new(Answer::of_code(query, code::SERVER_FAILED));
-        Found {
-            answer: answer.unwrap_or_else(failed),
+        let failed = || Arc::new(DnsResponse::with_code(query, code::SERVER_FAILED));
+        LookupResult {
+            response: response.unwrap_or_else(failed),
             age: Duration::ZERO,
             cached: false,
         }
     }
 
-    async fn ask(&self, key: Bytes, query: &Query) -> Arc<Answer> {
+    async fn query_upstream(&self, key: Bytes, query: &Query) -> Arc<DnsResponse> {
         let upstream = match self.rules.choose(&query.name(), None) {
-            Side::Local => &self.this_machine,
+            Side::Local => &self.local,
             Side::Remote => &self.target,
         };
-        // The key has lost the letters of the name; the nameserver shall see them.
+        // The key is in lower case; the nameserver gets the name as the client wrote it.
         let message = Bytes::copy_from_slice(query.message());
-        let bytes = timeout(PATIENCE, upstream.exchange(message)).await;
+        let bytes = timeout(UPSTREAM_TIMEOUT, upstream.exchange(message)).await;
         let bytes = bytes.ok().flatten();
-        let answer = Arc::new(match bytes.filter(|bytes| query.is_answered_by(bytes)) {
-            Some(bytes) => Answer::new(query, bytes),
-            None => Answer::of_code(query, code::SERVER_FAILED),
+        let response = Arc::new(match bytes.filter(|bytes| query.is_answered_by(bytes)) {
+            Some(bytes) => DnsResponse::new(query, bytes),
+            None => DnsResponse::with_code(query, code::SERVER_FAILED),
         });
-        let mut state = self.state();
-        state.asking.remove(&key);
-        state.cache.insert(key, &answer, Instant::now());
-        answer
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        let mut state = self.state.lock();
+        state.in_flight.remove(&key);
+        state.cache.insert(key, &response, Instant::now());
+        response
     }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while one of these is locked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What must be the same for an answer to be given again: all of the message but its id and the case of its letters.
-/// Flags and options change what a nameserver says.
+/// The cache key: the whole message except for its ID and the case of the name. Flags and options are part of it, because
+/// they affect the response.
 fn key(query: &Query) -> Bytes {
     let mut key = query.message().to_vec();
     if let Some(name) = key.get_mut(query.name_range()) {

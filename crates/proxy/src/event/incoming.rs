@@ -1,4 +1,4 @@
-//! What a user should know of the target's traffic.
+//! Events of incoming traffic, with their messages to the user.
 
 use std::fmt;
 
@@ -6,127 +6,131 @@ use protocol::rpc;
 
 use crate::agent::AgentId;
 
-/// Something about a port of the target.
+/// An event of a port of the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncomingEvent {
     /// The port at the target.
     pub port: u16,
     pub is_udp: bool,
-    /// The agent that it is about; none for all of them.
+    /// The agent that the event is about; `None` for all agents.
     pub agent: Option<AgentId>,
-    pub news: News,
+    pub kind: IncomingEventKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum News {
-    /// The port's traffic comes to the program.
-    Subscribed(Subscribed),
-    /// The program waits for agents that are being started.
+pub enum IncomingEventKind {
+    /// The program receives the traffic of the port.
+    Subscribed(SubscriptionInfo),
+    /// The program's `listen` waits for agents that are being started.
     Waiting,
-    /// The first traffic from outside of the target has come.
+    /// The first traffic from outside of the target was received.
     TrafficSeen,
-    /// For so many seconds, nothing came.
-    Silent { seconds: u64, checked: Checked },
-    /// For so many seconds, requests came and none of them was wanted.
+    /// No traffic was received for so many seconds.
+    Silent { seconds: u64, check: RedirectCheck },
+    /// Requests were received for so many seconds, and none of them matched the filter.
     NothingMatched { seconds: u64, filter: String },
-    /// Requests that were wanted went to the application, or were lost.
+    /// Requests that matched went to the application, or were lost.
     Missed {
         reason: MissedReason,
         count: u64,
         lost: u64,
     },
-    /// The program was too far behind with copies, so these ended.
-    CopiesDropped { count: u64 },
-    /// Somebody else has taken the traffic.
-    LostTo { holder: String },
-    /// The program could not listen.
+    /// The program read mirrored connections too slowly, so these ended.
+    MirrorsDropped { count: u64 },
+    /// Another session has taken the traffic over.
+    TakenOver { holder: String },
+    /// The program cannot listen.
     Refused { reason: String },
-    /// The program listens, and gets nothing of the target.
-    Local { reason: String, tries_again: bool },
+    /// The program listens on this machine only and receives nothing from the target.
+    LocalOnly { reason: String, will_retry: bool },
 }
 
+/// A subscription to the traffic of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Subscribed {
+pub struct SubscriptionInfo {
     /// The program's port.
-    pub local: u16,
+    pub local_port: u16,
     pub steals: bool,
     /// Which requests, if not all traffic.
     pub filter: Option<String>,
-    pub checked: Checked,
-    /// The mesh whose sidecar clients seem to be.
+    pub check: RedirectCheck,
+    /// The mesh whose sidecar is between clients and the target.
     pub mesh: Option<String>,
-    /// Connections that were reset.
+    /// The number of connections that were reset.
     pub flushed: u32,
-    /// After an agent was replaced.
-    pub again: bool,
-    /// How many agents have it for us.
+    /// Whether this replaces a subscription at an agent that was lost.
+    pub is_renewed: bool,
+    /// The number of agents with the subscription.
     pub agents: usize,
     /// The clusters of these agents, in a session over several: each once, in order.
     pub clusters: Vec<String>,
-    /// Other sessions that are served first.
-    pub earlier: Vec<Earlier>,
+    /// Other sessions whose claims come first.
+    pub earlier: Vec<EarlierSession>,
 }
 
-/// A session that was there before.
+/// A session with an earlier claim on the port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Earlier {
+pub struct EarlierSession {
     pub holder: String,
-    /// It leaves nothing of what is wanted.
+    /// Whether it leaves nothing of what this session subscribes to.
     pub takes_all: bool,
 }
 
-/// How far it is known that traffic comes.
+/// How far the redirection of traffic was verified. Larger values are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Checked {
-    Nothing,
+pub enum RedirectCheck {
+    Unverified,
     Loopback,
-    Outside,
+    External,
 }
 
+/// Why a request did not get its response from the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MissedReason {
     Unreachable,
-    NoAnswer,
+    NoResponse,
     TooSlow,
 }
 
 impl IncomingEvent {
-    /// Whether the user should do or know something, and not only be reassured.
+    /// Whether the event needs the attention of the user.
     #[must_use]
     pub fn is_warning(&self) -> bool {
         !matches!(
-            self.news,
-            News::Subscribed(_) | News::Waiting | News::TrafficSeen
+            self.kind,
+            IncomingEventKind::Subscribed(_)
+                | IncomingEventKind::Waiting
+                | IncomingEventKind::TrafficSeen
         )
     }
 }
 
 impl fmt::Display for IncomingEvent {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.is_udp { "UDP port" } else { "port" };
-        write!(formatter, "{kind} {} of ", self.port)?;
-        match (&self.agent, &self.news) {
-            (Some(agent), _) => formatter.write_str(&agent.place())?,
-            (None, News::Subscribed(subscribed)) => subscribed.write_place(formatter)?,
+        let port = if self.is_udp { "UDP port" } else { "port" };
+        write!(formatter, "{port} {} of ", self.port)?;
+        match (&self.agent, &self.kind) {
+            (Some(agent), _) => formatter.write_str(&agent.location())?,
+            (None, IncomingEventKind::Subscribed(info)) => info.write_location(formatter)?,
             (None, _) => formatter.write_str("the target")?,
         }
         formatter.write_str(": ")?;
-        self.news.fmt(formatter)
+        self.kind.fmt(formatter)
     }
 }
 
-impl fmt::Display for News {
+impl fmt::Display for IncomingEventKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Subscribed(subscribed) => subscribed.fmt(formatter),
+            Self::Subscribed(info) => info.fmt(formatter),
             Self::Waiting => formatter
-                .write_str("the program's call waits until the agents of all pods are there"),
-            Self::TrafficSeen => formatter.write_str("the first traffic from outside has come"),
-            Self::Silent { seconds, checked } => write_silence(formatter, *seconds, *checked),
+                .write_str("the program's call waits until the agents of all pods are connected"),
+            Self::TrafficSeen => formatter.write_str("received the first traffic from outside"),
+            Self::Silent { seconds, check } => write_silence(formatter, *seconds, *check),
             Self::NothingMatched { seconds, filter } => write!(
                 formatter,
-                "requests have come, and in {seconds} s none {filter}: compare the filter with a request"
+                "requests arrived, and in {seconds} s none {filter}: compare the filter with a request"
             ),
             Self::Missed {
                 reason,
@@ -145,26 +149,23 @@ impl fmt::Display for News {
                     ),
                 }
             }
-            Self::CopiesDropped { count } => write!(
+            Self::MirrorsDropped { count } => write!(
                 formatter,
                 "{} ended early, because the program reads too slowly; the originals were not disturbed",
-                counted(*count, "copied connection")
+                counted(*count, "mirrored connection")
             ),
-            Self::LostTo { holder } => write!(
+            Self::TakenOver { holder } => write!(
                 formatter,
                 "{holder} has taken the traffic; the program gets none from now on (see on_concurrent_steal)"
             ),
             Self::Refused { reason } => write!(formatter, "the program cannot listen: {reason}"),
-            Self::Local {
-                reason,
-                tries_again,
-            } => {
+            Self::LocalOnly { reason, will_retry } => {
                 write!(
                     formatter,
                     "the program gets nothing of it, and listens on this machine alone: {reason}"
                 )?;
-                if *tries_again {
-                    formatter.write_str("; it is tried again")?;
+                if *will_retry {
+                    formatter.write_str("; it will be retried")?;
                 }
                 Ok(())
             }
@@ -172,9 +173,9 @@ impl fmt::Display for News {
     }
 }
 
-impl Subscribed {
-    /// Where all agents are together.
-    fn write_place(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl SubscriptionInfo {
+    /// Writes where the agents are.
+    fn write_location(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pods = || counted(self.agents as u64, "pod");
         match self.clusters.as_slice() {
             [] if self.agents == 1 => formatter.write_str("the target"),
@@ -189,20 +190,20 @@ impl Subscribed {
         }
     }
 
-    /// Who is served first, in words.
-    fn names(&self, takes_all: bool) -> String {
+    /// The holders of earlier sessions, as a list in words.
+    fn earlier_holders(&self, takes_all: bool) -> String {
         let earlier = self.earlier.iter();
         let earlier = earlier.filter(|earlier| earlier.takes_all == takes_all);
-        let names: Vec<&str> = earlier.map(|earlier| earlier.holder.as_str()).collect();
-        names.join(" or ")
+        let holders: Vec<&str> = earlier.map(|earlier| earlier.holder.as_str()).collect();
+        holders.join(" or ")
     }
 }
 
-impl fmt::Display for Subscribed {
+impl fmt::Display for SubscriptionInfo {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let again = if self.again { "again, " } else { "" };
-        let local = self.local;
-        let (all, some) = (self.names(true), self.names(false));
+        let again = if self.is_renewed { "again, " } else { "" };
+        let local = self.local_port;
+        let (all, some) = (self.earlier_holders(true), self.earlier_holders(false));
         if !all.is_empty() {
             write!(
                 formatter,
@@ -231,15 +232,15 @@ impl fmt::Display for Subscribed {
                 "{again}the program (port {local}) gets a copy of everything"
             )?,
         }
-        match self.checked {
-            Checked::Nothing => formatter.write_str("; not checked")?,
-            Checked::Loopback => formatter.write_str("; checked on loopback only")?,
-            Checked::Outside => formatter.write_str("; checked from outside")?,
+        match self.check {
+            RedirectCheck::Unverified => formatter.write_str("; not checked")?,
+            RedirectCheck::Loopback => formatter.write_str("; checked on loopback only")?,
+            RedirectCheck::External => formatter.write_str("; checked from outside")?,
         }
         if let Some(mesh) = &self.mesh {
             write!(
                 formatter,
-                "; {mesh} is there, so that the peers that the program sees are its proxy"
+                "; {mesh} is in use, so the program sees its proxy as the peer"
             )?;
         }
         if self.flushed > 0 {
@@ -254,7 +255,7 @@ impl From<rpc::MissedReason> for MissedReason {
     fn from(reason: rpc::MissedReason) -> Self {
         match reason {
             rpc::MissedReason::Unreachable => Self::Unreachable,
-            rpc::MissedReason::NoAnswer => Self::NoAnswer,
+            rpc::MissedReason::NoResponse => Self::NoResponse,
             rpc::MissedReason::TooSlow => Self::TooSlow,
         }
     }
@@ -264,7 +265,7 @@ impl fmt::Display for MissedReason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Unreachable => "did not reach the program, which does not take connections",
-            Self::NoAnswer => "got no answer from the program",
+            Self::NoResponse => "got no answer from the program",
             Self::TooSlow => "got no answer from the program in time (see answer_within)",
         })
     }
@@ -273,16 +274,16 @@ impl fmt::Display for MissedReason {
 fn write_silence(
     formatter: &mut fmt::Formatter<'_>,
     seconds: u64,
-    checked: Checked,
+    check: RedirectCheck,
 ) -> fmt::Result {
-    write!(formatter, "nothing has come for {seconds} s: ")?;
-    formatter.write_str(match checked {
-        Checked::Outside => {
-            "the way from outside is free, so nobody may have sent anything since; connections that were open before stay \
+    write!(formatter, "no traffic for {seconds} s: ")?;
+    formatter.write_str(match check {
+        RedirectCheck::External => {
+            "the path from outside works, so clients may not have sent anything since; connections that were open before stay \
              with the application (see flush_connections)"
         }
-        Checked::Nothing | Checked::Loopback => {
-            "does anybody send to this port of the target? Connections that were open before stay with the application \
+        RedirectCheck::Unverified | RedirectCheck::Loopback => {
+            "do clients send to this port of the target? Connections that were open before stay with the application \
              (see flush_connections)"
         }
     })
@@ -296,7 +297,7 @@ fn counted(count: u64, what: &str) -> String {
     }
 }
 
-/// A filter in words that follow "requests that".
+/// Describes a filter in words that follow "requests that".
 pub(crate) fn describe(filter: &config::HttpFilter) -> String {
     use config::HttpFilter::{AllOf, AnyOf, Body, Header, Method, Path};
     let list = |filters: &[config::HttpFilter], word: &str| {
@@ -318,25 +319,25 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(news: News, expected: &str) {
+    fn check(kind: IncomingEventKind, expected: &str) {
         let event = IncomingEvent {
             port: 8080,
             is_udp: false,
             agent: None,
-            news,
+            kind,
         };
         assert_eq!(event.to_string(), expected);
     }
 
-    fn subscribed(steals: bool, filter: Option<&str>) -> Subscribed {
-        Subscribed {
-            local: 8081,
+    fn info(steals: bool, filter: Option<&str>) -> SubscriptionInfo {
+        SubscriptionInfo {
+            local_port: 8081,
             steals,
             filter: filter.map(str::to_owned),
-            checked: Checked::Loopback,
+            check: RedirectCheck::Loopback,
             mesh: None,
             flushed: 0,
-            again: false,
+            is_renewed: false,
             agents: 1,
             clusters: Vec::new(),
             earlier: Vec::new(),
@@ -344,46 +345,46 @@ mod tests {
     }
 
     #[test]
-    fn news_are_sentences() {
+    fn events_are_described_in_words() {
         check(
-            News::Subscribed(subscribed(true, Some("have a header like `a: b`"))),
+            IncomingEventKind::Subscribed(info(true, Some("have a header like `a: b`"))),
             "port 8080 of the target: requests that have a header like `a: b` are answered by the program (port 8081), all \
              others by the application there; checked on loopback only",
         );
         check(
-            News::Subscribed(Subscribed {
+            IncomingEventKind::Subscribed(SubscriptionInfo {
                 mesh: Some("Istio".to_owned()),
                 flushed: 2,
-                again: true,
-                ..subscribed(false, None)
+                is_renewed: true,
+                ..info(false, None)
             }),
             "port 8080 of the target: again, the program (port 8081) gets a copy of everything; checked on loopback only; \
-             Istio is there, so that the peers that the program sees are its proxy; 2 open connections reset",
+             Istio is in use, so the program sees its proxy as the peer; 2 open connections reset",
         );
-        let earlier = |holder: &str, takes_all| Earlier {
+        let earlier = |holder: &str, takes_all| EarlierSession {
             holder: holder.to_owned(),
             takes_all,
         };
         check(
-            News::Subscribed(Subscribed {
+            IncomingEventKind::Subscribed(SubscriptionInfo {
                 earlier: vec![earlier("ada", false), earlier("grace", false)],
-                ..subscribed(true, None)
+                ..info(true, None)
             }),
             "port 8080 of the target: everything that ada or grace does not take goes to the program (port 8081) instead of \
              the application there; checked on loopback only",
         );
         check(
-            News::Subscribed(Subscribed {
+            IncomingEventKind::Subscribed(SubscriptionInfo {
                 earlier: vec![earlier("ada", true)],
-                ..subscribed(true, Some("are GET"))
+                ..info(true, Some("are GET"))
             }),
             "port 8080 of the target: nothing comes to the program as long as ada has all of it, and after that requests \
              that are GET are answered by the program (port 8081), all others by the application there; checked on loopback \
              only",
         );
         check(
-            News::Missed {
-                reason: MissedReason::NoAnswer,
+            IncomingEventKind::Missed {
+                reason: MissedReason::NoResponse,
                 count: 3,
                 lost: 1,
             },
@@ -393,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_where_its_agents_are() {
+    fn a_port_is_described_with_the_pods_and_clusters_of_its_agents() {
         let cases: &[(usize, &[&str], &str)] = &[
             (1, &[], "port 8080 of the target: "),
             (3, &[], "port 8080 of 3 pods: "),
@@ -409,10 +410,10 @@ mod tests {
                 port: 8080,
                 is_udp: false,
                 agent: None,
-                news: News::Subscribed(Subscribed {
+                kind: IncomingEventKind::Subscribed(SubscriptionInfo {
                     agents: *agents,
                     clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),
-                    ..subscribed(true, None)
+                    ..info(true, None)
                 }),
             };
             let text = event.to_string();

@@ -1,24 +1,25 @@
-//! What the target answered a moment ago about names: metadata, access, links, and that there is no such file.
+//! Short-lived cache of what the target reported about paths: metadata, access, links, and missing files.
 //!
-//! Programs ask the same question again and again: for each part of a path, for each place where a module may be. An
-//! answer is good for a second. What the session itself changes shows at once: a change by name forgets everything, as
-//! it may concern any number of names; a change through a descriptor forgets the names of that file.
+//! Programs repeat the same calls: for each component of a path, for each directory in which a module may be. An entry is
+//! valid for [`CACHE_TTL`](super::fuse::CACHE_TTL). Changes by the session itself are visible at once: a change by path
+//! invalidates the whole cache, because it may affect any number of paths; a change through a descriptor invalidates the
+//! paths of that file.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use interceptor::Errno;
+use parking_lot::Mutex;
 use protocol::rpc::Metadata;
 
-use super::inodes::{Identity, identity};
+use super::inodes::{FileId, file_id};
 
-/// How many answers are kept. Beyond, old ones go, and if there are none, all.
-const MOST: usize = 16 * 1024;
+/// The maximum number of entries. When it is reached, expired entries are removed, and if there are none, all entries.
+const MAX_ENTRIES: usize = 16 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Question {
+pub(crate) enum PathQuery {
     Metadata { follow: bool },
     Access { mode: i32, follow: bool },
     Link,
@@ -26,7 +27,7 @@ pub(crate) enum Question {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Answer {
+pub(crate) enum PathInfo {
     Metadata(Metadata),
     Accessible,
     Link(PathBuf),
@@ -34,113 +35,109 @@ pub(crate) enum Answer {
 }
 
 #[derive(Debug)]
-pub(crate) struct Cache {
-    good_for: Duration,
+pub(crate) struct PathCache {
+    ttl: Duration,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    answers: HashMap<PathBuf, HashMap<Question, (Answer, Instant)>>,
+    entries: HashMap<PathBuf, HashMap<PathQuery, (PathInfo, Instant)>>,
     count: usize,
-    /// The names under which files are known. Some may be forgotten already.
-    names: HashMap<Identity, HashSet<PathBuf>>,
-    /// Changes so far. An answer to what was asked before the last one is not kept.
+    /// The paths under which files are cached. Entries for some of them may already be removed.
+    paths: HashMap<FileId, HashSet<PathBuf>>,
+    /// The number of changes so far. A response to a request from before the last change is not cached.
     changes: u64,
 }
 
-/// When something was asked.
+/// A query that was not cached, with the time of the request that is sent instead.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct CacheMiss {
     changes: u64,
     at: Instant,
 }
 
-impl Cache {
-    pub(crate) fn new(good_for: Duration) -> Self {
+impl PathCache {
+    pub(crate) fn new(ttl: Duration) -> Self {
         Self {
-            good_for,
+            ttl,
             state: Mutex::default(),
         }
     }
 
-    /// An answer that is still good, or when the target was asked instead.
-    pub(crate) fn get(&self, path: &Path, question: &Question) -> Result<Answer, Asked> {
-        let state = self.state();
+    /// A valid entry, or the miss to pass to [`put`](Self::put) with the target's response.
+    pub(crate) fn get(&self, path: &Path, query: &PathQuery) -> Result<PathInfo, CacheMiss> {
+        let state = self.state.lock();
         let found = state
-            .answers
+            .entries
             .get(path)
-            .and_then(|answers| answers.get(question));
+            .and_then(|entries| entries.get(query));
         match found {
-            Some((answer, since)) if since.elapsed() < self.good_for => Ok(answer.clone()),
-            _ => Err(Asked {
+            Some((info, since)) if since.elapsed() < self.ttl => Ok(info.clone()),
+            _ => Err(CacheMiss {
                 changes: state.changes,
                 at: Instant::now(),
             }),
         }
     }
 
-    pub(crate) fn put(&self, path: &Path, question: Question, answer: Answer, asked: Asked) {
-        let mut state = self.state();
-        if state.changes != asked.changes {
+    pub(crate) fn put(&self, path: &Path, query: PathQuery, info: PathInfo, miss: CacheMiss) {
+        let mut state = self.state.lock();
+        if state.changes != miss.changes {
             return;
         }
-        if state.count >= MOST {
-            state.make_room(self.good_for);
+        if state.count >= MAX_ENTRIES {
+            state.make_room(self.ttl);
         }
-        if let Answer::Metadata(metadata) = &answer {
-            let names = state.names.entry(identity(metadata)).or_default();
-            names.insert(path.to_path_buf());
+        if let PathInfo::Metadata(metadata) = &info {
+            let paths = state.paths.entry(file_id(metadata)).or_default();
+            paths.insert(path.to_path_buf());
         }
-        let answers = state.answers.entry(path.to_path_buf()).or_default();
-        if answers.insert(question, (answer, asked.at)).is_none() {
+        let entries = state.entries.entry(path.to_path_buf()).or_default();
+        if entries.insert(query, (info, miss.at)).is_none() {
             state.count += 1;
         }
     }
 
-    /// Something was changed by name.
-    pub(crate) fn forget(&self) {
-        let mut state = self.state();
+    /// Invalidates everything, after a change by path.
+    pub(crate) fn invalidate(&self) {
+        let mut state = self.state.lock();
         state.changes += 1;
         state.clear();
     }
 
-    /// A file was changed, whatever its names are.
-    pub(crate) fn forget_file(&self, file: Identity) {
-        let mut state = self.state();
+    /// Invalidates all paths of a file, after a change through a descriptor.
+    pub(crate) fn invalidate_file(&self, file: FileId) {
+        let mut state = self.state.lock();
         state.changes += 1;
-        for name in state.names.remove(&file).unwrap_or_default() {
-            let forgotten = state.answers.remove(&name);
-            state.count -= forgotten.map_or(0, |answers| answers.len());
+        for path in state.paths.remove(&file).unwrap_or_default() {
+            let removed = state.entries.remove(&path);
+            state.count -= removed.map_or(0, |entries| entries.len());
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
     fn clear(&mut self) {
-        self.answers.clear();
-        self.names.clear();
+        self.entries.clear();
+        self.paths.clear();
         self.count = 0;
     }
 
-    fn make_room(&mut self, good_for: Duration) {
+    fn make_room(&mut self, ttl: Duration) {
         let mut count = 0;
-        self.answers.retain(|_, answers| {
-            answers.retain(|_, (_, since)| since.elapsed() < good_for);
-            count += answers.len();
-            !answers.is_empty()
+        self.entries.retain(|_, entries| {
+            entries.retain(|_, (_, since)| since.elapsed() < ttl);
+            count += entries.len();
+            !entries.is_empty()
         });
         self.count = count;
-        let Self { answers, names, .. } = self;
-        names.retain(|_, names| {
-            names.retain(|name| answers.contains_key(name));
-            !names.is_empty()
+        let Self { entries, paths, .. } = self;
+        paths.retain(|_, paths| {
+            paths.retain(|path| entries.contains_key(path));
+            !paths.is_empty()
         });
-        if self.count >= MOST {
+        if self.count >= MAX_ENTRIES {
             self.clear();
         }
     }
@@ -150,65 +147,65 @@ impl State {
 mod tests {
     use super::*;
 
-    const METADATA: Question = Question::Metadata { follow: true };
+    const METADATA: PathQuery = PathQuery::Metadata { follow: true };
 
-    fn metadata(inode: u64) -> Answer {
-        Answer::Metadata(Metadata {
+    fn metadata(inode: u64) -> PathInfo {
+        PathInfo::Metadata(Metadata {
             inode,
             ..Metadata::default()
         })
     }
 
-    fn keep(cache: &Cache, path: &str, answer: Answer) {
-        let asked = cache.get(Path::new(path), &METADATA).unwrap_err();
-        cache.put(Path::new(path), METADATA, answer, asked);
+    fn put(cache: &PathCache, path: &str, info: PathInfo) {
+        let miss = cache.get(Path::new(path), &METADATA).unwrap_err();
+        cache.put(Path::new(path), METADATA, info, miss);
     }
 
-    fn knows(cache: &Cache, path: &str) -> bool {
+    fn is_cached(cache: &PathCache, path: &str) -> bool {
         cache.get(Path::new(path), &METADATA).is_ok()
     }
 
     #[test]
-    fn an_answer_is_given_again_until_it_is_old() {
-        let cache = Cache::new(Duration::from_secs(3600));
-        keep(&cache, "/a", Answer::Failed(Errno::ENOENT));
-        let answer = cache.get(Path::new("/a"), &METADATA).unwrap();
-        assert_eq!(answer, Answer::Failed(Errno::ENOENT));
-        let other = Question::Metadata { follow: false };
+    fn entries_are_returned_until_they_expire() {
+        let cache = PathCache::new(Duration::from_secs(3600));
+        put(&cache, "/a", PathInfo::Failed(Errno::ENOENT));
+        let info = cache.get(Path::new("/a"), &METADATA).unwrap();
+        assert_eq!(info, PathInfo::Failed(Errno::ENOENT));
+        let other = PathQuery::Metadata { follow: false };
         assert!(cache.get(Path::new("/a"), &other).is_err());
-        let forgetful = Cache::new(Duration::ZERO);
-        keep(&forgetful, "/a", metadata(1));
-        assert!(!knows(&forgetful, "/a"));
+        let expiring = PathCache::new(Duration::ZERO);
+        put(&expiring, "/a", metadata(1));
+        assert!(!is_cached(&expiring, "/a"));
     }
 
     #[test]
-    fn changes_forget() {
-        let cache = Cache::new(Duration::from_secs(3600));
-        keep(&cache, "/a", metadata(1));
-        keep(&cache, "/b", metadata(2));
-        cache.forget_file((0, 0, 1));
-        assert!(!knows(&cache, "/a"));
-        assert!(knows(&cache, "/b"));
-        cache.forget();
-        assert!(!knows(&cache, "/b"));
+    fn changes_invalidate_entries() {
+        let cache = PathCache::new(Duration::from_secs(3600));
+        put(&cache, "/a", metadata(1));
+        put(&cache, "/b", metadata(2));
+        cache.invalidate_file((0, 0, 1));
+        assert!(!is_cached(&cache, "/a"));
+        assert!(is_cached(&cache, "/b"));
+        cache.invalidate();
+        assert!(!is_cached(&cache, "/b"));
     }
 
     #[test]
-    fn an_answer_from_before_a_change_is_not_kept() {
-        let cache = Cache::new(Duration::from_secs(3600));
-        let asked = cache.get(Path::new("/a"), &METADATA).unwrap_err();
-        cache.forget_file((0, 0, 7));
-        cache.put(Path::new("/a"), METADATA, metadata(1), asked);
-        assert!(!knows(&cache, "/a"));
+    fn responses_from_before_a_change_are_not_cached() {
+        let cache = PathCache::new(Duration::from_secs(3600));
+        let miss = cache.get(Path::new("/a"), &METADATA).unwrap_err();
+        cache.invalidate_file((0, 0, 7));
+        cache.put(Path::new("/a"), METADATA, metadata(1), miss);
+        assert!(!is_cached(&cache, "/a"));
     }
 
     #[test]
-    fn it_does_not_grow_without_bound() {
-        let cache = Cache::new(Duration::from_secs(3600));
-        for number in 0..MOST as u64 + 1 {
-            keep(&cache, &format!("/{number}"), metadata(number));
+    fn the_number_of_entries_is_limited() {
+        let cache = PathCache::new(Duration::from_secs(3600));
+        for number in 0..MAX_ENTRIES as u64 + 1 {
+            put(&cache, &format!("/{number}"), metadata(number));
         }
-        assert_eq!(cache.state().count, 1);
-        assert!(knows(&cache, &format!("/{MOST}")));
+        assert_eq!(cache.state.lock().count, 1);
+        assert!(is_cached(&cache, &format!("/{MAX_ENTRIES}")));
     }
 }

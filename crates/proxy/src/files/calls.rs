@@ -1,4 +1,4 @@
-//! Questions about files, as the agent takes them. Everything that fails, fails with the errno that the application sees.
+//! Calls to the agent's file service. Every failure is the errno that the application sees.
 
 use std::future::Future;
 use std::path::Path;
@@ -11,142 +11,145 @@ use hyper::body::Incoming;
 use interceptor::Errno;
 use protocol::files::{READ, ReadRange, WRITE, WriteRange, written};
 use protocol::rpc::files_client::FilesClient;
-use protocol::rpc::{self, Failure, Place};
+use protocol::rpc::{self, Failure, FileRef};
 use tokio::task::AbortHandle;
 
-use super::closer::{Closer, Urgency};
-use crate::agent::{Agent, Connection, errno, instead};
+use super::closer::{CloseMode, HandleCloser};
+use crate::agent::{SessionContext, StatefulAgent, disposition_of, errno_of};
 use crate::event::{Event, FileProblem};
 
-pub(crate) type Client = FilesClient<Connection>;
+pub(crate) type Client = FilesClient<StatefulAgent>;
 
-/// Asks the agent about files. Clones share everything.
+/// The client of the agent's file service. Clones share all state.
 #[derive(Debug, Clone)]
-pub(crate) struct Calls {
-    agent: Agent,
-    closer: Arc<Closer>,
+pub(crate) struct FileCalls {
+    context: SessionContext,
+    closer: Arc<HandleCloser>,
 }
 
-impl Calls {
-    pub(crate) fn new(agent: Agent) -> Self {
-        let closer = Arc::new(Closer::start(&agent));
-        Self { agent, closer }
+impl FileCalls {
+    pub(crate) fn new(context: SessionContext) -> Self {
+        let closer = Arc::new(HandleCloser::start(&context));
+        Self { context, closer }
     }
 
-    /// Tells the user why a file is not what the program wanted it to be.
-    pub(crate) fn say(&self, path: &Path, problem: FileProblem) {
-        (self.agent.tell)(&Event::File(path.to_path_buf(), problem));
+    /// Reports to the user why a file cannot be used as the program expects.
+    pub(crate) fn report_problem(&self, path: &Path, problem: FileProblem) {
+        (self.context.events)(&Event::File(path.to_path_buf(), problem));
     }
 
-    /// So much of a file came with its opening.
-    pub(crate) fn came(&self, path: &Path, bytes: usize) {
-        self.agent.monitor.file_came(path, bytes);
+    /// Records for the monitor how many bytes of a file the agent sent with the response to `open`.
+    pub(crate) fn record_prefetch(&self, path: &Path, bytes: usize) {
+        self.context.monitor.file_prefetched(path, bytes);
     }
 
-    /// Does something without waiting for it.
+    /// Runs a task on the session's runtime.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.agent.runtime.spawn(task);
+        self.context.runtime.spawn(task);
     }
 
-    /// The same, for what may be given up.
-    pub(crate) fn start(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        self.agent.runtime.spawn(task).abort_handle()
-    }
-
-    /// Asks without waiting for the answer, and then does what may have to wait for the application or the kernel: on a thread of
-    /// its own, because what is waited for may itself wait for the runtime.
-    pub(crate) fn ask_then<T: Send + 'static>(
+    /// Like [`spawn`](Self::spawn), for a task that can be aborted.
+    pub(crate) fn spawn_abortable(
         &self,
-        question: impl Future<Output = T> + Send + 'static,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> AbortHandle {
+        self.context.runtime.spawn(task).abort_handle()
+    }
+
+    /// Runs `request` on the runtime without blocking the caller, and then `then` on the runtime's blocking pool: `then` may
+    /// wait for the application or for the kernel, and what it waits for may itself need a worker thread of the runtime.
+    pub(crate) fn call_then<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = T> + Send + 'static,
         then: impl FnOnce(T) + Send + 'static,
     ) {
-        let runtime = self.agent.runtime.clone();
-        self.agent.runtime.spawn(async move {
-            let answer = question.await;
-            runtime.spawn_blocking(move || then(answer));
+        let runtime = self.context.runtime.clone();
+        self.context.runtime.spawn(async move {
+            let response = request.await;
+            runtime.spawn_blocking(move || then(response));
         });
     }
 
-    /// Waits, on a thread of the interceptor.
-    pub(crate) fn wait<T>(&self, question: impl Future<Output = T>) -> T {
-        self.agent.wait(question)
+    /// Blocks the calling thread, which must be one of the interceptor, until the future is ready.
+    pub(crate) fn block_on<T>(&self, request: impl Future<Output = T>) -> T {
+        self.context.wait(request)
     }
 
-    /// Asks one question of the generated client, and waits.
-    pub(crate) fn ask<T, F>(&self, question: impl FnOnce(Client) -> F) -> Result<T, Errno>
+    /// Makes one call with the generated client, and blocks until the response.
+    pub(crate) fn call_blocking<T, F>(&self, request: impl FnOnce(Client) -> F) -> Result<T, Errno>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        self.wait(self.answer(question))
+        self.block_on(self.call(request))
     }
 
-    /// Asks one question of the generated client.
-    pub(crate) async fn answer<T, F>(&self, question: impl FnOnce(Client) -> F) -> Result<T, Errno>
+    /// Makes one call with the generated client.
+    pub(crate) async fn call<T, F>(&self, request: impl FnOnce(Client) -> F) -> Result<T, Errno>
     where
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        let answer = question(self.agent.files()).await;
-        answer
+        let response = request(self.context.files()).await;
+        response
             .map(tonic::Response::into_inner)
-            .map_err(|status| failure(&status))
+            .map_err(|status| errno_of_status(&status))
     }
 
-    pub(crate) async fn stat(&self, place: Place) -> Result<rpc::Metadata, Errno> {
-        let place = Some(place);
-        let answer = self
-            .answer(|mut files| async move { files.stat(rpc::StatRequest { place }).await })
+    pub(crate) async fn stat(&self, file_ref: FileRef) -> Result<rpc::Metadata, Errno> {
+        let file_ref = Some(file_ref);
+        let response = self
+            .call(|mut files| async move { files.stat(rpc::StatRequest { file: file_ref }).await })
             .await?;
-        answer.metadata.ok_or(Errno::EIO)
+        response.metadata.ok_or(Errno::EIO)
     }
 
-    /// `mode` as `access` takes it.
-    pub(crate) async fn access(&self, place: Place, mode: i32) -> Result<(), Errno> {
+    /// `mode` as in `access`.
+    pub(crate) async fn access(&self, file_ref: FileRef, mode: i32) -> Result<(), Errno> {
         let request = rpc::AccessRequest {
-            place: Some(place),
+            file: Some(file_ref),
             read: mode & libc::R_OK != 0,
             write: mode & libc::W_OK != 0,
             execute: mode & libc::X_OK != 0,
         };
-        let asked = self.answer(|mut files| async move { files.access(request).await });
-        asked.await.map(drop)
+        let call = self.call(|mut files| async move { files.access(request).await });
+        call.await.map(drop)
     }
 
-    /// All names of a directory, with their kinds.
-    pub(crate) async fn list(&self, place: Place) -> Result<Vec<rpc::Entry>, Errno> {
+    /// All entries of a directory, with their file types.
+    pub(crate) async fn list(&self, file_ref: FileRef) -> Result<Vec<rpc::Entry>, Errno> {
         let request = rpc::ListRequest {
-            place: Some(place),
+            file: Some(file_ref),
             without_metadata: true,
         };
         let entries = async {
-            let mut pieces = self.agent.files().list(request).await?.into_inner();
+            let mut responses = self.context.files().list(request).await?.into_inner();
             let mut entries = Vec::new();
-            while let Some(piece) = pieces.message().await? {
-                entries.extend(piece.entries);
+            while let Some(response) = responses.message().await? {
+                entries.extend(response.entries);
             }
             Ok(entries)
         };
         entries
             .await
-            .map_err(|status: tonic::Status| failure(&status))
+            .map_err(|status: tonic::Status| errno_of_status(&status))
     }
 
-    /// A range of an open file, in the parts in which it came. Shorter where the file ends.
+    /// A range of an open file, as the chunks in which it was received. Shorter if the file ends in the range.
     pub(crate) async fn read(
         &self,
         handle: u64,
         offset: u64,
         length: u64,
     ) -> Result<Vec<Bytes>, Errno> {
-        let mut parts = Vec::new();
+        let mut chunks = Vec::new();
         let mut body = self.read_stream(handle, offset, length).await?;
-        while let Some(part) = next_part(&mut body).await? {
-            self.agent.monitor.file_read(part.len());
-            parts.push(part);
+        while let Some(chunk) = next_chunk(&mut body).await? {
+            self.context.monitor.file_read(chunk.len());
+            chunks.push(chunk);
         }
-        Ok(parts)
+        Ok(chunks)
     }
 
-    /// The same, part by part as it comes; see [`next_part`].
+    /// Like [`read`](Self::read), as a stream that is read with [`next_chunk`].
     pub(crate) async fn read_stream(
         &self,
         handle: u64,
@@ -161,12 +164,12 @@ impl Calls {
         let request = Request::post(READ).body(Empty::<Bytes>::new());
         let mut request = request.map_err(|_| Errno::EIO)?;
         request.headers_mut().extend(range.to_headers());
-        let response = self.agent.client.clone().send(request).await;
-        let response = check(response.map_err(|error| lost(&error))?)?;
+        let response = self.context.stateful_agent.clone().send(request).await;
+        let response = check(response.map_err(|error| unreachable_errno(&error))?)?;
         Ok(response.into_body())
     }
 
-    /// Writes, and says how much was written and what kept the rest from being.
+    /// Writes. Returns how many bytes were written, and the error that prevented the rest.
     pub(crate) async fn write(
         &self,
         handle: u64,
@@ -178,29 +181,29 @@ impl Calls {
         };
         let range = WriteRange { handle, offset };
         request.headers_mut().extend(range.to_headers());
-        match self.agent.client.clone().send(request).await {
+        match self.context.stateful_agent.clone().send(request).await {
             Ok(response) => {
                 let count = written(response.headers()).unwrap_or_default();
-                self.agent.monitor.file_written(count);
+                self.context.monitor.file_written(count);
                 (count, check(response).map(drop))
             }
-            Err(error) => (0, Err(lost(&error))),
+            Err(error) => (0, Err(unreachable_errno(&error))),
         }
     }
 
-    /// Nobody needs a handle any more.
+    /// Closes a handle immediately, without waiting for the response.
     pub(crate) fn close(&self, handle: u64) {
-        self.closer.close(handle, Urgency::AtOnce);
+        self.closer.close(handle, CloseMode::Immediate);
     }
 
-    /// The same, for one that keeps nobody from anything.
-    pub(crate) fn close_soon(&self, handle: u64) {
-        self.closer.close(handle, Urgency::Soon);
+    /// Closes a handle with the next batch. For handles that cannot block other users of the file.
+    pub(crate) fn close_batched(&self, handle: u64) {
+        self.closer.close(handle, CloseMode::Batched);
     }
 }
 
-/// The next bytes of a range; `None` at its end.
-pub(crate) async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Errno> {
+/// The next chunk of a stream; `None` at its end.
+pub(crate) async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>, Errno> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Errno::EIO)?;
         match frame.into_data() {
@@ -209,7 +212,7 @@ pub(crate) async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Errn
             Err(frame) => {
                 let trailers = frame.into_trailers().unwrap_or_else(|_| HeaderMap::new());
                 if let Some(failure) = Failure::from_headers(&trailers) {
-                    return Err(of_file(errno(Some(&failure))));
+                    return Err(file_errno(errno_of(Some(&failure))));
                 }
             }
         }
@@ -222,26 +225,26 @@ fn check(response: Response<Incoming>) -> Result<Response<Incoming>, Errno> {
         return Ok(response);
     }
     let failure = Failure::from_headers(response.headers());
-    Err(of_file(errno(failure.as_ref())))
+    Err(file_errno(errno_of(failure.as_ref())))
 }
 
-fn failure(status: &tonic::Status) -> Errno {
-    match instead(status) {
-        interceptor::Instead::Fail(errno) => of_file(errno),
-        interceptor::Instead::Local => Errno::EIO,
+fn errno_of_status(status: &tonic::Status) -> Errno {
+    match disposition_of(status) {
+        interceptor::Disposition::Fail(errno) => file_errno(errno),
+        interceptor::Disposition::Local => Errno::EIO,
     }
 }
 
-/// The application's descriptors are good. What the agent does not know any more was open at the agent before it.
-fn of_file(errno: Errno) -> Errno {
+/// The application's own descriptor is valid, so `EBADF` from the agent means that the handle belonged to an earlier agent.
+fn file_errno(errno: Errno) -> Errno {
     match errno {
         Errno::EBADF => Errno::ESTALE,
         other => other,
     }
 }
 
-fn lost(error: &link::LinkError) -> Errno {
-    tracing::warn!(%error, "the agent cannot be reached");
+fn unreachable_errno(error: &link::LinkError) -> Errno {
+    tracing::warn!(%error, "agent unreachable");
     Errno::EIO
 }
 
@@ -250,9 +253,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_the_agent_does_not_know_any_more_is_stale() {
+    fn a_handle_that_the_agent_does_not_know_is_stale() {
         let status = |number| Failure::from_errno(number, "").to_status();
-        assert_eq!(failure(&status(libc::EBADF)), Errno::ESTALE);
-        assert_eq!(failure(&status(libc::ENOSPC)), Errno::ENOSPC);
+        assert_eq!(errno_of_status(&status(libc::EBADF)), Errno::ESTALE);
+        assert_eq!(errno_of_status(&status(libc::ENOSPC)), Errno::ENOSPC);
     }
 }

@@ -1,90 +1,85 @@
-//! Handles that nobody needs any more: closing them at the target is never waited for.
+//! Closes handles at the agent that are no longer needed. No caller waits for it.
 //!
-//! That a file which was only read is closed a moment later, nobody notices. So these are collected, and who reads many files
-//! costs a question now and then, and not one for each. One that was written may keep others from using the file, and is
-//! closed at once.
+//! It does not matter whether a file that was only read is closed a few milliseconds later. So these handles are closed in
+//! batches, and a program that reads many files does not cost one request per file. A handle that was open for writing
+//! may block other users of the file, and is closed immediately.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use protocol::rpc;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::agent::Agent;
+use crate::agent::SessionContext;
 
-/// How long handles are collected.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How long handles are collected before a batch is closed.
+const BATCH_DELAY: Duration = Duration::from_millis(50);
 
-/// How soon a handle is to be closed.
+/// How soon a handle is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Urgency {
-    AtOnce,
-    Soon,
+pub(crate) enum CloseMode {
+    Immediate,
+    Batched,
 }
 
-/// Ends with its last user; the agent closes what is left with the connection.
+/// The task ends on drop. The agent closes the remaining handles together with the connection.
 #[derive(Debug)]
-pub(crate) struct Closer {
-    waiting: Arc<Waiting>,
+pub(crate) struct HandleCloser {
+    pending: Arc<PendingCloses>,
     task: AbortHandle,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct PendingCloses {
     handles: Mutex<Vec<u64>>,
-    /// From whoever adds the first handle to the task.
-    some: Notify,
-    /// From whoever adds an urgent one to the task.
+    /// Wakes the task when the first handle is added.
+    not_empty: Notify,
+    /// Wakes the task when an urgent handle is added.
     urgent: Notify,
 }
 
-impl Closer {
-    pub(crate) fn start(agent: &Agent) -> Self {
-        let waiting = Arc::new(Waiting::default());
-        let task = agent
+impl HandleCloser {
+    pub(crate) fn start(context: &SessionContext) -> Self {
+        let pending = Arc::new(PendingCloses::default());
+        let task = context
             .runtime
-            .spawn(run(agent.clone(), Arc::clone(&waiting)));
+            .spawn(run(context.clone(), Arc::clone(&pending)));
         Self {
-            waiting,
+            pending,
             task: task.abort_handle(),
         }
     }
 
-    pub(crate) fn close(&self, handle: u64, urgency: Urgency) {
-        let mut handles = self.waiting.lock();
+    pub(crate) fn close(&self, handle: u64, mode: CloseMode) {
+        let mut handles = self.pending.handles.lock();
         handles.push(handle);
-        // The task is not woken for each.
+        // The task is woken once per batch, not for each handle.
         if handles.len() == 1 {
-            self.waiting.some.notify_one();
+            self.pending.not_empty.notify_one();
         }
-        if urgency == Urgency::AtOnce {
-            self.waiting.urgent.notify_one();
+        if mode == CloseMode::Immediate {
+            self.pending.urgent.notify_one();
         }
     }
 }
 
-impl Drop for Closer {
+impl Drop for HandleCloser {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Waiting {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
-        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn run(agent: Agent, waiting: Arc<Waiting>) {
+async fn run(context: SessionContext, pending: Arc<PendingCloses>) {
     loop {
-        waiting.some.notified().await;
+        pending.not_empty.notified().await;
         tokio::select! {
-            () = waiting.urgent.notified() => {}
-            () = tokio::time::sleep(PAUSE) => {}
+            () = pending.urgent.notified() => {}
+            () = tokio::time::sleep(BATCH_DELAY) => {}
         }
-        let handles = std::mem::take(&mut *waiting.lock());
-        // The agent closes what is left with the connection.
-        let _ = agent.files().close(rpc::CloseRequest { handles }).await;
+        let handles = std::mem::take(&mut *pending.handles.lock());
+        // If it fails, the connection is lost, and the agent closes the handles with it.
+        let _ = context.files().close(rpc::CloseRequest { handles }).await;
     }
 }

@@ -1,25 +1,25 @@
-//! Between the interceptor's words and the protocol's.
+//! Conversion between the types of the interceptor and those of the protocol.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use bytes::Bytes;
-use interceptor::{FileSystem, Metadata, Moment, OpenOptions, SetTime};
-use protocol::rpc::{self, AccessMode, Place};
+use interceptor::{FileSystemStats, Metadata, OpenOptions, SetTime, Timestamp};
+use protocol::rpc::{self, AccessMode, FileRef};
 
 pub(crate) fn bytes(path: &Path) -> Bytes {
     Bytes::copy_from_slice(path.as_os_str().as_bytes())
 }
 
-pub(crate) fn place(path: &Path, follow: bool) -> Place {
+pub(crate) fn file_ref(path: &Path, follow: bool) -> FileRef {
     if follow {
-        Place::path(bytes(path))
+        FileRef::path(bytes(path))
     } else {
-        Place::path_no_follow(bytes(path))
+        FileRef::path_no_follow(bytes(path))
     }
 }
 
-/// `first_bytes` shall come along.
+/// `first_bytes` is how much of the content the agent sends with the response.
 pub(crate) fn open(path: &Path, options: &OpenOptions, first_bytes: u32) -> rpc::OpenRequest {
     let has = |flag: i32| options.flags & flag == flag;
     let access_mode = match options.flags & libc::O_ACCMODE {
@@ -35,7 +35,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, first_bytes: u32) -> rpc:
         exclusive: has(libc::O_EXCL),
         truncate: has(libc::O_TRUNC),
         append: has(libc::O_APPEND),
-        // The flag of an unnamed file contains the one of a directory.
+        // O_TMPFILE includes the bit of O_DIRECTORY.
         directory: has(libc::O_DIRECTORY) && !temporary,
         no_follow: has(libc::O_NOFOLLOW),
         temporary,
@@ -44,13 +44,13 @@ pub(crate) fn open(path: &Path, options: &OpenOptions, first_bytes: u32) -> rpc:
         sync: has(libc::O_SYNC),
         mode: options.mode,
         first_bytes,
-        forget_when_whole: false,
+        close_if_whole: false,
     }
 }
 
 pub(crate) fn metadata(from: &rpc::Metadata) -> Metadata {
-    let moment = |time: Option<&rpc::Time>| {
-        time.map(|time| Moment {
+    let timestamp = |time: Option<&rpc::Time>| {
+        time.map(|time| Timestamp {
             seconds: time.seconds,
             nanoseconds: time.nanoseconds,
         })
@@ -66,16 +66,16 @@ pub(crate) fn metadata(from: &rpc::Metadata) -> Metadata {
         size: from.size,
         block_size: from.block_size,
         blocks: from.blocks,
-        accessed: moment(from.access_time.as_ref()).unwrap_or_default(),
-        modified: moment(from.modification_time.as_ref()).unwrap_or_default(),
-        changed: moment(from.change_time.as_ref()).unwrap_or_default(),
-        born: moment(from.birth_time.as_ref()),
+        accessed: timestamp(from.access_time.as_ref()).unwrap_or_default(),
+        modified: timestamp(from.modification_time.as_ref()).unwrap_or_default(),
+        changed: timestamp(from.change_time.as_ref()).unwrap_or_default(),
+        born: timestamp(from.birth_time.as_ref()),
     }
 }
 
-pub(crate) fn file_system(from: &rpc::StatFilesystemResponse) -> FileSystem {
+pub(crate) fn file_system(from: &rpc::StatFilesystemResponse) -> FileSystemStats {
     let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    FileSystem {
+    FileSystemStats {
         kind: from.kind,
         block_size: signed(from.block_size),
         blocks: from.blocks,
@@ -94,18 +94,18 @@ pub(crate) fn new_time(time: SetTime) -> Option<rpc::NewTime> {
             now: true,
             time: None,
         }),
-        SetTime::To(moment) => Some(rpc::NewTime {
+        SetTime::To(timestamp) => Some(rpc::NewTime {
             now: false,
             time: Some(rpc::Time {
-                seconds: moment.seconds,
-                nanoseconds: moment.nanoseconds,
+                seconds: timestamp.seconds,
+                nanoseconds: timestamp.nanoseconds,
             }),
         }),
     }
 }
 
-/// Names as `listxattr` writes them: each ended by a zero byte.
-pub(crate) fn zero_ended(names: &[Bytes]) -> Vec<u8> {
+/// Names in the format of `listxattr`: each is terminated by a zero byte.
+pub(crate) fn nul_terminated(names: &[Bytes]) -> Vec<u8> {
     let mut text = Vec::new();
     for name in names {
         text.extend_from_slice(name);
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_told_by_name() {
+    fn open_flags_are_converted() {
         let request = |flags: i32| {
             let options = OpenOptions {
                 flags,
@@ -136,14 +136,14 @@ mod tests {
         assert!(unnamed.temporary && !unnamed.directory);
         let directory = request(libc::O_DIRECTORY);
         assert!(directory.directory && !directory.temporary);
-        // One flag is part of the other.
+        // O_SYNC includes the bit of O_DSYNC.
         assert!(request(libc::O_SYNC).sync && !request(libc::O_DSYNC).sync);
     }
 
     #[test]
-    fn names_end_with_a_zero() {
+    fn xattr_names_are_nul_terminated() {
         let names = [Bytes::from_static(b"user.a"), Bytes::from_static(b"b")];
-        assert_eq!(zero_ended(&names), b"user.a\0b\0");
-        assert_eq!(zero_ended(&[]), b"");
+        assert_eq!(nul_terminated(&names), b"user.a\0b\0");
+        assert_eq!(nul_terminated(&[]), b"");
     }
 }

@@ -1,30 +1,38 @@
-//! The target's files as files of the kernel: a FUSE file system that only we see.
+//! The target's files in a FUSE file system that is not visible to other processes.
 //!
-//! [`Fuse::open`] is given what the agent opened, makes it a node in the root of the file system, opens that node and
-//! gives the descriptor away. From then on the kernel does what it does for any file: it caches pages, reads ahead,
-//! maps them, keeps positions, tells when the last user is gone.
+//! [`FuseFiles::open`] takes a file that the agent has opened, makes it a node in the root of the file system, opens that
+//! node and returns the descriptor. From then on the kernel treats it like any other file: it caches pages, reads ahead,
+//! maps them, keeps positions, and reports when the last descriptor is closed.
 //!
-//! - Opening asks the target once; the kernel's questions about it are answered from what came back, and the first bytes are in its
-//!   cache before anybody reads.
-//! - Writing goes through: `write` returns when the target has written, with its errno. So nothing is lost when a
-//!   writer is killed, there is nothing to write back on close, and appends are the target's own and atomic.
-//! - Metadata is good for a second ([`nodes::FRESH`]); what we change ourselves shows at once. Cached pages go when size
-//!   or times have changed.
-//! - File locks are the kernel's: they hold among the processes of a session, and the target does not know of them.
-//! - Questions that must wait for the target wait on the runtime, each by itself. The threads that read the kernel's
-//!   requests never wait.
+//! - `open` is one request to the agent. The kernel's own requests during the open are answered from the response, and the
+//!   first bytes are in the page cache before the application reads.
+//! - Writes are write-through: `write` returns the target's result after the target has written. So nothing is lost if a
+//!   writer is killed, there is nothing to write back on close, and appends are atomic at the target.
+//! - Metadata is cached for [`CACHE_TTL`]; changes by the session itself are visible at once. The kernel drops cached pages
+//!   when the size or the times have changed.
+//! - File locks are local: they work among the processes of a session, and the target does not see them.
+//! - Requests that need the target are tasks on the runtime, one for each. The threads that read the kernel's requests
+//!   never block.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`mount`] | creates the file system |
+//! | [`channel`], [`wire`] | exchange with the kernel; its message format |
+//! | [`server`], [`changes`], [`xattr`], [`listing`] | handle the kernel's requests |
+//! | [`nodes`], [`handle`] | files that the kernel knows, and their open handles |
+//! | [`read_ahead`], [`recent`] | prefetched content; recently opened files |
 
-mod attributes;
-mod changing;
+mod changes;
 mod channel;
 mod handle;
 mod listing;
 mod mount;
 mod nodes;
-mod reading;
+mod read_ahead;
 mod recent;
-mod serving;
+mod server;
 mod wire;
+mod xattr;
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -38,24 +46,25 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx};
 
 use self::channel::Channel;
 use self::handle::Handle;
-use self::mount::Mounted;
+use self::mount::FuseMount;
 use self::nodes::Nodes;
-use self::recent::{Recent, RecentlyOpened};
-use super::cache::Cache;
-use super::calls::Calls;
+use self::recent::{RecentFile, RecentFiles};
+use super::cache::PathCache;
+use super::calls::FileCalls;
 use super::inodes::{self, Inodes};
 
-pub(crate) use self::nodes::FRESH;
+pub(crate) use self::nodes::CACHE_TTL;
 
-/// Threads that take requests from the kernel. A second one takes the next while the first copies bytes.
-const THREADS: usize = 2;
+/// The number of threads that receive requests from the kernel. One can receive while the other copies data.
+const SERVER_THREADS: usize = 2;
 
-/// So much of a new file is given to the kernel before it asks: whole configuration files, and the headers of others.
-const STORED: u64 = 32 * 1024;
+/// How much of a newly opened file is put into the page cache in advance. Enough for whole configuration files, and for
+/// the headers of other files.
+const MAX_STORED_BYTES: u64 = 32 * 1024;
 
-/// The file system. It ends when this is dropped and every file in it is closed.
+/// The file system. It exists until this is dropped and every file in it is closed.
 #[derive(Debug)]
-pub(crate) struct Fuse {
+pub(crate) struct FuseFiles {
     root: OwnedFd,
     shared: Arc<Shared>,
     device: u64,
@@ -63,29 +72,29 @@ pub(crate) struct Fuse {
 
 #[derive(Debug)]
 struct Shared {
-    calls: Calls,
+    calls: FileCalls,
     nodes: Nodes,
     channel: Channel,
     inodes: Arc<Inodes>,
-    cache: Arc<Cache>,
-    only_owner: Option<(u32, u32)>,
-    recent: RecentlyOpened,
+    cache: Arc<PathCache>,
+    mapped_owner: Option<(u32, u32)>,
+    recent: RecentFiles,
 }
 
-impl Fuse {
+impl FuseFiles {
     pub(crate) fn start(
-        calls: Calls,
+        calls: FileCalls,
         inodes: Arc<Inodes>,
-        cache: Arc<Cache>,
+        cache: Arc<PathCache>,
     ) -> Result<Self, Errno> {
         Self::serve(mount::mount()?, calls, inodes, cache)
     }
 
     fn serve(
-        mounted: Mounted,
-        calls: Calls,
+        mounted: FuseMount,
+        calls: FileCalls,
         inodes: Arc<Inodes>,
-        cache: Arc<Cache>,
+        cache: Arc<PathCache>,
     ) -> Result<Self, Errno> {
         let shared = Arc::new(Shared {
             calls,
@@ -93,15 +102,15 @@ impl Fuse {
             channel: Channel::new(mounted.device),
             inodes,
             cache,
-            only_owner: mounted.only_owner,
-            recent: RecentlyOpened::default(),
+            mapped_owner: mounted.mapped_owner,
+            recent: RecentFiles::default(),
         });
-        for _ in 0..THREADS {
+        for _ in 0..SERVER_THREADS {
             let shared = Arc::clone(&shared);
             thread::Builder::new()
                 .name("standin-files".to_owned())
                 .stack_size(512 * 1024)
-                .spawn(move || serving::serve(&shared))
+                .spawn(move || server::serve(&shared))
                 .map_err(|error| errno_of(&error))?;
         }
         let description = statx(
@@ -112,7 +121,7 @@ impl Fuse {
         )
         .map_err(|error| Errno::from_raw(error.raw_os_error()))?;
         let device = libc::makedev(description.stx_dev_major, description.stx_dev_minor);
-        read_ahead_far(description.stx_dev_major, description.stx_dev_minor);
+        raise_read_ahead_limit(description.stx_dev_major, description.stx_dev_minor);
         Ok(Self {
             root: mounted.root,
             shared,
@@ -120,18 +129,18 @@ impl Fuse {
         })
     }
 
-    /// The number of the device on which its files are.
+    /// The device number of the file system.
     pub(crate) fn device(&self) -> u64 {
         self.device
     }
 
-    /// A descriptor of what the agent opened at a path, when it was asked to at `asked`.
+    /// A descriptor of a file that the agent has opened. `requested_at` is when the request was sent.
     pub(crate) fn open(
         &self,
         (path, options): (&Path, &OpenOptions),
         opened: rpc::OpenResponse,
         read_only: bool,
-        asked: Instant,
+        requested_at: Instant,
     ) -> Result<OwnedFd, Errno> {
         let flags = options.flags;
         let handle = Handle::new(
@@ -144,56 +153,63 @@ impl Fuse {
         );
         let handle = Arc::new(handle);
         let metadata = opened.metadata.ok_or(Errno::EIO)?;
-        let identity = inodes::identity(&metadata);
-        let (node, is_known) = self.shared.nodes.enter(identity, &metadata, &handle, asked);
-        if is_known {
-            self.shared.channel.forget_metadata(node);
+        let file_id = inodes::file_id(&metadata);
+        let (node, was_looked_up) =
+            self.shared
+                .nodes
+                .begin_open(file_id, &metadata, &handle, requested_at);
+        if was_looked_up {
+            self.shared.channel.invalidate_metadata(node);
         }
         let result = self.open_node(node, flags);
-        if !is_known && result.is_ok() && flags & libc::O_DIRECT == 0 {
+        if !was_looked_up && result.is_ok() && flags & libc::O_DIRECT == 0 {
             self.store_first_bytes(node, &handle);
         }
-        self.shared.nodes.entered(node, &handle);
-        if result.is_ok() && recent::concerns(path, options) {
-            let recent = Recent {
+        self.shared.nodes.end_open(node, &handle);
+        if result.is_ok() && recent::is_cacheable(path, options) {
+            let recent = RecentFile {
                 handle,
                 metadata,
-                asked,
+                requested_at,
             };
-            self.shared.recent.keep(path, recent);
+            self.shared.recent.insert(path, recent);
         }
         result
     }
 
-    /// What was opened a moment ago and can be [opened again](Self::open_again). Does not wait.
-    pub(crate) fn find_recent(&self, path: &Path, options: &OpenOptions) -> Option<Arc<Recent>> {
-        recent::concerns(path, options)
+    /// A recently opened file that can be [reopened](Self::reopen). Does not block.
+    pub(crate) fn find_recent(
+        &self,
+        path: &Path,
+        options: &OpenOptions,
+    ) -> Option<Arc<RecentFile>> {
+        recent::is_cacheable(path, options)
             .then(|| self.shared.recent.find(path))
             .flatten()
     }
 
-    /// Another descriptor of what was opened a moment ago, without a question to the target. Waits for the kernel.
-    pub(crate) fn open_again(&self, recent: &Recent, flags: i32) -> Result<OwnedFd, Errno> {
-        let handle = Arc::new(recent.handle.opened_again());
-        let identity = inodes::identity(&recent.metadata);
+    /// Another descriptor of a recently opened file, without a request to the agent. Blocks on the kernel.
+    pub(crate) fn reopen(&self, recent: &RecentFile, flags: i32) -> Result<OwnedFd, Errno> {
+        let handle = Arc::new(recent.handle.reopened());
+        let file_id = inodes::file_id(&recent.metadata);
         let nodes = &self.shared.nodes;
-        let (node, _) = nodes.enter(identity, &recent.metadata, &handle, recent.asked);
+        let (node, _) = nodes.begin_open(file_id, &recent.metadata, &handle, recent.requested_at);
         let result = self.open_node(node, flags);
-        nodes.entered(node, &handle);
+        nodes.end_open(node, &handle);
         result
     }
 
-    /// Puts what came with the open into the kernel's cache, so that the first read needs nobody. Only for a file that is new
-    /// here: others may have written to one that is not, and the kernel has what was read of it before.
+    /// Puts the prefetched bytes into the page cache, so that the first read needs no request. Only for a file that is new
+    /// here: another file may have been written through another descriptor, and some of it is already cached.
     fn store_first_bytes(&self, node: u64, handle: &Arc<Handle>) {
         let is_file = |mode: u32| mode & libc::S_IFMT == libc::S_IFREG;
-        self.shared.nodes.while_alone(node, handle, |metadata| {
+        self.shared.nodes.if_exclusive(node, handle, |metadata| {
             if !is_file(metadata.mode) || metadata.size == 0 || handle.appends() {
                 return;
             }
-            // A page is whole, or the file ends in it.
-            let length = u32::try_from(metadata.size.min(STORED)).unwrap_or_default();
-            let bytes = handle.reading.at_hand(0, length);
+            // Every stored page is whole, or the file ends in it.
+            let length = u32::try_from(metadata.size.min(MAX_STORED_BYTES)).unwrap_or_default();
+            let bytes = handle.read_ahead.prefetched(0, length);
             if let Some(bytes) = bytes.filter(|bytes| bytes.len() == length as usize) {
                 self.shared.channel.store(node, &bytes);
             }
@@ -201,15 +217,15 @@ impl Fuse {
     }
 
     fn open_node(&self, node: u64, flags: i32) -> Result<OwnedFd, Errno> {
-        // What creates, truncates or finds a file was done at the target.
-        let kept = libc::O_ACCMODE
+        // The flags that create, truncate or resolve were already applied at the target.
+        let relevant = libc::O_ACCMODE
             | libc::O_APPEND
             | libc::O_NONBLOCK
             | libc::O_SYNC
             | libc::O_DSYNC
             | libc::O_DIRECT;
-        let flags = OFlags::from_bits_retain((flags & kept).cast_unsigned()) | OFlags::CLOEXEC;
-        let name = serving::name_of(node);
+        let flags = OFlags::from_bits_retain((flags & relevant).cast_unsigned()) | OFlags::CLOEXEC;
+        let name = server::name_of(node);
         loop {
             match openat(self.root.as_fd(), name.as_str(), flags, Mode::empty()) {
                 Err(rustix::io::Errno::INTR) => {}
@@ -218,29 +234,29 @@ impl Fuse {
         }
     }
 
-    /// What the agent calls the file of a descriptor that we gave.
+    /// The agent's handle for a descriptor of this file system.
     pub(crate) fn handle_of(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {
         let raw = |error: rustix::io::Errno| Errno::from_raw(error.raw_os_error());
         let description = rustix::fs::fstat(file).map_err(raw)?;
         if description.st_dev != self.device {
             return Err(Errno::EXDEV);
         }
-        let is_it = |identity| self.shared.inodes.number(identity) == description.st_ino;
-        self.shared.nodes.find_handle(is_it).ok_or(Errno::ESTALE)
+        let matches = |file_id| self.shared.inodes.number(file_id) == description.st_ino;
+        self.shared.nodes.find_handle(matches).ok_or(Errno::ESTALE)
     }
 
-    /// Something was changed by its name: what the kernel knows of open files may not be true any more.
-    pub(crate) fn forget_metadata(&self) {
-        self.shared.recent.forget();
-        for node in self.shared.nodes.forget_metadata() {
-            self.shared.channel.forget_metadata(node);
+    /// Invalidates the kernel's metadata of all open files, after a change by path.
+    pub(crate) fn invalidate_metadata(&self) {
+        self.shared.recent.clear();
+        for node in self.shared.nodes.invalidate_metadata() {
+            self.shared.channel.invalidate_metadata(node);
         }
     }
 }
 
-/// The kernel's own reading ahead is bounded by a setting of the device. Those who may, make it larger; fewer and larger
-/// requests are cheaper.
-fn read_ahead_far(major: u32, minor: u32) {
+/// Raises the kernel's read-ahead limit of the device, if this process has the right to: fewer and larger requests are
+/// cheaper.
+fn raise_read_ahead_limit(major: u32, minor: u32) {
     let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     let _ = std::fs::write(setting, "1024");
 }

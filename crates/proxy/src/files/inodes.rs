@@ -1,16 +1,16 @@
-//! Which file is which, in numbers that an application of this machine can compare.
+//! Inode numbers of the target's files, as the application sees them.
 //!
-//! All files of the target are on one device here, so that `stat` of a path and `fstat` of its descriptor agree. At the
-//! target they may be on several, where inodes repeat; those of further devices are told apart by their upper bits.
+//! On this machine all files of the target are on one device, so that `stat` of a path and `fstat` of its descriptor
+//! agree. At the target they may be on several devices, whose inode numbers overlap. The numbers of all devices but the
+//! first are distinguished by their upper bits.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use protocol::rpc::Metadata;
 
-/// A file at the target: the two numbers of its device, and its own.
-pub(crate) type Identity = (u32, u32, u64);
+/// Identifies a file at the target: major and minor number of its device, and its inode.
+pub(crate) type FileId = (u32, u32, u64);
 
-pub(crate) fn identity(metadata: &Metadata) -> Identity {
+pub(crate) fn file_id(metadata: &Metadata) -> FileId {
     let Metadata {
         device_major,
         device_minor,
@@ -20,16 +20,16 @@ pub(crate) fn identity(metadata: &Metadata) -> Identity {
     (*device_major, *device_minor, *inode)
 }
 
-/// The devices that were seen, in order.
+/// The devices in the order in which they were first seen.
 #[derive(Debug, Default)]
 pub(crate) struct Inodes(Mutex<Vec<(u32, u32)>>);
 
 impl Inodes {
-    /// The number of a file, which on the device that was seen first is the target's own.
-    pub(crate) fn number(&self, (major, minor, inode): Identity) -> u64 {
-        let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = devices.iter().position(|device| *device == (major, minor));
-        let index = known.unwrap_or_else(|| {
+    /// The inode number of a file on this machine. On the device that was seen first it is the target's own.
+    pub(crate) fn number(&self, (major, minor, inode): FileId) -> u64 {
+        let mut devices = self.0.lock();
+        let position = devices.iter().position(|device| *device == (major, minor));
+        let index = position.unwrap_or_else(|| {
             devices.push((major, minor));
             devices.len() - 1
         });

@@ -1,14 +1,14 @@
 //! The target's files without FUSE.
 //!
-//! A file that is read comes whole into memory before `open` returns, up to a size; the descriptor is one of that
-//! memory. What is missing then: files that change while they are open, metadata of descriptors, and writing to a file
-//! that has content. Each of these is refused or documented, never silently wrong.
+//! A file that is opened for reading is copied into memory before `open` returns, up to a maximum size; the descriptor is
+//! one of that memory. Not supported are files that change while they are open, metadata of descriptors, and writing to
+//! a file that has content. Each of these is refused or documented, never silently wrong.
 //!
-//! A file that is new or was emptied can be written: [`writing`] brings it to the target when its last user has closed
-//! it. A directory becomes a folder with the same names and kinds: see [`folders`].
+//! A new or truncated file can be written: [`write_back`] sends it to the target when its last writer has closed it. A
+//! directory is copied to a local one with the same names and file types: see [`directories`].
 
-mod folders;
-mod writing;
+mod directories;
+mod write_back;
 
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{Seek as _, Write as _};
@@ -17,30 +17,30 @@ use std::path::Path;
 
 use interceptor::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use protocol::files::FIRST_BYTES;
-use protocol::rpc::{self, Place};
+use protocol::files::MAX_FIRST_BYTES;
+use protocol::rpc::{self, FileRef};
 
-use self::folders::Folders;
-use self::writing::Writing;
-use super::calls::{Calls, next_part};
+use self::directories::DirectoryCopies;
+use self::write_back::WriteBack;
+use super::calls::{FileCalls, next_chunk};
 use super::errno_of;
 use crate::event::FileProblem;
 
-/// The largest file that is brought into memory.
-pub(crate) const LARGEST_FILE: u64 = 64 << 20;
+/// The maximum size of a file that is copied into memory.
+pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Memory {
-    calls: Calls,
-    folders: Folders,
-    writing: Writing,
+pub(crate) struct MemoryFiles {
+    calls: FileCalls,
+    directories: DirectoryCopies,
+    write_back: WriteBack,
 }
 
-impl Memory {
-    pub(crate) fn start(calls: Calls) -> Result<Self, Errno> {
+impl MemoryFiles {
+    pub(crate) fn start(calls: FileCalls) -> Result<Self, Errno> {
         Ok(Self {
-            writing: Writing::start(calls.clone())?,
-            folders: Folders::default(),
+            write_back: WriteBack::start(calls.clone())?,
+            directories: DirectoryCopies::default(),
             calls,
         })
     }
@@ -55,75 +55,80 @@ impl Memory {
         let (mode, size) = metadata.map_or((0, 0), |metadata| (metadata.mode, metadata.size));
         let handle = opened.handle;
         if mode & libc::S_IFMT == libc::S_IFDIR {
-            let entries = self.calls.wait(self.calls.list(Place::handle(handle)));
+            let entries = self
+                .calls
+                .block_on(self.calls.list(FileRef::handle(handle)));
             self.calls.close(handle);
-            return self.folders.open(&entries?);
+            return self.directories.open(&entries?);
         }
         if flags & libc::O_ACCMODE != libc::O_RDONLY {
             return self.writable(path, handle, flags, size);
         }
-        let file = self.filled(path, opened, size);
+        let file = self.download(path, opened, size);
         self.calls.close(handle);
-        // Opened anew: reading only, from the beginning.
+        // A new descriptor: read-only, with the position at the start.
         reopen(&file?, FileOptions::new().read(true))
     }
 
     fn writable(&self, path: &Path, handle: u64, flags: i32, size: u64) -> Result<OwnedFd, Errno> {
         if size > 0 {
             self.calls.close(handle);
-            self.calls.say(path, FileProblem::NotEmpty);
+            self.calls.report_problem(path, FileProblem::NotEmpty);
             return Err(Errno::EOPNOTSUPP);
         }
-        self.writing.open(path, handle, flags)
+        self.write_back.open(path, handle, flags)
     }
 
-    fn filled(&self, path: &Path, opened: &rpc::OpenResponse, size: u64) -> Result<File, Errno> {
+    fn download(&self, path: &Path, opened: &rpc::OpenResponse, size: u64) -> Result<File, Errno> {
         let too_large = || {
-            self.calls.say(path, FileProblem::TooLarge);
+            self.calls.report_problem(path, FileProblem::TooLarge);
             Errno::EFBIG
         };
-        if size > LARGEST_FILE {
+        if size > MAX_FILE_BYTES {
             return Err(too_large());
         }
-        let mut file = in_memory()?;
+        let mut file = create_memory_file()?;
         let failed = |error: std::io::Error| errno_of(&error);
         file.write_all(&opened.first_bytes).map_err(failed)?;
         if !opened.whole {
             let offset = opened.first_bytes.len() as u64;
-            // One byte more tells whether it has grown too large meanwhile.
-            let most = LARGEST_FILE + 1 - offset.min(LARGEST_FILE);
-            self.calls.wait(async {
-                let mut body = self.calls.read_stream(opened.handle, offset, most).await?;
-                while let Some(part) = next_part(&mut body).await? {
-                    file.write_all(&part).map_err(failed)?;
+            // One byte more than the maximum, to detect a file that has grown too large meanwhile.
+            let length = MAX_FILE_BYTES + 1 - offset.min(MAX_FILE_BYTES);
+            self.calls.block_on(async {
+                let mut body = self
+                    .calls
+                    .read_stream(opened.handle, offset, length)
+                    .await?;
+                while let Some(chunk) = next_chunk(&mut body).await? {
+                    file.write_all(&chunk).map_err(failed)?;
                 }
                 Ok::<_, Errno>(())
             })?;
         }
         match file.stream_position().map_err(failed)? {
-            length if length > LARGEST_FILE => Err(too_large()),
+            length if length > MAX_FILE_BYTES => Err(too_large()),
             _ => Ok(file),
         }
     }
 
-    /// What the agent calls the file of a descriptor that we gave for writing. Others are only copies.
+    /// The agent's handle for a descriptor that was opened for writing. Other descriptors are only copies.
     pub(crate) fn handle_of(&self, file: BorrowedFd<'_>) -> Result<u64, Errno> {
-        self.writing.handle_of(file).ok_or(Errno::EXDEV)
+        self.write_back.handle_of(file).ok_or(Errno::EXDEV)
     }
 
-    /// Returns when everything that was written and closed is at the target.
-    pub(crate) fn settle(&self) {
-        self.writing.settle();
-        self.folders.settle();
+    /// Blocks until everything that was written and closed is at the target.
+    pub(crate) fn flush(&self) {
+        self.write_back.flush();
+        self.directories.remove_closed();
     }
 }
 
-/// A file of memory, which nobody else sees and which goes with its last descriptor.
-fn in_memory() -> Result<File, Errno> {
+/// An anonymous file in memory, which is freed with its last descriptor.
+fn create_memory_file() -> Result<File, Errno> {
     memfd_create("standin", MFdFlags::MFD_CLOEXEC).map(File::from)
 }
 
-/// A descriptor of the same file with a position and rights of its own.
+/// A new descriptor of the same file, with its own position and access mode.
 fn reopen(file: &File, options: &FileOptions) -> Result<OwnedFd, Errno> {
     options
         .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
@@ -131,4 +136,4 @@ fn reopen(file: &File, options: &FileOptions) -> Result<OwnedFd, Errno> {
         .map_err(|error| errno_of(&error))
 }
 
-const _: () = assert!(FIRST_BYTES as u64 <= LARGEST_FILE);
+const _: () = assert!(MAX_FIRST_BYTES as u64 <= MAX_FILE_BYTES);

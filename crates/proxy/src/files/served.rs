@@ -1,4 +1,4 @@
-//! Files whose content is ours, whatever this machine or the target has.
+//! Files with content of our own, which replace those of this machine and of the target.
 
 use std::fs::{File, OpenOptions as FileOptions, Permissions};
 use std::io::{self, Write as _};
@@ -6,25 +6,26 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use interceptor::{Answer, Errno, Metadata, Moment};
+use interceptor::{CallResult, Errno, Metadata, Timestamp};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// Path and content.
 ///
-/// - `nsswitch.conf` makes the C library ask the target's nameservers itself, and not a service of this machine.
+/// - `nsswitch.conf` makes the C library query the target's nameservers itself, instead of a name service of this
+///   machine.
 const FILES: &[(&str, &str)] = &[("/etc/nsswitch.conf", include_str!("served/nsswitch.conf"))];
 
-/// Whether a path is one of ours.
+/// Whether a path is one of these files.
 pub(crate) fn is_served(path: &Path) -> bool {
-    FILES.iter().any(|(ours, _)| Path::new(ours) == path)
+    FILES.iter().any(|(served, _)| Path::new(served) == path)
 }
 
-/// The files, in memory.
+/// The files, in sealed memory.
 #[derive(Debug)]
-pub(crate) struct Served(Vec<(&'static Path, File)>);
+pub(crate) struct ServedFiles(Vec<(&'static Path, File)>);
 
-impl Served {
+impl ServedFiles {
     pub(crate) fn new() -> io::Result<Self> {
         let files = FILES.iter();
         let files = files.map(|(path, content)| Ok((Path::new(*path), in_memory(content)?)));
@@ -32,7 +33,7 @@ impl Served {
     }
 
     pub(crate) fn find(&self, path: &Path) -> Option<ServedFile<'_>> {
-        let found = self.0.iter().find(|(ours, _)| *ours == path)?;
+        let found = self.0.iter().find(|(served, _)| *served == path)?;
         Some(ServedFile(&found.1))
     }
 }
@@ -42,7 +43,7 @@ pub(crate) struct ServedFile<'f>(&'f File);
 
 impl ServedFile<'_> {
     /// A descriptor with a position of its own.
-    pub(crate) fn open(&self, flags: i32) -> Answer<OwnedFd> {
+    pub(crate) fn open(&self, flags: i32) -> CallResult<OwnedFd> {
         let creates = libc::O_CREAT | libc::O_EXCL;
         if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
             return Err(Errno::EROFS.into());
@@ -60,7 +61,7 @@ impl ServedFile<'_> {
             .map_err(|error| super::errno_of(&error).into())
     }
 
-    pub(crate) fn access(&self, mode: i32) -> Answer<()> {
+    pub(crate) fn access(&self, mode: i32) -> CallResult<()> {
         if mode & libc::W_OK != 0 {
             return Err(Errno::EROFS.into());
         }
@@ -70,10 +71,10 @@ impl ServedFile<'_> {
         Ok(())
     }
 
-    pub(crate) fn metadata(&self) -> Answer<Metadata> {
+    pub(crate) fn metadata(&self) -> CallResult<Metadata> {
         let from = self.0.metadata();
         let from = from.map_err(|error| super::errno_of(&error))?;
-        let moment = |seconds, nanoseconds: i64| Moment {
+        let timestamp = |seconds, nanoseconds: i64| Timestamp {
             seconds,
             nanoseconds: u32::try_from(nanoseconds).unwrap_or_default(),
         };
@@ -88,9 +89,9 @@ impl ServedFile<'_> {
             size: from.size(),
             block_size: u32::try_from(from.blksize()).unwrap_or(4096),
             blocks: from.blocks(),
-            accessed: moment(from.atime(), from.atime_nsec()),
-            modified: moment(from.mtime(), from.mtime_nsec()),
-            changed: moment(from.ctime(), from.ctime_nsec()),
+            accessed: timestamp(from.atime(), from.atime_nsec()),
+            modified: timestamp(from.mtime(), from.mtime_nsec()),
+            changed: timestamp(from.ctime(), from.ctime_nsec()),
             born: None,
         })
     }
@@ -113,8 +114,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_open_reads_from_the_beginning_and_none_writes() {
-        let served = Served::new().unwrap();
+    fn each_open_has_its_own_position_and_writing_fails() {
+        let served = ServedFiles::new().unwrap();
         let path = Path::new("/etc/nsswitch.conf");
         assert!(is_served(path));
         for _ in 0..2 {

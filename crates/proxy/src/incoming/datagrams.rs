@@ -1,36 +1,36 @@
-//! Datagrams of one client: a socket here that stands for it.
+//! Relays the datagrams of one client through a socket of its own on this machine.
 
 use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming as Body;
-use link::http2::Sender;
-use protocol::incoming::TAKEN;
+use link::http2::BodySender;
+use protocol::incoming::ACCEPTED;
 use protocol::outgoing::{Datagram, DatagramDecoder};
 use tokio::net::UdpSocket;
 
-use super::arrival::refuse;
-use super::door::Delivered;
-use super::doors::Doors;
-use crate::monitor::Arriving;
+use super::accept_pool::refuse;
+use super::app_listener::AppSocket;
+use super::app_listeners::AppListeners;
+use crate::monitor::IncomingAttempt;
 
-/// Datagrams that may wait for the link.
-pub(super) const PARTS: usize = 4;
+/// The maximum number of datagrams that are queued for the link.
+pub(super) const MAX_QUEUED: usize = 4;
 /// The largest datagram.
-const PART: usize = 64 * 1024;
+const MAX_DATAGRAM_BYTES: usize = 64 * 1024;
 
-/// Carries datagrams between a client and the application, until the agent forgets the client.
-pub(super) async fn carry(
-    doors: &Doors,
+/// Relays datagrams between a client and the application, until the agent ends the stream of the client.
+pub(super) async fn relay(
+    listeners: &AppListeners,
     client: SocketAddr,
     server: SocketAddr,
-    mut to_client: Sender,
+    mut to_client: BodySender,
     mut from_client: Body,
-    arriving: Arriving,
+    attempt: IncomingAttempt,
 ) {
-    let Some(Delivered { socket, kept }) = doors.open(client, server) else {
-        arriving.refused();
+    let Some(AppSocket { socket, guard }) = listeners.open_datagrams(client, server) else {
+        attempt.refused();
         drop(to_client);
         return refuse(from_client).await;
     };
@@ -41,17 +41,17 @@ pub(super) async fn carry(
     else {
         return;
     };
-    let taken = Bytes::from_static(&[TAKEN]);
-    if to_client.send_data(taken).await.is_err() {
+    let accepted = Bytes::from_static(&[ACCEPTED]);
+    if to_client.send_data(accepted).await.is_err() {
         return;
     }
-    let traffic = arriving.accepted();
+    let traffic = attempt.accepted();
     let mut decoder = DatagramDecoder::default();
-    let mut buffer = vec![0; PART];
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
     loop {
         tokio::select! {
             received = socket.recv(&mut buffer) => {
-                // An application that has closed its socket is seen elsewhere; datagrams have no end.
+                // The port task notices an application that has closed its socket; datagrams have no end of stream.
                 let Ok(count) = received else { continue };
                 if let Some(traffic) = &traffic {
                     traffic.application_sent(&buffer[..count]);
@@ -70,7 +70,7 @@ pub(super) async fn carry(
                 while let Ok(Some(datagram)) = decoder.next_datagram() {
                     if let Datagram::Payload { payload, .. } = datagram {
                         if let Some(traffic) = &traffic {
-                            traffic.application_gets(&payload);
+                            traffic.application_received(&payload);
                         }
                         let _ = socket.send(&payload).await;
                     }
@@ -78,5 +78,5 @@ pub(super) async fn carry(
             }
         }
     }
-    drop(kept);
+    drop(guard);
 }

@@ -1,171 +1,182 @@
-//! The life of one port: from its first listener to its last, at all agents that there are.
+//! The task of one port, from the application's first listener to its last, at all agents.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use interceptor::Errno;
+use parking_lot::Mutex;
 use protocol::rpc::Failure;
-use router::Change;
+use router::MemberChange;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, interval, timeout};
 use tonic::Status;
 
-use super::door::Asking;
-use super::doors::Doors;
-use super::subscription::{Ours, Said, Saying, Subscription};
-use super::watch::Watch;
-use super::{Key, Shared, is_final, reason_of};
-use crate::agent::{AgentId, Member};
-use crate::event::{Checked, Earlier, Event, IncomingEvent, News, Subscribed, describe};
+use super::app_listener::PendingListen;
+use super::app_listeners::AppListeners;
+use super::diagnostics::PortDiagnostics;
+use super::subscription::{
+    ActiveSubscription, AgentSubscription, ReportSender, SubscriptionReport,
+};
+use super::{PortKey, Shared, is_final, reason_of};
+use crate::agent::{AgentConnection, AgentId};
+use crate::event::{
+    EarlierSession, Event, IncomingEvent, IncomingEventKind, RedirectCheck, SubscriptionInfo,
+    describe,
+};
 
-/// How often it is looked whether the application still listens.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often it is checked whether the application still listens.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Waiting for agents that are being started is said after so long.
-const WORTH_A_WORD: Duration = Duration::from_secs(3);
+/// Waiting for agents that are being started is reported after this time.
+const WAITING_NOTICE_DELAY: Duration = Duration::from_secs(3);
 
-pub(super) struct Port {
+pub(super) struct PortTask {
     shared: Arc<Shared>,
-    key: Key,
+    key: PortKey,
     /// The application's port.
-    local: u16,
-    /// From the application's calls to us.
-    askings: mpsc::UnboundedReceiver<Asking>,
-    /// Who waits for the subscription.
-    asking: Vec<Asking>,
-    doors: Arc<Doors>,
-    /// Where the port was ours once.
-    before: HashSet<AgentId>,
+    local_port: u16,
+    /// New `listen` calls of the application.
+    listens: mpsc::UnboundedReceiver<PendingListen>,
+    /// Calls that wait for the subscription.
+    pending: Vec<PendingListen>,
+    listeners: Arc<AppListeners>,
+    /// Agents at which the port was subscribed before.
+    subscribed_before: HashSet<AgentId>,
 }
 
 /// A port while the application listens on it.
-struct Round {
-    agents: HashMap<AgentId, AtAgent>,
-    watch: Arc<Mutex<Watch>>,
-    /// For the next agent's task.
-    saying: Saying,
-    said: mpsc::UnboundedReceiver<(AgentId, Member, Said)>,
-    /// Whether the application's calls have been answered.
-    is_answered: bool,
+struct ListeningPort {
+    agents: HashMap<AgentId, PortAtAgent>,
+    diagnostics: Arc<Mutex<PortDiagnostics>>,
+    /// Cloned for the task of each agent.
+    report_sender: ReportSender,
+    reports: mpsc::UnboundedReceiver<(AgentId, AgentConnection, SubscriptionReport)>,
+    /// Whether the application's `listen` calls were completed.
+    is_confirmed: bool,
 }
 
-/// What one agent does for the port. To drop it ends that.
-struct AtAgent {
-    member: Member,
+/// The port at one agent. Dropping it ends the subscription there.
+struct PortAtAgent {
+    connection: AgentConnection,
     state: State,
-    /// What was said last about having nothing from it.
-    told: Option<String>,
+    /// The last reported reason why there is no traffic from this agent.
+    reported_reason: Option<String>,
     task: AbortHandle,
 }
 
 enum State {
-    Asked,
-    Ours(Ours),
-    /// And whether it is asked again.
+    Pending,
+    Active(ActiveSubscription),
+    /// The agent refused. The flag is whether the subscription will be retried.
     Refused(Status, bool),
-    Lost,
+    TakenOver,
 }
 
-/// What happens to a port.
-enum Incident {
-    Asked(Asking),
-    Agents(Option<Change<AgentId, Member>>),
-    Said(AgentId, Member, Said),
-    /// There is no agent, and nobody waits for one.
+enum PortEvent {
+    Listen(PendingListen),
+    Agents(Option<MemberChange<AgentId, AgentConnection>>),
+    Report(AgentId, AgentConnection, SubscriptionReport),
+    /// There is no agent, and calls do not wait for one any more.
     NoAgent,
-    Look,
+    Poll,
 }
 
-impl Port {
+impl PortTask {
     pub(super) fn new(
         shared: Arc<Shared>,
-        key: Key,
-        local: u16,
-        askings: mpsc::UnboundedReceiver<Asking>,
+        key: PortKey,
+        local_port: u16,
+        listens: mpsc::UnboundedReceiver<PendingListen>,
     ) -> Self {
         Self {
             shared,
             key,
-            local,
-            askings,
-            asking: Vec::new(),
-            doors: Arc::default(),
-            before: HashSet::new(),
+            local_port,
+            listens,
+            pending: Vec::new(),
+            listeners: Arc::default(),
+            subscribed_before: HashSet::new(),
         }
     }
 
-    pub(super) async fn live(mut self) {
+    pub(super) async fn run(mut self) {
         loop {
-            while let Ok(asking) = self.askings.try_recv() {
-                self.asking.push(asking);
+            while let Ok(listen) = self.listens.try_recv() {
+                self.pending.push(listen);
             }
-            if self.asking.is_empty() && !self.doors.look() {
-                if self.forget() {
+            if self.pending.is_empty() && !self.listeners.remove_closed() {
+                if self.unregister() {
                     return;
                 }
                 continue;
             }
-            // Traffic comes from all agents from the first moment on, or the application is not told that it listens.
-            let agents = self.shared.agent.all.clone();
-            if timeout(WORTH_A_WORD, agents.all()).await.is_err() {
-                self.tell(None, News::Waiting);
-                agents.all().await;
+            // The application's `listen` succeeds only when all agents deliver the traffic.
+            let agents = self.shared.context.agents.clone();
+            if timeout(WAITING_NOTICE_DELAY, agents.connect_all())
+                .await
+                .is_err()
+            {
+                self.emit(None, IncomingEventKind::Waiting);
+                agents.connect_all().await;
             }
             self.serve().await;
         }
     }
 
-    /// Goes on until nobody listens.
+    /// Runs until the application has no listener.
     async fn serve(&mut self) {
-        let mut round = Round::new(self.filter());
-        let mut changes = self.shared.agent.all.router.changes();
-        let connection = self.shared.agent.client.clone();
-        let mut look = interval(LOOK_EVERY);
-        look.tick().await;
+        let mut port = ListeningPort::new(self.filter());
+        let mut changes = self.shared.context.agents.router.changes();
+        let stateful_agent = self.shared.context.stateful_agent.clone();
+        let mut poll = interval(POLL_INTERVAL);
+        poll.tick().await;
         loop {
-            while let Some(change) = changes.next_now() {
-                self.follow(&mut round, change);
+            while let Some(change) = changes.try_next() {
+                self.apply_member_change(&mut port, change);
             }
-            if !round.is_answered && !self.answer(&mut round) {
+            if !port.is_confirmed && !self.try_confirm(&mut port) {
                 return;
             }
-            let nobody_is_asked = !round.is_answered && round.agents.is_empty();
-            let incident = tokio::select! {
-                Some(asking) = self.askings.recv() => Incident::Asked(asking),
-                change = changes.next() => Incident::Agents(change),
-                Some((id, member, said)) = round.said.recv() => Incident::Said(id, member, said),
-                () = connection.lost(), if nobody_is_asked => Incident::NoAgent,
-                _ = look.tick() => Incident::Look,
+            let has_no_agent = !port.is_confirmed && port.agents.is_empty();
+            let event = tokio::select! {
+                Some(listen) = self.listens.recv() => PortEvent::Listen(listen),
+                change = changes.next() => PortEvent::Agents(change),
+                Some((id, connection, report)) = port.reports.recv() => PortEvent::Report(id, connection, report),
+                () = stateful_agent.lost(), if has_no_agent => PortEvent::NoAgent,
+                _ = poll.tick() => PortEvent::Poll,
             };
-            match incident {
-                Incident::Asked(asking) if round.is_answered => self.accept(asking),
-                Incident::Asked(asking) => self.asking.push(asking),
-                Incident::Agents(Some(change)) => self.follow(&mut round, change),
-                // The session is over.
-                Incident::Agents(None) => return,
-                Incident::Said(id, member, said) => self.hear(&mut round, &id, &member, said),
-                Incident::NoAgent => {
+            match event {
+                PortEvent::Listen(listen) if port.is_confirmed => self.accept(listen),
+                PortEvent::Listen(listen) => self.pending.push(listen),
+                PortEvent::Agents(Some(change)) => self.apply_member_change(&mut port, change),
+                // The session has ended.
+                PortEvent::Agents(None) => return,
+                PortEvent::Report(id, connection, report) => {
+                    self.handle_report(&mut port, &id, &connection, report);
+                }
+                PortEvent::NoAgent => {
                     let reason = "there is no agent".to_owned();
                     if self.shared.steals() {
                         return self.refuse(Errno::EADDRNOTAVAIL, reason, None);
                     }
-                    self.let_listen(&mut round);
-                    self.tell(
+                    self.confirm(&mut port);
+                    self.emit(
                         None,
-                        News::Local {
+                        IncomingEventKind::LocalOnly {
                             reason,
-                            tries_again: true,
+                            will_retry: true,
                         },
                     );
                 }
-                Incident::Look if !round.is_answered => {}
-                Incident::Look => {
-                    for news in round.watch().news(Instant::now()) {
-                        self.tell(None, news);
+                PortEvent::Poll if !port.is_confirmed => {}
+                PortEvent::Poll => {
+                    let kinds = port.diagnostics.lock().due_events(Instant::now());
+                    for kind in kinds {
+                        self.emit(None, kind);
                     }
-                    if !self.doors.look() {
+                    if !self.listeners.remove_closed() {
                         return;
                     }
                 }
@@ -173,98 +184,107 @@ impl Port {
         }
     }
 
-    fn follow(&mut self, round: &mut Round, change: Change<AgentId, Member>) {
+    fn apply_member_change(
+        &mut self,
+        port: &mut ListeningPort,
+        change: MemberChange<AgentId, AgentConnection>,
+    ) {
         match change {
-            Change::Joined(id, member) => {
-                let subscription = Subscription {
+            MemberChange::Joined(id, connection) => {
+                let subscription = AgentSubscription {
                     shared: Arc::clone(&self.shared),
                     key: self.key,
-                    local: self.local,
+                    local_port: self.local_port,
                     id: id.clone(),
-                    member: member.clone(),
-                    doors: Arc::clone(&self.doors),
-                    watch: Arc::clone(&round.watch),
-                    again: self.before.contains(&id),
-                    is_patient: round.is_answered,
-                    said: round.saying.clone(),
+                    connection: connection.clone(),
+                    listeners: Arc::clone(&self.listeners),
+                    diagnostics: Arc::clone(&port.diagnostics),
+                    is_renewed: self.subscribed_before.contains(&id),
+                    retries_refusals: port.is_confirmed,
+                    reports: port.report_sender.clone(),
                 };
-                let task = tokio::spawn(subscription.live()).abort_handle();
-                let at_agent = AtAgent {
-                    member,
-                    state: State::Asked,
-                    told: None,
+                let task = tokio::spawn(subscription.run()).abort_handle();
+                let at_agent = PortAtAgent {
+                    connection,
+                    state: State::Pending,
+                    reported_reason: None,
                     task,
                 };
-                round.agents.insert(id, at_agent);
+                port.agents.insert(id, at_agent);
             }
-            Change::Left(id) => {
-                round.agents.remove(&id);
+            MemberChange::Left(id) => {
+                port.agents.remove(&id);
             }
         }
     }
 
-    /// What an agent's task says.
-    fn hear(&mut self, round: &mut Round, id: &AgentId, member: &Member, said: Said) {
-        let Some(at_agent) = round.agents.get_mut(id) else {
+    fn handle_report(
+        &mut self,
+        port: &mut ListeningPort,
+        id: &AgentId,
+        connection: &AgentConnection,
+        report: SubscriptionReport,
+    ) {
+        let Some(at_agent) = port.agents.get_mut(id) else {
             return;
         };
-        if at_agent.member != *member {
+        if at_agent.connection != *connection {
             return;
         }
-        match said {
-            Said::Ours(ours) => {
-                at_agent.told = None;
-                if round.is_answered {
-                    self.before.insert(id.clone());
-                    self.tell_subscribed(Some(id), &[(id, &ours)]);
+        match report {
+            SubscriptionReport::Active(active) => {
+                at_agent.reported_reason = None;
+                if port.is_confirmed {
+                    self.subscribed_before.insert(id.clone());
+                    self.emit_subscribed(Some(id), &[(id, &active)]);
                 }
-                at_agent.state = State::Ours(ours);
-                round.look_who_is_first();
+                at_agent.state = State::Active(active);
+                port.update_expectation();
             }
-            Said::Refused(status, tries_again) => {
-                // An agent that is gone is told of elsewhere.
-                if round.is_answered && (is_final(&status) || !member.client.is_closed()) {
-                    self.tell_refused(id, at_agent, &status, tries_again);
+            SubscriptionReport::Refused(status, will_retry) => {
+                // The loss of an agent is reported by its supervisor.
+                if port.is_confirmed && (is_final(&status) || !connection.client.is_closed()) {
+                    self.emit_refused(id, at_agent, &status, will_retry);
                 }
-                at_agent.state = State::Refused(status, tries_again);
+                at_agent.state = State::Refused(status, will_retry);
             }
-            Said::TrafficSeen => {
-                let news = round.watch().traffic_seen();
-                if let Some(news) = news {
-                    self.tell(None, news);
+            SubscriptionReport::TrafficSeen => {
+                let kind = port.diagnostics.lock().traffic_seen();
+                if let Some(kind) = kind {
+                    self.emit(None, kind);
                 }
             }
-            Said::Earlier(earlier) => {
-                if let State::Ours(ours) = &mut at_agent.state {
-                    ours.earlier = earlier;
-                    // Otherwise it is told when the application's call is answered.
-                    if round.is_answered {
-                        self.tell_subscribed(Some(id), &[(id, ours)]);
+            SubscriptionReport::Earlier(earlier) => {
+                if let State::Active(active) = &mut at_agent.state {
+                    active.earlier = earlier;
+                    // Before that, it is reported when the application's call is completed.
+                    if port.is_confirmed {
+                        self.emit_subscribed(Some(id), &[(id, active)]);
                     }
                 }
-                round.look_who_is_first();
+                port.update_expectation();
             }
-            Said::LostTo(holder) => {
-                at_agent.state = State::Lost;
-                self.tell(Some(id), News::LostTo { holder });
+            SubscriptionReport::TakenOver(holder) => {
+                at_agent.state = State::TakenOver;
+                self.emit(Some(id), IncomingEventKind::TakenOver { holder });
             }
         }
     }
 
-    /// Answers the application's calls when all agents have answered ours. Says whether it goes on.
-    fn answer(&mut self, round: &mut Round) -> bool {
-        let is_asked = |at: &AtAgent| matches!(at.state, State::Asked);
-        if round.agents.is_empty() || round.agents.values().any(is_asked) {
+    /// Completes the application's calls when all agents have responded. Returns whether the port is still served.
+    fn try_confirm(&mut self, port: &mut ListeningPort) -> bool {
+        let is_pending = |at: &PortAtAgent| matches!(at.state, State::Pending);
+        if port.agents.is_empty() || port.agents.values().any(is_pending) {
             return true;
         }
-        let refusal = round.agents.iter().find_map(|(id, at)| match &at.state {
+        let refusal = port.agents.iter().find_map(|(id, at)| match &at.state {
             State::Refused(status, _) if is_final(status) => Some((id, status)),
             _ => None,
         });
-        // What was ours once is waited for, and a part of the traffic is no reason to give up the rest of it then.
+        // After the first subscription, refusals are retried, and a refusal at one agent does not end the port at the others.
         if let Some((id, status)) = refusal
             && self.shared.steals()
-            && self.before.is_empty()
+            && self.subscribed_before.is_empty()
         {
             let errno = Failure::from_status(status).and_then(|failure| failure.number());
             let errno = errno.map_or(Errno::EADDRNOTAVAIL, Errno::from_raw);
@@ -272,182 +292,182 @@ impl Port {
             self.refuse(errno, reason, Some(&id));
             return false;
         }
-        let ours: Vec<(&AgentId, &Ours)> = round
+        let active: Vec<(&AgentId, &ActiveSubscription)> = port
             .agents
             .iter()
-            .filter_map(|(id, at)| Some((id, at.ours()?)))
+            .filter_map(|(id, at)| Some((id, at.active()?)))
             .collect();
-        let nobody = ours.is_empty() && self.shared.steals() && self.before.is_empty();
-        if nobody {
-            // An agent that is lost while it is asked says nothing; another one will be there.
+        if active.is_empty() && self.shared.steals() && self.subscribed_before.is_empty() {
+            // An agent that is lost during the subscription reports nothing; another one will replace it.
             return true;
         }
-        if !ours.is_empty() {
-            let weakest = ours.iter().map(|(_, ours)| ours.checked).min();
-            self.tell_subscribed(None, &ours);
-            round.watch().checked(weakest.unwrap_or(Checked::Nothing));
+        if !active.is_empty() {
+            let weakest = active.iter().map(|(_, active)| active.check).min();
+            self.emit_subscribed(None, &active);
+            let mut diagnostics = port.diagnostics.lock();
+            diagnostics.set_check(weakest.unwrap_or(RedirectCheck::Unverified));
         }
-        self.let_listen(round);
-        for (id, at_agent) in &mut round.agents {
-            if at_agent.ours().is_some() {
-                self.before.insert(id.clone());
+        self.confirm(port);
+        for (id, at_agent) in &mut port.agents {
+            if at_agent.active().is_some() {
+                self.subscribed_before.insert(id.clone());
             }
-            if let State::Refused(status, tries_again) = &at_agent.state {
-                let (status, tries_again) = (status.clone(), *tries_again);
-                self.tell_refused(id, at_agent, &status, tries_again);
+            if let State::Refused(status, will_retry) = &at_agent.state {
+                let (status, will_retry) = (status.clone(), *will_retry);
+                self.emit_refused(id, at_agent, &status, will_retry);
             }
         }
         true
     }
 
-    fn let_listen(&mut self, round: &mut Round) {
-        round.is_answered = true;
-        for asking in std::mem::take(&mut self.asking) {
-            self.accept(asking);
+    /// Lets the application's calls succeed.
+    fn confirm(&mut self, port: &mut ListeningPort) {
+        port.is_confirmed = true;
+        for listen in std::mem::take(&mut self.pending) {
+            self.accept(listen);
         }
     }
 
-    /// The application's calls fail.
+    /// Makes the application's calls fail.
     fn refuse(&mut self, errno: Errno, reason: String, id: Option<&AgentId>) {
-        for asking in std::mem::take(&mut self.asking) {
-            asking.refuse(errno);
+        for listen in std::mem::take(&mut self.pending) {
+            listen.refuse(errno);
         }
-        self.tell(id, News::Refused { reason });
+        self.emit(id, IncomingEventKind::Refused { reason });
     }
 
-    fn accept(&self, asking: Asking) {
-        let address = asking.address;
-        if let Some(door) = asking.accept() {
-            self.doors.add(address, door);
+    fn accept(&self, listen: PendingListen) {
+        let address = listen.address;
+        if let Some(listener) = listen.accept() {
+            self.listeners.add(address, listener);
         }
     }
 
-    /// Ends, unless somebody has asked meanwhile.
-    fn forget(&mut self) -> bool {
-        let mut ports = self.shared.lock();
-        if !self.askings.is_empty() {
+    /// Removes the port from the session, unless a new `listen` call is queued. Returns whether it was removed.
+    fn unregister(&mut self) -> bool {
+        let mut ports = self.shared.ports.lock();
+        if !self.listens.is_empty() {
             return false;
         }
         ports.remove(&self.key);
         true
     }
 
-    /// Which requests, in words, if not all traffic.
+    /// Describes the filter, if not all traffic is subscribed to.
     fn filter(&self) -> Option<String> {
         let rules = &self.shared.rules;
-        rules.filter(self.local, self.key.port).map(describe)
+        rules.filter(self.local_port, self.key.port).map(describe)
     }
 
-    /// One answer for what all of these agents have answered.
-    fn tell_subscribed(&self, id: Option<&AgentId>, all: &[(&AgentId, &Ours)]) {
-        let ours: Vec<&Ours> = all.iter().map(|(_, ours)| *ours).collect();
+    /// Emits one event for the subscriptions at all of these agents.
+    fn emit_subscribed(&self, id: Option<&AgentId>, all: &[(&AgentId, &ActiveSubscription)]) {
+        let active: Vec<&ActiveSubscription> = all.iter().map(|(_, active)| *active).collect();
         let clusters: BTreeSet<&String> = all
             .iter()
             .filter_map(|(agent, _)| agent.cluster.as_ref())
             .collect();
-        let subscribed = Subscribed {
-            local: self.local,
+        let info = SubscriptionInfo {
+            local_port: self.local_port,
             steals: self.shared.steals(),
             filter: self.filter(),
-            checked: ours
+            check: active
                 .iter()
-                .map(|ours| ours.checked)
+                .map(|active| active.check)
                 .min()
-                .unwrap_or(Checked::Nothing),
-            mesh: ours.iter().find_map(|ours| ours.mesh.clone()),
-            flushed: ours.iter().map(|ours| ours.flushed).sum(),
-            again: ours.iter().any(|ours| ours.again),
-            agents: ours.len(),
+                .unwrap_or(RedirectCheck::Unverified),
+            mesh: active.iter().find_map(|active| active.mesh.clone()),
+            flushed: active.iter().map(|active| active.flushed).sum(),
+            is_renewed: active.iter().any(|active| active.is_renewed),
+            agents: active.len(),
             clusters: clusters.into_iter().cloned().collect(),
-            earlier: who_is_first(&ours),
+            earlier: merge_earlier(&active),
         };
-        self.tell(id, News::Subscribed(subscribed));
+        self.emit(id, IncomingEventKind::Subscribed(info));
     }
 
-    fn tell_refused(&self, id: &AgentId, at: &mut AtAgent, status: &Status, tries_again: bool) {
+    fn emit_refused(&self, id: &AgentId, at: &mut PortAtAgent, status: &Status, will_retry: bool) {
         let reason = reason_of(status);
-        if at.told.as_ref() != Some(&reason) && self.doors.look() {
-            at.told = Some(reason.clone());
-            self.tell(
-                Some(id),
-                News::Local {
-                    reason,
-                    tries_again,
-                },
-            );
+        if at.reported_reason.as_ref() != Some(&reason) && self.listeners.remove_closed() {
+            at.reported_reason = Some(reason.clone());
+            let kind = IncomingEventKind::LocalOnly { reason, will_retry };
+            self.emit(Some(id), kind);
         }
     }
 
-    fn tell(&self, agent: Option<&AgentId>, news: News) {
+    fn emit(&self, agent: Option<&AgentId>, kind: IncomingEventKind) {
         let event = IncomingEvent {
             port: self.key.port,
             is_udp: self.key.is_udp,
             agent: agent.cloned(),
-            news,
+            kind,
         };
-        (self.shared.agent.tell)(&Event::Incoming(event));
+        (self.shared.context.events)(&Event::Incoming(event));
     }
 }
 
-impl Round {
+impl ListeningPort {
     fn new(filter: Option<String>) -> Self {
-        let watch = Watch::new(Instant::now(), Checked::Nothing, filter);
-        let (saying, said) = mpsc::unbounded_channel();
+        let diagnostics = PortDiagnostics::new(Instant::now(), RedirectCheck::Unverified, filter);
+        let (report_sender, reports) = mpsc::unbounded_channel();
         Self {
             agents: HashMap::new(),
-            watch: Arc::new(Mutex::new(watch)),
-            saying,
-            said,
-            is_answered: false,
+            diagnostics: Arc::new(Mutex::new(diagnostics)),
+            report_sender,
+            reports,
+            is_confirmed: false,
         }
     }
 
-    fn watch(&self) -> std::sync::MutexGuard<'_, Watch> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Where others take everything, silence is no wonder.
-    fn look_who_is_first(&self) {
-        let mut ours = self.agents.values().filter_map(AtAgent::ours).peekable();
-        let leaves_nothing = |ours: &Ours| ours.earlier.iter().any(|earlier| earlier.takes_all);
-        let nothing_comes = ours.peek().is_some() && ours.all(leaves_nothing);
-        self.watch().expect_nothing(nothing_comes, Instant::now());
+    /// Where earlier sessions take all traffic, silence is expected.
+    fn update_expectation(&self) {
+        let agents = self.agents.values();
+        let mut active = agents.filter_map(PortAtAgent::active).peekable();
+        let leaves_nothing = |active: &ActiveSubscription| {
+            let mut earlier = active.earlier.iter();
+            earlier.any(|earlier| earlier.takes_all)
+        };
+        let expects_nothing = active.peek().is_some() && active.all(leaves_nothing);
+        let mut diagnostics = self.diagnostics.lock();
+        diagnostics.set_expects_nothing(expects_nothing, Instant::now());
     }
 }
 
-/// Who is served first, of all agents.
-fn who_is_first(ours: &[&Ours]) -> Vec<Earlier> {
-    let mut first: Vec<Earlier> = Vec::new();
-    for earlier in ours.iter().flat_map(|ours| &ours.earlier) {
-        match first
+/// The sessions with earlier claims at any of the agents.
+fn merge_earlier(active: &[&ActiveSubscription]) -> Vec<EarlierSession> {
+    let mut merged: Vec<EarlierSession> = Vec::new();
+    for earlier in active.iter().flat_map(|active| &active.earlier) {
+        match merged
             .iter_mut()
-            .find(|known| known.holder == earlier.holder)
+            .find(|session| session.holder == earlier.holder)
         {
-            Some(known) => known.takes_all &= earlier.takes_all,
-            None => first.push(earlier.clone()),
+            Some(session) => session.takes_all &= earlier.takes_all,
+            None => merged.push(earlier.clone()),
         }
     }
-    // Who has all of it at some agents leaves something at the others.
+    // A session that takes everything at some agents only leaves something at the others.
     let is_everywhere = |holder: &str| {
-        let has = |ours: &&Ours| ours.earlier.iter().any(|earlier| earlier.holder == holder);
-        ours.iter().all(has)
+        let has = |active: &&ActiveSubscription| {
+            let mut earlier = active.earlier.iter();
+            earlier.any(|earlier| earlier.holder == holder)
+        };
+        active.iter().all(has)
     };
-    for earlier in &mut first {
-        earlier.takes_all &= is_everywhere(&earlier.holder);
+    for session in &mut merged {
+        session.takes_all &= is_everywhere(&session.holder);
     }
-    first
+    merged
 }
 
-impl AtAgent {
-    fn ours(&self) -> Option<&Ours> {
+impl PortAtAgent {
+    fn active(&self) -> Option<&ActiveSubscription> {
         match &self.state {
-            State::Ours(ours) => Some(ours),
+            State::Active(active) => Some(active),
             _ => None,
         }
     }
 }
 
-impl Drop for AtAgent {
+impl Drop for PortAtAgent {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -1,49 +1,49 @@
-//! What is asked of the agent for a port.
+//! The subscribe request for a port.
 
 use std::time::Duration;
 
-use config::{HttpFilter, IncomingMode, IncomingSettings, OnConcurrentSteal, Patience};
+use config::{HttpFilter, IncomingMode, IncomingSettings, OnConcurrentSteal, Timeout};
 use protocol::rpc;
 use protocol::rpc::http_filter::Filter;
 
-use super::Key;
+use super::PortKey;
 
-/// Whose session it is.
+/// Identifies the user of a session.
 #[derive(Debug, Clone, Default)]
 pub struct Holder {
-    /// In words, for others who want the same.
+    /// A readable name, shown to other users with conflicting claims.
     pub name: String,
-    /// The same for all sessions of one user on one machine, and for no other. Empty: not known.
+    /// The same for all sessions of one user on one machine, and different for all others. Empty: unknown.
     pub owner: String,
 }
 
-/// What all ports of a session have in common.
+/// The options that all ports of a session share.
 #[derive(Debug, Clone)]
-pub(super) struct Wishes {
+pub(super) struct SubscribeOptions {
     mode: rpc::IncomingMode,
     on_conflict: rpc::OnConflict,
     takes_probes: bool,
     flush_connections: bool,
-    answer_within_milliseconds: u32,
+    response_timeout_milliseconds: u32,
     /// How long the application may take to accept a connection.
-    pub(super) accept_within: Duration,
+    pub(super) accept_timeout: Duration,
     holder: Holder,
     tls: Option<rpc::TargetTls>,
 }
 
-/// As long as an agent waits for an answer of which nothing is said.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// The agent sees by itself that a request is not answered, and can tell it better.
-const LATER: Duration = Duration::from_secs(1);
+/// The timeout that an agent uses if the request has none.
+const DEFAULT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Added to the accept timeout, so that the agent, which can report the reason better, notices an unanswered request first.
+const ACCEPT_TIMEOUT_MARGIN: Duration = Duration::from_secs(1);
 
-impl Wishes {
+impl SubscribeOptions {
     pub(super) fn new(settings: &IncomingSettings, holder: Holder) -> Self {
         let tls = settings
             .tls
             .certificate
             .as_ref()
             .zip(settings.tls.key.as_ref());
-        let answer_within = settings.answer_within.as_ref();
+        let response_timeout = settings.answer_within.as_ref();
         Self {
             mode: match settings.mode {
                 IncomingMode::Steal => rpc::IncomingMode::Steal,
@@ -56,10 +56,11 @@ impl Wishes {
             },
             takes_probes: settings.take_probes,
             flush_connections: settings.flush_connections,
-            answer_within_milliseconds: answer_within
+            response_timeout_milliseconds: response_timeout
                 .and_then(|time| u32::try_from(time.duration().as_millis()).ok())
                 .unwrap_or(0),
-            accept_within: LATER + answer_within.map_or(ANSWER_WITHIN, Patience::duration),
+            accept_timeout: ACCEPT_TIMEOUT_MARGIN
+                + response_timeout.map_or(DEFAULT_RESPONSE_TIMEOUT, Timeout::duration),
             holder,
             tls: tls.map(|(certificate, key)| rpc::TargetTls {
                 certificate_path: certificate.clone().into(),
@@ -69,12 +70,13 @@ impl Wishes {
         }
     }
 
-    /// With `again`, connections that are open now are ours, or were left alone on purpose.
+    /// In a renewed subscription, open connections are not flushed: they belong to this session, or were left alone on
+    /// purpose.
     pub(super) fn request(
         &self,
-        key: Key,
+        key: PortKey,
         filter: Option<&HttpFilter>,
-        again: bool,
+        is_renewed: bool,
     ) -> rpc::SubscribeRequest {
         let transport = if key.is_udp {
             rpc::IncomingTransport::Udp
@@ -88,13 +90,13 @@ impl Wishes {
             filter: filter.map(to_protocol),
             on_conflict: self.on_conflict.into(),
             takes_probes: self.takes_probes,
-            flush_connections: self.flush_connections && !again,
-            answer_within_milliseconds: self.answer_within_milliseconds,
+            flush_connections: self.flush_connections && !is_renewed,
+            response_timeout_milliseconds: self.response_timeout_milliseconds,
             holder: self.holder.name.clone(),
             tls: self.tls.clone(),
             probe_paths: Vec::new(),
             owner: self.holder.owner.clone(),
-            held_for_milliseconds: 0,
+            claim_age_milliseconds: 0,
         }
     }
 }
@@ -143,9 +145,9 @@ mod tests {
             name: "alice".to_owned(),
             owner: "her machine".to_owned(),
         };
-        let wishes = Wishes::new(&settings, holder);
-        let key = |is_udp| Key { is_udp, port: 80 };
-        let request = wishes.request(key(false), rules.filter(80, 80), false);
+        let options = SubscribeOptions::new(&settings, holder);
+        let key = |is_udp| PortKey { is_udp, port: 80 };
+        let request = options.request(key(false), rules.filter(80, 80), false);
         let header = rpc::HttpFilter {
             filter: Some(Filter::Header("a: b".to_owned())),
         };
@@ -166,7 +168,7 @@ mod tests {
             on_conflict: rpc::OnConflict::Continue.into(),
             takes_probes: true,
             flush_connections: true,
-            answer_within_milliseconds: 3000,
+            response_timeout_milliseconds: 3000,
             holder: "alice".to_owned(),
             tls: Some(rpc::TargetTls {
                 certificate_path: "/tls.crt".into(),
@@ -175,12 +177,12 @@ mod tests {
             }),
             probe_paths: Vec::new(),
             owner: "her machine".to_owned(),
-            held_for_milliseconds: 0,
+            claim_age_milliseconds: 0,
         };
         assert_eq!(request, expected);
-        let again = wishes.request(key(false), rules.filter(80, 80), true);
-        assert!(!again.flush_connections);
-        let datagrams = wishes.request(key(true), None, false);
+        let renewed = options.request(key(false), rules.filter(80, 80), true);
+        assert!(!renewed.flush_connections);
+        let datagrams = options.request(key(true), None, false);
         assert_eq!(datagrams.transport(), rpc::IncomingTransport::Udp);
     }
 }

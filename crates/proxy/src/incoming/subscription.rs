@@ -1,208 +1,222 @@
-//! A port at one agent: asked for, served, and asked for again.
+//! The subscription of a port at one agent: subscribes, serves, and subscribes again.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use protocol::rpc;
+use protocol::rpc::SubscribeEvent;
 use protocol::rpc::incoming_client::IncomingClient;
-use protocol::rpc::subscribe_event::Event as Happening;
-use protocol::rpc::{EarlierSession, Proof, SubscribeEvent, Subscribed as Answer};
+use protocol::rpc::subscribe_event::Event as AgentEvent;
 use tokio::sync::mpsc;
 use tokio::time::{interval, sleep};
 use tonic::{Status, Streaming};
 
-use super::arrival::{Arrival, Waiting};
-use super::doors::Doors;
-use super::watch::Watch;
-use super::{Key, Shared};
-use crate::agent::{AgentId, Member};
-use crate::event::{Checked, Earlier};
+use super::accept_pool::{AcceptPool, StolenConnection};
+use super::app_listeners::AppListeners;
+use super::diagnostics::PortDiagnostics;
+use super::{PortKey, Shared};
+use crate::agent::{AgentConnection, AgentId};
+use crate::event::{EarlierSession, RedirectCheck};
 
-/// How often it is looked whether fewer streams have to wait.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Between attempts to subscribe again.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Before the first of them.
-const MOMENT: Duration = Duration::from_millis(50);
+/// How often the size of the accept pool is adjusted.
+const ADJUST_INTERVAL: Duration = Duration::from_millis(500);
+/// Delay after a refused subscription.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Delay after a subscription has ended.
+const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(50);
 
-/// What one agent does for a port. It goes on until it is aborted, or the port is lost.
-pub(super) struct Subscription {
+/// The subscription of a port at one agent. It runs until it is aborted, or another session takes the port over.
+pub(super) struct AgentSubscription {
     pub(super) shared: Arc<Shared>,
-    pub(super) key: Key,
+    pub(super) key: PortKey,
     /// The application's port.
-    pub(super) local: u16,
+    pub(super) local_port: u16,
     pub(super) id: AgentId,
-    pub(super) member: Member,
-    pub(super) doors: Arc<Doors>,
-    pub(super) watch: Arc<Mutex<Watch>>,
-    /// The port was ours at this place before.
-    pub(super) again: bool,
-    /// Whether refusals may pass, so that it is worth to ask again. Until the application's call is answered it is not.
-    pub(super) is_patient: bool,
-    pub(super) said: Saying,
+    pub(super) connection: AgentConnection,
+    pub(super) listeners: Arc<AppListeners>,
+    pub(super) diagnostics: Arc<Mutex<PortDiagnostics>>,
+    /// Whether the port was subscribed at an agent with this id before.
+    pub(super) is_renewed: bool,
+    /// Whether a refusal is retried. It is not before the application's `listen` call is completed.
+    pub(super) retries_refusals: bool,
+    pub(super) reports: ReportSender,
 }
 
-/// From the agents' tasks to the port, with who says it.
-pub(super) type Saying = mpsc::UnboundedSender<(AgentId, Member, Said)>;
+/// Carries reports from the subscriptions to the port, with the agent.
+pub(super) type ReportSender =
+    mpsc::UnboundedSender<(AgentId, AgentConnection, SubscriptionReport)>;
 
-/// What becomes of a port at one agent.
+/// A change of the subscription at one agent.
 #[derive(Debug)]
-pub(super) enum Said {
-    Ours(Ours),
-    /// The agent does not do it, and whether it is asked again.
+pub(super) enum SubscriptionReport {
+    Active(ActiveSubscription),
+    /// The agent refused. The flag is whether the subscription will be retried.
     Refused(Status, bool),
     TrafficSeen,
-    /// Who is served first has changed.
-    Earlier(Vec<Earlier>),
-    /// Somebody else has it now.
-    LostTo(String),
+    /// The sessions with earlier claims have changed.
+    Earlier(Vec<EarlierSession>),
+    /// Another session, with this holder, has taken the port over.
+    TakenOver(String),
 }
 
-/// A port of which an agent says that it is ours.
+/// A subscription that the agent has confirmed.
 #[derive(Debug)]
-pub(super) struct Ours {
-    pub(super) checked: Checked,
+pub(super) struct ActiveSubscription {
+    pub(super) check: RedirectCheck,
     pub(super) mesh: Option<String>,
     pub(super) flushed: u32,
-    pub(super) again: bool,
-    /// Who is served first.
-    pub(super) earlier: Vec<Earlier>,
+    pub(super) is_renewed: bool,
+    /// Sessions with earlier claims.
+    pub(super) earlier: Vec<EarlierSession>,
 }
 
-enum Incident {
-    Arrived(Arrival),
+enum SubscriptionEvent {
+    Accepted(StolenConnection),
     Agent(Result<Option<SubscribeEvent>, Status>),
-    Look,
+    Adjust,
 }
 
-impl Subscription {
-    pub(super) async fn live(mut self) {
+impl AgentSubscription {
+    pub(super) async fn run(mut self) {
         loop {
             match self.subscribe().await {
-                Ok((answer, events)) => {
-                    let waiting = self.ours(&answer);
-                    self.again = true;
-                    if let Some(holder) = self.serve(waiting, events).await {
-                        self.say(Said::LostTo(holder));
+                Ok((response, events)) => {
+                    let pool = self.activate(&response);
+                    self.is_renewed = true;
+                    if let Some(holder) = self.serve(pool, events).await {
+                        self.report(SubscriptionReport::TakenOver(holder));
                         return;
                     }
-                    sleep(MOMENT).await;
+                    sleep(RESUBSCRIBE_DELAY).await;
                 }
                 Err(status) => {
-                    let tries_again = self.tries_again(&status);
-                    self.say(Said::Refused(status, tries_again));
-                    if !tries_again {
+                    let will_retry = self.will_retry(&status);
+                    self.report(SubscriptionReport::Refused(status, will_retry));
+                    if !will_retry {
                         return;
                     }
-                    sleep(TRY_AGAIN_AFTER).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    /// What was ours once can be again, when whoever is in the way is gone. So can what failed on its way.
-    fn tries_again(&self, status: &Status) -> bool {
-        self.again || self.is_patient || !super::is_final(status)
+    /// A port that was subscribed before can be subscribed again when the conflicting session has ended. A failure of the
+    /// call itself is always retried.
+    fn will_retry(&self, status: &Status) -> bool {
+        self.is_renewed || self.retries_refusals || !super::is_final(status)
     }
 
-    async fn subscribe(&self) -> Result<(Answer, Streaming<SubscribeEvent>), Status> {
+    async fn subscribe(&self) -> Result<(rpc::Subscribed, Streaming<SubscribeEvent>), Status> {
         let shared = &self.shared;
-        let filter = shared.rules.filter(self.local, self.key.port);
-        let request = shared.wishes.request(self.key, filter, self.again);
-        let mut client = IncomingClient::new(self.member.client.clone());
+        let filter = shared.rules.filter(self.local_port, self.key.port);
+        let request = shared.options.request(self.key, filter, self.is_renewed);
+        let mut client = IncomingClient::new(self.connection.client.clone());
         let mut events = client.subscribe(request).await?.into_inner();
         let first = events.message().await?.and_then(|event| event.event);
         match first {
-            Some(Happening::Subscribed(answer)) => Ok((answer, events)),
-            _ => Err(Status::internal("the agent did not say that it listens")),
+            Some(AgentEvent::Subscribed(response)) => Ok((response, events)),
+            _ => Err(Status::internal(
+                "the agent did not confirm the subscription",
+            )),
         }
     }
 
-    fn ours(&self, answer: &Answer) -> Waiting {
-        let checked = match answer.proof() {
-            Proof::Nothing => Checked::Nothing,
-            Proof::Loopback => Checked::Loopback,
-            Proof::Outside => Checked::Outside,
+    /// Reports the subscription as active and creates its accept pool.
+    fn activate(&self, response: &rpc::Subscribed) -> AcceptPool {
+        let check = match response.check() {
+            rpc::RedirectCheck::Unverified => RedirectCheck::Unverified,
+            rpc::RedirectCheck::Loopback => RedirectCheck::Loopback,
+            rpc::RedirectCheck::External => RedirectCheck::External,
         };
-        self.say(Said::Ours(Ours {
-            checked,
-            mesh: Some(answer.mesh.clone()).filter(|mesh| !mesh.is_empty()),
-            flushed: answer.flushed,
-            again: self.again,
-            earlier: earlier(&answer.earlier),
+        self.report(SubscriptionReport::Active(ActiveSubscription {
+            check,
+            mesh: Some(response.mesh.clone()).filter(|mesh| !mesh.is_empty()),
+            flushed: response.flushed,
+            is_renewed: self.is_renewed,
+            earlier: earlier_sessions(&response.earlier),
         }));
-        let tell = Arc::clone(&self.shared.agent.tell);
-        Waiting::new(
-            self.member.clone(),
-            tell,
-            answer.subscription,
+        let events = Arc::clone(&self.shared.context.events);
+        AcceptPool::new(
+            self.connection.clone(),
+            events,
+            response.subscription,
             self.key.is_udp,
         )
     }
 
-    /// Goes on until the agent does not, or somebody else has the port.
+    /// Serves the subscription until the agent ends it, or another session takes the port over. Returns the holder of that
+    /// session.
     async fn serve(
         &self,
-        mut waiting: Waiting,
+        mut pool: AcceptPool,
         mut events: Streaming<SubscribeEvent>,
     ) -> Option<String> {
-        let mut look = interval(LOOK_EVERY);
-        look.tick().await;
+        let mut adjust = interval(ADJUST_INTERVAL);
+        adjust.tick().await;
         loop {
-            let incident = tokio::select! {
-                message = events.message() => Incident::Agent(message),
-                arrival = waiting.next() => Incident::Arrived(arrival),
-                _ = look.tick() => Incident::Look,
+            let event = tokio::select! {
+                message = events.message() => SubscriptionEvent::Agent(message),
+                connection = pool.next() => SubscriptionEvent::Accepted(connection),
+                _ = adjust.tick() => SubscriptionEvent::Adjust,
             };
-            match incident {
-                Incident::Arrived(arrival) => {
-                    self.watch().arrived();
-                    let tls = self.shared.tls.clone();
-                    let within = self.shared.wishes.accept_within;
-                    let arriving = self.shared.agent.monitor.arriving(
-                        self.key.port,
-                        self.key.is_udp,
-                        self.shared.steals(),
-                        arrival.arrived.client,
-                        self.id.cluster.clone(),
-                    );
-                    let doors = Arc::clone(&self.doors);
-                    tokio::spawn(arrival.hand_over(doors, tls, within, arriving));
-                }
-                Incident::Look => waiting.look(),
-                Incident::Agent(Ok(Some(SubscribeEvent { event }))) => match event {
-                    // Only the first event is one.
-                    None | Some(Happening::Subscribed(_)) => {}
-                    Some(Happening::TrafficSeen(_)) => self.say(Said::TrafficSeen),
-                    Some(Happening::Missed(missed)) => {
-                        let monitor = &self.shared.agent.monitor;
+            match event {
+                SubscriptionEvent::Accepted(connection) => self.deliver(connection),
+                SubscriptionEvent::Adjust => pool.adjust(),
+                SubscriptionEvent::Agent(Ok(Some(SubscribeEvent { event }))) => match event {
+                    // `Subscribed` is only the first event.
+                    None | Some(AgentEvent::Subscribed(_)) => {}
+                    Some(AgentEvent::TrafficSeen(_)) => {
+                        self.report(SubscriptionReport::TrafficSeen);
+                    }
+                    Some(AgentEvent::Missed(missed)) => {
+                        let monitor = &self.shared.context.monitor;
                         monitor.passed_on(self.key.port, &missed, self.id.cluster.as_ref());
-                        self.watch().missed(&missed);
+                        self.diagnostics.lock().missed(&missed);
                     }
-                    Some(Happening::CopyDropped(_)) => self.watch().copy_dropped(),
-                    Some(Happening::Earlier(now)) => {
-                        self.say(Said::Earlier(earlier(&now.sessions)));
+                    Some(AgentEvent::MirrorDropped(_)) => {
+                        self.diagnostics.lock().mirror_dropped();
                     }
-                    Some(Happening::LostTo(holder)) => return Some(holder),
+                    Some(AgentEvent::Earlier(now)) => {
+                        let earlier = earlier_sessions(&now.sessions);
+                        self.report(SubscriptionReport::Earlier(earlier));
+                    }
+                    Some(AgentEvent::LostTo(holder)) => return Some(holder),
                 },
-                Incident::Agent(Ok(None) | Err(_)) => return None,
+                SubscriptionEvent::Agent(Ok(None) | Err(_)) => return None,
             }
         }
     }
 
-    fn watch(&self) -> std::sync::MutexGuard<'_, Watch> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Delivers a connection to the application in a task of its own.
+    fn deliver(&self, connection: StolenConnection) {
+        self.diagnostics.lock().connection_received();
+        let shared = &self.shared;
+        let attempt = shared.context.monitor.incoming(
+            self.key.port,
+            self.key.is_udp,
+            shared.steals(),
+            connection.meta.client,
+            self.id.cluster.clone(),
+        );
+        let listeners = Arc::clone(&self.listeners);
+        let (tls, accept_timeout) = (shared.tls.clone(), shared.options.accept_timeout);
+        tokio::spawn(connection.deliver(listeners, tls, accept_timeout, attempt));
     }
 
-    fn say(&self, said: Said) {
-        // Without the port we are about to be aborted.
-        let _ = self.said.send((self.id.clone(), self.member.clone(), said));
+    fn report(&self, report: SubscriptionReport) {
+        // Without the port, this task is about to be aborted.
+        let _ = self
+            .reports
+            .send((self.id.clone(), self.connection.clone(), report));
     }
 }
 
-fn earlier(sessions: &[EarlierSession]) -> Vec<Earlier> {
-    let earlier = |session: &EarlierSession| Earlier {
+fn earlier_sessions(sessions: &[rpc::EarlierSession]) -> Vec<EarlierSession> {
+    let convert = |session: &rpc::EarlierSession| EarlierSession {
         holder: session.holder.clone(),
         takes_all: session.takes_all,
     };
-    sessions.iter().map(earlier).collect()
+    sessions.iter().map(convert).collect()
 }

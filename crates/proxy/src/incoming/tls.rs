@@ -1,4 +1,4 @@
-//! Towards an application that speaks TLS itself: what was read inside of TLS at the target is put into TLS again.
+//! TLS towards an application that speaks TLS itself: plaintext that was decrypted at the target is encrypted again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use config::{DeliveryProtocol, TlsDeliverySettings};
-use protocol::incoming::ArrivedTls;
+use protocol::incoming::ClientTls;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
@@ -19,11 +19,12 @@ use tokio_rustls::client::TlsStream;
 
 use super::verify;
 use crate::error::Error;
-use crate::stream::{Breaks, Kept, LocalStream};
+use crate::stream::{LocalStream, ResetFlags, StreamGuard};
 
-/// How long the application may take to agree on TLS.
-const SPEAKS_WITHIN: Duration = Duration::from_secs(30);
+/// How long the application may take for the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Encrypts connections to the application.
 #[derive(Debug)]
 pub(super) struct TlsDelivery {
     config: ClientConfig,
@@ -31,7 +32,7 @@ pub(super) struct TlsDelivery {
 }
 
 impl TlsDelivery {
-    /// None where the application gets it without TLS.
+    /// Returns `None` if the application receives plaintext.
     pub(super) fn new(settings: &TlsDeliverySettings) -> Result<Option<Self>, Error> {
         if settings.protocol == DeliveryProtocol::Tcp {
             return Ok(None);
@@ -49,66 +50,72 @@ impl TlsDelivery {
         }))
     }
 
-    /// Puts TLS around a connection to the application.
+    /// Encrypts a connection to the application.
     pub(super) async fn wrap(
         &self,
         local: LocalStream,
-        asked: &ArrivedTls,
+        client_tls: &ClientTls,
     ) -> io::Result<LocalStream> {
         let mut config = self.config.clone();
-        config.alpn_protocols = asked.application_protocol.iter().cloned().collect();
-        let asked_name = asked.server_name.as_ref();
-        let asked_name = asked_name.and_then(|name| ServerName::try_from(name.clone()).ok());
-        let name = self.server_name.clone().or(asked_name);
+        config.alpn_protocols = client_tls.application_protocol.iter().cloned().collect();
+        let client_name = client_tls.server_name.as_ref();
+        let client_name = client_name.and_then(|name| ServerName::try_from(name.clone()).ok());
+        let name = self.server_name.clone().or(client_name);
         let name = match name {
             Some(name) => name,
             None => ServerName::try_from("localhost").map_err(io::Error::other)?,
         };
-        let (stream, kept) = local.into_tcp()?;
+        let (stream, guard) = local.into_tcp()?;
         let connector = TlsConnector::from(Arc::new(config));
-        // A program that is stopped, or speaks no TLS, would be waited for as long as the session lasts.
-        let connecting = timeout(SPEAKS_WITHIN, connector.connect(name, stream));
-        let outside = connecting.await.map_err(io::Error::from)??;
-        let (ours, inside) = UnixStream::pair()?;
-        let breaks = Arc::<Breaks>::default();
-        tokio::spawn(carry(inside, outside, kept, Arc::clone(&breaks)));
-        LocalStream::of_pair(OwnedFd::from(ours.into_std()?), breaks)
+        // Without a timeout, a program that is stopped or speaks no TLS would be waited for until the session ends.
+        let connecting = timeout(HANDSHAKE_TIMEOUT, connector.connect(name, stream));
+        let encrypted = connecting.await.map_err(io::Error::from)??;
+        let (ours, plaintext) = UnixStream::pair()?;
+        let reset_flags = Arc::<ResetFlags>::default();
+        tokio::spawn(relay(plaintext, encrypted, guard, Arc::clone(&reset_flags)));
+        LocalStream::from_pair(OwnedFd::from(ours.into_std()?), reset_flags)
     }
 }
 
-/// Carries a connection between the target, without TLS, and the application, with TLS. A reset of one is one of the other.
-async fn carry(inside: UnixStream, outside: TlsStream<TcpStream>, kept: Kept, breaks: Arc<Breaks>) {
-    let mut inside = Ending {
-        stream: inside,
-        judge: |end: io::Result<()>| match end {
-            Ok(()) if breaks.target_broke() => Err(io::ErrorKind::ConnectionReset.into()),
+/// Relays a connection between the plaintext of the target and the encrypted stream of the application. A reset of one
+/// side resets the other.
+async fn relay(
+    plaintext: UnixStream,
+    encrypted: TlsStream<TcpStream>,
+    guard: StreamGuard,
+    reset_flags: Arc<ResetFlags>,
+) {
+    let mut plaintext = EndMapped {
+        stream: plaintext,
+        map_end: |end: io::Result<()>| match end {
+            Ok(()) if reset_flags.target_was_reset() => Err(io::ErrorKind::ConnectionReset.into()),
             end => end,
         },
     };
-    let mut outside = Ending {
-        stream: outside,
-        // Many applications close the connection without a word of TLS about it.
-        judge: |end: io::Result<()>| match end {
+    let mut encrypted = EndMapped {
+        stream: encrypted,
+        // Many applications close the connection without a TLS close_notify.
+        map_end: |end: io::Result<()>| match end {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             end => end,
         },
     };
-    if let Err(error) = copy_bidirectional(&mut inside, &mut outside).await {
-        tracing::debug!(%error, "a connection with TLS to the application broke");
-        breaks.break_application();
-        let _ = outside.stream.get_ref().0.set_zero_linger();
+    if let Err(error) = copy_bidirectional(&mut plaintext, &mut encrypted).await {
+        tracing::debug!(%error, "TLS connection to application failed");
+        reset_flags.reset_application();
+        let _ = encrypted.stream.get_ref().0.set_zero_linger();
     }
-    drop((inside, outside, kept));
+    drop((plaintext, encrypted, guard));
 }
 
-/// A stream of which it is judged how it ended.
-struct Ending<S, J> {
+/// A stream whose end of reading is mapped by a function.
+struct EndMapped<S, J> {
     stream: S,
-    judge: J,
+    map_end: J,
 }
 
 impl<S: AsyncRead + Unpin, J: Fn(io::Result<()>) -> io::Result<()> + Unpin> AsyncRead
-    for Ending<S, J>
+    for EndMapped<S, J>
 {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -119,13 +126,13 @@ impl<S: AsyncRead + Unpin, J: Fn(io::Result<()>) -> io::Result<()> + Unpin> Asyn
         let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
         let has_ended = read.is_err() || buffer.filled().len() == before;
         Poll::Ready(match has_ended {
-            true => (self.judge)(read),
+            true => (self.map_end)(read),
             false => read,
         })
     }
 }
 
-impl<S: AsyncWrite + Unpin, J: Unpin> AsyncWrite for Ending<S, J> {
+impl<S: AsyncWrite + Unpin, J: Unpin> AsyncWrite for EndMapped<S, J> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,18 +1,19 @@
-//! Whose certificates an application may show.
+//! Verifies the certificate of an application.
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use config::TlsDeliverySettings;
-use link::tls::{ByCertificate, unknown};
+use link::tls::{CertificateVerifier, untrusted_certificate};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Error;
 
-/// How the application is spoken to: it is on this machine, so by default any certificate is good.
+/// The TLS configuration towards the application. The application runs on this machine, so by default any certificate is
+/// accepted.
 pub(super) fn config(settings: &TlsDeliverySettings) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
@@ -37,8 +38,8 @@ pub(super) fn config(settings: &TlsDeliverySettings) -> Result<ClientConfig, Err
         Some(path) => certificates(Path::new(path))?.into_iter().next(),
         None => None,
     };
-    let verifier = ByCertificate::new(&provider, move |shown| match &only {
-        Some(only) if only != shown => Err(unknown()),
+    let verifier = CertificateVerifier::new(&provider, move |shown| match &only {
+        Some(only) if only != shown => Err(untrusted_certificate()),
         _ => Ok(()),
     });
     Ok(builder
@@ -47,7 +48,7 @@ pub(super) fn config(settings: &TlsDeliverySettings) -> Result<ClientConfig, Err
         .with_no_client_auth())
 }
 
-/// Those of a file, or of the files of a folder.
+/// The certificates of a file, or of all files in a folder.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let mut files = vec![path.to_path_buf()];
     if path.is_dir() {

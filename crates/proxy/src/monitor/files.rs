@@ -1,4 +1,4 @@
-//! The target's files, with a note of everything that is done with them.
+//! The target's files, with monitoring of all operations.
 
 use std::ffi::OsStr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use interceptor::{
-    Answer, Errno, FileSystem, Instead, Metadata, OpenOptions, RemoteFiles, Then, Times,
+    CallResult, Completion, Disposition, Errno, FileSystemStats, Metadata, OpenOptions,
+    RemoteFiles, Times,
 };
+use parking_lot::Mutex;
 
 use super::Monitor;
 
-/// What is done with a file. At most 32, because of each it is known whether it was told.
+/// An operation on a file. There may be at most 32, because a bit set of `u32` has the ones that were emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
-    Look,
+    Lookup,
     Read,
     Write,
     Stat,
@@ -42,7 +44,7 @@ pub(super) enum Operation {
 impl Operation {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Look => "look",
+            Self::Lookup => "lookup",
             Self::Read => "read",
             Self::Write => "write",
             Self::Stat => "stat",
@@ -67,8 +69,8 @@ impl Operation {
         }
     }
 
-    /// Errors that are answers: what is no link leads nowhere, and an attribute need not be there.
-    fn is_answered_by(self, errno: Errno) -> bool {
+    /// Whether an error is a normal result: a path is often not a link, and an attribute often not set.
+    fn is_normal_result(self, errno: Errno) -> bool {
         matches!(
             (self, errno),
             (Self::ReadLink, Errno::EINVAL) | (Self::GetAttribute, Errno::ENODATA)
@@ -86,88 +88,84 @@ impl Operation {
     }
 }
 
-/// Passes everything on to the files, and takes note of how it went.
+/// Forwards all operations to the files, and records their results.
 #[derive(Debug)]
-pub(crate) struct WatchedFiles<F> {
+pub(crate) struct MonitoredFiles<F> {
     pub(crate) files: Arc<F>,
     pub(crate) monitor: Monitor,
 }
 
-fn errno<T>(answer: &Answer<T>) -> Option<Errno> {
-    match answer {
-        Err(Instead::Fail(errno)) => Some(*errno),
+fn errno<T>(result: &CallResult<T>) -> Option<Errno> {
+    match result {
+        Err(Disposition::Fail(errno)) => Some(*errno),
         _ => None,
     }
 }
 
-impl<F> WatchedFiles<F> {
-    fn note<T>(
+impl<F> MonitoredFiles<F> {
+    fn record<T>(
         &self,
         path: &Path,
         operation: Operation,
-        perform: impl FnOnce(&F) -> Answer<T>,
-    ) -> Answer<T> {
+        perform: impl FnOnce(&F) -> CallResult<T>,
+    ) -> CallResult<T> {
         let since = Instant::now();
-        let answer = perform(&self.files);
-        let errno = errno(&answer).filter(|errno| !operation.is_answered_by(*errno));
+        let result = perform(&self.files);
+        let errno = errno(&result).filter(|errno| !operation.is_normal_result(*errno));
         self.monitor.file(path, operation, errno, since);
-        answer
+        result
     }
 
-    /// A note that is taken when the answer comes. If nothing could be started, there will be another call.
+    /// Records an asynchronous operation when it completes. If it cannot be started, the caller performs it synchronously.
     fn start<T: 'static>(
         &self,
         path: &Path,
         operation: Operation,
-        then: Then<T>,
-        start: impl FnOnce(&F, Then<T>) -> Result<(), Then<T>>,
-    ) -> Result<(), Then<T>> {
+        completion: Completion<T>,
+        start: impl FnOnce(&F, Completion<T>) -> Result<(), Completion<T>>,
+    ) -> Result<(), Completion<T>> {
         let since = Instant::now();
-        let (monitor, noted) = (self.monitor.clone(), path.to_path_buf());
-        // Comes back when nothing is started.
-        let slot = Arc::new(std::sync::Mutex::new(Some(then)));
+        let (monitor, recorded_path) = (self.monitor.clone(), path.to_path_buf());
+        // The completion is returned when nothing is started.
+        let slot = Arc::new(Mutex::new(Some(completion)));
         let inner = Arc::clone(&slot);
-        let take = |slot: &std::sync::Mutex<Option<Then<T>>>| {
-            slot.lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .take()
-        };
-        let watched: Then<T> = Box::new(move |answer| {
-            monitor.file(&noted, operation, errno(&answer), since);
-            if let Some(then) = take(&inner) {
-                then(answer);
+        let take = |slot: &Mutex<Option<Completion<T>>>| slot.lock().take();
+        let recording: Completion<T> = Box::new(move |result| {
+            monitor.file(&recorded_path, operation, errno(&result), since);
+            if let Some(completion) = take(&inner) {
+                completion(result);
             }
         });
-        match start(&self.files, watched) {
+        match start(&self.files, recording) {
             Ok(()) => Ok(()),
-            Err(watched) => match take(&slot) {
-                Some(then) => Err(then),
-                None => Err(watched),
+            Err(recording) => match take(&slot) {
+                Some(completion) => Err(completion),
+                None => Err(recording),
             },
         }
     }
 }
 
-impl<F: RemoteFiles> RemoteFiles for WatchedFiles<F> {
-    fn open(&self, path: &Path, options: &OpenOptions) -> Answer<OwnedFd> {
-        self.note(path, Operation::of_open(options.flags), |files| {
+impl<F: RemoteFiles> RemoteFiles for MonitoredFiles<F> {
+    fn open(&self, path: &Path, options: &OpenOptions) -> CallResult<OwnedFd> {
+        self.record(path, Operation::of_open(options.flags), |files| {
             files.open(path, options)
         })
     }
 
-    fn metadata(&self, path: &Path, follow: bool) -> Answer<Metadata> {
-        self.note(path, Operation::Stat, |files| files.metadata(path, follow))
+    fn metadata(&self, path: &Path, follow: bool) -> CallResult<Metadata> {
+        self.record(path, Operation::Stat, |files| files.metadata(path, follow))
     }
 
     fn start_open(
         &self,
         path: &Path,
         options: &OpenOptions,
-        then: Then<OwnedFd>,
-    ) -> Result<(), Then<OwnedFd>> {
+        completion: Completion<OwnedFd>,
+    ) -> Result<(), Completion<OwnedFd>> {
         let operation = Operation::of_open(options.flags);
-        self.start(path, operation, then, |files, then| {
-            files.start_open(path, options, then)
+        self.start(path, operation, completion, |files, completion| {
+            files.start_open(path, options, completion)
         })
     }
 
@@ -175,10 +173,10 @@ impl<F: RemoteFiles> RemoteFiles for WatchedFiles<F> {
         &self,
         path: &Path,
         follow: bool,
-        then: Then<Metadata>,
-    ) -> Result<(), Then<Metadata>> {
-        self.start(path, Operation::Stat, then, |files, then| {
-            files.start_metadata(path, follow, then)
+        completion: Completion<Metadata>,
+    ) -> Result<(), Completion<Metadata>> {
+        self.start(path, Operation::Stat, completion, |files, completion| {
+            files.start_metadata(path, follow, completion)
         })
     }
 
@@ -187,79 +185,79 @@ impl<F: RemoteFiles> RemoteFiles for WatchedFiles<F> {
         path: &Path,
         mode: i32,
         follow: bool,
-        then: Then<()>,
-    ) -> Result<(), Then<()>> {
-        self.start(path, Operation::Access, then, |files, then| {
-            files.start_access(path, mode, follow, then)
+        completion: Completion<()>,
+    ) -> Result<(), Completion<()>> {
+        self.start(path, Operation::Access, completion, |files, completion| {
+            files.start_access(path, mode, follow, completion)
         })
     }
 
-    fn read_link(&self, path: &Path) -> Answer<PathBuf> {
-        self.note(path, Operation::ReadLink, |files| files.read_link(path))
+    fn read_link(&self, path: &Path) -> CallResult<PathBuf> {
+        self.record(path, Operation::ReadLink, |files| files.read_link(path))
     }
 
-    fn canonical(&self, path: &Path) -> Answer<PathBuf> {
-        self.note(path, Operation::Resolve, |files| files.canonical(path))
+    fn canonical(&self, path: &Path) -> CallResult<PathBuf> {
+        self.record(path, Operation::Resolve, |files| files.canonical(path))
     }
 
-    fn access(&self, path: &Path, mode: i32, follow: bool) -> Answer<()> {
-        self.note(path, Operation::Access, |files| {
+    fn access(&self, path: &Path, mode: i32, follow: bool) -> CallResult<()> {
+        self.record(path, Operation::Access, |files| {
             files.access(path, mode, follow)
         })
     }
 
-    fn file_system(&self, path: &Path) -> Answer<FileSystem> {
-        self.note(path, Operation::StatFileSystem, |files| {
+    fn file_system(&self, path: &Path) -> CallResult<FileSystemStats> {
+        self.record(path, Operation::StatFileSystem, |files| {
             files.file_system(path)
         })
     }
 
-    fn create_directory(&self, path: &Path, mode: u32) -> Answer<()> {
-        self.note(path, Operation::MakeDirectory, |files| {
+    fn create_directory(&self, path: &Path, mode: u32) -> CallResult<()> {
+        self.record(path, Operation::MakeDirectory, |files| {
             files.create_directory(path, mode)
         })
     }
 
-    fn create_node(&self, path: &Path, mode: u32, device: u64) -> Answer<()> {
-        self.note(path, Operation::MakeNode, |files| {
+    fn create_node(&self, path: &Path, mode: u32, device: u64) -> CallResult<()> {
+        self.record(path, Operation::MakeNode, |files| {
             files.create_node(path, mode, device)
         })
     }
 
-    fn remove_file(&self, path: &Path) -> Answer<()> {
-        self.note(path, Operation::Unlink, |files| files.remove_file(path))
+    fn remove_file(&self, path: &Path) -> CallResult<()> {
+        self.record(path, Operation::Unlink, |files| files.remove_file(path))
     }
 
-    fn remove_directory(&self, path: &Path) -> Answer<()> {
-        self.note(path, Operation::RemoveDirectory, |files| {
+    fn remove_directory(&self, path: &Path) -> CallResult<()> {
+        self.record(path, Operation::RemoveDirectory, |files| {
             files.remove_directory(path)
         })
     }
 
-    fn rename(&self, from: &Path, to: &Path, flags: u32) -> Answer<()> {
-        self.note(from, Operation::Rename, |files| {
+    fn rename(&self, from: &Path, to: &Path, flags: u32) -> CallResult<()> {
+        self.record(from, Operation::Rename, |files| {
             files.rename(from, to, flags)
         })
     }
 
-    fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> Answer<()> {
-        self.note(to, Operation::Link, |files| {
+    fn create_hard_link(&self, from: &Path, to: &Path, follow: bool) -> CallResult<()> {
+        self.record(to, Operation::Link, |files| {
             files.create_hard_link(from, to, follow)
         })
     }
 
-    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> Answer<()> {
-        self.note(to, Operation::Link, |files| files.name_open_file(file, to))
+    fn name_open_file(&self, file: BorrowedFd<'_>, to: &Path) -> CallResult<()> {
+        self.record(to, Operation::Link, |files| files.name_open_file(file, to))
     }
 
-    fn create_symbolic_link(&self, content: &Path, path: &Path) -> Answer<()> {
-        self.note(path, Operation::SymbolicLink, |files| {
+    fn create_symbolic_link(&self, content: &Path, path: &Path) -> CallResult<()> {
+        self.record(path, Operation::SymbolicLink, |files| {
             files.create_symbolic_link(content, path)
         })
     }
 
-    fn set_mode(&self, path: &Path, mode: u32, follow: bool) -> Answer<()> {
-        self.note(path, Operation::ChangeMode, |files| {
+    fn set_mode(&self, path: &Path, mode: u32, follow: bool) -> CallResult<()> {
+        self.record(path, Operation::ChangeMode, |files| {
             files.set_mode(path, mode, follow)
         })
     }
@@ -270,32 +268,32 @@ impl<F: RemoteFiles> RemoteFiles for WatchedFiles<F> {
         user: Option<u32>,
         group: Option<u32>,
         follow: bool,
-    ) -> Answer<()> {
-        self.note(path, Operation::ChangeOwner, |files| {
+    ) -> CallResult<()> {
+        self.record(path, Operation::ChangeOwner, |files| {
             files.set_owner(path, user, group, follow)
         })
     }
 
-    fn set_times(&self, path: &Path, times: &Times, follow: bool) -> Answer<()> {
-        self.note(path, Operation::SetTimes, |files| {
+    fn set_times(&self, path: &Path, times: &Times, follow: bool) -> CallResult<()> {
+        self.record(path, Operation::SetTimes, |files| {
             files.set_times(path, times, follow)
         })
     }
 
-    fn set_length(&self, path: &Path, length: u64) -> Answer<()> {
-        self.note(path, Operation::Truncate, |files| {
+    fn set_length(&self, path: &Path, length: u64) -> CallResult<()> {
+        self.record(path, Operation::Truncate, |files| {
             files.set_length(path, length)
         })
     }
 
-    fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<Vec<u8>> {
-        self.note(path, Operation::GetAttribute, |files| {
+    fn attribute(&self, path: &Path, name: &OsStr, follow: bool) -> CallResult<Vec<u8>> {
+        self.record(path, Operation::GetAttribute, |files| {
             files.attribute(path, name, follow)
         })
     }
 
-    fn attributes(&self, path: &Path, follow: bool) -> Answer<Vec<u8>> {
-        self.note(path, Operation::GetAttribute, |files| {
+    fn attributes(&self, path: &Path, follow: bool) -> CallResult<Vec<u8>> {
+        self.record(path, Operation::GetAttribute, |files| {
             files.attributes(path, follow)
         })
     }
@@ -307,14 +305,14 @@ impl<F: RemoteFiles> RemoteFiles for WatchedFiles<F> {
         value: &[u8],
         flags: i32,
         follow: bool,
-    ) -> Answer<()> {
-        self.note(path, Operation::SetAttribute, |files| {
+    ) -> CallResult<()> {
+        self.record(path, Operation::SetAttribute, |files| {
             files.set_attribute(path, name, value, flags, follow)
         })
     }
 
-    fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> Answer<()> {
-        self.note(path, Operation::SetAttribute, |files| {
+    fn remove_attribute(&self, path: &Path, name: &OsStr, follow: bool) -> CallResult<()> {
+        self.record(path, Operation::SetAttribute, |files| {
             files.remove_attribute(path, name, follow)
         })
     }

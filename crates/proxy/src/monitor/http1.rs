@@ -1,22 +1,23 @@
-//! Sees requests and answers of HTTP/1 in the bytes of a connection, without a part in them: what it does not
-//! understand it does not report, and bytes go on as they come.
+//! Observes HTTP/1 requests and responses in the bytes of a connection. It does not change the bytes, and does not report
+//! what it cannot parse.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use httparse::{EMPTY_HEADER, Request, Response, Status};
 
-/// A longer head is not looked at.
-pub(super) const LONGEST_HEAD: usize = 32 * 1024;
-const MOST_HEADERS: usize = 100;
-/// Requests without an answer of which it is known. More are pipelined by nobody.
-const MOST_PENDING: usize = 256;
-/// An exchange that goes on for longer after its answer began is told with what it is so far: it may go on for hours.
-pub(super) const LONG: Duration = Duration::from_secs(2);
-/// What is shown of a path.
-pub(super) const LONGEST_PATH: usize = 1024;
+/// Longer heads are not parsed.
+pub(super) const MAX_HEAD_BYTES: usize = 32 * 1024;
+const MAX_HEADERS: usize = 100;
+/// The maximum number of pipelined requests. No real client sends more.
+const MAX_PENDING: usize = 256;
+/// An exchange that lasts longer than this after the start of its response is reported before its end, which may be hours
+/// later.
+pub(super) const LONG_EXCHANGE: Duration = Duration::from_secs(2);
+/// Longer paths are truncated.
+pub(super) const MAX_PATH_CHARS: usize = 1024;
 
-/// A request and its answer.
+/// A request and its response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
     pub(super) method: String,
@@ -25,20 +26,21 @@ pub(super) struct Exchange {
     pub(super) host: Option<String>,
     pub(super) status: Option<u16>,
     pub(super) latency: Duration,
-    /// Of the bodies.
+    /// Bytes of the request body.
     pub(super) received: u64,
+    /// Bytes of the response body.
     pub(super) sent: u64,
 }
 
-/// Both directions of a connection.
+/// Observes both directions of an HTTP/1 connection.
 #[derive(Debug, Default)]
-pub(super) struct Observer {
-    requests: Half,
-    responses: Half,
-    /// In the order in which they came; the first one is answered next.
+pub(super) struct Http1Observer {
+    requests: HalfParser,
+    responses: HalfParser,
+    /// Requests without a response, in order; the next response is for the first one.
     pending: VecDeque<Pending>,
-    /// Its answer has begun, and may have ended before the request did.
-    answering: Option<Answering>,
+    /// The exchange whose response has begun. The response may end before the request does.
+    responding: Option<Responding>,
 }
 
 #[derive(Debug)]
@@ -48,21 +50,22 @@ struct Pending {
 }
 
 #[derive(Debug)]
-struct Answering {
+struct Responding {
     exchange: Exchange,
     since: Instant,
 }
 
+/// The parser of one direction.
 #[derive(Debug, Default)]
-struct Half {
-    /// The beginning of a head whose end has not come.
+struct HalfParser {
+    /// The beginning of an incomplete head.
     head: Vec<u8>,
     body: Body,
-    /// What is spoken is not understood, or not any more. The other half goes on with what it knows.
-    lost: bool,
+    /// The bytes cannot be parsed any more. The other direction continues.
+    is_lost: bool,
 }
 
-/// What comes next.
+/// What the next bytes are.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Body {
     /// A head.
@@ -70,26 +73,26 @@ enum Body {
     None,
     Length(u64),
     Chunks(Chunk),
-    /// All that comes.
+    /// The body lasts until the end of the connection.
     Rest,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Chunk {
-    /// Digits so far, and whether they have ended.
+    /// The size so far, and whether its digits have ended.
     Size(u64, bool),
     Data(u64),
     /// The line end after data.
     After,
-    /// Lines after the last chunk, and whether this one is empty so far.
+    /// Trailer lines after the last chunk, and whether the current one is empty so far.
     Trailer(bool),
 }
 
-impl Observer {
-    /// Bytes of the client.
+impl Http1Observer {
+    /// Observes bytes of the client. Returns finished exchanges.
     pub(super) fn request(&mut self, mut bytes: &[u8], now: Instant) -> Vec<Exchange> {
         let mut finished = Vec::new();
-        while !bytes.is_empty() && !self.requests.lost {
+        while !bytes.is_empty() && !self.requests.is_lost {
             if self.requests.body == Body::None {
                 let Some(used) = self.request_head(bytes, now) else {
                     break;
@@ -99,20 +102,20 @@ impl Observer {
                 let (used, data, _) = self.requests.skip(bytes);
                 if let Some(last) = self.pending.back_mut() {
                     last.exchange.received += data;
-                } else if let Some(answering) = &mut self.answering {
-                    answering.exchange.received += data;
+                } else if let Some(responding) = &mut self.responding {
+                    responding.exchange.received += data;
                 }
                 bytes = &bytes[used..];
-                finished.extend(self.finished(now));
+                finished.extend(self.take_finished(now));
             }
         }
         finished
     }
 
-    /// Bytes of the program.
+    /// Observes bytes of the program. Returns finished exchanges.
     pub(super) fn response(&mut self, mut bytes: &[u8], now: Instant) -> Vec<Exchange> {
         let mut finished = Vec::new();
-        while !bytes.is_empty() && !self.responses.lost {
+        while !bytes.is_empty() && !self.responses.is_lost {
             if self.responses.body == Body::None {
                 let Some(used) = self.response_head(bytes, now) else {
                     return finished;
@@ -120,37 +123,39 @@ impl Observer {
                 bytes = &bytes[used..];
             } else {
                 let (used, data, _) = self.responses.skip(bytes);
-                if let Some(answering) = &mut self.answering {
-                    answering.exchange.sent += data;
+                if let Some(responding) = &mut self.responding {
+                    responding.exchange.sent += data;
                 }
                 bytes = &bytes[used..];
             }
-            finished.extend(self.finished(now));
+            finished.extend(self.take_finished(now));
         }
         finished
     }
 
-    /// The exchange whose both halves have ended. A request that goes on for long after its answer is told without its end.
-    fn finished(&mut self, now: Instant) -> Option<Exchange> {
-        let answering = self.answering.as_ref()?;
-        // Where a later request has come, the answered one is whole.
-        let is_asked = self.requests.body == Body::None || !self.pending.is_empty();
-        let is_long = now.saturating_duration_since(answering.since) >= LONG;
+    /// Takes the current exchange if its request and its response have ended. A request that lasts long after its response
+    /// is reported before its end.
+    fn take_finished(&mut self, now: Instant) -> Option<Exchange> {
+        let responding = self.responding.as_ref()?;
+        // If a later request has begun, this one is complete.
+        let is_request_complete = self.requests.body == Body::None || !self.pending.is_empty();
+        let is_long = now.saturating_duration_since(responding.since) >= LONG_EXCHANGE;
         let is_over = match self.responses.body {
-            Body::None => is_asked || is_long,
-            // What has no end of its own is told when it begins: it may go on for hours.
+            Body::None => is_request_complete || is_long,
+            // A response without an end of its own is reported at its beginning: it may last for hours.
             Body::Rest => true,
             _ => false,
         };
-        let over = is_over.then(|| self.answering.take())?;
-        over.map(|answering| answering.exchange)
+        let finished = is_over.then(|| self.responding.take())?;
+        finished.map(|responding| responding.exchange)
     }
 
-    /// Nothing more comes: what was asked is told with what is known.
+    /// The connection has ended. Returns unfinished exchanges as far as they are known.
     pub(super) fn end(&mut self, now: Instant) -> Vec<Exchange> {
-        let answering = self.answering.take().into_iter();
-        let mut finished: Vec<Exchange> = answering.map(|answering| answering.exchange).collect();
-        if !self.responses.lost {
+        let responding = self.responding.take().into_iter();
+        let mut finished: Vec<Exchange> =
+            responding.map(|responding| responding.exchange).collect();
+        if !self.responses.is_lost {
             finished.extend(self.pending.drain(..).map(|pending| Exchange {
                 latency: now.saturating_duration_since(pending.since),
                 ..pending.exchange
@@ -159,20 +164,20 @@ impl Observer {
         finished
     }
 
-    /// How many bytes the head takes of these; nothing if it is not complete.
+    /// Parses a request head. Returns how many of these bytes it takes, or `None` if it is incomplete.
     fn request_head(&mut self, bytes: &[u8], now: Instant) -> Option<usize> {
-        let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+        let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut request = Request::new(&mut headers);
         let joined = self.requests.join(bytes);
         let parsed = request.parse(joined.as_deref().unwrap_or(bytes));
         let length = match parsed {
             Ok(Status::Complete(length)) => length,
             Ok(Status::Partial) => {
-                self.requests.lost |= !self.requests.keep(bytes);
+                self.requests.is_lost |= !self.requests.buffer_head(bytes);
                 return None;
             }
             Err(_) => {
-                self.requests.lost = true;
+                self.requests.is_lost = true;
                 return None;
             }
         };
@@ -184,7 +189,7 @@ impl Observer {
             .find(|header| header.name.eq_ignore_ascii_case("host"));
         let exchange = Exchange {
             method: request.method.unwrap_or_default().to_owned(),
-            path: path.chars().take(LONGEST_PATH).collect(),
+            path: path.chars().take(MAX_PATH_CHARS).collect(),
             protocol: protocol(request.version),
             host: host.map(|header| String::from_utf8_lossy(header.value).into_owned()),
             status: None,
@@ -192,39 +197,39 @@ impl Observer {
             received: 0,
             sent: 0,
         };
-        if self.pending.len() >= MOST_PENDING {
-            self.requests.lost = true;
+        if self.pending.len() >= MAX_PENDING {
+            self.requests.is_lost = true;
             return None;
         }
-        let used = self.requests.begin(length, body.unwrap_or(Body::None));
+        let used = self.requests.start_body(length, body.unwrap_or(Body::None));
         let since = now;
         self.pending.push_back(Pending { exchange, since });
         Some(used)
     }
 
     fn response_head(&mut self, bytes: &[u8], now: Instant) -> Option<usize> {
-        let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+        let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut response = Response::new(&mut headers);
         let joined = self.responses.join(bytes);
         let parsed = response.parse(joined.as_deref().unwrap_or(bytes));
         let length = match parsed {
             Ok(Status::Complete(length)) => length,
             Ok(Status::Partial) => {
-                self.responses.lost |= !self.responses.keep(bytes);
+                self.responses.is_lost |= !self.responses.buffer_head(bytes);
                 return None;
             }
             Err(_) => {
-                self.responses.lost = true;
+                self.responses.is_lost = true;
                 return None;
             }
         };
         let status = response.code.unwrap_or_default();
         let body = body_of(response.headers);
         if (100..200).contains(&status) && status != 101 {
-            return Some(self.responses.begin(length, Body::None));
+            return Some(self.responses.start_body(length, Body::None));
         }
         let Some(Pending { exchange, since }) = self.pending.pop_front() else {
-            self.responses.lost = true;
+            self.responses.is_lost = true;
             return None;
         };
         let switches =
@@ -239,7 +244,7 @@ impl Observer {
         if switches {
             self.requests.body = Body::Rest;
         }
-        self.answering = Some(Answering {
+        self.responding = Some(Responding {
             exchange: Exchange {
                 status: Some(status),
                 latency: now.saturating_duration_since(since),
@@ -247,31 +252,31 @@ impl Observer {
             },
             since: now,
         });
-        Some(self.responses.begin(length, body))
+        Some(self.responses.start_body(length, body))
     }
 }
 
-impl Half {
-    /// What came before together with these, if something came before.
+impl HalfParser {
+    /// The buffered bytes together with these, if there are any.
     fn join(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         (!self.head.is_empty()).then(|| [self.head.as_slice(), bytes].concat())
     }
 
-    /// Keeps the beginning of a head, unless it is too long.
-    fn keep(&mut self, bytes: &[u8]) -> bool {
+    /// Buffers the beginning of a head. Returns false if it is too long.
+    fn buffer_head(&mut self, bytes: &[u8]) -> bool {
         self.head.extend_from_slice(bytes);
-        self.head.len() <= LONGEST_HEAD
+        self.head.len() <= MAX_HEAD_BYTES
     }
 
-    /// A head of this length was read. Says how many of its bytes are new.
-    fn begin(&mut self, length: usize, body: Body) -> usize {
+    /// Continues with the body after a head of this length. Returns how many bytes of the head were not buffered.
+    fn start_body(&mut self, length: usize, body: Body) -> usize {
         let used = length - self.head.len();
         self.head = Vec::new();
         self.body = body;
         used
     }
 
-    /// Goes over bytes of a body: how many it took, how many of these are content, and whether the body ended.
+    /// Skips bytes of a body. Returns how many were used, how many of these are content, and whether the body has ended.
     fn skip(&mut self, bytes: &[u8]) -> (usize, u64, bool) {
         match &mut self.body {
             Body::None => (0, 0, true),
@@ -334,7 +339,7 @@ impl Chunk {
     }
 }
 
-/// What a head says of the body; nothing if it says nothing.
+/// The body that the headers announce; `None` if they announce nothing.
 fn body_of(headers: &[httparse::Header<'_>]) -> Option<Body> {
     let mut length = None;
     for header in headers {
@@ -362,12 +367,12 @@ fn protocol(version: Option<u8>) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Brings a conversation in pieces of each size, and checks what was seen.
+    /// Feeds a conversation in pieces of each size, and checks the observed exchanges.
     #[track_caller]
     fn check(requests: &str, responses: &str, expected: &[&str]) {
         let now = Instant::now();
         for size in 1..=requests.len().max(responses.len()) {
-            let mut observer = Observer::default();
+            let mut observer = Http1Observer::default();
             for piece in requests.as_bytes().chunks(size) {
                 observer.request(piece, now);
             }
@@ -395,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_seen_with_their_answers() {
+    fn requests_are_observed_with_their_responses() {
         check(
             "GET /a HTTP/1.1\r\nHost: x\r\n\r\nPOST /b HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcHEAD /c HTTP/1.1\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nTransfer-Encoding: \
@@ -405,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_an_end_and_one_that_never_comes_are_told() {
+    fn unfinished_and_missing_responses_are_reported() {
         check(
             "GET /events HTTP/1.1\r\n\r\n",
             "HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 500 not a head",
@@ -420,20 +425,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_http_is_not_reported() {
+    fn other_protocols_are_not_reported() {
         check("*1\r\n$4\r\nPING\r\n", "+PONG\r\n", &[]);
         check("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "", &[]);
         check("", "220 mail.example.com\r\n", &[]);
     }
 
     #[test]
-    fn bodies_of_answers_are_counted() {
+    fn bytes_of_response_bodies_are_counted() {
         let now = Instant::now();
-        let mut observer = Observer::default();
+        let mut observer = Http1Observer::default();
         observer.request(b"GET / HTTP/1.0\r\nHost: shop\r\n\r\n", now);
-        let answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
+        let response =
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n";
         let later = now + Duration::from_millis(5);
-        let seen = observer.response(answer, later);
+        let seen = observer.response(response, later);
         let expected = Exchange {
             method: "GET".to_owned(),
             path: "/".to_owned(),
@@ -446,28 +452,29 @@ mod tests {
         };
         assert_eq!(seen, [expected]);
     }
+
     #[test]
-    fn a_request_that_is_answered_before_it_is_whole_is_told_with_all_of_it() {
+    fn a_request_that_is_answered_early_is_reported_with_its_whole_body() {
         let now = Instant::now();
-        let mut observer = Observer::default();
+        let mut observer = Http1Observer::default();
         observer.request(b"POST / HTTP/1.1\r\nContent-Length: 7\r\n\r\none", now);
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-        assert_eq!(observer.response(answer, now), []);
+        let response = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        assert_eq!(observer.response(response, now), []);
         let seen = observer.request(b"=twoGET /next HTTP/1.1\r\n\r\n", now);
         let counts: Vec<_> = seen.iter().map(|one| (one.received, one.sent)).collect();
         assert_eq!(counts, [(7, 2)]);
     }
 
     #[test]
-    fn a_request_that_goes_on_after_its_answer_is_told_before_it_ends() {
+    fn a_long_request_is_reported_before_its_end() {
         let now = Instant::now();
-        let mut observer = Observer::default();
+        let mut observer = Http1Observer::default();
         observer.request(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", now);
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
-        assert_eq!(observer.response(answer, now), []);
+        let response = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        assert_eq!(observer.response(response, now), []);
         assert_eq!(observer.request(b"one", now), []);
-        let seen = observer.request(b"two", now + LONG);
+        let seen = observer.request(b"two", now + LONG_EXCHANGE);
         assert_eq!(seen.iter().map(|one| one.received).collect::<Vec<_>>(), [6]);
-        assert_eq!(observer.request(b"end", now + LONG), []);
+        assert_eq!(observer.request(b"end", now + LONG_EXCHANGE), []);
     }
 }

@@ -1,4 +1,4 @@
-//! Sees requests and answers of HTTP/2 in the bytes of a connection, as [`http1`](super::http1) does in those of HTTP/1.
+//! Observes HTTP/2 requests and responses in the bytes of a connection, as [`http1`](super::http1) does for HTTP/1.
 
 mod hpack;
 mod huffman;
@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use self::hpack::{Decoder, Head};
-use super::http1::{Exchange, LONG, LONGEST_HEAD, LONGEST_PATH};
+use super::http1::{Exchange, LONG_EXCHANGE, MAX_HEAD_BYTES, MAX_PATH_CHARS};
 
-/// What a client says first.
+/// The first bytes of a client.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Streams that are known at a time. More are open at once with nobody.
-const MOST_STREAMS: usize = 4096;
+/// The maximum number of observed streams. No real connection has more open streams.
+const MAX_STREAMS: usize = 4096;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -25,56 +25,58 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// Both directions of a connection, after the preface.
+/// Observes both directions of an HTTP/2 connection, after the preface.
 #[derive(Debug, Default)]
-pub(super) struct Observer {
-    requests: Half,
-    responses: Half,
+pub(super) struct Http2Observer {
+    requests: HalfParser,
+    responses: HalfParser,
     streams: HashMap<u32, Stream>,
 }
 
-/// A request that has not ended, or whose answer has not: a program may answer before it has the whole request.
+/// A stream whose request or response has not ended. A program may respond before it has the whole request.
 #[derive(Debug)]
 struct Stream {
     exchange: Exchange,
     since: Instant,
-    /// When the answer began.
-    answered: Option<Instant>,
+    /// When the response began.
+    responded_at: Option<Instant>,
     request_ended: bool,
-    answer_ended: bool,
+    response_ended: bool,
 }
 
+/// The parser of one direction.
 #[derive(Debug, Default)]
-struct Half {
-    /// The beginning of what is not complete.
+struct HalfParser {
+    /// The beginning of an incomplete frame.
     head: Vec<u8>,
-    /// So much of a frame is still to come, and of no interest.
+    /// Bytes of the current frame that are still to be skipped.
     skip: usize,
-    /// A head that goes on in the next frame.
-    block: Option<Block>,
+    /// A header block that continues in the next frame.
+    block: Option<HeaderBlock>,
     decoder: Decoder,
-    /// What is spoken is not understood, or not any more.
-    lost: bool,
+    /// The bytes cannot be parsed any more.
+    is_lost: bool,
 }
 
+/// A header block.
 #[derive(Debug)]
-struct Block {
+struct HeaderBlock {
     stream: u32,
     ends: bool,
     is_promise: bool,
     bytes: Vec<u8>,
 }
 
-/// Whose bytes they are.
+/// The sender of the bytes.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     Client,
     Program,
 }
 
-/// What a frame says.
+/// A relevant part of a frame.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum FrameEvent {
     Head {
         stream: u32,
         head: Head,
@@ -90,43 +92,43 @@ enum Said {
     },
 }
 
-impl Observer {
-    /// Bytes of the client.
+impl Http2Observer {
+    /// Observes bytes of the client. Returns finished exchanges.
     pub(super) fn request(&mut self, mut bytes: &[u8], now: Instant) -> Vec<Exchange> {
         let mut finished = Vec::new();
-        while let Some((said, used)) = self.requests.next(bytes) {
+        while let Some((event, used)) = self.requests.next(bytes) {
             bytes = bytes.get(used..).unwrap_or_default();
-            finished.extend(said.and_then(|said| self.hear(Side::Client, said, now)));
+            finished.extend(event.and_then(|event| self.handle(Side::Client, event, now)));
         }
         finished
     }
 
-    /// Bytes of the program.
+    /// Observes bytes of the program. Returns finished exchanges.
     pub(super) fn response(&mut self, mut bytes: &[u8], now: Instant) -> Vec<Exchange> {
         let mut finished = Vec::new();
-        while let Some((said, used)) = self.responses.next(bytes) {
+        while let Some((event, used)) = self.responses.next(bytes) {
             bytes = bytes.get(used..).unwrap_or_default();
-            finished.extend(said.and_then(|said| self.hear(Side::Program, said, now)));
+            finished.extend(event.and_then(|event| self.handle(Side::Program, event, now)));
         }
         finished
     }
 
-    /// What a frame says, and the exchange that is over with it.
-    fn hear(&mut self, side: Side, said: Said, now: Instant) -> Option<Exchange> {
-        let (number, length, ends) = match said {
-            Said::Head { stream, head, ends } => {
+    /// Handles a frame. Returns the exchange that it finishes.
+    fn handle(&mut self, side: Side, event: FrameEvent, now: Instant) -> Option<Exchange> {
+        let (number, length, ends) = match event {
+            FrameEvent::Head { stream, head, ends } => {
                 match side {
-                    Side::Client => self.asked(stream, head, now),
-                    Side::Program => self.answered(stream, &head, now),
+                    Side::Client => self.start_request(stream, head, now),
+                    Side::Program => self.start_response(stream, &head, now),
                 }
                 (stream, 0, ends)
             }
-            Said::Data {
+            FrameEvent::Data {
                 stream,
                 length,
                 ends,
             } => (stream, length, ends),
-            Said::Reset { stream } => return self.end_of(stream, now),
+            FrameEvent::Reset { stream } => return self.finish(stream, now),
         };
         let stream = self.streams.get_mut(&number)?;
         match side {
@@ -136,33 +138,35 @@ impl Observer {
             }
             Side::Program => {
                 stream.exchange.sent += length;
-                stream.answer_ended |= ends;
+                stream.response_ended |= ends;
             }
         }
-        let answered = stream.answered.map(|at| now.saturating_duration_since(at));
-        let is_long = answered.is_some_and(|since| since >= LONG);
-        let has_ended = stream.request_ended && stream.answer_ended;
-        (has_ended || is_long).then(|| self.end_of(number, now))?
+        let elapsed = stream
+            .responded_at
+            .map(|at| now.saturating_duration_since(at));
+        let is_long = elapsed.is_some_and(|elapsed| elapsed >= LONG_EXCHANGE);
+        let has_ended = stream.request_ended && stream.response_ended;
+        (has_ended || is_long).then(|| self.finish(number, now))?
     }
 
-    /// Nothing more comes: what was asked is told with what is known.
+    /// The connection has ended. Returns unfinished exchanges as far as they are known.
     pub(super) fn end(&mut self, now: Instant) -> Vec<Exchange> {
         let mut streams: Vec<u32> = self.streams.keys().copied().collect();
         streams.sort_unstable();
         let all = streams.into_iter();
-        all.filter_map(|stream| self.end_of(stream, now)).collect()
+        all.filter_map(|stream| self.finish(stream, now)).collect()
     }
 
-    fn asked(&mut self, stream: u32, head: Head, now: Instant) {
-        // Without a method it is what follows a body.
+    fn start_request(&mut self, stream: u32, head: Head, now: Instant) {
+        // Headers without a method are trailers.
         let Some(method) = head.method else { return };
-        if self.streams.len() >= MOST_STREAMS {
+        if self.streams.len() >= MAX_STREAMS {
             return;
         }
         let path = head.path.unwrap_or_default();
         let exchange = Exchange {
             method,
-            path: path.chars().take(LONGEST_PATH).collect(),
+            path: path.chars().take(MAX_PATH_CHARS).collect(),
             protocol: "HTTP/2",
             host: head.authority,
             status: None,
@@ -170,43 +174,43 @@ impl Observer {
             received: 0,
             sent: 0,
         };
-        let stream_of = Stream {
+        let new_stream = Stream {
             exchange,
             since: now,
-            answered: None,
+            responded_at: None,
             request_ended: false,
-            answer_ended: false,
+            response_ended: false,
         };
-        self.streams.insert(stream, stream_of);
+        self.streams.insert(stream, new_stream);
     }
 
-    fn answered(&mut self, stream: u32, head: &Head, now: Instant) {
+    fn start_response(&mut self, stream: u32, head: &Head, now: Instant) {
         let Some(stream) = self.streams.get_mut(&stream) else {
             return;
         };
-        // What is not final is no answer yet, and what follows a body has no status.
+        // Informational responses are not the response yet, and trailers have no status.
         if let Some(status @ 200..) = head.status {
             stream.exchange.status = Some(status);
             stream.exchange.latency = now.saturating_duration_since(stream.since);
-            stream.answered = Some(now);
+            stream.responded_at = Some(now);
         }
     }
 
-    fn end_of(&mut self, stream: u32, now: Instant) -> Option<Exchange> {
+    fn finish(&mut self, stream: u32, now: Instant) -> Option<Exchange> {
         let stream = self.streams.remove(&stream)?;
         let mut exchange = stream.exchange;
-        if stream.answered.is_none() {
+        if stream.responded_at.is_none() {
             exchange.latency = now.saturating_duration_since(stream.since);
         }
         Some(exchange)
     }
 }
 
-impl Half {
-    /// The next frame in these bytes, as far as it is of interest, and how many of the bytes it took. Nothing when they are
-    /// used up.
-    fn next(&mut self, bytes: &[u8]) -> Option<(Option<Said>, usize)> {
-        if bytes.is_empty() || self.lost {
+impl HalfParser {
+    /// Parses the next frame in these bytes. Returns its relevant part, if any, and how many bytes were used; `None` when the
+    /// bytes are used up.
+    fn next(&mut self, bytes: &[u8]) -> Option<(Option<FrameEvent>, usize)> {
+        if bytes.is_empty() || self.is_lost {
             return None;
         }
         if self.skip > 0 {
@@ -215,38 +219,38 @@ impl Half {
             return Some((None, skipped));
         }
         let before = self.head.len();
-        let wanted = self.wanted();
-        if wanted > LONGEST_HEAD {
-            self.lost = true;
+        let needed = self.needed_bytes();
+        if needed > MAX_HEAD_BYTES {
+            self.is_lost = true;
             return None;
         }
-        let taken = wanted.saturating_sub(before).min(bytes.len());
+        let taken = needed.saturating_sub(before).min(bytes.len());
         self.head.extend_from_slice(bytes.get(..taken)?);
-        if self.head.len() < wanted || self.wanted() > wanted {
+        if self.head.len() < needed || self.needed_bytes() > needed {
             return Some((None, taken));
         }
         let frame = std::mem::take(&mut self.head);
         match self.read(&frame) {
-            Ok(said) => Some((said, taken)),
+            Ok(event) => Some((event, taken)),
             Err(()) => {
-                self.lost = true;
+                self.is_lost = true;
                 None
             }
         }
     }
 
-    /// How many bytes of a frame have to be there: its nine first ones, and the rest if it has a head in it.
-    fn wanted(&self) -> usize {
-        match Frame::of(&self.head) {
-            None => Frame::LENGTH,
-            Some(frame) => Frame::LENGTH + frame.looked_at(),
+    /// How many bytes of a frame are needed to parse it: the frame header, and the payload if it has a header block.
+    fn needed_bytes(&self) -> usize {
+        match FrameHeader::of(&self.head) {
+            None => FrameHeader::LENGTH,
+            Some(frame) => FrameHeader::LENGTH + frame.parsed_bytes(),
         }
     }
 
-    fn read(&mut self, bytes: &[u8]) -> Result<Option<Said>, ()> {
-        let frame = Frame::of(bytes).ok_or(())?;
-        self.skip = frame.length - frame.looked_at();
-        let payload = bytes.get(Frame::LENGTH..).unwrap_or_default();
+    fn read(&mut self, bytes: &[u8]) -> Result<Option<FrameEvent>, ()> {
+        let frame = FrameHeader::of(bytes).ok_or(())?;
+        self.skip = frame.length - frame.parsed_bytes();
+        let payload = bytes.get(FrameHeader::LENGTH..).unwrap_or_default();
         let (stream, ends) = (frame.stream, frame.flags & END_STREAM != 0);
         if self.block.is_some() && frame.kind != CONTINUATION {
             return Err(());
@@ -258,22 +262,22 @@ impl Half {
                     _ => 1 + u64::from(*payload.first().ok_or(())?),
                 };
                 let length = (frame.length as u64).saturating_sub(padding);
-                Ok(Some(Said::Data {
+                Ok(Some(FrameEvent::Data {
                     stream,
                     length,
                     ends,
                 }))
             }
-            RESET => Ok(Some(Said::Reset { stream })),
+            RESET => Ok(Some(FrameEvent::Reset { stream })),
             HEADERS | PROMISE | CONTINUATION => self.head(&frame, payload),
             _ => Ok(None),
         }
     }
 
-    fn head(&mut self, frame: &Frame, payload: &[u8]) -> Result<Option<Said>, ()> {
+    fn head(&mut self, frame: &FrameHeader, payload: &[u8]) -> Result<Option<FrameEvent>, ()> {
         let mut block = match frame.kind {
             CONTINUATION => self.block.take().ok_or(())?,
-            kind => Block {
+            kind => HeaderBlock {
                 stream: frame.stream,
                 ends: frame.flags & END_STREAM != 0,
                 is_promise: kind == PROMISE,
@@ -283,16 +287,16 @@ impl Half {
         block
             .bytes
             .extend_from_slice(frame.fragment(payload).ok_or(())?);
-        if block.stream != frame.stream || block.bytes.len() > LONGEST_HEAD {
+        if block.stream != frame.stream || block.bytes.len() > MAX_HEAD_BYTES {
             return Err(());
         }
         if frame.flags & END_HEADERS == 0 {
             self.block = Some(block);
             return Ok(None);
         }
-        let head = self.decoder.read(&block.bytes).ok_or(())?;
-        // A promise is about another stream, which nobody asked for.
-        Ok((!block.is_promise).then_some(Said::Head {
+        let head = self.decoder.decode(&block.bytes).ok_or(())?;
+        // A promise is about another stream, which the client did not request.
+        Ok((!block.is_promise).then_some(FrameEvent::Head {
             stream: block.stream,
             head,
             ends: block.ends,
@@ -300,16 +304,16 @@ impl Half {
     }
 }
 
-/// The beginning of a frame.
+/// The header of a frame.
 #[derive(Debug)]
-struct Frame {
+struct FrameHeader {
     length: usize,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Frame {
+impl FrameHeader {
     const LENGTH: usize = 9;
 
     fn of(bytes: &[u8]) -> Option<Self> {
@@ -322,8 +326,8 @@ impl Frame {
         })
     }
 
-    /// How much of what it carries is looked at.
-    fn looked_at(&self) -> usize {
+    /// How many bytes of the payload are parsed.
+    fn parsed_bytes(&self) -> usize {
         match self.kind {
             HEADERS | PROMISE | CONTINUATION => self.length,
             DATA if self.flags & PADDED != 0 => self.length.min(1),
@@ -331,7 +335,7 @@ impl Frame {
         }
     }
 
-    /// The part of a head in it.
+    /// The header block fragment of the payload.
     fn fragment<'a>(&self, payload: &'a [u8]) -> Option<&'a [u8]> {
         if self.kind == CONTINUATION {
             return Some(payload);

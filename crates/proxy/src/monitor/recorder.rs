@@ -1,4 +1,4 @@
-//! What is known of a session: sums, rows and the last events. Now is an argument.
+//! The recorded state of a session: counters, rows and the last events. The current time is an argument.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::unix::ffi::OsStrExt as _;
@@ -8,50 +8,53 @@ use std::time::Duration;
 
 use interceptor::Errno;
 use monitor::{
-    Counters, Entry, Event, FileRow, Handling, Health, NameRow, PeerRow, PortRow, Side, State, Word,
+    Counters, DnsRow, Entry, Event, FileRow, Handling, Health, Keyword, PeerRow, PortRow, Side,
+    State,
 };
 use protocol::dns::message::{code, kind};
 
 use super::files::Operation;
-use super::{Answered, Peer, microseconds};
+use super::{DnsOutcome, Peer, microseconds};
 
-/// Events that are kept for those who come later or are behind.
-pub(super) const KEPT: usize = 1024;
-/// Rows of each kind. A session that reads more files than this has a problem that the first ones show as well.
-const MOST_FILES: usize = 8192;
-const MOST_NAMES: usize = 1024;
-const MOST_PEERS: usize = 1024;
+/// The number of events that are retained for new and slow subscribers.
+pub(super) const RETAINED_EVENTS: usize = 1024;
+/// The maximum number of rows of each kind. Problems of a session with more are visible in the first ones, too.
+const MAX_FILES: usize = 8192;
+const MAX_DNS_NAMES: usize = 1024;
+const MAX_PEERS: usize = 1024;
 
+/// Counters, rows and events of a session.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     pub(super) counters: Counters,
     pub(super) health: Health,
     pub(super) env: Vec<(String, String)>,
     events: VecDeque<Arc<Entry>>,
-    files: HashMap<PathBuf, File>,
-    names: HashMap<String, NameRow>,
-    peers: HashMap<Peer, PeerOf>,
-    /// By whether it is for datagrams, and its number.
+    files: HashMap<PathBuf, FileStats>,
+    dns: HashMap<String, DnsRow>,
+    peers: HashMap<Peer, PeerStats>,
+    /// By whether the port is a UDP port, and its number.
     ports: BTreeMap<(bool, u16), PortRow>,
-    without_row: u64,
+    rows_omitted: u64,
 }
 
 #[derive(Debug)]
-struct File {
+struct FileStats {
     side: Side,
     operations: u64,
     failed: u64,
     last_errno: Option<Errno>,
     bytes: u64,
     latency_us: u64,
-    /// Operations of which the first was told, and of which the first failure was.
-    told: u32,
-    told_failed: u32,
+    /// Bit set of the operations whose first success was emitted.
+    emitted: u32,
+    /// Bit set of the operations whose first failure was emitted.
+    emitted_failures: u32,
 }
 
 #[derive(Debug, Default)]
-struct PeerOf {
-    names: Vec<String>,
+struct PeerStats {
+    dns_names: Vec<String>,
     connections: u64,
     open: u64,
     failed: u64,
@@ -64,7 +67,7 @@ struct PeerOf {
 impl Recorder {
     pub(super) fn emit(&mut self, now: u64, event: Event) {
         self.counters.events += 1;
-        if self.events.len() == KEPT {
+        if self.events.len() == RETAINED_EVENTS {
             self.events.pop_front();
         }
         self.events.push_back(Arc::new(Entry {
@@ -74,13 +77,13 @@ impl Recorder {
         }));
     }
 
-    /// Up to so many events after one, and how many there were between that are not kept any more.
-    pub(super) fn after(&self, seq: u64, most: usize) -> (u64, Vec<Arc<Entry>>) {
+    /// Returns up to `max` events after the one with this number, and the number of events between that were overwritten.
+    pub(super) fn after(&self, seq: u64, max: usize) -> (u64, Vec<Arc<Entry>>) {
         let next = seq + 1;
         let oldest = self.events.front().map_or(next, |entry| entry.seq);
         let missed = oldest.saturating_sub(next);
         let skip = usize::try_from(next.saturating_sub(oldest)).unwrap_or(usize::MAX);
-        let entries = self.events.iter().skip(skip).take(most);
+        let entries = self.events.iter().skip(skip).take(max);
         (missed, entries.cloned().collect())
     }
 
@@ -109,20 +112,20 @@ impl Recorder {
         file.side = side;
         file.operations += 1;
         file.latency_us += latency_us.unwrap_or(0);
-        let told = match errno {
-            None => &mut file.told,
+        let emitted = match errno {
+            None => &mut file.emitted,
             Some(errno) => {
                 file.failed += 1;
                 file.last_errno = Some(errno);
-                &mut file.told_failed
+                &mut file.emitted_failures
             }
         };
         let bit = 1_u32 << operation as u32;
-        if *told & bit != 0 {
+        if *emitted & bit != 0 {
             return;
         }
-        *told |= bit;
-        // Programs load their own code all the time: what stays on this machine is counted only.
+        *emitted |= bit;
+        // Programs load their own code all the time, so local operations are only counted.
         if side == Side::Local {
             return;
         }
@@ -131,98 +134,98 @@ impl Recorder {
             path: path.display().to_string(),
             operation: operation.name().into(),
             side,
-            errno: errno.map(name),
+            errno: errno.map(errno_name),
             latency_us,
             bytes,
         };
         self.emit(now, event);
     }
 
-    pub(super) fn file_came(&mut self, path: &Path, bytes: usize) {
+    pub(super) fn file_prefetched(&mut self, path: &Path, bytes: usize) {
         if let Some(file) = self.file_row(path, Side::Remote) {
             file.bytes += bytes as u64;
         }
     }
 
-    fn file_row(&mut self, path: &Path, side: Side) -> Option<&mut File> {
+    fn file_row(&mut self, path: &Path, side: Side) -> Option<&mut FileStats> {
         if !self.files.contains_key(path) {
-            if self.files.len() >= MOST_FILES {
-                self.without_row += 1;
+            if self.files.len() >= MAX_FILES {
+                self.rows_omitted += 1;
                 return None;
             }
-            let file = File {
+            let file = FileStats {
                 side,
                 operations: 0,
                 failed: 0,
                 last_errno: None,
                 bytes: 0,
                 latency_us: 0,
-                told: 0,
-                told_failed: 0,
+                emitted: 0,
+                emitted_failures: 0,
             };
             self.files.insert(path.to_path_buf(), file);
         }
         self.files.get_mut(path)
     }
 
-    pub(super) fn name(&mut self, now: u64, answered: Answered<'_>) {
-        let totals = &mut self.counters.names;
+    pub(super) fn dns_query(&mut self, now: u64, outcome: DnsOutcome<'_>) {
+        let totals = &mut self.counters.dns;
         totals.queries += 1;
-        totals.cached += u64::from(answered.cached);
-        let failed = answered.code != code::NO_ERROR;
+        totals.cached += u64::from(outcome.cached);
+        let failed = outcome.code != code::NO_ERROR;
         totals.failed += u64::from(failed);
-        let code = code_name(answered.code);
-        let addresses: Vec<String> = answered.addresses.map(|ip| ip.to_string()).collect();
-        let host = answered.host;
-        if let Some(row) = self.name_row(&host, answered.side) {
+        let code = response_code_name(outcome.code);
+        let addresses: Vec<String> = outcome.addresses.map(|ip| ip.to_string()).collect();
+        let host = outcome.host;
+        if let Some(row) = self.dns_row(&host, outcome.side) {
             row.queries += 1;
-            row.cached += u64::from(answered.cached);
+            row.cached += u64::from(outcome.cached);
             row.failed += u64::from(failed);
             row.last_code.clone_from(&code);
             if !addresses.is_empty() {
                 row.addresses.clone_from(&addresses);
             }
         }
-        if answered.cached {
+        if outcome.cached {
             return;
         }
         let event = Event::DnsQuery {
             host,
-            kind: kind_name(answered.kind),
-            side: answered.side,
+            kind: record_type_name(outcome.kind),
+            side: outcome.side,
             code,
             addresses,
-            latency_us: microseconds(answered.latency),
+            latency_us: microseconds(outcome.latency),
         };
         self.emit(now, event);
     }
 
-    fn name_row(&mut self, host: &str, side: Side) -> Option<&mut NameRow> {
-        if !self.names.contains_key(host) {
-            if self.names.len() >= MOST_NAMES {
-                self.without_row += 1;
+    fn dns_row(&mut self, host: &str, side: Side) -> Option<&mut DnsRow> {
+        if !self.dns.contains_key(host) {
+            if self.dns.len() >= MAX_DNS_NAMES {
+                self.rows_omitted += 1;
                 return None;
             }
-            let row = NameRow {
+            let row = DnsRow {
                 host: host.to_owned(),
                 side,
                 queries: 0,
                 cached: 0,
                 failed: 0,
-                last_code: Word::default(),
+                last_code: Keyword::default(),
                 addresses: Vec::new(),
             };
-            self.names.insert(host.to_owned(), row);
+            self.dns.insert(host.to_owned(), row);
         }
-        self.names.get_mut(host)
+        self.dns.get_mut(host)
     }
 
-    pub(super) fn connected(
+    pub(super) fn outgoing_connection(
         &mut self,
         now: u64,
         connection: u64,
         peer: &Peer,
-        names: Vec<String>,
+        dns_names: Vec<String>,
         outcome: Result<(), Errno>,
         latency: Duration,
     ) {
@@ -233,13 +236,13 @@ impl Recorder {
             Ok(()) => totals.open += 1,
             Err(_) => totals.failed += 1,
         }
-        if !self.peers.contains_key(peer) && self.peers.len() >= MOST_PEERS {
-            self.without_row += 1;
+        if !self.peers.contains_key(peer) && self.peers.len() >= MAX_PEERS {
+            self.rows_omitted += 1;
         } else {
             let row = self.peers.entry(peer.clone()).or_default();
             row.connections += 1;
             row.latency_us += latency_us;
-            row.names.clone_from(&names);
+            row.dns_names.clone_from(&dns_names);
             match outcome {
                 Ok(()) => row.open += 1,
                 Err(errno) => {
@@ -253,14 +256,14 @@ impl Recorder {
             address: peer.address(),
             port: peer.port(),
             transport: peer.transport(),
-            names,
-            errno: outcome.err().map(name),
+            dns_names,
+            errno: outcome.err().map(errno_name),
             latency_us,
         };
         self.emit(now, event);
     }
 
-    pub(super) fn disconnected(
+    pub(super) fn outgoing_closed(
         &mut self,
         now: u64,
         connection: u64,
@@ -291,7 +294,8 @@ impl Recorder {
         self.ports.get_mut(&(is_udp, port))
     }
 
-    /// A port that is subscribed anew goes on with what it counted. One that is had in one more cluster is had in all.
+    /// Records a subscription. A renewed one keeps its counts. One in an additional cluster does not replace the row of all
+    /// clusters.
     pub(super) fn subscribed(&mut self, is_udp: bool, row: PortRow) {
         let before = self.ports.remove(&(is_udp, row.port));
         let row = match before {
@@ -315,8 +319,14 @@ impl Recorder {
         self.ports.values().cloned().collect()
     }
 
-    /// A connection has come, and the program has taken it or not.
-    pub(super) fn arrived(&mut self, now: u64, is_udp: bool, port: u16, accepted: bool) {
+    /// Records an incoming connection, accepted by the program or not.
+    pub(super) fn incoming_connection(
+        &mut self,
+        now: u64,
+        is_udp: bool,
+        port: u16,
+        accepted: bool,
+    ) {
         let totals = &mut self.counters.incoming;
         totals.connections += 1;
         totals.open += u64::from(accepted);
@@ -327,7 +337,7 @@ impl Recorder {
         }
     }
 
-    pub(super) fn left(&mut self) {
+    pub(super) fn incoming_closed(&mut self) {
         let totals = &mut self.counters.incoming;
         totals.open = totals.open.saturating_sub(1);
     }
@@ -346,7 +356,7 @@ impl Recorder {
         match handling {
             Handling::Stolen => totals.stolen += 1,
             Handling::Mirrored => totals.mirrored += 1,
-            // These are counted when they are told together.
+            // These are counted with the combined `Missed` event.
             Handling::PassedOn | Handling::Lost => {}
         }
         if status.is_some() {
@@ -371,7 +381,7 @@ impl Recorder {
             side: file.side,
             operations: file.operations,
             failed: file.failed,
-            last_errno: file.last_errno.map(name),
+            last_errno: file.last_errno.map(errno_name),
             bytes: file.bytes,
             latency_us: file.latency_us,
         });
@@ -379,11 +389,11 @@ impl Recorder {
             address: peer.address(),
             port: peer.port(),
             transport: peer.transport(),
-            names: row.names.clone(),
+            dns_names: row.dns_names.clone(),
             connections: row.connections,
             open: row.open,
             failed: row.failed,
-            last_errno: row.last_errno.map(name),
+            last_errno: row.last_errno.map(errno_name),
             sent: row.sent,
             received: row.received,
             latency_us: row.latency_us,
@@ -391,14 +401,14 @@ impl Recorder {
         let mut state = State {
             counters: self.counters.clone(),
             files: files.collect(),
-            names: self.names.values().cloned().collect(),
+            dns: self.dns.values().cloned().collect(),
             peers: peers.collect(),
             ports: self.ports(),
             env: self.env.clone(),
-            without_row: self.without_row,
+            rows_omitted: self.rows_omitted,
         };
         state.files.sort_by(|one, other| one.path.cmp(&other.path));
-        state.names.sort_by(|one, other| one.host.cmp(&other.host));
+        state.dns.sort_by(|one, other| one.host.cmp(&other.host));
         state.peers.sort_by(|one, other| {
             (&one.address, one.port, one.connections).cmp(&(
                 &other.address,
@@ -410,12 +420,12 @@ impl Recorder {
     }
 }
 
-/// As programmers know it.
-fn name(errno: Errno) -> String {
+/// The symbolic name: `ENOENT`.
+fn errno_name(errno: Errno) -> String {
     format!("{errno:?}")
 }
 
-fn code_name(code: u8) -> Word {
+fn response_code_name(code: u8) -> Keyword {
     match code {
         0 => "NOERROR".into(),
         1 => "FORMERR".into(),
@@ -427,7 +437,7 @@ fn code_name(code: u8) -> Word {
     }
 }
 
-fn kind_name(number: u16) -> Word {
+fn record_type_name(number: u16) -> Keyword {
     match number {
         kind::A => "A".into(),
         kind::AAAA => "AAAA".into(),

@@ -1,4 +1,4 @@
-//! Somebody who listens to a session.
+//! Subscriptions to the events of a session.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,33 +7,33 @@ use monitor::Entry;
 
 use super::Hub;
 
-/// Events that are handed over at once.
-const MOST: usize = 256;
+/// The maximum number of events in a batch.
+const MAX_BATCH: usize = 256;
 
-/// Reads a session's events from the ring, at its own pace.
+/// Reads a session's events from the ring buffer, at its own pace.
 #[derive(Debug)]
-pub struct Subscription {
+pub struct EventSubscription {
     hub: Arc<Hub>,
     /// The number of the last event that was read.
     last: u64,
 }
 
-/// What is new.
+/// New events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Batch {
-    /// Events before these that are not kept any more.
+pub struct EventBatch {
+    /// The number of events before these that were overwritten.
     pub missed: u64,
     pub entries: Vec<Arc<Entry>>,
 }
 
-impl Subscription {
+impl EventSubscription {
     pub(super) fn new(hub: Arc<Hub>, after: Option<u64>) -> Self {
         hub.subscribers.fetch_add(1, Ordering::Relaxed);
         let last = match after {
-            // A number that is still to come is of another session.
-            Some(after) => after.min(hub.lock().counters.events),
+            // A number in the future is from another session.
+            Some(after) => after.min(hub.recorder.lock().counters.events),
             None => {
-                let recorder = hub.lock();
+                let recorder = hub.recorder.lock();
                 let (missed, _) = recorder.after(0, 0);
                 missed
             }
@@ -41,29 +41,29 @@ impl Subscription {
         Self { hub, last }
     }
 
-    /// Waits until there is something new. Safe to be given up and called again.
-    pub async fn next(&mut self) -> Batch {
+    /// Waits for new events. Cancel-safe.
+    pub async fn next(&mut self) -> EventBatch {
         loop {
             let hub = Arc::clone(&self.hub);
-            let mut news = std::pin::pin!(hub.news.notified());
-            // From here on nothing is overlooked that comes after the look below.
-            news.as_mut().enable();
+            let mut notified = std::pin::pin!(hub.new_events.notified());
+            // Registers before the check below, so that no event is missed between the two.
+            notified.as_mut().enable();
             if let Some(batch) = self.take() {
                 return batch;
             }
-            news.await;
+            notified.await;
         }
     }
 
-    /// What is new, if anything is.
-    pub fn take(&mut self) -> Option<Batch> {
-        let (missed, entries) = self.hub.lock().after(self.last, MOST);
+    /// Returns new events without waiting, if there are any.
+    pub fn take(&mut self) -> Option<EventBatch> {
+        let (missed, entries) = self.hub.recorder.lock().after(self.last, MAX_BATCH);
         self.last = entries.last()?.seq;
-        Some(Batch { missed, entries })
+        Some(EventBatch { missed, entries })
     }
 }
 
-impl Drop for Subscription {
+impl Drop for EventSubscription {
     fn drop(&mut self) {
         self.hub.subscribers.fetch_sub(1, Ordering::Relaxed);
     }

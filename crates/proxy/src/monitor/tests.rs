@@ -4,9 +4,11 @@ use interceptor::PathChoice;
 use monitor::{Entry, Handling, Mode};
 use protocol::dns::message::{code, kind};
 
-use super::recorder::KEPT;
+use super::recorder::RETAINED_EVENTS;
 use super::*;
-use crate::event::{Checked, IncomingEvent, MissedReason, News, Subscribed};
+use crate::event::{
+    IncomingEvent, IncomingEventKind, MissedReason, RedirectCheck, SubscriptionInfo,
+};
 
 fn events(monitor: &Monitor) -> Vec<Event> {
     let mut subscription = monitor.subscribe(Some(0)).unwrap();
@@ -21,29 +23,29 @@ fn notice(monitor: &Monitor, text: &str) {
 }
 
 #[test]
-fn a_monitor_that_is_off_knows_nothing() {
+fn a_monitor_that_is_off_records_nothing() {
     let monitor = Monitor::off();
-    notice(&monitor, "nobody hears this");
-    monitor.judged(Path::new("/x"), Intent::Read, &PathChoice::Local);
+    notice(&monitor, "not recorded");
+    monitor.path_decided(Path::new("/x"), Intent::Read, &PathChoice::Local);
     assert!(monitor.subscribe(None).is_none());
     assert_eq!(monitor.state(), State::default());
 }
 
 #[test]
-fn files_are_counted_and_only_the_first_of_a_kind_is_told() {
+fn files_are_counted_and_only_the_first_operation_of_a_kind_is_emitted() {
     let monitor = Monitor::on();
     let path = Path::new("/etc/shop");
     let read = files::Operation::Read;
-    monitor.file_came(path, 12);
+    monitor.file_prefetched(path, 12);
     for errno in [None, None, Some(Errno::ENOENT), Some(Errno::EACCES)] {
         monitor.file(path, read, errno, Instant::now());
     }
-    for intent in [Intent::Look, Intent::Read, Intent::Read] {
-        monitor.judged(Path::new("/usr/lib/x"), intent, &PathChoice::Local);
+    for intent in [Intent::Stat, Intent::Read, Intent::Read] {
+        monitor.path_decided(Path::new("/usr/lib/x"), intent, &PathChoice::Local);
     }
     let refused = PathChoice::Refused(Errno::EROFS);
-    monitor.judged(Path::new("/ro"), Intent::Write, &refused);
-    let told: Vec<String> = events(&monitor)
+    monitor.path_decided(Path::new("/ro"), Intent::Write, &refused);
+    let emitted: Vec<String> = events(&monitor)
         .into_iter()
         .map(|event| match event {
             Event::FileOp {
@@ -62,7 +64,7 @@ fn files_are_counted_and_only_the_first_of_a_kind_is_told() {
         r#"read /etc/shop Remote Some("ENOENT") Some(12)"#,
         r#"write /ro Refused Some("EROFS") None"#,
     ];
-    assert_eq!(told, expected);
+    assert_eq!(emitted, expected);
     let state = monitor.state();
     let totals = &state.counters.files;
     assert_eq!(
@@ -79,10 +81,10 @@ fn files_are_counted_and_only_the_first_of_a_kind_is_told() {
 }
 
 #[test]
-fn names_from_memory_are_counted_only() {
+fn cached_dns_queries_are_only_counted() {
     let monitor = Monitor::on();
-    let ask = |cached, code| {
-        monitor.answered(Answered {
+    let query = |cached, code| {
+        monitor.dns_query(DnsOutcome {
             host: "db.shop".to_owned(),
             kind: kind::A,
             side: Side::Remote,
@@ -92,10 +94,10 @@ fn names_from_memory_are_counted_only() {
             latency: Duration::from_micros(5),
         });
     };
-    ask(false, code::NO_ERROR);
-    ask(true, code::NO_ERROR);
-    ask(false, code::NO_NAME);
-    let codes: Vec<monitor::Word> = events(&monitor)
+    query(false, code::NO_ERROR);
+    query(true, code::NO_ERROR);
+    query(false, code::NO_NAME);
+    let codes: Vec<monitor::Keyword> = events(&monitor)
         .into_iter()
         .filter_map(|event| match event {
             Event::DnsQuery { code, .. } => Some(code),
@@ -103,31 +105,31 @@ fn names_from_memory_are_counted_only() {
         })
         .collect();
     assert_eq!(codes, ["NOERROR", "NXDOMAIN"]);
-    let row = &monitor.state().names[0];
+    let row = &monitor.state().dns[0];
     assert_eq!((row.queries, row.cached, row.failed), (3, 1, 1));
 }
 
 #[test]
-fn a_connection_is_followed_to_its_end() {
+fn a_connection_is_recorded_until_its_end() {
     let monitor = Monitor::on();
     let destination = Destination::Internet(SocketAddr::from(([10, 0, 0, 1], 5432)));
     let attempt = || monitor.attempt(Transport::Tcp, &destination, || vec!["db".to_owned()]);
     attempt().failed(Errno::ECONNREFUSED);
     let traffic = attempt().connected().unwrap();
     traffic.application_sent(b"abc");
-    traffic.application_gets(b"answer");
+    traffic.application_received(b"result");
     let row = monitor.state().peers.remove(0);
     assert_eq!((row.connections, row.open, row.failed), (2, 1, 1));
     assert_eq!(monitor.counters().outgoing.sent_bytes, 3);
     drop(traffic);
     let row = monitor.state().peers.remove(0);
     assert_eq!((row.open, row.sent, row.received), (0, 3, 6));
-    let told = events(&monitor);
+    let emitted = events(&monitor);
     assert!(
-        matches!(&told[0], Event::OutgoingConnection { errno: Some(errno), names, .. } if errno == "ECONNREFUSED" && names == &["db"])
+        matches!(&emitted[0], Event::OutgoingConnection { errno: Some(errno), dns_names, .. } if errno == "ECONNREFUSED" && dns_names == &["db"])
     );
     assert!(matches!(
-        told[2],
+        emitted[2],
         Event::OutgoingClosed {
             sent: 3,
             received: 6,
@@ -137,50 +139,50 @@ fn a_connection_is_followed_to_its_end() {
 }
 
 #[test]
-fn requests_are_told_with_their_port() {
+fn requests_are_recorded_with_their_port() {
     let monitor = Monitor::on();
-    let told = |news| {
-        monitor.told(&crate::Event::Incoming(IncomingEvent {
+    let record = |kind| {
+        monitor.record_event(&crate::Event::Incoming(IncomingEvent {
             port: 80,
             is_udp: false,
             agent: None,
-            news,
+            kind,
         }));
     };
-    told(News::Subscribed(Subscribed {
-        local: 8080,
+    record(IncomingEventKind::Subscribed(SubscriptionInfo {
+        local_port: 8080,
         steals: true,
         filter: Some("are GET".to_owned()),
-        checked: Checked::Loopback,
+        check: RedirectCheck::Loopback,
         mesh: None,
         flushed: 0,
-        again: false,
+        is_renewed: false,
         agents: 1,
         clusters: Vec::new(),
         earlier: Vec::new(),
     }));
-    told(News::Silent {
+    record(IncomingEventKind::Silent {
         seconds: 60,
-        checked: Checked::Loopback,
+        check: RedirectCheck::Loopback,
     });
     assert!(monitor.ports()[0].problem.is_some());
     let client = SocketAddr::from(([10, 0, 0, 9], 4000));
     let traffic = monitor
-        .arriving(80, false, true, client, None)
+        .incoming(80, false, true, client, None)
         .accepted()
         .unwrap();
-    traffic.application_gets(b"GET /cart HTTP/1.1\r\n\r\n");
+    traffic.application_received(b"GET /cart HTTP/1.1\r\n\r\n");
     traffic.application_sent(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n");
     drop(traffic);
-    monitor.arriving(80, false, true, client, None).refused();
-    let missed = protocol::rpc::Missed {
+    monitor.incoming(80, false, true, client, None).refused();
+    let missed = protocol::rpc::MissedTraffic {
         reason: protocol::rpc::MissedReason::TooSlow.into(),
         method: "POST".to_owned(),
         path: "/slow".to_owned(),
         lost: false,
     };
     monitor.passed_on(80, &missed, Some(&"eu".to_owned()));
-    told(News::Missed {
+    record(IncomingEventKind::Missed {
         reason: MissedReason::TooSlow,
         count: 2,
         lost: 1,
@@ -215,35 +217,38 @@ fn requests_are_told_with_their_port() {
 }
 
 #[test]
-fn a_cluster_that_comes_back_does_not_take_a_port_for_itself() {
+fn a_cluster_that_rejoins_does_not_replace_the_row_of_all_clusters() {
     let monitor = Monitor::on();
-    let told = |cluster: Option<&str>, clusters: &[&str], checked| {
+    let record = |cluster: Option<&str>, clusters: &[&str], check| {
         let agent = cluster.map(|cluster| crate::AgentId {
             cluster: Some(cluster.to_owned()),
             ..crate::AgentId::default()
         });
-        monitor.told(&crate::Event::Incoming(IncomingEvent {
+        monitor.record_event(&crate::Event::Incoming(IncomingEvent {
             port: 80,
             is_udp: false,
             agent,
-            news: News::Subscribed(Subscribed {
-                local: 8080,
+            kind: IncomingEventKind::Subscribed(SubscriptionInfo {
+                local_port: 8080,
                 steals: true,
                 filter: None,
-                checked,
+                check,
                 mesh: None,
                 flushed: 0,
-                again: cluster.is_some(),
+                is_renewed: cluster.is_some(),
                 agents: clusters.len(),
                 clusters: clusters.iter().map(|name| (*name).to_owned()).collect(),
                 earlier: Vec::new(),
             }),
         }));
     };
-    told(None, &["east", "west"], Checked::Outside);
-    told(Some("west"), &["west"], Checked::Loopback);
+    record(None, &["east", "west"], RedirectCheck::External);
+    record(Some("west"), &["west"], RedirectCheck::Loopback);
     let port = monitor.ports().remove(0);
-    assert_eq!((port.cluster, port.checked.as_str()), (None, "outside"));
+    assert_eq!(
+        (port.cluster, port.redirect_check.as_str()),
+        (None, "external")
+    );
     let clusters = events(&monitor).into_iter().map(|event| match event {
         Event::PortSubscription { cluster, .. } => cluster,
         other => panic!("{other:?}"),
@@ -253,22 +258,22 @@ fn a_cluster_that_comes_back_does_not_take_a_port_for_itself() {
 }
 
 #[test]
-fn health_follows_what_the_user_is_told() {
+fn health_follows_the_events() {
     let monitor = Monitor::on();
     let status = || monitor.health().status;
-    monitor.told(&crate::Event::AgentLost {
+    monitor.record_event(&crate::Event::AgentLost {
         agent: crate::AgentId::default(),
         reason: "killed".to_owned(),
     });
     assert_eq!(status(), monitor::Status::Reconnecting);
-    monitor.told(&crate::Event::SessionRestored(crate::AgentId::default()));
+    monitor.record_event(&crate::Event::SessionRestored(crate::AgentId::default()));
     assert_eq!(status(), monitor::Status::Healthy);
-    monitor.told(&crate::Event::TargetGone);
+    monitor.record_event(&crate::Event::TargetExited);
     assert_eq!(status(), monitor::Status::Lost);
 }
 
 #[test]
-fn who_comes_back_gets_the_rest_and_who_is_too_slow_is_told_how_much_is_gone() {
+fn subscribers_resume_and_learn_how_many_events_they_missed() {
     let monitor = Monitor::on();
     for number in 1..=5 {
         notice(&monitor, &number.to_string());
@@ -279,26 +284,26 @@ fn who_comes_back_gets_the_rest_and_who_is_too_slow_is_told_how_much_is_gone() {
     let batch = late.take().unwrap();
     assert_eq!((batch.missed, numbers(&batch.entries)), (0, vec![4, 5]));
     assert_eq!(late.take(), None);
-    for _ in 0..KEPT + 7 {
+    for _ in 0..RETAINED_EVENTS + 7 {
         notice(&monitor, "more");
     }
     let batch = late.take().unwrap();
     assert_eq!((batch.missed, batch.entries[0].seq), (7, 13));
-    // One who is new does not miss what was before it.
+    // A new subscriber has not missed earlier events.
     let mut new = monitor.subscribe(None).unwrap();
     assert_eq!(new.take().unwrap().missed, 0);
-    // One who knows a session of another time begins with the next event.
+    // A subscriber with a number of another session begins with the next event.
     let mut other = monitor.subscribe(Some(1_000_000)).unwrap();
     assert_eq!(other.take(), None);
 }
 
 #[tokio::test]
-async fn who_waits_is_woken() {
+async fn a_waiting_subscriber_is_woken() {
     let monitor = Monitor::on();
     let mut subscription = monitor.subscribe(None).unwrap();
-    let waiting = tokio::spawn(async move { subscription.next().await });
+    let next = tokio::spawn(async move { subscription.next().await });
     tokio::task::yield_now().await;
     notice(&monitor, "now");
-    let batch = waiting.await.unwrap();
+    let batch = next.await.unwrap();
     assert_eq!(batch.entries[0].seq, 1);
 }

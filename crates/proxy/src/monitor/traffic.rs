@@ -1,71 +1,72 @@
-//! Connections, from the wish to their end.
+//! Follows connections, from the attempt to their end.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use interceptor::Errno;
 use monitor::{Event, Handling, Transport};
+use parking_lot::Mutex;
 
+use super::http::HttpObserver;
 use super::http1::Exchange;
-use super::requests::Observer;
 use super::{Hub, Peer, add, microseconds};
 
-/// A connection through the target that is asked for. To drop it is to forget it.
+/// An outgoing connection that is being made. Dropping it records nothing.
 #[derive(Debug)]
-pub(crate) struct Attempt(Option<Box<Asked>>);
+pub(crate) struct OutgoingAttempt(Option<Box<PendingOutgoing>>);
 
 #[derive(Debug)]
-struct Asked {
+struct PendingOutgoing {
     hub: Arc<Hub>,
     connection: u64,
     peer: Peer,
-    names: Vec<String>,
+    dns_names: Vec<String>,
     since: Instant,
 }
 
-impl Attempt {
+impl OutgoingAttempt {
     pub(super) fn off() -> Self {
         Self(None)
     }
 
-    pub(super) fn new(hub: Arc<Hub>, peer: Peer, names: Vec<String>) -> Self {
+    pub(super) fn new(hub: Arc<Hub>, peer: Peer, dns_names: Vec<String>) -> Self {
         let connection = hub.next_connection();
-        Self(Some(Box::new(Asked {
+        Self(Some(Box::new(PendingOutgoing {
             hub,
             connection,
             peer,
-            names,
+            dns_names,
             since: Instant::now(),
         })))
     }
 
     pub(crate) fn failed(self, errno: Errno) {
-        if let Some(asked) = self.0 {
-            asked.tell(Err(errno));
+        if let Some(pending) = self.0 {
+            pending.record(Err(errno));
         }
     }
 
-    /// The connection is there. What comes back is kept as long as it is.
+    /// The connection is established. The returned value must live as long as the connection.
     pub(crate) fn connected(self) -> Option<Traffic> {
-        let asked = self.0?;
-        let (hub, peer, connection) =
-            (Arc::clone(&asked.hub), asked.peer.clone(), asked.connection);
-        asked.tell(Ok(()));
+        let pending = self.0?;
+        let (hub, peer) = (Arc::clone(&pending.hub), pending.peer.clone());
+        let connection = pending.connection;
+        pending.record(Ok(()));
         Some(Traffic::new(hub, connection, Direction::Outgoing(peer)))
     }
 }
 
-impl Asked {
-    fn tell(self, outcome: Result<(), Errno>) {
+impl PendingOutgoing {
+    fn record(self, outcome: Result<(), Errno>) {
         let latency = self.since.elapsed();
         self.hub.record(|recorder, now| {
-            recorder.connected(
+            recorder.outgoing_connection(
                 now,
                 self.connection,
                 &self.peer,
-                self.names,
+                self.dns_names,
                 outcome,
                 latency,
             );
@@ -73,15 +74,15 @@ impl Asked {
     }
 }
 
-/// A connection to a port of the target, which the program does not have yet.
+/// An incoming connection that is not delivered to the program yet.
 #[derive(Debug)]
-pub(crate) struct Arriving(Option<Box<Arrived>>);
+pub(crate) struct IncomingAttempt(Option<Box<PendingIncoming>>);
 
 #[derive(Debug)]
-struct Arrived {
+struct PendingIncoming {
     hub: Arc<Hub>,
     connection: u64,
-    side: Incoming,
+    incoming: Incoming,
     since: Instant,
 }
 
@@ -91,11 +92,11 @@ struct Incoming {
     is_udp: bool,
     handling: Handling,
     client: SocketAddr,
-    /// With several clusters, the one in which it came.
+    /// With several clusters, the one that received it.
     cluster: Option<String>,
 }
 
-impl Arriving {
+impl IncomingAttempt {
     pub(super) fn off() -> Self {
         Self(None)
     }
@@ -114,10 +115,10 @@ impl Arriving {
         } else {
             Handling::Mirrored
         };
-        Self(Some(Box::new(Arrived {
+        Self(Some(Box::new(PendingIncoming {
             hub,
             connection,
-            side: Incoming {
+            incoming: Incoming {
                 port,
                 is_udp,
                 handling,
@@ -128,33 +129,33 @@ impl Arriving {
         })))
     }
 
-    /// The program did not take it.
+    /// The program did not accept the connection.
     pub(crate) fn refused(self) {
-        if let Some(arrived) = self.0 {
-            arrived.tell(false);
+        if let Some(pending) = self.0 {
+            pending.record(false);
         }
     }
 
     pub(crate) fn accepted(self) -> Option<Traffic> {
-        let arrived = self.0?;
-        arrived.tell(true);
-        let direction = match arrived.side.is_udp {
-            true => Direction::Datagrams(arrived.side.clone()),
-            false => Direction::Incoming(arrived.side.clone(), Box::default()),
+        let pending = self.0?;
+        pending.record(true);
+        let direction = match pending.incoming.is_udp {
+            true => Direction::Datagrams(pending.incoming.clone()),
+            false => Direction::Incoming(pending.incoming.clone(), Box::default()),
         };
-        Some(Traffic::new(arrived.hub, arrived.connection, direction))
+        Some(Traffic::new(pending.hub, pending.connection, direction))
     }
 }
 
-impl Arrived {
-    fn tell(&self, accepted: bool) {
+impl PendingIncoming {
+    fn record(&self, accepted: bool) {
         let Incoming {
             port,
             is_udp,
             handling,
             client,
             ref cluster,
-        } = self.side;
+        } = self.incoming;
         let transport = if is_udp {
             Transport::Udp
         } else {
@@ -171,13 +172,13 @@ impl Arrived {
             cluster: cluster.clone(),
         };
         self.hub.record(|recorder, now| {
-            recorder.arrived(now, is_udp, port, accepted);
+            recorder.incoming_connection(now, is_udp, port, accepted);
             recorder.emit(now, event);
         });
     }
 }
 
-/// What flows through a connection. Its end is the connection's.
+/// Records the traffic of a connection. Dropping it records the end of the connection.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     hub: Arc<Hub>,
@@ -191,7 +192,7 @@ pub(crate) struct Traffic {
 #[derive(Debug)]
 enum Direction {
     Outgoing(Peer),
-    Incoming(Incoming, Box<Mutex<Observer>>),
+    Incoming(Incoming, Box<Mutex<HttpObserver>>),
     Datagrams(Incoming),
 }
 
@@ -214,34 +215,30 @@ impl Traffic {
             Direction::Datagrams(_) => add(&self.hub.bytes.incoming_sent, bytes.len()),
             Direction::Incoming(incoming, observer) => {
                 add(&self.hub.bytes.incoming_sent, bytes.len());
-                let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-                let finished = observer.response(bytes, Instant::now());
-                drop(observer);
+                let finished = observer.lock().response(bytes, Instant::now());
                 for exchange in finished {
-                    self.tell(incoming, exchange);
+                    self.record_exchange(incoming, exchange);
                 }
             }
         }
     }
 
-    pub(crate) fn application_gets(&self, bytes: &[u8]) {
+    pub(crate) fn application_received(&self, bytes: &[u8]) {
         add(&self.to_application, bytes.len());
         match &self.direction {
             Direction::Outgoing(_) => add(&self.hub.bytes.outgoing_received, bytes.len()),
             Direction::Datagrams(_) => add(&self.hub.bytes.incoming_received, bytes.len()),
             Direction::Incoming(incoming, observer) => {
                 add(&self.hub.bytes.incoming_received, bytes.len());
-                let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-                let finished = observer.request(bytes, Instant::now());
-                drop(observer);
+                let finished = observer.lock().request(bytes, Instant::now());
                 for exchange in finished {
-                    self.tell(incoming, exchange);
+                    self.record_exchange(incoming, exchange);
                 }
             }
         }
     }
 
-    fn tell(&self, incoming: &Incoming, exchange: Exchange) {
+    fn record_exchange(&self, incoming: &Incoming, exchange: Exchange) {
         let status = exchange.status;
         let latency = exchange.latency;
         let event = Event::IncomingRequest {
@@ -275,16 +272,14 @@ impl Drop for Traffic {
         let incoming = match &self.direction {
             Direction::Outgoing(peer) => {
                 return self.hub.record(|recorder, now| {
-                    recorder.disconnected(now, self.connection, peer, from, to, duration);
+                    recorder.outgoing_closed(now, self.connection, peer, from, to, duration);
                 });
             }
             Direction::Datagrams(incoming) => incoming,
             Direction::Incoming(incoming, observer) => {
-                let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-                let finished = observer.end(Instant::now());
-                drop(observer);
+                let finished = observer.lock().end(Instant::now());
                 for exchange in finished {
-                    self.tell(incoming, exchange);
+                    self.record_exchange(incoming, exchange);
                 }
                 incoming
             }
@@ -297,7 +292,7 @@ impl Drop for Traffic {
             duration_us: microseconds(duration),
         };
         self.hub.record(|recorder, now| {
-            recorder.left();
+            recorder.incoming_closed();
             recorder.emit(now, event);
         });
     }

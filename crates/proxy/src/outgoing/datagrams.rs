@@ -1,9 +1,9 @@
-//! Datagrams that leave from the target.
+//! Outgoing datagrams, which the agent sends from the target's network.
 //!
-//! Each peer of a socket is one HTTP/2 stream. Where the target's route to the peer is known, because a name was just
-//! resolved to it, the application does not wait for the agent's socket: programs connect datagram sockets only to learn
-//! from where they would leave, one for each address of a name, and never send. So the agent's socket is made when
-//! something is sent, or when the application keeps its own for more than a moment.
+//! Each peer of a socket is one HTTP/2 stream. If the target's route to the peer is cached, because a DNS name was just
+//! resolved to it, the application does not wait for the agent's socket: resolvers connect one datagram socket per
+//! address of a name, only to learn the source address, and never send. So the agent's socket is opened when the
+//! application sends something, or when it keeps its socket longer than [`LAZY_OPEN_DELAY`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,85 +14,87 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use interceptor::{Connection, Errno, Names, Outgoing, Registration};
-use link::http2::{self, Sender};
+use interceptor::{
+    Errno, OutgoingConnection, OutgoingRegistration, PendingConnection, SocketAddresses,
+};
+use link::http2::{self, BodySender};
 use protocol::outgoing::{Connected, Datagram, DatagramDecoder, UDP, UdpOpen, UdpPeer};
 use tokio::net::UdpSocket;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{sleep, timeout};
 
-use super::{ask, establish};
-use crate::agent::Agent;
-use crate::monitor::{Attempt, Traffic};
+use super::{establish, request_connection};
+use crate::agent::SessionContext;
+use crate::monitor::{OutgoingAttempt, Traffic};
 
-/// The largest datagram.
-const PART: usize = 64 * 1024;
-/// Datagrams that may wait for the link.
-const PARTS: usize = 4;
+/// The size of the receive buffer: no datagram is larger.
+const RECEIVE_BUFFER_BYTES: usize = 64 * 1024;
+/// The maximum number of datagrams that wait for the link.
+const MAX_QUEUED_DATAGRAMS: usize = 4;
 
-/// How often a socket is looked at, whether the application still has it.
-const LOOK_AFTER: Duration = Duration::from_secs(1);
-/// A socket that the application keeps longer was not made only to be asked for its address.
-const MOMENT: Duration = Duration::from_millis(20);
+/// How often to check whether the application still has a socket open.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// A socket that the application keeps longer than this was not opened only to learn its source address.
+const LAZY_OPEN_DELAY: Duration = Duration::from_millis(20);
 
-/// Gives a socket of the application a peer at the target.
+/// Connects a datagram socket of the application to a peer of the target.
 pub(super) fn connect(
-    agent: Agent,
-    outgoing: Outgoing,
+    context: SessionContext,
+    outgoing: PendingConnection,
     peer: SocketAddr,
     permit: OwnedSemaphorePermit,
-    attempt: Attempt,
+    attempt: OutgoingAttempt,
 ) {
-    let runtime = agent.runtime.clone();
-    let ended = |result: io::Result<()>| {
+    let runtime = context.runtime.clone();
+    let log_failure = |result: io::Result<()>| {
         if let Err(error) = result {
-            tracing::debug!(%error, "datagrams ended");
+            tracing::debug!(%error, "datagram relay failed");
         }
     };
-    match agent.routes.get(peer.ip()) {
+    match context.routes.get(peer.ip()) {
         Some(Err(errno)) => {
             attempt.failed(errno);
             outgoing.refuse(errno);
         }
-        Some(Ok(from)) => {
-            let names = Names {
-                local: Some(SocketAddr::new(from, 0)),
+        Some(Ok(source)) => {
+            let addresses = SocketAddresses {
+                local: Some(SocketAddr::new(source, 0)),
                 peer: None,
             };
-            match outgoing.establish(names) {
+            match outgoing.establish(addresses) {
                 Ok(connection) => {
                     let traffic = attempt.connected();
                     runtime.spawn(async move {
-                        ended(follow(&agent, connection, peer, traffic).await);
+                        log_failure(open_lazily(&context, connection, peer, traffic).await);
                         drop(permit);
                     });
                 }
-                Err(errno) => ended(Err(errno.into())),
+                Err(errno) => log_failure(Err(errno.into())),
             }
         }
         None => {
             runtime.spawn(async move {
-                ended(lead(&agent, outgoing, peer, attempt).await);
+                log_failure(open_first(&context, outgoing, peer, attempt).await);
                 drop(permit);
             });
         }
     }
 }
 
-fn open(peer: SocketAddr) -> HeaderMap {
+fn open_headers(peer: SocketAddr) -> HeaderMap {
     let peer = UdpPeer::Connected(peer);
     UdpOpen { peer, bind: None }.to_headers()
 }
 
-/// First the agent's socket, then the application's: it is told the truth of the target's.
-async fn lead(
-    agent: &Agent,
-    outgoing: Outgoing,
+/// Opens the agent's socket first, then connects the application's, so the application sees the real outcome.
+async fn open_first(
+    context: &SessionContext,
+    outgoing: PendingConnection,
     peer: SocketAddr,
-    attempt: Attempt,
+    attempt: OutgoingAttempt,
 ) -> io::Result<()> {
-    let (sender, body) = http2::body(PARTS);
-    let response = match ask(agent, UDP, open(peer), body).await {
+    let (sender, body) = http2::body(MAX_QUEUED_DATAGRAMS);
+    let response = match request_connection(context, UDP, open_headers(peer), body).await {
         Ok(response) => response,
         Err(errno) => {
             attempt.failed(errno);
@@ -101,7 +103,7 @@ async fn lead(
         }
     };
     let (socket, registration) = establish(outgoing, &response)?.into_parts();
-    let socket = asynchronous(socket)?;
+    let socket = into_async(socket)?;
     let traffic = attempt.connected();
     relay(
         &socket,
@@ -114,25 +116,25 @@ async fn lead(
     Ok(())
 }
 
-/// The application's socket is connected, and the agent's follows when it is of use.
-async fn follow(
-    agent: &Agent,
-    connection: Connection,
+/// The application's socket is already connected; opens the agent's when it is needed.
+async fn open_lazily(
+    context: &SessionContext,
+    connection: OutgoingConnection,
     peer: SocketAddr,
     traffic: Option<Traffic>,
 ) -> io::Result<()> {
     let (socket, registration) = connection.into_parts();
-    let socket = asynchronous(socket)?;
-    let _ = timeout(MOMENT, socket.readable()).await;
+    let socket = into_async(socket)?;
+    let _ = timeout(LAZY_OPEN_DELAY, socket.readable()).await;
     if !registration.is_open() {
         return Ok(());
     }
-    let (sender, body) = http2::body(PARTS);
-    let response = ask(agent, UDP, open(peer), body)
+    let (sender, body) = http2::body(MAX_QUEUED_DATAGRAMS);
+    let response = request_connection(context, UDP, open_headers(peer), body)
         .await
         .map_err(io::Error::from)?;
-    if let Ok(ends) = Connected::from_headers(response.headers()) {
-        registration.set_local(ends.local);
+    if let Ok(connected) = Connected::from_headers(response.headers()) {
+        registration.set_local(connected.local);
     }
     relay(
         &socket,
@@ -145,17 +147,17 @@ async fn follow(
     Ok(())
 }
 
-fn asynchronous(socket: OwnedFd) -> io::Result<UdpSocket> {
+fn into_async(socket: OwnedFd) -> io::Result<UdpSocket> {
     let socket = std::net::UdpSocket::from(socket);
     socket.set_nonblocking(true)?;
     UdpSocket::from_std(socket)
 }
 
-/// Copies until the application closes its socket or the agent's ends.
+/// Relays until the application closes its socket or the agent's stream ends.
 async fn relay(
     socket: &UdpSocket,
-    registration: &Registration,
-    sender: Sender,
+    registration: &OutgoingRegistration,
+    sender: BodySender,
     body: Incoming,
     traffic: Option<Traffic>,
 ) {
@@ -165,28 +167,29 @@ async fn relay(
     }
 }
 
-/// Waits until the application has closed a socket for datagrams. Nobody is told of that, so it is asked for.
-pub(crate) async fn until_closed(registration: &Registration) {
-    sleep(LOOK_AFTER).await;
+/// Waits until the application has closed a datagram socket. The kernel does not report that to the peer, so it is
+/// polled.
+pub(crate) async fn until_closed(registration: &OutgoingRegistration) {
+    sleep(POLL_INTERVAL).await;
     while registration.is_open() {
-        sleep(LOOK_AFTER).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Copies datagrams in both directions until the agent's socket ends.
+/// Relays datagrams in both directions until the agent's stream ends.
 async fn relay_datagrams(
     socket: &UdpSocket,
-    registration: &Registration,
-    mut to_target: Sender,
+    registration: &OutgoingRegistration,
+    mut to_target: BodySender,
     mut from_target: Incoming,
     traffic: Option<&Traffic>,
 ) {
     let mut decoder = DatagramDecoder::default();
-    let mut buffer = vec![0; PART];
+    let mut buffer = vec![0; RECEIVE_BUFFER_BYTES];
     loop {
         tokio::select! {
             received = socket.recv(&mut buffer) => {
-                // A peer that nobody listens at is reported by the next call; datagrams have no end.
+                // The error of an earlier send (ECONNREFUSED) is reported here. The socket stays usable.
                 let Ok(count) = received else { continue };
                 if let Some(traffic) = traffic {
                     traffic.application_sent(&buffer[..count]);
@@ -205,19 +208,20 @@ async fn relay_datagrams(
                     match datagram {
                         Datagram::Payload { payload, .. } => {
                             if let Some(traffic) = traffic {
-                                traffic.application_gets(&payload);
+                                traffic.application_received(&payload);
                             }
                             let _ = socket.send(&payload).await;
                         }
-                        // The kernel can be made to tell this one. Others are as datagrams that are lost on the way.
+                        // The kernel can be made to report this error to the application. Other failures are treated as
+                        // lost datagrams.
                         Datagram::Failed(libc::ECONNREFUSED) => {
                             if let Err(errno) = registration.report_refusal(socket) {
-                                tracing::debug!(%errno, "the application was not told of a refused datagram");
+                                tracing::debug!(%errno, "refused datagram not reported to the application");
                             }
                         }
                         Datagram::Failed(number) => {
                             let errno = Errno::from_raw(number);
-                            tracing::debug!(%errno, "a datagram could not be sent from the target");
+                            tracing::debug!(%errno, "sending a datagram failed at the target");
                         }
                     }
                 }

@@ -1,5 +1,5 @@
-//! Packets between the application and a Unix socket of the target (`SOCK_SEQPACKET`): in order, each whole, and each
-//! direction with its own end.
+//! Unix sockets of the target of type `SOCK_SEQPACKET`: packets arrive in order and whole, and each direction has its own
+//! end.
 
 use std::io;
 use std::net::Shutdown;
@@ -8,37 +8,38 @@ use std::os::fd::OwnedFd;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use interceptor::{Errno, Outgoing};
-use link::http2::{self, Sender};
-use protocol::outgoing::{DATAGRAM_BYTES, Datagram, DatagramDecoder, UnixConnect};
+use interceptor::{Errno, PendingConnection};
+use link::http2::{self, BodySender};
+use protocol::outgoing::{Datagram, DatagramDecoder, MAX_DATAGRAM_BYTES, UnixConnect};
 use tokio::net::UnixDatagram;
 
-use super::{ask, establish};
-use crate::agent::Agent;
-use crate::monitor::Attempt;
+use super::{establish, request_connection};
+use crate::agent::SessionContext;
+use crate::monitor::OutgoingAttempt;
 
-/// Packets that may wait for the link.
-const PARTS: usize = 4;
+/// The maximum number of packets that wait for the link.
+const MAX_QUEUED_PACKETS: usize = 4;
 
-pub(super) async fn carry(
-    agent: &Agent,
-    outgoing: Outgoing,
+pub(super) async fn run_connection(
+    context: &SessionContext,
+    outgoing: PendingConnection,
     connect: UnixConnect,
-    attempt: Attempt,
+    attempt: OutgoingAttempt,
 ) -> io::Result<()> {
-    let (sender, body) = http2::body(PARTS);
-    let response = match ask(agent, connect.path(), connect.to_headers(), body).await {
-        Ok(response) => response,
-        Err(errno) => {
-            attempt.failed(errno);
-            outgoing.refuse(errno);
-            return Ok(());
-        }
-    };
-    // Kept to the end: with it goes what the application sees as the names of both ends.
+    let (sender, body) = http2::body(MAX_QUEUED_PACKETS);
+    let response =
+        match request_connection(context, connect.path(), connect.to_headers(), body).await {
+            Ok(response) => response,
+            Err(errno) => {
+                attempt.failed(errno);
+                outgoing.refuse(errno);
+                return Ok(());
+            }
+        };
+    // The registration holds the addresses that the application sees, so it lives as long as the connection.
     let (socket, _registration) = establish(outgoing, &response)?.into_parts();
     let _traffic = attempt.connected();
-    let socket = asynchronous(socket)?;
+    let socket = into_async(socket)?;
     let result = tokio::try_join!(
         to_target(&socket, sender),
         to_application(&socket, response.into_body())
@@ -46,23 +47,27 @@ pub(super) async fn carry(
     result.map(drop)
 }
 
-/// The kernel does not tell such a socket from one for datagrams, except that it has an end.
-fn asynchronous(socket: OwnedFd) -> io::Result<UnixDatagram> {
+/// Tokio has no type for `SOCK_SEQPACKET`. A datagram socket has the same calls; a packet socket also reports an end, as
+/// a read of zero bytes.
+fn into_async(socket: OwnedFd) -> io::Result<UnixDatagram> {
     let socket = std::os::unix::net::UnixDatagram::from(socket);
     socket.set_nonblocking(true)?;
     UnixDatagram::from_std(socket)
 }
 
-async fn to_target(socket: &UnixDatagram, mut sender: Sender) -> io::Result<()> {
-    // One byte more than can be carried, to see what cannot.
-    let mut buffer = vec![0; DATAGRAM_BYTES + 1];
+async fn to_target(socket: &UnixDatagram, mut sender: BodySender) -> io::Result<()> {
+    // One byte larger than the maximum, to detect packets that are too long.
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES + 1];
     loop {
         let payload = match socket.recv(&mut buffer).await? {
             0 => return Ok(()),
             count => buffer.get(..count).unwrap_or_default(),
         };
-        if payload.len() > DATAGRAM_BYTES {
-            tracing::warn!("a packet to a Unix socket is too long: the connection ends");
+        if payload.len() > MAX_DATAGRAM_BYTES {
+            tracing::warn!(
+                max_bytes = MAX_DATAGRAM_BYTES,
+                "packet to a unix socket too long, closing the connection"
+            );
             return Err(Errno::EMSGSIZE.into());
         }
         let mut frame = BytesMut::new();
@@ -92,7 +97,7 @@ async fn to_application(socket: &UnixDatagram, mut from_target: Incoming) -> io:
                 }
                 Datagram::Failed(number) => {
                     let errno = Errno::from_raw(number);
-                    tracing::warn!(%errno, "a connection to a Unix socket of the target has failed");
+                    tracing::warn!(%errno, "unix socket connection failed at the target");
                     return Err(errno.into());
                 }
             }

@@ -13,13 +13,13 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// An agent's connections: `/echo` sends back, `/flood` sends for ever, `/swallow` never reads, `/reset` fails.
+/// An agent's connections: `/echo` sends back, `/flood` sends without end, `/swallow` never reads, `/reset` fails.
 #[derive(Clone, Default)]
 struct Target {
     flooded: Arc<AtomicU64>,
 }
 
-/// A body that is always ready, and counts.
+/// A body that always has data and counts the bytes.
 struct Flood(Arc<AtomicU64>);
 
 impl Body for Flood {
@@ -54,16 +54,16 @@ impl Service<Request<Incoming>> for Target {
                 let failure = Failure::from_errno(nix::errno::Errno::ECONNRESET as i32, "reset");
                 let headers: HeaderMap = failure.to_headers();
                 let trailers = async move { Some(Ok(headers)) };
-                let data = http_body_util::Full::new(Bytes::from_static(b"last words"));
+                let data = http_body_util::Full::new(Bytes::from_static(b"last bytes"));
                 data.map_err(|never: Infallible| match never {})
                     .with_trailers(trailers)
                     .boxed_unsync()
             }
             _ => {
-                let held = request.into_body();
+                let unread = request.into_body();
                 let (sender, body) = http2::body(1);
                 tokio::spawn(async move {
-                    let _held = (held, sender);
+                    let _unread = (unread, sender);
                     std::future::pending::<()>().await;
                 });
                 body.boxed_unsync()
@@ -80,24 +80,24 @@ async fn client(target: Target) -> Client {
     Client::start(near, windows).await.unwrap()
 }
 
-/// A connection as the application has it.
+/// The application's end of a connection to `path`.
 async fn connect(client: &Client, path: &str) -> TcpStream {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let application = TcpStream::connect(listener.local_addr().unwrap());
     let (application, accepted) = tokio::join!(application, listener.accept());
-    let ours = OwnedFd::from(accepted.unwrap().0.into_std().unwrap());
-    let (give, body) = FromApplication::new();
+    let proxy_end = OwnedFd::from(accepted.unwrap().0.into_std().unwrap());
+    let (stream_sender, body) = ApplicationBody::new();
     let request = Request::post(path).body(body).unwrap();
     let response = client.clone().send(request).await.unwrap();
-    let stream = Arc::new(LocalStream::new(Transport::Tcp, ours, ()).unwrap());
-    // A body that nobody wants is given up at once.
-    let _ = give.send(Arc::clone(&stream));
-    tokio::spawn(to_application(stream, response.into_body()));
+    let stream = Arc::new(LocalStream::new(Transport::Tcp, proxy_end, ()).unwrap());
+    // If the server does not read the body, it is already dropped.
+    let _ = stream_sender.send(Arc::clone(&stream));
+    tokio::spawn(copy_to_application(stream, response.into_body()));
     application.unwrap()
 }
 
-/// Enough other work, on the same link, for anything that is not held back to go on.
-async fn other_work(client: &Client) {
+/// Enough other traffic on the same link that any transfer without backpressure makes progress.
+async fn other_traffic(client: &Client) {
     for _ in 0..20 {
         let mut application = connect(client, "/echo").await;
         let text = vec![3; 300_000];
@@ -114,7 +114,7 @@ async fn other_work(client: &Client) {
 }
 
 #[tokio::test]
-async fn an_application_that_does_not_read_holds_the_target_back_and_nobody_else() {
+async fn a_slow_application_throttles_only_its_own_stream() {
     let target = Target::default();
     let flooded = Arc::clone(&target.flooded);
     let client = client(target).await;
@@ -124,11 +124,11 @@ async fn an_application_that_does_not_read_holds_the_target_back_and_nobody_else
         application.read_exact(&mut [0; 1000]).await.unwrap();
         stalled.push(application);
     }
-    other_work(&client).await;
-    // The window, what waits at the sender, and what the kernel takes for two sockets.
+    other_traffic(&client).await;
+    // The stream's window, the sender's queue, and the kernel's buffers of two sockets.
     let each = flooded.load(Ordering::Relaxed) / stalled.len() as u64;
     assert!(each < 16 * MIB, "{each} bytes for each");
-    // It goes on as soon as somebody reads.
+    // The stream continues as soon as the application reads.
     let mut buffer = vec![0; 1 << 20];
     for _ in 0..64 {
         stalled[0].read_exact(&mut buffer).await.unwrap();
@@ -136,17 +136,17 @@ async fn an_application_that_does_not_read_holds_the_target_back_and_nobody_else
 }
 
 #[tokio::test]
-async fn a_target_that_does_not_read_holds_the_application_back_and_nobody_else() {
+async fn a_slow_target_throttles_only_its_own_stream() {
     let client = client(Target::default()).await;
     let application = connect(&client, "/swallow").await;
     let mut taken = 0;
-    // Full is when nothing more is taken although everybody else had their turn.
+    // The buffers are full when no more bytes are accepted although other streams made progress.
     loop {
         let before = taken;
         while let Ok(count) = application.try_write(&[7; 64 * 1024]) {
             taken += count as u64;
         }
-        other_work(&client).await;
+        other_traffic(&client).await;
         assert!(taken < 16 * MIB, "{taken} bytes");
         if taken == before {
             return;
@@ -155,11 +155,11 @@ async fn a_target_that_does_not_read_holds_the_application_back_and_nobody_else(
 }
 
 #[tokio::test]
-async fn a_connection_that_fails_at_the_target_fails_here_after_its_last_bytes() {
+async fn a_reset_at_the_target_resets_the_application_after_the_last_bytes() {
     let client = client(Target::default()).await;
     let mut application = connect(&client, "/reset").await;
     let mut text = Vec::new();
     let error = application.read_to_end(&mut text).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
-    assert_eq!(text, b"last words");
+    assert_eq!(text, b"last bytes");
 }

@@ -1,21 +1,21 @@
-//! Descriptors through FUSE.
+//! Descriptors with FUSE.
 //!
-//! Nothing is mapped here: a process that serves a file must not wait for it in a page fault. See `programs`.
+//! These tests map no files: a process that serves a file must not wait for it in a page fault. See `programs`.
 
+mod blocking;
 mod descriptors;
 mod reading;
-mod waiting;
 mod writing;
 
 use std::fs::File;
 use std::io::Read as _;
 
-use proxy::FilesThrough;
+use proxy::FileBackend;
 
-use crate::world::World;
+use crate::environment::Environment;
 
-fn world() -> World {
-    World::new(FilesThrough::Fuse)
+fn test_env() -> Environment {
+    Environment::new(FileBackend::Fuse)
 }
 
 fn read_all(file: &mut File) -> String {

@@ -6,13 +6,13 @@
     reason = "clippy knows test functions, but not the functions that they share"
 )]
 
-/// A target, an agent and a session; how many bytes travel.
-mod world;
+/// A target, an agent and a session, with a count of the transferred bytes.
+mod environment;
 
-/// What is asked and done by name.
-mod names;
+/// Calls by path.
+mod paths;
 
-/// Descriptors through FUSE.
+/// Descriptors with FUSE.
 mod fuse;
 
 /// Descriptors without FUSE.
@@ -21,5 +21,5 @@ mod memory;
 /// Programs under supervision, with the session as their host.
 mod programs;
 
-/// What it costs, beside the bare operation. For reading, not for judging.
-mod speed;
+/// Benchmarks against the native operation. They print numbers and check none.
+mod benchmark;

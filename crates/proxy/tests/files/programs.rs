@@ -8,30 +8,26 @@ use std::process::Command;
 use std::sync::Arc;
 
 use interceptor::Launch;
-use proxy::FilesThrough;
+use proxy::FileBackend;
 
-use crate::world::{REMOTE, World};
+use crate::environment::{Environment, REMOTE};
 
-/// Runs the program with its output in a file, and gives back what it said.
-fn run(world: &World, way: &str) -> Option<String> {
-    run_program(world, "files.py", way)
-}
-
-fn run_program(world: &World, program: &str, way: &str) -> Option<String> {
+/// Runs a Python program in the session, and returns its output. `None` if Python is not installed.
+fn run_program(env: &Environment, program: &str, backend: &str) -> Option<String> {
     if Command::new("python3").arg("--version").output().is_err() {
         println!("skipped: python3 is not on this machine");
         return None;
     }
     let scratch = tempfile::tempdir().unwrap();
-    let mut output = tempfile::tempfile().unwrap();
+    let mut output_file = tempfile::tempfile().unwrap();
     let program = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/programs")
         .join(program);
     let shell = format!(
-        "exec python3 -B {} {REMOTE} {way} >/proc/{}/fd/{} 2>&1",
+        "exec python3 -B {} {REMOTE} {backend} >/proc/{}/fd/{} 2>&1",
         program.display(),
         std::process::id(),
-        output.as_raw_fd()
+        output_file.as_raw_fd()
     );
     let path = std::env::var_os("PATH").unwrap_or_default();
     let variables = [
@@ -41,54 +37,54 @@ fn run_program(world: &World, program: &str, way: &str) -> Option<String> {
     let mut supervised = Launch::new("/bin/sh")
         .arguments(["-c".to_owned(), shell])
         .environment(variables.to_vec())
-        .start(Arc::clone(&world.session) as _)
+        .start(Arc::clone(&env.session) as _)
         .unwrap();
     let status = supervised.wait().unwrap();
-    let mut said = String::new();
-    output.rewind().unwrap();
-    output.read_to_string(&mut said).unwrap();
-    assert!(status.success(), "{status}: {said}");
-    Some(said)
+    let mut output = String::new();
+    output_file.rewind().unwrap();
+    output_file.read_to_string(&mut output).unwrap();
+    assert!(status.success(), "{status}: {output}");
+    Some(output)
 }
 
-fn tour(through: FilesThrough, way: &str) {
-    let world = World::new(through);
-    world.write("greeting", "only at the target\n");
-    if let Some(said) = run(&world, way) {
-        assert_eq!(said, "done\n");
-        assert_eq!(world.read("killed"), "last words");
+fn use_files(backend: FileBackend, name: &str) {
+    let env = Environment::new(backend);
+    env.write("greeting", "only at the target\n");
+    if let Some(output) = run_program(&env, "files.py", name) {
+        assert_eq!(output, "done\n");
+        assert_eq!(env.read("killed"), "before the kill");
     }
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_program_uses_files_through_fuse() {
-    tour(FilesThrough::Fuse, "fuse");
+fn a_program_uses_files_with_fuse() {
+    use_files(FileBackend::Fuse, "fuse");
 }
 
 #[test]
-fn a_program_uses_files_through_memory() {
-    tour(FilesThrough::Memory, "memory");
+fn a_program_uses_files_with_memory() {
+    use_files(FileBackend::Memory, "memory");
 }
 
-fn crowd(through: FilesThrough) {
-    let world = World::new(through);
-    world.write("greeting", "only at the target\n");
-    if let Some(said) = run_program(&world, "crowd.py", "") {
-        assert_eq!(said, "1000 threads, no problems\n");
-        let written = std::fs::read_dir(world.path("written")).unwrap();
+fn use_files_concurrently(backend: FileBackend) {
+    let env = Environment::new(backend);
+    env.write("greeting", "only at the target\n");
+    if let Some(output) = run_program(&env, "many_threads.py", "") {
+        assert_eq!(output, "1000 threads, no problems\n");
+        let written = std::fs::read_dir(env.path("written")).unwrap();
         assert_eq!(written.count(), 1000);
-        assert_eq!(world.read("written/999"), "999");
+        assert_eq!(env.read("written/999"), "999");
     }
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_thousand_threads_use_files_at_once_through_fuse() {
-    crowd(FilesThrough::Fuse);
+fn a_thousand_threads_use_files_with_fuse() {
+    use_files_concurrently(FileBackend::Fuse);
 }
 
 #[test]
-fn a_thousand_threads_use_files_at_once_through_memory() {
-    crowd(FilesThrough::Memory);
+fn a_thousand_threads_use_files_with_memory() {
+    use_files_concurrently(FileBackend::Memory);
 }

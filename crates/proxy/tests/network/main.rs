@@ -1,10 +1,8 @@
-//! Real programs in a session with a real agent, beside a target that has its own network: names and connections.
+//! Real programs in a session with a real agent, and a target with its own network namespace: DNS and connections.
 
 #![expect(
     clippy::expect_used,
     clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
     reason = "helpers of tests fail by panicking, as tests do"
 )]
 
@@ -13,20 +11,20 @@
 mod namespaces;
 
 /// The target, its network, and a session with it.
-mod world;
+mod environment;
 
 /// A nameserver inside the target's network.
 mod nameserver;
 
-/// Programs in several languages, compiled once; a language that is not there is said and skipped.
+/// Programs in several languages, compiled once.
 #[path = "../../../interceptor/tests/interceptor/programs.rs"]
 mod programs;
 
-/// Names, resolved by programs in many languages.
-mod names;
+/// DNS names, resolved by programs in many languages.
+mod dns;
 
-/// Which connections leave from where.
+/// Which connections are remote, and which local.
 mod filters;
 
-/// Connections and datagrams: what a program sees of them.
+/// Outgoing connections and datagrams, as a program sees them.
 mod outgoing;

@@ -1,4 +1,4 @@
-//! A nameserver inside the target's network, with a table of its own. It counts what it is asked.
+//! A nameserver inside the target's network, with a fixed set of records. It counts the queries.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -10,38 +10,38 @@ use hickory_proto::rr::rdata::{A, AAAA, CNAME, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::world::World;
+use crate::environment::Environment;
 
 #[derive(Clone, Default)]
 pub(crate) struct Nameserver {
-    asked: Arc<Mutex<HashMap<String, usize>>>,
+    query_counts: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 impl Nameserver {
-    /// Answers over UDP and TCP until the test ends.
-    pub(crate) fn start(world: &World, address: &str) -> Self {
+    /// Serves UDP and TCP until the test ends.
+    pub(crate) fn start(env: &Environment, address: &str) -> Self {
         let this = Self::default();
-        let udp = world.udp(&format!("{address}:53"));
-        let tcp = world.listen(&format!("{address}:53"));
+        let udp = env.udp(&format!("{address}:53"));
+        let tcp = env.listen(&format!("{address}:53"));
         let for_datagrams = this.clone();
-        world.runtime.spawn(async move {
+        env.runtime.spawn(async move {
             let mut query = vec![0; 4096];
             while let Ok((length, from)) = udp.recv_from(&mut query).await {
-                let (response, room) = for_datagrams.answer(&query[..length]);
+                let (response, max_payload) = for_datagrams.respond(&query[..length]);
                 let mut bytes = response.to_vec().unwrap();
-                if bytes.len() > room {
+                if bytes.len() > max_payload {
                     bytes = response.truncate().to_vec().unwrap();
                 }
                 let _ = udp.send_to(&bytes, from).await;
             }
         });
         let for_streams = this.clone();
-        world.runtime.spawn(async move {
+        env.runtime.spawn(async move {
             while let Ok((mut stream, _)) = tcp.accept().await {
                 let length = stream.read_u16().await.unwrap();
                 let mut query = vec![0; length.into()];
                 stream.read_exact(&mut query).await.unwrap();
-                let bytes = for_streams.answer(&query).0.to_vec().unwrap();
+                let bytes = for_streams.respond(&query).0.to_vec().unwrap();
                 let length = bytes.len().try_into().unwrap();
                 stream.write_u16(length).await.unwrap();
                 stream.write_all(&bytes).await.unwrap();
@@ -50,18 +50,29 @@ impl Nameserver {
         this
     }
 
-    /// How often a name was asked for, over UDP and TCP, in all kinds.
-    pub(crate) fn asked(&self, name: &str) -> usize {
-        self.asked.lock().unwrap().get(name).copied().unwrap_or(0)
+    /// How often a name was queried, over UDP and TCP, for all record types.
+    pub(crate) fn query_count(&self, name: &str) -> usize {
+        self.query_counts
+            .lock()
+            .unwrap()
+            .get(name)
+            .copied()
+            .unwrap_or(0)
     }
 
-    fn answer(&self, query: &[u8]) -> (Message, usize) {
+    /// The response, and the maximum UDP payload of the client.
+    fn respond(&self, query: &[u8]) -> (Message, usize) {
         let query = Message::from_vec(query).unwrap();
         let mut response = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
         let question = query.queries[0].clone();
         let name = question.name().clone();
         let text = name.to_ascii().to_lowercase();
-        *self.asked.lock().unwrap().entry(text.clone()).or_default() += 1;
+        *self
+            .query_counts
+            .lock()
+            .unwrap()
+            .entry(text.clone())
+            .or_default() += 1;
         response.metadata.recursion_desired = true;
         response.metadata.recursion_available = true;
         match records(&text, question.query_type()) {
@@ -78,12 +89,12 @@ impl Nameserver {
             let zone = RData::SOA(SOA::new(name(), name(), 1, 2, 3, 4, 30));
             response.add_authority(Record::from_rdata(name(), 60, zone));
         }
-        let room = query.edns.as_ref().map_or(512, Edns::max_payload);
+        let max_payload = query.edns.as_ref().map_or(512, Edns::max_payload);
         if let Some(options) = query.edns {
             response.set_edns(options);
         }
         response.add_query(question);
-        (response, room.into())
+        (response, max_payload.into())
     }
 }
 

@@ -1,4 +1,4 @@
-"""Uses files as programs do. The folder is the first argument, the way of serving them the second."""
+"""Uses files as programs do. The arguments are the folder and the backend: `fuse` or `memory`."""
 
 import ctypes
 import errno
@@ -6,8 +6,8 @@ import mmap
 import os
 import sys
 
-folder, way = sys.argv[1:]
-through_fuse = way == "fuse"
+folder, backend = sys.argv[1:]
+with_fuse = backend == "fuse"
 
 
 def check(what, seen, expected):
@@ -71,7 +71,7 @@ check("statfs", os.statvfs(path("folder")).f_blocks > 0, True)
 os.mkfifo(path("pipe"))
 fails("pipe", "ENOTSUP", os.open, path("pipe"), os.O_RDONLY | os.O_NONBLOCK)
 
-# A working directory that this machine does not have.
+# A working directory that exists only at the target.
 start = os.getcwd()
 os.chdir(path("folder"))
 check("getcwd", os.getcwd(), path("folder"))
@@ -91,13 +91,13 @@ with open(f"/proc/self/fd/{inner}") as file:
 os.close(inner)
 os.close(descriptor)
 
-# A link of this machine that leads there.
+# A local link to a remote file.
 here = os.path.join(os.environ["SCRATCH"], "link")
 os.symlink(path("greeting"), here)
 with open(here) as file:
     check("crossing", file.read(), "only at the target\n")
 
-# Watching is refused clearly, and not as if the file were missing.
+# inotify fails with its own error, not as if the file were missing.
 libc = ctypes.CDLL(None, use_errno=True)
 watch = libc.inotify_add_watch(libc.inotify_init(), path("greeting").encode(), 2)
 check("inotify", (watch, ctypes.get_errno()), (-1, errno.ENOSPC))
@@ -107,14 +107,14 @@ with open("/etc/nsswitch.conf") as file:
 check("served stat", os.path.isfile("/etc/nsswitch.conf"), True)
 check("served access", os.access("/etc/nsswitch.conf", os.R_OK), True)
 
-# Killed while the file is open: what was written is there.
+# Killed while the file is open: the written bytes are at the target.
 child = os.fork()
 if child == 0:
     descriptor = os.open(path("killed"), os.O_WRONLY | os.O_CREAT, 0o644)
-    os.write(descriptor, b"last words")
+    os.write(descriptor, b"before the kill")
     os.kill(os.getpid(), 9)
 os.waitpid(child, 0)
-check("killed", read("killed"), "last words")
+check("killed", read("killed"), "before the kill")
 
 # A file that gets its name when it is complete.
 descriptor = os.open(path("folder"), os.O_RDWR | os.O_TMPFILE, 0o600)
@@ -126,7 +126,7 @@ os.write(descriptor, b" no more")
 os.close(descriptor)
 check("named", read("named"), "unnamed no more")
 
-if not through_fuse:
+if not with_fuse:
     fails("write into", "ENOTSUP", open, path("greeting"), "r+")
     print("done")
     sys.exit(0)

@@ -1,4 +1,4 @@
-"""Datagrams and connections to where only the target reaches."""
+"""Datagrams and connections to addresses that only the target reaches."""
 
 import errno
 import os
@@ -8,76 +8,76 @@ import sys
 import time
 
 ECHO = ("10.9.0.1", 7)
-NOBODY = ("10.9.0.1", 9)
+CLOSED = ("10.9.0.1", 9)
 
 
 def datagrams(family=socket.AF_INET):
-    made = socket.socket(family, socket.SOCK_DGRAM)
-    made.settimeout(20)
-    return made
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    sock.settimeout(20)
+    return sock
 
 
 def connected():
-    made = datagrams()
-    made.connect(ECHO)
-    print(made.getpeername(), made.getsockname()[0])
+    sock = datagrams()
+    sock.connect(ECHO)
+    print(sock.getpeername(), sock.getsockname()[0])
     for text in (b"one", b""):
-        made.send(text)
-        print(made.recv(100))
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sock.send(text)
+        print(sock.recv(100))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     large = b"x" * 65507
-    print(made.send(large), made.recv(70000) == large.upper())
-    made = datagrams(socket.AF_INET6)
-    made.connect(("fd00:9::1", 7))
-    print(made.getpeername())
-    made.send(b"six")
-    print(made.recv(100))
+    print(sock.send(large), sock.recv(70000) == large.upper())
+    sock = datagrams(socket.AF_INET6)
+    sock.connect(("fd00:9::1", 7))
+    print(sock.getpeername())
+    sock.send(b"six")
+    print(sock.recv(100))
 
 
 def several():
-    made = datagrams()
+    sock = datagrams()
     for text, peer in ((b"a", ECHO), (b"b", ("127.0.0.1", 7)), (b"c", ECHO), (b"", ECHO)):
-        made.sendto(text, peer)
-        print(*made.recvfrom(100))
-    made = datagrams(socket.AF_INET6)
+        sock.sendto(text, peer)
+        print(*sock.recvfrom(100))
+    sock = datagrams(socket.AF_INET6)
     for text, peer in ((b"d", ("fd00:9::1", 7)), (b"e", ("::ffff:10.9.0.1", 7))):
-        made.sendto(text, peer)
-        print(*made.recvfrom(100))
+        sock.sendto(text, peer)
+        print(*sock.recvfrom(100))
 
 
 def refused_datagrams():
-    made = datagrams()
-    made.connect(NOBODY)
+    sock = datagrams()
+    sock.connect(CLOSED)
     for _ in range(2):
-        made.send(b"hello")
+        sock.send(b"hello")
         try:
-            print(made.recv(100))
+            print(sock.recv(100))
         except OSError as error:
             print(errno.errorcode[error.errno])
-    made = datagrams(socket.AF_INET6)
-    made.connect(("fd00:9::1", 9))
-    made.send(b"hello")
+    sock = datagrams(socket.AF_INET6)
+    sock.connect(("fd00:9::1", 9))
+    sock.send(b"hello")
     try:
-        print(made.recv(100))
+        print(sock.recv(100))
     except OSError as error:
         print(errno.errorcode[error.errno], 6)
-    # Without a connection nobody is told.
+    # A socket that is not connected gets no error.
     free = datagrams()
     free.settimeout(0.2)
-    free.sendto(b"hello", NOBODY)
+    free.sendto(b"hello", CLOSED)
     try:
         print("not connected", free.recv(100))
     except OSError as error:
         print("not connected", error)
     # The socket still works.
-    made = datagrams()
-    made.connect(NOBODY)
-    made.send(b"hello")
-    select.select([made], [], [], 20)
-    made.connect(ECHO)
-    made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    made.send(b"hello")
-    print("later", made.recv(100))
+    sock = datagrams()
+    sock.connect(CLOSED)
+    sock.send(b"hello")
+    select.select([sock], [], [], 20)
+    sock.connect(ECHO)
+    sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    sock.send(b"hello")
+    print("later", sock.recv(100))
 
 
 def wait_for(name):
@@ -105,11 +105,11 @@ def failures():
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         error = socket.socket(family, socket.SOCK_STREAM).connect_ex((address, 9))
         print(address, errno.errorcode.get(error))
-    made = socket.socket()
-    made.setblocking(False)
-    made.connect_ex(NOBODY)
-    select.select([], [made], [], 20)
-    print("not waiting", errno.errorcode.get(made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.connect_ex(CLOSED)
+    select.select([], [sock], [], 20)
+    print("not waiting", errno.errorcode.get(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)))
     error = datagrams().connect_ex(("192.0.2.1", 9))
     print("udp 192.0.2.1", errno.errorcode.get(error))
 

@@ -16,12 +16,12 @@ interface Slice {
 }
 
 export const requestsOf = (events: Entry[]): Request[] => events.filter((entry) => entry.type === "IncomingRequest");
-/** Those that came to the program. */
-const arrivedOf = (events: Entry[]): Request[] => requestsOf(events).filter((request) => request.reason === undefined);
+/** The requests that were delivered to the program. */
+const deliveredOf = (events: Entry[]): Request[] => requestsOf(events).filter((request) => request.reason === undefined);
 
-/** Requests and their latency over time: of a session that goes on its last two minutes, of one that has ended all of it. */
+/** Requests and their latency over time: the last two minutes of a live session, all of an ended one. */
 export function Charts({ events, now, isLive }: { events: Entry[]; now: number; isLive: boolean }) {
-  const slices = useMemo(() => slice(arrivedOf(events), now, isLive), [events, now, isLive]);
+  const slices = useMemo(() => slice(deliveredOf(events), now, isLive), [events, now, isLive]);
   const highest = Math.max(1, ...slices.map((part) => part.good + part.bad));
   const slowest = Math.max(1_000, ...slices.map((part) => percentile(part.latencies, 95)));
   const total = slices.reduce((sum, part) => sum + part.good + part.bad, 0);
@@ -55,13 +55,13 @@ export function Charts({ events, now, isLive }: { events: Entry[]; now: number; 
       <figure>
         <figcaption>
           <strong>Latency</strong>{" "}
-          <span>{all.length > 0 ? `median ${duration(percentile(all, 50))}, 95 % within ${duration(percentile(all, 95))}` : "no answers yet"}</span>
+          <span>{all.length > 0 ? `median ${duration(percentile(all, 50))}, 95 % within ${duration(percentile(all, 95))}` : "no responses yet"}</span>
         </figcaption>
         <svg
           viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
           preserveAspectRatio="none"
           role="img"
-          aria-label={all.length > 0 ? `Median latency ${duration(percentile(all, 50))}, 95 percent within ${duration(percentile(all, 95))}` : "No answers yet"}
+          aria-label={all.length > 0 ? `Median latency ${duration(percentile(all, 50))}, 95 percent within ${duration(percentile(all, 95))}` : "No responses yet"}
         >
           <Grid />
           {slices.map((part, index) => {
@@ -122,7 +122,7 @@ export function percentile(sorted: number[], percent: number): number {
   return sorted[Math.max(0, Math.ceil((sorted.length * percent) / 100) - 1)] ?? 0;
 }
 
-/** The last minute of requests, without axes. */
+/** A sparkline of the requests of the last minute. */
 export function Spark({ events, now }: { events: Entry[]; now: number }) {
   const bars = 30;
   const counts = Array.from({ length: bars }, () => 0);

@@ -1,6 +1,6 @@
 import { useEffect, useId, useRef, type ReactNode } from "react";
 
-/** A modal of the browser itself: it keeps the focus, and Esc closes it. */
+/** A native modal dialog: it traps the focus, and Esc closes it. */
 export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const name = useId();

@@ -2,11 +2,11 @@ import { Dialog } from "./dialog";
 
 const KEYS: [string, string][] = [
   ["/", "Search in the list"],
-  ["p", "Pause or go on with events"],
-  ["↑ ↓ or k j", "Another event or request"],
+  ["p", "Pause or resume events"],
+  ["↑ ↓ or k j", "Previous or next event or request"],
   ["Enter", "Show its details"],
-  ["Esc", "Close what is open"],
-  ["← → Home End", "Another tab, when a tab has the focus"],
+  ["Esc", "Close details or dialog"],
+  ["← → Home End", "Change the tab, when a tab has the focus"],
   ["?", "This list"],
 ];
 

@@ -1,6 +1,6 @@
 import { useLayoutEffect, useRef, type RefObject } from "react";
 
-/** A field that "/" leads to. */
+/** A search field that "/" focuses. */
 export function useSearchKey(): RefObject<HTMLInputElement | null> {
   const field = useRef<HTMLInputElement>(null);
   useLayoutEffect(() => {

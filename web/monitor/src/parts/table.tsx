@@ -5,7 +5,7 @@ import { useSearchKey } from "./search";
 export interface Column<Row> {
   name: string;
   cell: (row: Row) => ReactNode;
-  /** What it is sorted by; a column without it is not. */
+  /** The sort key; a column without it is not sortable. */
   by?: (row: Row) => string | number;
   isNumber?: boolean;
 }
@@ -17,24 +17,24 @@ interface Props<Row> {
   keyOf: (row: Row) => string;
   textOf: (row: Row) => string;
   isProblem?: (row: Row) => boolean;
-  /** More that chooses among the rows. */
+  /** Additional filters. */
   filters?: ReactNode;
   empty: string;
 }
 
-/** More rows than a person looks through are shown on demand. */
-const FIRST = 200;
+/** The number of rows that are shown at first. More are shown on demand. */
+const INITIAL_ROWS = 200;
 
 export function DataTable<Row>({ caption, rows, columns, keyOf, textOf, isProblem, filters, empty }: Props<Row>) {
   const [search, setSearch] = useState("");
   const [onlyProblems, setOnlyProblems] = useState(false);
   const [order, setOrder] = useState<{ name: string; down: boolean }>();
-  const [shown, setShown] = useState(FIRST);
+  const [shown, setShown] = useState(INITIAL_ROWS);
   const field = useSearchKey();
   const found = useMemo(() => {
-    const wanted = search.toLowerCase();
+    const query = search.toLowerCase();
     const matches = rows.filter(
-      (row) => (!onlyProblems || isProblem?.(row)) && (wanted === "" || textOf(row).toLowerCase().includes(wanted)),
+      (row) => (!onlyProblems || isProblem?.(row)) && (query === "" || textOf(row).toLowerCase().includes(query)),
     );
     const by = columns.find((column) => column.name === order?.name)?.by;
     if (by && order) {

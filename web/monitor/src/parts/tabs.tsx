@@ -4,7 +4,7 @@ export interface Tab {
   id: string;
   label: string;
   badge?: number;
-  /** What the badge counts wants to be looked at. */
+  /** Whether the badge counts problems. */
   isWarning?: boolean;
   content: () => ReactNode;
 }
@@ -14,11 +14,11 @@ export function Tabs({ tabs, chosen, onChoose }: { tabs: Tab[]; chosen: string; 
   const current = tabs.find((tab) => tab.id === chosen) ?? tabs[0];
   if (!current) return null;
   const move = (event: KeyboardEvent): void => {
-    const here = tabs.indexOf(current);
-    const places: Record<string, number> = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: tabs.length - 1 };
-    const place = places[event.key];
-    if (place === undefined) return;
-    const next = (place + tabs.length) % tabs.length;
+    const index = tabs.indexOf(current);
+    const targets: Record<string, number> = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: tabs.length - 1 };
+    const target = targets[event.key];
+    if (target === undefined) return;
+    const next = (target + tabs.length) % tabs.length;
     const tab = tabs[next];
     if (tab) {
       event.preventDefault();
@@ -28,7 +28,7 @@ export function Tabs({ tabs, chosen, onChoose }: { tabs: Tab[]; chosen: string; 
   };
   return (
     <>
-      <div className="tabs" role="tablist" aria-label="What to show" ref={list}>
+      <div className="tabs" role="tablist" aria-label="Views" ref={list}>
         {tabs.map((tab) => (
           <button
             type="button"

@@ -8,12 +8,12 @@ interface Props {
   events: Entry[];
   missed: number;
   caption: string;
-  /** Only requests are there, so kinds are not to choose. */
+  /** The list has only requests, so there is no filter by kind. */
   isRequests?: boolean;
 }
 
-/** Rows that are drawn. Older ones come when asked for. */
-const FIRST = 300;
+/** The number of rows that are shown at first. Older ones are shown on demand. */
+const INITIAL_ROWS = 300;
 
 export function Events({ events, missed, caption, isRequests = false }: Props) {
   const [search, setSearch] = useState("");
@@ -21,12 +21,12 @@ export function Events({ events, missed, caption, isRequests = false }: Props) {
   const [onlyProblems, setOnlyProblems] = useState(false);
   const [pausedAt, setPausedAt] = useState<number>();
   const [open, setOpen] = useState<number>();
-  const [shown, setShown] = useState(FIRST);
+  const [shown, setShown] = useState(INITIAL_ROWS);
   const field = useSearchKey();
   const list = useRef<HTMLOListElement>(null);
 
   const last = events.at(-1)?.seq ?? 0;
-  // What is to be seen can be used: no key is lost between both.
+  // A layout effect, so that the key works as soon as the list is visible.
   useLayoutEffect(() => {
     const listen = (event: globalThis.KeyboardEvent): void => {
       const inField = event.target instanceof HTMLElement && event.target.matches("input, textarea, select");
@@ -38,13 +38,13 @@ export function Events({ events, missed, caption, isRequests = false }: Props) {
 
   const visible = useMemo(() => (pausedAt === undefined ? events : events.filter((entry) => entry.seq <= pausedAt)), [events, pausedAt]);
   const found = useMemo(() => {
-    const wanted = search.toLowerCase();
+    const query = search.toLowerCase();
     return visible
       .filter((entry) => {
         if (hidden.has(kindOf(entry)) || (onlyProblems && !isProblem(entry))) return false;
-        if (wanted === "") return true;
+        if (query === "") return true;
         const { what, outcome } = describe(entry);
-        return `${what} ${outcome}`.toLowerCase().includes(wanted);
+        return `${what} ${outcome}`.toLowerCase().includes(query);
       })
       .reverse();
   }, [visible, search, hidden, onlyProblems]);
@@ -67,7 +67,7 @@ export function Events({ events, missed, caption, isRequests = false }: Props) {
     const rows = [...(list.current?.querySelectorAll<HTMLElement>(".event > button") ?? [])];
     rows[rows.indexOf(document.activeElement as HTMLElement) + step]?.focus();
   };
-  const waiting = events.length - visible.length;
+  const pending = events.length - visible.length;
   return (
     <>
       <div className="filters">
@@ -83,13 +83,13 @@ export function Events({ events, missed, caption, isRequests = false }: Props) {
           <input type="checkbox" checked={onlyProblems} onChange={(event) => setOnlyProblems(event.target.checked)} /> Only problems
         </label>
         <button type="button" aria-pressed={pausedAt !== undefined} onClick={() => setPausedAt(pausedAt === undefined ? last : undefined)}>
-          {pausedAt === undefined ? "Pause" : `Go on${waiting > 0 ? ` (${waiting} new)` : ""}`}
+          {pausedAt === undefined ? "Pause" : `Resume${pending > 0 ? ` (${pending} new)` : ""}`}
         </button>
         <span className="count" role="status">
           {found.length.toLocaleString()} shown
         </span>
       </div>
-      {missed > 0 && <p className="alarm">{missed.toLocaleString()} events came too quickly and are not in this list. The counters know of them.</p>}
+      {missed > 0 && <p className="alarm">{missed.toLocaleString()} events were missed and are not in this list. The counters include them.</p>}
       {found.length === 0 ? (
         <p className="empty">{events.length === 0 ? "Nothing has happened yet." : "Nothing matches. Change the filters above."}</p>
       ) : (
@@ -112,7 +112,7 @@ export function Events({ events, missed, caption, isRequests = false }: Props) {
 function Row({ entry, isOpen, onToggle }: { entry: Entry; isOpen: boolean; onToggle: () => void }) {
   const { what, outcome } = describe(entry);
   const kind = kindOf(entry);
-  const label = KINDS.find((known) => known.kind === kind)?.label ?? kind;
+  const label = KINDS.find((item) => item.kind === kind)?.label ?? kind;
   return (
     <li className={isProblem(entry) ? "event problem" : "event"} data-type={entry.type}>
       <button type="button" aria-expanded={isOpen} onClick={onToggle}>
@@ -128,14 +128,14 @@ function Row({ entry, isOpen, onToggle }: { entry: Entry; isOpen: boolean; onTog
 }
 
 function Fields({ entry }: { entry: Entry }) {
-  // Of a request that the program did not get, no more is known than what was asked.
+  // For a request that the program did not get, only the request itself is known.
   const unknown = "reason" in entry && entry.type === "IncomingRequest" ? UNKNOWN : [];
   const fields = Object.entries(entry).filter(([name]) => name !== "vars" && !unknown.includes(name));
   return (
     <dl className="fields">
       {fields.map(([name, value]) => (
         <div key={name}>
-          <dt>{NAMES[name] ?? name}</dt>
+          <dt>{FIELD_LABELS[name] ?? name}</dt>
           <dd>{show(name, value)}</dd>
         </div>
       ))}
@@ -145,7 +145,7 @@ function Fields({ entry }: { entry: Entry }) {
 
 const UNKNOWN = ["connection", "protocol", "client", "latency_us", "received", "sent"];
 
-const NAMES: Record<string, string> = {
+const FIELD_LABELS: Record<string, string> = {
   seq: "Number",
   time: "Time",
   type: "Kind",
@@ -169,12 +169,13 @@ const NAMES: Record<string, string> = {
   operation: "Operation",
   side: "Where",
   address: "Address",
-  names: "Names",
+  dns_names: "DNS names",
   addresses: "Addresses",
   transport: "Transport",
   bytes: "Bytes",
-  code: "Answer",
-  kind: "Record",
+  code: "Response code",
+  kind: "Record type",
+  redirect_check: "Redirect check",
 };
 
 function show(name: string, value: unknown): string {

@@ -6,20 +6,20 @@ interface Props {
   sessions: Session[];
   chosen: string;
   now: number;
-  onForget: (id: string) => void;
+  onRemove: (id: string) => void;
 }
 
-export function SessionList({ sessions, chosen, now, onForget }: Props) {
+export function SessionList({ sessions, chosen, now, onRemove }: Props) {
   return (
     <ul className="sessions">
       {sessions.map((session) => (
-        <Card key={session.info.session_id} session={session} isChosen={session.info.session_id === chosen} now={now} onForget={onForget} />
+        <Card key={session.info.session_id} session={session} isChosen={session.info.session_id === chosen} now={now} onRemove={onRemove} />
       ))}
     </ul>
   );
 }
 
-function Card({ session, isChosen, now, onForget }: { session: Session; isChosen: boolean; now: number; onForget: (id: string) => void }) {
+function Card({ session, isChosen, now, onRemove }: { session: Session; isChosen: boolean; now: number; onRemove: (id: string) => void }) {
   const { info } = session;
   const { incoming, outgoing } = info.counters;
   const status = info.health.status;
@@ -43,7 +43,7 @@ function Card({ session, isChosen, now, onForget }: { session: Session; isChosen
         <Spark events={session.events} now={now} />
       </a>
       {session.ended !== undefined && (
-        <button type="button" className="plain forget" aria-label={`Remove ${info.target} from the list`} onClick={() => onForget(info.session_id)}>
+        <button type="button" className="plain remove" aria-label={`Remove ${info.target} from the list`} onClick={() => onRemove(info.session_id)}>
           ×
         </button>
       )}

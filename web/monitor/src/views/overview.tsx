@@ -12,12 +12,12 @@ interface Props {
 
 export function Overview({ session, advice, now, isLive }: Props) {
   const { info } = session;
-  const { files, names, outgoing, incoming } = info.counters;
+  const { files, dns, outgoing, incoming } = info.counters;
   return (
     <div className="overview">
       {advice.length > 0 && (
         <section aria-labelledby="advice">
-          <h2 id="advice">Worth a look</h2>
+          <h2 id="advice">Suggestions</h2>
           <ul className="advice">
             {advice.map((suggestion) => (
               <li key={suggestion.id}>
@@ -41,13 +41,13 @@ export function Overview({ session, advice, now, isLive }: Props) {
         </section>
       )}
       <section aria-labelledby="numbers">
-        <h2 id="numbers">So far</h2>
+        <h2 id="numbers">Totals</h2>
         <dl className="numbers">
           <Number name="Requests" value={incoming.requests} more={`${incoming.stolen} stolen, ${incoming.mirrored} mirrored`} bad={incoming.failed} />
           <Number name="Incoming" value={incoming.connections} more={`${incoming.open} open · ${bytes(incoming.received_bytes + incoming.sent_bytes)}`} />
           <Number name="Outgoing" value={outgoing.connections} more={`${outgoing.open} open · ${bytes(outgoing.received_bytes + outgoing.sent_bytes)}`} bad={outgoing.failed} />
           <Number name="Remote files" value={files.remote} more={`${bytes(files.read_bytes)} · ${files.local.toLocaleString()} local`} bad={files.failed} />
-          <Number name="Names" value={names.queries} more={`${names.cached} from memory`} bad={names.failed} />
+          <Number name="DNS queries" value={dns.queries} more={`${dns.cached} from cache`} bad={dns.failed} />
         </dl>
       </section>
       <section aria-labelledby="traffic">
@@ -71,7 +71,7 @@ export function Overview({ session, advice, now, isLive }: Props) {
                 {port.cluster && <span className="tag">{port.cluster}</span>}
                 <span className="dim">
                   {plural(port.requests, "request")}, {plural(port.connections, "connection")}
-                  {port.last_traffic !== undefined && isLive && `, last ${age(now - port.last_traffic)} ago`} · {CHECKED[port.checked] ?? port.checked}
+                  {port.last_traffic !== undefined && isLive && `, last ${age(now - port.last_traffic)} ago`} · {REDIRECT_CHECKS[port.redirect_check] ?? port.redirect_check}
                 </span>
               </li>
             ))}
@@ -82,11 +82,11 @@ export function Overview({ session, advice, now, isLive }: Props) {
   );
 }
 
-/** How far it was checked that traffic comes. */
-const CHECKED: Record<string, string> = {
-  nothing: "not checked",
+/** How far the redirection of traffic was verified. */
+const REDIRECT_CHECKS: Record<string, string> = {
+  unverified: "not checked",
   loopback: "checked on loopback only",
-  outside: "checked from outside",
+  external: "checked from outside",
 };
 
 function Number({ name, value, more, bad }: { name: string; value: number; more: string; bad?: number }) {

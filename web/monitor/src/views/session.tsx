@@ -8,7 +8,7 @@ import { requestsOf } from "../parts/charts";
 import { suggestions } from "../suggestions";
 import { Config, Environment } from "./settings";
 import { Events } from "./events";
-import { Files, Names, Peers } from "./tables";
+import { Dns, Files, Peers } from "./tables";
 import { Overview } from "./overview";
 import type { Session } from "../store";
 
@@ -25,7 +25,7 @@ export function SessionView({ session, tab, now, onTab }: Props) {
   const detail = useDetail(info.session_id, isLive);
   const requests = useMemo(() => requestsOf(events), [events]);
   const advice = useMemo(() => (detail ? suggestions(detail.state, isLive ? now : 0) : []), [detail, isLive, now]);
-  const wait = () => <p className="empty">Asking the session…</p>;
+  const loading = () => <p className="empty">Loading…</p>;
   const tabs: Tab[] = [
     {
       id: "overview",
@@ -41,11 +41,11 @@ export function SessionView({ session, tab, now, onTab }: Props) {
       badge: requests.length,
       content: () => <Events events={requests} missed={session.missed} caption="Requests" isRequests />,
     },
-    { id: "files", label: "Files", content: () => (detail ? <Files detail={detail} /> : wait()) },
-    { id: "names", label: "Names", content: () => (detail ? <Names detail={detail} /> : wait()) },
-    { id: "connections", label: "Connections", content: () => (detail ? <Peers detail={detail} /> : wait()) },
-    { id: "environment", label: "Environment", content: () => (detail ? <Environment detail={detail} /> : wait()) },
-    { id: "configuration", label: "Configuration", content: () => (detail ? <Config detail={detail} /> : wait()) },
+    { id: "files", label: "Files", content: () => (detail ? <Files detail={detail} /> : loading()) },
+    { id: "dns", label: "DNS", content: () => (detail ? <Dns detail={detail} /> : loading()) },
+    { id: "connections", label: "Connections", content: () => (detail ? <Peers detail={detail} /> : loading()) },
+    { id: "environment", label: "Environment", content: () => (detail ? <Environment detail={detail} /> : loading()) },
+    { id: "configuration", label: "Configuration", content: () => (detail ? <Config detail={detail} /> : loading()) },
   ];
   return (
     <article className="session">
@@ -84,7 +84,7 @@ export function SessionView({ session, tab, now, onTab }: Props) {
 }
 
 function Kill({ session }: { session: Session }) {
-  const [asks, setAsks] = useState(false);
+  const [isConfirming, setIsConfirming] = useState(false);
   const [state, setState] = useState<"idle" | "ending">("idle");
   const [error, setError] = useState("");
   const end = async (): Promise<void> => {
@@ -92,7 +92,7 @@ function Kill({ session }: { session: Session }) {
     setError("");
     try {
       await kill(session.info.session_id);
-      setAsks(false);
+      setIsConfirming(false);
     } catch (reason) {
       setError(reason instanceof Error ? reason.message : String(reason));
       setState("idle");
@@ -100,14 +100,14 @@ function Kill({ session }: { session: Session }) {
   };
   return (
     <>
-      <button type="button" className="danger" onClick={() => setAsks(true)} disabled={state === "ending"}>
+      <button type="button" className="danger" onClick={() => setIsConfirming(true)} disabled={state === "ending"}>
         {state === "ending" ? "Ending…" : "End session"}
       </button>
-      {asks && (
-        <Dialog title="End this session?" onClose={() => setAsks(false)}>
+      {isConfirming && (
+        <Dialog title="End this session?" onClose={() => setIsConfirming(false)}>
           <p>
-            <code>{session.info.command.join(" ")}</code> and everything that it started is asked to end, and after five seconds made to. What it stole
-            goes to <strong>{session.info.target}</strong> again.
+            <code>{session.info.command.join(" ")}</code> and all of its child processes are terminated, after five seconds forcibly. Stolen traffic goes
+            to <strong>{session.info.target}</strong> again.
           </p>
           {error && (
             <p className="alarm" role="alert">
@@ -115,7 +115,7 @@ function Kill({ session }: { session: Session }) {
             </p>
           )}
           <div className="actions">
-            <button type="button" onClick={() => setAsks(false)}>
+            <button type="button" onClick={() => setIsConfirming(false)}>
               Cancel
             </button>
             <button type="button" className="danger" onClick={() => void end()} disabled={state === "ending"}>

@@ -37,7 +37,7 @@ export function Environment({ detail }: { detail: Detail }) {
           "Values are shown one at a time."
         ) : (
           <>
-            Values may be secrets and did not come to this page; <code className="whole">standin ui --show-env-values</code> brings them.
+            Values may be secrets and are not sent to this page; <code className="whole">standin ui --show-env-values</code> shows them.
           </>
         )}
       </p>
@@ -53,14 +53,14 @@ export function Environment({ detail }: { detail: Detail }) {
   );
 }
 
-/** What each bundle does, for those who find it among the reasons. */
+/** What each bundle does. */
 const MAGIC: Record<string, string> = {
   "magic.aws": "AWS tools act as the target: no profile and no key of this machine, and ~/.aws is an empty folder.",
   "magic.auto_mount": "Volumes that are mounted at the target are read there, wherever they are mounted.",
   "magic.proxy": "A web proxy of this machine is not used, because connections leave from the target.",
 };
 
-/** Breaks lines between the parts of a name, and only there as long as they fit. */
+/** Breaks lines between the parts of a text, and elsewhere only where a part does not fit. */
 function Parts({ text, after }: { text: string; after: string }) {
   const parts = text.split(after);
   return (
@@ -108,7 +108,7 @@ export function Config({ detail }: { detail: Detail }) {
         columns={CONFIG}
         keyOf={(row) => row.key}
         textOf={(row) => `${row.key} ${row.value} ${row.reason}`}
-        empty="Everything is as it is by default."
+        empty="All settings have their default values."
       />
       {magic.length > 0 && (
         <section className="magic" aria-labelledby="magic">

@@ -1,6 +1,6 @@
-import { bytes, duration, place } from "../format";
+import { bytes, duration, endpoint } from "../format";
 import { DataTable, type Column } from "../parts/table";
-import type { Detail, FileRow, NameRow, PeerRow } from "../types";
+import type { Detail, DnsRow, FileRow, PeerRow } from "../types";
 
 const average = (total: number, count: number): string => (total > 0 && count > 0 ? duration(total / count) : "–");
 
@@ -24,30 +24,30 @@ export function Files({ detail }: { detail: Detail }) {
       keyOf={(row) => row.path}
       textOf={(row) => `${row.path} ${row.side} ${row.last_errno ?? ""}`}
       isProblem={(row) => row.failed > 0}
-      empty="The session has looked at no files."
+      empty="The session has used no files."
     />
   );
 }
 
-const NAMES: Column<NameRow>[] = [
-  { name: "Name", cell: (row) => <code>{row.host}</code>, by: (row) => row.host },
+const DNS: Column<DnsRow>[] = [
+  { name: "DNS name", cell: (row) => <code>{row.host}</code>, by: (row) => row.host },
   { name: "Where", cell: (row) => <span className={`tag ${row.side}`}>{row.side}</span>, by: (row) => row.side },
-  { name: "Questions", cell: (row) => row.queries.toLocaleString(), by: (row) => row.queries, isNumber: true },
-  { name: "From memory", cell: (row) => row.cached.toLocaleString(), by: (row) => row.cached, isNumber: true },
+  { name: "Queries", cell: (row) => row.queries.toLocaleString(), by: (row) => row.queries, isNumber: true },
+  { name: "Cached", cell: (row) => row.cached.toLocaleString(), by: (row) => row.cached, isNumber: true },
   { name: "Failed", cell: (row) => (row.failed > 0 ? <span className="bad">{`${row.failed} (${row.last_code})`}</span> : "–"), by: (row) => row.failed, isNumber: true },
   { name: "Addresses", cell: (row) => row.addresses.join(", ") || "–" },
 ];
 
-export function Names({ detail }: { detail: Detail }) {
+export function Dns({ detail }: { detail: Detail }) {
   return (
     <DataTable
-      caption="Names"
-      rows={detail.state.names}
-      columns={NAMES}
+      caption="DNS"
+      rows={detail.state.dns}
+      columns={DNS}
       keyOf={(row) => row.host}
       textOf={(row) => `${row.host} ${row.addresses.join(" ")} ${row.last_code}`}
       isProblem={(row) => row.failed > 0}
-      empty="The session has asked for no names."
+      empty="The session has made no DNS queries."
     />
   );
 }
@@ -57,11 +57,11 @@ const PEERS: Column<PeerRow>[] = [
     name: "Peer",
     cell: (row) => (
       <>
-        <code>{place(row.address, row.port)}</code>
-        {row.names.length > 0 && <small> {row.names.join(", ")}</small>}
+        <code>{endpoint(row.address, row.port)}</code>
+        {row.dns_names.length > 0 && <small> {row.dns_names.join(", ")}</small>}
       </>
     ),
-    by: (row) => place(row.address, row.port),
+    by: (row) => endpoint(row.address, row.port),
   },
   { name: "Transport", cell: (row) => row.transport, by: (row) => row.transport },
   { name: "Connections", cell: (row) => row.connections.toLocaleString(), by: (row) => row.connections, isNumber: true },
@@ -78,8 +78,8 @@ export function Peers({ detail }: { detail: Detail }) {
       caption="Connections through the target"
       rows={detail.state.peers}
       columns={PEERS}
-      keyOf={(row) => `${row.transport} ${place(row.address, row.port)}`}
-      textOf={(row) => `${row.address}:${row.port} ${row.names.join(" ")} ${row.last_errno ?? ""}`}
+      keyOf={(row) => `${row.transport} ${endpoint(row.address, row.port)}`}
+      textOf={(row) => `${row.address}:${row.port} ${row.dns_names.join(" ")} ${row.last_errno ?? ""}`}
       isProblem={(row) => row.failed > 0}
       empty="The session has made no connections through the target."
     />

@@ -2,16 +2,16 @@ use hickory_proto::rr::RecordType;
 use protocol::dns::Query;
 
 use super::*;
-use crate::dns::answer::tests::{Said, a, question, said};
+use crate::dns::response::tests::{ResponseContent, a, encode_response, query_message};
 
-fn answer(seconds: u32) -> Arc<Answer> {
-    let query = Query::new(&question("db.", RecordType::A, None), 0).unwrap();
-    let content = Said {
+fn response(seconds: u32) -> Arc<DnsResponse> {
+    let query = Query::new(&query_message("db.", RecordType::A, None), 0).unwrap();
+    let content = ResponseContent {
         answers: vec![a("db.", seconds, "10.0.0.1")],
-        ..Said::default()
+        ..ResponseContent::default()
     };
-    let bytes = said(query.message(), content);
-    Arc::new(Answer::new(&query, bytes))
+    let bytes = encode_response(query.message(), content);
+    Arc::new(DnsResponse::new(&query, bytes))
 }
 
 fn key(number: usize) -> Bytes {
@@ -19,10 +19,10 @@ fn key(number: usize) -> Bytes {
 }
 
 #[test]
-fn answers_are_kept_as_long_as_they_say() {
+fn responses_are_cached_until_they_expire() {
     let start = Instant::now();
-    let mut cache = Cache::new(Bounds::default());
-    cache.insert(key(1), &answer(10), start);
+    let mut cache = ResponseCache::new(CacheLimits::default());
+    cache.insert(key(1), &response(10), start);
     let age = |seconds| {
         let found = cache.get(&key(1), start + Duration::from_secs(seconds));
         found.map(|(_, age)| age.as_secs())
@@ -31,68 +31,68 @@ fn answers_are_kept_as_long_as_they_say() {
     assert_eq!(age(9), Some(9));
     assert_eq!(age(10), None);
     assert!(cache.get(&key(2), start).is_none());
-    // One that must not be kept replaces the one that was.
-    cache.insert(key(1), &answer(0), start);
+    // A response that must not be cached removes the earlier one.
+    cache.insert(key(1), &response(0), start);
     assert!(cache.get(&key(1), start).is_none());
     assert_eq!(
-        (cache.entries.len(), cache.ends.len(), cache.bytes),
+        (cache.entries.len(), cache.expiries.len(), cache.bytes),
         (0, 0, 0)
     );
 }
 
 #[test]
-fn it_is_bounded_in_number_and_size() {
+fn the_cache_is_limited_in_number_and_size() {
     let start = Instant::now();
-    let one = {
-        let mut cache = Cache::new(Bounds::default());
-        cache.insert(key(1), &answer(10), start);
+    let entry_bytes = {
+        let mut cache = ResponseCache::new(CacheLimits::default());
+        cache.insert(key(1), &response(10), start);
         cache.bytes
     };
-    for (bounds, most) in [
+    for (limits, max) in [
         (
-            Bounds {
+            CacheLimits {
                 entries: 5,
                 bytes: usize::MAX,
             },
             5,
         ),
         (
-            Bounds {
+            CacheLimits {
                 entries: 1000,
-                bytes: one * 7,
+                bytes: entry_bytes * 7,
             },
             7,
         ),
         (
-            Bounds {
+            CacheLimits {
                 entries: 1000,
-                bytes: one - 1,
+                bytes: entry_bytes - 1,
             },
             0,
         ),
     ] {
-        let mut cache = Cache::new(bounds);
+        let mut cache = ResponseCache::new(limits);
         for number in 0..100 {
-            // What is asked later lives longer here.
+            // Later entries expire later here.
             let seconds = u32::try_from(number + 1).unwrap();
-            cache.insert(key(number), &answer(seconds), start);
-            assert!(cache.entries.len() <= most);
-            assert!(cache.bytes <= bounds.bytes);
+            cache.insert(key(number), &response(seconds), start);
+            assert!(cache.entries.len() <= max);
+            assert!(cache.bytes <= limits.bytes);
         }
         let kept = (0..100).filter(|number| cache.get(&key(*number), start).is_some());
-        let expected: Vec<usize> = (100 - most..100).collect();
+        let expected: Vec<usize> = (100 - max..100).collect();
         assert_eq!(kept.collect::<Vec<_>>(), expected);
-        assert_eq!(cache.ends.len(), most);
+        assert_eq!(cache.expiries.len(), max);
     }
 }
 
 #[test]
-fn what_has_ended_makes_room_first() {
+fn expired_entries_are_evicted_first() {
     let start = Instant::now();
-    let mut cache = Cache::new(Bounds::default());
+    let mut cache = ResponseCache::new(CacheLimits::default());
     for number in 0..50 {
-        cache.insert(key(number), &answer(1), start);
+        cache.insert(key(number), &response(1), start);
     }
-    cache.insert(key(99), &answer(100), start + Duration::from_secs(2));
+    cache.insert(key(99), &response(100), start + Duration::from_secs(2));
     assert_eq!(cache.entries.len(), 1);
 }

@@ -7,186 +7,199 @@ use tokio::sync::Notify;
 use tokio::time::advance;
 
 use super::*;
-use crate::dns::answer::tests::{Said, a, question, said};
+use crate::dns::response::tests::{ResponseContent, a, encode_response, query_message};
 
-/// A nameserver that knows one address, counts questions, and answers when it is let.
+/// An upstream that resolves every name to one address, counts the queries, and can wait for a gate.
 #[derive(Debug, Default)]
-struct Fake {
+struct FakeUpstream {
     address: &'static str,
-    asked: AtomicUsize,
+    query_count: AtomicUsize,
     gate: Option<Arc<Notify>>,
-    is_down: bool,
+    is_failing: bool,
 }
 
-impl Fake {
-    fn knows(address: &'static str) -> Self {
+impl FakeUpstream {
+    fn with_address(address: &'static str) -> Self {
         Self {
             address,
             ..Self::default()
         }
     }
 
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    fn query_count(&self) -> usize {
+        self.query_count.load(Ordering::SeqCst)
     }
 }
 
-impl Upstream for Fake {
+impl Upstream for FakeUpstream {
     fn exchange(&self, query: Bytes) -> Exchange<'_> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.query_count.fetch_add(1, Ordering::SeqCst);
         Box::pin(async move {
             if let Some(gate) = &self.gate {
                 gate.notified().await;
             }
-            if self.is_down {
+            if self.is_failing {
                 return None;
             }
             let name = Message::from_vec(&query).unwrap().queries[0]
                 .name()
                 .to_string();
-            let content = Said {
+            let content = ResponseContent {
                 answers: vec![a(&name, 60, self.address)],
-                ..Said::default()
+                ..ResponseContent::default()
             };
-            Some(said(&query, content))
+            Some(encode_response(&query, content))
         })
     }
 }
 
-struct World {
+struct Setup {
     resolver: Arc<Resolver>,
-    target: Arc<Fake>,
-    here: Arc<Fake>,
+    target: Arc<FakeUpstream>,
+    local: Arc<FakeUpstream>,
     names: Arc<Mutex<NameMap>>,
 }
 
-fn world(dns: &str, target: Fake) -> World {
+/// `dns` is the section of the configuration.
+fn setup(dns: &str, target: FakeUpstream) -> Setup {
     let text = format!("feature: {{network: {{dns: {dns}}}}}");
     let settings = Layers::new().file("test", &text, Format::Yaml).resolve();
     let rules = DnsRules::new(&settings.unwrap().settings.feature.network.dns);
-    let (target, here) = (Arc::new(target), Arc::new(Fake::knows("192.0.2.1")));
+    let (target, local) = (
+        Arc::new(target),
+        Arc::new(FakeUpstream::with_address("192.0.2.1")),
+    );
     let names = Arc::new(Mutex::default());
     let resolver = Resolver::new(
         rules,
         Arc::clone(&target) as _,
-        Arc::clone(&here) as _,
+        Arc::clone(&local) as _,
         Arc::clone(&names),
         Monitor::off(),
     );
-    World {
+    Setup {
         resolver: Arc::new(resolver),
         target,
-        here,
+        local,
         names,
     }
 }
 
-async fn ask(resolver: &Arc<Resolver>, name: &str, id: u16) -> Message {
-    let mut question = question(name, RecordType::A, None);
-    question[..2].copy_from_slice(&id.to_be_bytes());
-    let answer = resolver.answer(&question, Carrier::Datagram).await;
-    let message = Message::from_vec(&answer.unwrap()).unwrap();
+async fn query(resolver: &Arc<Resolver>, name: &str, id: u16) -> Message {
+    let mut query_message = query_message(name, RecordType::A, None);
+    query_message[..2].copy_from_slice(&id.to_be_bytes());
+    let response = resolver.resolve(&query_message, DnsTransport::Udp).await;
+    let message = Message::from_vec(&response.unwrap()).unwrap();
     assert_eq!(message.metadata.id, id);
     message
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_asked_for_once_and_counts_down() {
-    let world = world("true", Fake::knows("10.0.0.1"));
+async fn responses_are_cached_and_their_ttl_counts_down() {
+    let setup = setup("true", FakeUpstream::with_address("10.0.0.1"));
     let seconds = |message: Message| message.answers[0].ttl;
-    assert_eq!(seconds(ask(&world.resolver, "db.", 1).await), 60);
+    assert_eq!(seconds(query(&setup.resolver, "db.", 1).await), 60);
     advance(Duration::from_secs(20)).await;
-    assert_eq!(seconds(ask(&world.resolver, "DB.", 2).await), 40);
-    assert_eq!(world.target.asked(), 1);
+    assert_eq!(seconds(query(&setup.resolver, "DB.", 2).await), 40);
+    assert_eq!(setup.target.query_count(), 1);
     advance(Duration::from_secs(40)).await;
-    assert_eq!(seconds(ask(&world.resolver, "db.", 3).await), 60);
-    assert_eq!(world.target.asked(), 2);
-    assert_eq!(lock(&world.names).of("10.0.0.1".parse().unwrap()), ["db"]);
+    assert_eq!(seconds(query(&setup.resolver, "db.", 3).await), 60);
+    assert_eq!(setup.target.query_count(), 2);
+    assert_eq!(
+        setup.names.lock().names_of("10.0.0.1".parse().unwrap()),
+        ["db"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_who_ask_the_same_share_one_question() {
+async fn concurrent_clients_share_one_query() {
     let gate = Arc::new(Notify::new());
-    let world = world(
+    let setup = setup(
         "true",
-        Fake {
+        FakeUpstream {
             gate: Some(Arc::clone(&gate)),
-            ..Fake::knows("10.0.0.1")
+            ..FakeUpstream::with_address("10.0.0.1")
         },
     );
-    let mut askers = tokio::task::JoinSet::new();
+    let mut clients = tokio::task::JoinSet::new();
     for id in 0..100 {
-        let resolver = Arc::clone(&world.resolver);
-        askers.spawn(async move { ask(&resolver, "db.", id).await.answers.len() });
+        let resolver = Arc::clone(&setup.resolver);
+        clients.spawn(async move { query(&resolver, "db.", id).await.answers.len() });
     }
-    // The first gives up.
-    let gives_up = timeout(Duration::from_secs(1), ask(&world.resolver, "db.", 4711)).await;
-    assert!(gives_up.is_err());
+    // One client gives up.
+    let first_client = timeout(Duration::from_secs(1), query(&setup.resolver, "db.", 4711)).await;
+    assert!(first_client.is_err());
     gate.notify_one();
-    while let Some(answers) = askers.join_next().await {
+    while let Some(answers) = clients.join_next().await {
         assert_eq!(answers.unwrap(), 1);
     }
-    assert_eq!(world.target.asked(), 1);
+    assert_eq!(setup.target.query_count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_is_told_and_not_asked_for_again_at_once() {
-    let world = world(
+async fn failures_are_cached_for_a_moment() {
+    let setup = setup(
         "true",
-        Fake {
-            is_down: true,
-            ..Fake::default()
+        FakeUpstream {
+            is_failing: true,
+            ..FakeUpstream::default()
         },
     );
     for id in 0..3 {
-        let message = ask(&world.resolver, "db.", id).await;
+        let message = query(&setup.resolver, "db.", id).await;
         assert_eq!(message.metadata.response_code, ResponseCode::ServFail);
     }
-    assert_eq!(world.target.asked(), 1);
+    assert_eq!(setup.target.query_count(), 1);
     advance(Duration::from_secs(1)).await;
-    ask(&world.resolver, "db.", 9).await;
-    assert_eq!(world.target.asked(), 2);
+    query(&setup.resolver, "db.", 9).await;
+    assert_eq!(setup.target.query_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_target_that_says_nothing_is_a_failure_in_the_end() {
-    let world = world(
+async fn an_upstream_without_a_response_times_out() {
+    let setup = setup(
         "true",
-        Fake {
+        FakeUpstream {
             gate: Some(Arc::default()),
-            ..Fake::default()
+            ..FakeUpstream::default()
         },
     );
-    let message = ask(&world.resolver, "db.", 1).await;
+    let message = query(&setup.resolver, "db.", 1).await;
     assert_eq!(message.metadata.response_code, ResponseCode::ServFail);
 }
 
 #[tokio::test(start_paused = true)]
-async fn filters_decide_who_is_asked() {
-    let world = world(
+async fn filters_choose_the_upstream() {
+    let setup = setup(
         "{filter: {local: ['*.example.com']}}",
-        Fake::knows("10.0.0.1"),
+        FakeUpstream::with_address("10.0.0.1"),
     );
-    ask(&world.resolver, "db.shop.", 1).await;
-    assert_eq!((world.target.asked(), world.here.asked()), (1, 0));
-    ask(&world.resolver, "api.Example.com.", 1).await;
-    assert_eq!((world.target.asked(), world.here.asked()), (1, 1));
+    query(&setup.resolver, "db.shop.", 1).await;
     assert_eq!(
-        lock(&world.names).of("192.0.2.1".parse().unwrap()),
+        (setup.target.query_count(), setup.local.query_count()),
+        (1, 0)
+    );
+    query(&setup.resolver, "api.Example.com.", 1).await;
+    assert_eq!(
+        (setup.target.query_count(), setup.local.query_count()),
+        (1, 1)
+    );
+    assert_eq!(
+        setup.names.lock().names_of("192.0.2.1".parse().unwrap()),
         ["api.example.com"]
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_plain_question() {
-    let world = world("true", Fake::knows("10.0.0.1"));
-    let transfer = question("shop.", RecordType::AXFR, None);
-    let answer = world.resolver.answer(&transfer, Carrier::Stream).await;
-    let message = Message::from_vec(&answer.unwrap()).unwrap();
+async fn unsupported_queries_are_refused() {
+    let setup = setup("true", FakeUpstream::with_address("10.0.0.1"));
+    let transfer = query_message("shop.", RecordType::AXFR, None);
+    let response = setup.resolver.resolve(&transfer, DnsTransport::Tcp).await;
+    let message = Message::from_vec(&response.unwrap()).unwrap();
     assert_eq!(message.metadata.response_code, ResponseCode::NotImp);
-    let nonsense = world.resolver.answer(&[7; 20], Carrier::Stream).await;
+    let nonsense = setup.resolver.resolve(&[7; 20], DnsTransport::Tcp).await;
     let message = Message::from_vec(&nonsense.unwrap()).unwrap();
     assert_eq!(message.metadata.response_code, ResponseCode::FormErr);
-    assert_eq!(world.resolver.answer(b"", Carrier::Stream).await, None);
-    assert_eq!(world.target.asked(), 0);
+    assert_eq!(setup.resolver.resolve(b"", DnsTransport::Tcp).await, None);
+    assert_eq!(setup.target.query_count(), 0);
 }

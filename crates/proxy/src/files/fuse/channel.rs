@@ -1,13 +1,14 @@
-//! The way to the kernel and back.
+//! The connection to the kernel: `/dev/fuse`.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use interceptor::Errno;
+use parking_lot::Mutex;
 
 use super::wire;
 
@@ -18,25 +19,25 @@ pub(super) struct Channel(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     device: File,
-    /// The threads that wait for an answer, by the number of their request.
-    waiting: Mutex<HashMap<u64, u32>>,
+    /// The threads that wait for a reply, by the ID of their request.
+    pending: Mutex<HashMap<u64, u32>>,
 }
 
 impl Channel {
     pub(super) fn new(device: OwnedFd) -> Self {
         Self(Arc::new(Shared {
             device: File::from(device),
-            waiting: Mutex::default(),
+            pending: Mutex::default(),
         }))
     }
 
-    /// The next request. `None` when the mount is gone.
+    /// The next request. `None` when the file system no longer exists.
     pub(super) fn receive<'b>(&self, buffer: &'b mut [u8]) -> io::Result<Option<&'b [u8]>> {
         loop {
             match (&self.0.device).read(buffer) {
                 Ok(count) => return Ok(buffer.get(..count)),
                 Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-                    // A request that was taken back meanwhile.
+                    // The request was cancelled meanwhile.
                     Some(Errno::EINTR | Errno::ENOENT | Errno::EAGAIN) => {}
                     Some(Errno::ENODEV) => return Ok(None),
                     _ => return Err(error),
@@ -45,55 +46,57 @@ impl Channel {
         }
     }
 
-    /// The answer to a request for which a thread waits.
+    /// The reply to a request for which a thread waits.
     pub(super) fn reply(&self, unique: u64, thread: u32) -> Reply {
-        self.waiting().insert(unique, thread);
+        self.0.pending.lock().insert(unique, thread);
         Reply {
             channel: self.clone(),
             unique: Some(unique),
         }
     }
 
-    /// Who waits for the answer to a request; `None` when it is answered, and before it is known.
-    pub(super) fn who_waits(&self, unique: u64) -> Option<u32> {
-        self.waiting().get(&unique).copied()
+    /// The thread that waits for the reply to a request. `None` after the reply, and before the request is registered.
+    pub(super) fn waiting_thread(&self, unique: u64) -> Option<u32> {
+        self.0.pending.lock().get(&unique).copied()
     }
 
-    /// Answers a request in place of the one who does it, who may go on.
-    pub(super) fn give_up(&self, unique: u64) {
+    /// Fails a request with `EINTR`. The task that handles it may still be running.
+    pub(super) fn interrupt(&self, unique: u64) {
         self.fail(unique, Errno::EINTR);
     }
 
-    /// The kernel tells of a signal once more.
-    pub(super) fn tell_again(&self, unique: u64) {
+    /// Makes the kernel send an `INTERRUPT` request again.
+    pub(super) fn requeue_interrupt(&self, unique: u64) {
         self.fail(unique, Errno::EAGAIN);
     }
 
     fn fail(&self, unique: u64, errno: Errno) {
-        // Answered meanwhile, the kernel does not know it any more.
+        // It fails if the request was answered meanwhile.
         let _ = self.send(unique, -(errno as i32), &[]);
     }
 
-    fn waiting(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
-        // Nothing panics while it is locked.
-        let waiting = self.0.waiting.lock();
-        waiting.unwrap_or_else(PoisonError::into_inner)
+    /// Makes the kernel drop its cached metadata of a node.
+    pub(super) fn invalidate_metadata(&self, node: u64) {
+        // It fails if the kernel has forgotten the node, which is equivalent.
+        let _ = self.send(
+            0,
+            wire::NOTIFY_INVALIDATE_INODE,
+            &[&wire::invalidate_inode(node)],
+        );
     }
 
-    /// The kernel knows nothing any more of a node's metadata.
-    pub(super) fn forget_metadata(&self, node: u64) {
-        // A node that the kernel has forgotten is as good.
-        let _ = self.send(0, wire::INVALIDATE_NODE, &[&wire::forget_metadata(node)]);
-    }
-
-    /// The kernel caches the first bytes of a node that it has opened.
+    /// Puts the first bytes of a node into the page cache.
     pub(super) fn store(&self, node: u64, bytes: &[u8]) {
         let length = u32::try_from(bytes.len()).unwrap_or_default();
-        // What the kernel does not take, it asks for.
-        let _ = self.send(0, wire::STORE, &[&wire::store(node, 0, length), bytes]);
+        // If it fails, the kernel requests the bytes when they are read.
+        let _ = self.send(
+            0,
+            wire::NOTIFY_STORE,
+            &[&wire::store(node, 0, length), bytes],
+        );
     }
 
-    /// An answer is one write.
+    /// Sends a message, which must be a single write.
     fn send(&self, unique: u64, error: i32, parts: &[&[u8]]) -> io::Result<()> {
         let length = parts.iter().map(|part| part.len()).sum();
         let header = wire::header(unique, error, length);
@@ -104,7 +107,8 @@ impl Channel {
     }
 }
 
-/// Somebody waits for this. Dropped without an answer, it fails: nobody may wait for ever.
+/// The reply that a thread waits for. If it is dropped unsent, the request fails with `EIO`, so that no thread waits
+/// forever.
 #[derive(Debug)]
 pub(super) struct Reply {
     channel: Channel,
@@ -112,36 +116,36 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    pub(super) fn send(mut self, answer: Result<Vec<u8>, Errno>) {
-        match answer {
-            Ok(bytes) => self.answer(0, &[&bytes]),
-            Err(errno) => self.answer(-(errno as i32), &[]),
+    pub(super) fn send(mut self, result: Result<Vec<u8>, Errno>) {
+        match result {
+            Ok(bytes) => self.finish(0, &[&bytes]),
+            Err(errno) => self.finish(-(errno as i32), &[]),
         }
     }
 
-    pub(super) fn send_bytes(mut self, answer: Result<Vec<Bytes>, Errno>) {
-        match answer {
+    pub(super) fn send_bytes(mut self, result: Result<Vec<Bytes>, Errno>) {
+        match result {
             Ok(parts) => {
                 let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-                self.answer(0, &parts);
+                self.finish(0, &parts);
             }
-            Err(errno) => self.answer(-(errno as i32), &[]),
+            Err(errno) => self.finish(-(errno as i32), &[]),
         }
     }
 
-    /// The kernel waits for no answer to some requests.
-    pub(super) fn not_wanted(mut self) {
+    /// For a request that has no reply.
+    pub(super) fn discard(mut self) {
         if let Some(unique) = self.unique.take() {
-            self.channel.waiting().remove(&unique);
+            self.channel.0.pending.lock().remove(&unique);
         }
     }
 
-    fn answer(&mut self, error: i32, parts: &[&[u8]]) {
+    fn finish(&mut self, error: i32, parts: &[&[u8]]) {
         if let Some(unique) = self.unique.take() {
-            self.channel.waiting().remove(&unique);
-            // Whoever asked may have been killed.
+            self.channel.0.pending.lock().remove(&unique);
+            // It fails if the waiting process was killed.
             if let Err(error) = self.channel.send(unique, error, parts) {
-                tracing::debug!(%error, "an answer was not taken by the kernel");
+                tracing::debug!(%error, "fuse reply not accepted");
             }
         }
     }
@@ -149,6 +153,6 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        self.answer(-(Errno::EIO as i32), &[]);
+        self.finish(-(Errno::EIO as i32), &[]);
     }
 }

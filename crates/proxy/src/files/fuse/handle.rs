@@ -1,41 +1,42 @@
 //! A file that is open at the target.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use protocol::rpc::{Entry, Place};
+use parking_lot::Mutex;
+use protocol::rpc::{Entry, FileRef};
 
-use super::reading::Reading;
-use crate::files::calls::Calls;
+use super::read_ahead::ReadAhead;
+use crate::files::calls::FileCalls;
 
-/// Open as the kernel sees it. Several may share what is open at the target.
+/// An open file as the kernel sees it. Several may share one handle of the agent.
 #[derive(Debug)]
 pub(super) struct Handle {
-    pub(super) remote: Arc<Remote>,
-    pub(super) reading: Reading,
-    /// What `getdents` was told, so that positions in it mean something.
+    pub(super) remote: Arc<RemoteHandle>,
+    pub(super) read_ahead: ReadAhead,
+    /// The entries that `getdents` returns. They are fixed so that offsets stay valid.
     listing: Mutex<Option<Arc<Vec<Entry>>>>,
 }
 
-/// Open at the target, until this is dropped.
+/// A handle of the agent. The file is closed at the target on drop.
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(super) struct RemoteHandle {
     pub(super) number: u64,
-    pub(super) opened: Instant,
-    /// As `open` had them.
+    pub(super) opened_at: Instant,
+    /// The flags of `open`.
     pub(super) flags: i32,
-    /// The rules allow to read the file and no more, whatever the target would.
+    /// The rules of the configuration only allow reading, even if the target would allow changes.
     pub(super) read_only: bool,
-    /// There was something to read when it was opened, whatever its size says.
+    /// The file had content when it was opened, even if its size is zero.
     pub(super) has_content: bool,
-    calls: Calls,
+    calls: FileCalls,
 }
 
-impl Drop for Remote {
+impl Drop for RemoteHandle {
     fn drop(&mut self) {
         match self.flags & libc::O_ACCMODE {
-            libc::O_RDONLY => self.calls.close_soon(self.number),
+            libc::O_RDONLY => self.calls.close_batched(self.number),
             _ => self.calls.close(self.number),
         }
     }
@@ -43,7 +44,7 @@ impl Drop for Remote {
 
 impl Handle {
     pub(super) fn new(
-        calls: Calls,
+        calls: FileCalls,
         number: u64,
         flags: i32,
         read_only: bool,
@@ -51,64 +52,63 @@ impl Handle {
         whole: bool,
     ) -> Self {
         Self {
-            remote: Arc::new(Remote {
+            remote: Arc::new(RemoteHandle {
                 number,
-                opened: Instant::now(),
+                opened_at: Instant::now(),
                 flags,
                 read_only,
                 has_content: !first_bytes.is_empty(),
                 calls,
             }),
-            reading: Reading::new(first_bytes, whole),
+            read_ahead: ReadAhead::new(first_bytes, whole),
             listing: Mutex::default(),
         }
     }
 
-    pub(super) fn opened_again(&self) -> Self {
+    /// Another open file for the same handle of the agent.
+    pub(super) fn reopened(&self) -> Self {
         Self {
             remote: Arc::clone(&self.remote),
-            reading: Reading::default(),
+            read_ahead: ReadAhead::default(),
             listing: Mutex::default(),
         }
     }
 
-    /// Whether it does what an open with these flags is for.
-    pub(super) fn suits(&self, flags: i32) -> bool {
-        let mine = self.remote.flags;
-        let can_both = mine & libc::O_ACCMODE == libc::O_RDWR;
-        self.is_for(flags) || can_both && mine & libc::O_APPEND == flags & libc::O_APPEND
+    /// Whether an open with these flags can use this handle.
+    pub(super) fn satisfies(&self, flags: i32) -> bool {
+        let own = self.remote.flags;
+        let is_read_write = own & libc::O_ACCMODE == libc::O_RDWR;
+        self.matches_flags(flags) || is_read_write && own & libc::O_APPEND == flags & libc::O_APPEND
     }
 
-    /// Whether it was opened with these flags, as far as they matter later.
-    pub(super) fn is_for(&self, flags: i32) -> bool {
-        let matter = libc::O_ACCMODE | libc::O_APPEND;
-        self.remote.flags & matter == flags & matter
+    /// Whether it was opened with the same access mode and append flag.
+    pub(super) fn matches_flags(&self, flags: i32) -> bool {
+        let relevant = libc::O_ACCMODE | libc::O_APPEND;
+        self.remote.flags & relevant == flags & relevant
     }
 
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        self.is_for(other.remote.flags)
+    pub(super) fn matches(&self, other: &Self) -> bool {
+        self.matches_flags(other.remote.flags)
     }
 
     pub(super) fn is_writable(&self) -> bool {
         self.remote.flags & libc::O_ACCMODE != libc::O_RDONLY
     }
 
-    /// Every write goes to the end at the target, which the kernel here cannot know.
+    /// Whether every write goes to the end of the file at the target, which the local kernel does not know.
     pub(super) fn appends(&self) -> bool {
         self.remote.flags & libc::O_APPEND != 0
     }
 
-    pub(super) fn place(&self) -> Place {
-        Place::handle(self.remote.number)
+    pub(super) fn file_ref(&self) -> FileRef {
+        FileRef::handle(self.remote.number)
     }
 
     pub(super) fn listing(&self) -> Option<Arc<Vec<Entry>>> {
-        let listing = self.listing.lock();
-        listing.unwrap_or_else(PoisonError::into_inner).clone()
+        self.listing.lock().clone()
     }
 
     pub(super) fn set_listing(&self, entries: Arc<Vec<Entry>>) {
-        let listing = self.listing.lock();
-        *listing.unwrap_or_else(PoisonError::into_inner) = Some(entries);
+        *self.listing.lock() = Some(entries);
     }
 }

@@ -1,5 +1,5 @@
-//! Directories. A listing is asked for when reading begins, also when it begins again, and kept: positions in it stay
-//! what they were.
+//! Directory listings. A listing is requested when reading starts at offset zero, and then kept, so that offsets stay
+//! valid.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
@@ -12,58 +12,68 @@ use super::channel::Reply;
 use super::handle::Handle;
 use super::wire;
 
-pub(super) fn answer(
+pub(super) fn read(
     shared: &Arc<Shared>,
     reply: Reply,
     node: u64,
     handle: Arc<Handle>,
     offset: u64,
-    room: usize,
+    max_bytes: usize,
 ) {
-    let directory = shared.nodes.known(node).map(|known| known.metadata);
+    let directory = shared.nodes.cached(node).map(|cached| cached.metadata);
     let directory = directory.unwrap_or_default();
     if offset > 0
         && let Some(entries) = handle.listing()
     {
-        return reply.send(Ok(some(shared, &directory, &entries, offset, room)));
+        return reply.send(Ok(encode_entries(
+            shared, &directory, &entries, offset, max_bytes,
+        )));
     }
     let shared = Arc::clone(shared);
     shared.calls.clone().spawn(async move {
         let listed: Result<_, Errno> = async {
-            let entries = Arc::new(shared.calls.list(handle.place()).await?);
+            let entries = Arc::new(shared.calls.list(handle.file_ref()).await?);
             handle.set_listing(Arc::clone(&entries));
-            Ok(some(&shared, &directory, &entries, offset, room))
+            Ok(encode_entries(
+                &shared, &directory, &entries, offset, max_bytes,
+            ))
         }
         .await;
         reply.send(listed);
     });
 }
 
-/// As many names as there is room for. The position of a name is the number of those up to it.
-fn some(
+/// As many entries as fit into `max_bytes`. The offset of an entry is the number of entries up to and including it.
+fn encode_entries(
     shared: &Shared,
     directory: &Metadata,
     entries: &[Entry],
     offset: u64,
-    room: usize,
+    max_bytes: usize,
 ) -> Vec<u8> {
     let number = |inode: u64| {
         let device = (directory.device_major, directory.device_minor);
         shared.inodes.number((device.0, device.1, inode))
     };
-    let itself = number(directory.inode);
-    let dots =
-        [".", ".."].map(|name| (std::ffi::OsStr::new(name).as_bytes(), itself, libc::S_IFDIR));
-    let names = entries
+    let own_inode = number(directory.inode);
+    let dots = [".", ".."].map(|name| {
+        (
+            std::ffi::OsStr::new(name).as_bytes(),
+            own_inode,
+            libc::S_IFDIR,
+        )
+    });
+    let entries = entries
         .iter()
         .map(|entry| (&*entry.name, number(entry.inode), entry.kind));
-    let mut listing = Vec::with_capacity(room);
+    let mut listing = Vec::with_capacity(max_bytes);
     let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
-    for (position, (name, inode, kind)) in dots.into_iter().chain(names).enumerate().skip(skipped) {
-        // The kernel wants the kind as `getdents` tells it.
+    for (position, (name, inode, kind)) in dots.into_iter().chain(entries).enumerate().skip(skipped)
+    {
+        // The kernel expects the file type as in `getdents` (`DT_*`).
         let kind = (kind & libc::S_IFMT) >> 12;
         let next = position as u64 + 1;
-        if !wire::add_name(&mut listing, room, (name, inode, kind), next) {
+        if !wire::push_entry(&mut listing, max_bytes, (name, inode, kind), next) {
             break;
         }
     }

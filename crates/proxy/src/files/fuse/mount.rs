@@ -1,10 +1,10 @@
-//! A file system of our own that is mounted nowhere.
+//! Creates a FUSE mount that is not attached to any directory tree.
 //!
-//! The kernel makes a mount and gives us a descriptor of its root. It is never attached to a tree: nobody else can see
-//! it, there is nothing to unmount, and it is gone with the last descriptor, however our process ends.
+//! The kernel creates a mount and returns a descriptor of its root. Because the mount is never attached, other processes
+//! cannot see it, there is nothing to unmount, and it disappears with its last descriptor, however this process ends.
 //!
-//! Making it needs rights over a mount namespace. Who lacks them makes a user and mount namespace for a moment, in a
-//! child, which hands the descriptors over. In such a mount only our own user and group have a number.
+//! This needs `CAP_SYS_ADMIN` in a mount namespace. Without it, a short-lived child enters a new user and mount namespace,
+//! creates the mount there, and sends the descriptors back. In such a mount only the current user and group are mapped.
 
 use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut};
@@ -28,80 +28,80 @@ use rustix::process::{getegid, geteuid};
 use crate::sys::child;
 
 #[derive(Debug)]
-pub(super) struct Mounted {
-    /// Where the kernel's requests come from.
+pub(super) struct FuseMount {
+    /// The descriptor from which the kernel's requests are read.
     pub(super) device: OwnedFd,
     pub(super) root: OwnedFd,
-    /// The only owner that files can have here; without one, they have their own.
-    pub(super) only_owner: Option<(u32, u32)>,
+    /// The only user and group that files can have in this mount. `None` if files have their real owners.
+    pub(super) mapped_owner: Option<(u32, u32)>,
 }
 
-/// How a mount is made.
+/// How a mount is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    OwnRights,
+pub(super) enum MountMethod {
+    Direct,
     UserNamespace,
 }
 
-pub(super) fn mount() -> Result<Mounted, Errno> {
-    mount_by(Way::OwnRights).or_else(|first| {
-        tracing::debug!(%first, "no rights to mount; trying in a user namespace");
-        mount_by(Way::UserNamespace)
+pub(super) fn mount() -> Result<FuseMount, Errno> {
+    mount_with(MountMethod::Direct).or_else(|first| {
+        tracing::debug!(errno = %first, "mount not permitted, retrying in a user namespace");
+        mount_with(MountMethod::UserNamespace)
     })
 }
 
-pub(super) fn mount_by(way: Way) -> Result<Mounted, Errno> {
-    match way {
-        Way::OwnRights => {
-            let (device, root) = make(&Options::new(), true)?;
-            Ok(Mounted {
+pub(super) fn mount_with(method: MountMethod) -> Result<FuseMount, Errno> {
+    match method {
+        MountMethod::Direct => {
+            let (device, root) = create_mount(&MountOptions::new(), true)?;
+            Ok(FuseMount {
                 device,
                 root,
-                only_owner: None,
+                mapped_owner: None,
             })
         }
-        Way::UserNamespace => in_user_namespace(),
+        MountMethod::UserNamespace => in_user_namespace(),
     }
 }
 
-/// Text that is ready before there is a child, which cannot allocate.
-struct Options {
-    user: Number,
-    group: Number,
-    user_map: Number,
-    group_map: Number,
+/// Texts that are formatted before the fork, because the child must not allocate.
+struct MountOptions {
+    user: CText,
+    group: CText,
+    user_map: CText,
+    group_map: CText,
 }
 
-impl Options {
+impl MountOptions {
     fn new() -> Self {
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
-        let map = |id: u32| Number::text(&format!("{id} {id} 1"));
+        let map = |id: u32| CText::from_text(&format!("{id} {id} 1"));
         Self {
-            user: Number::text(&user.to_string()),
-            group: Number::text(&group.to_string()),
+            user: CText::from_text(&user.to_string()),
+            group: CText::from_text(&group.to_string()),
             user_map: map(user),
             group_map: map(group),
         }
     }
 }
 
-/// Makes the mount with the rights of this thread. Only makes system calls.
-fn make(options: &Options, others_too: bool) -> Result<(OwnedFd, OwnedFd), Errno> {
+/// Creates the mount with the rights of the current thread. Only makes system calls.
+fn create_mount(options: &MountOptions, allow_other: bool) -> Result<(OwnedFd, OwnedFd), Errno> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = openat(CWD, c"/dev/fuse", flags, Mode::empty()).map_err(errno)?;
-    let number = Number::of(device.as_raw_fd().unsigned_abs());
+    let number = CText::from_number(device.as_raw_fd().unsigned_abs());
     let system = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC).map_err(errno)?;
     let settings = [
         (c"source", c"standin"),
-        (c"fd", number.as_text()),
+        (c"fd", number.as_c_str()),
         (c"rootmode", c"40000"),
-        (c"user_id", options.user.as_text()),
-        (c"group_id", options.group.as_text()),
+        (c"user_id", options.user.as_c_str()),
+        (c"group_id", options.group.as_c_str()),
     ];
     for (key, value) in settings {
         fsconfig_set_string(system.as_fd(), key, value).map_err(errno)?;
     }
-    if others_too {
+    if allow_other {
         fsconfig_set_flag(system.as_fd(), c"allow_other").map_err(errno)?;
     }
     fsconfig_create(system.as_fd()).map_err(errno)?;
@@ -110,9 +110,9 @@ fn make(options: &Options, others_too: bool) -> Result<(OwnedFd, OwnedFd), Errno
     Ok((device, root.map_err(errno)?))
 }
 
-fn in_user_namespace() -> Result<Mounted, Errno> {
-    let options = Options::new();
-    let (ours, childs) = socketpair(
+fn in_user_namespace() -> Result<FuseMount, Errno> {
+    let options = MountOptions::new();
+    let (parent_end, child_end) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
@@ -120,22 +120,22 @@ fn in_user_namespace() -> Result<Mounted, Errno> {
     )
     .map_err(errno)?;
     let child = child::run(|| {
-        let made = become_root_of_namespaces(&options).and_then(|()| make(&options, false));
-        let _ = hand_over(childs.as_fd(), &made);
+        let created = enter_namespaces(&options).and_then(|()| create_mount(&options, false));
+        let _ = send_descriptors(child_end.as_fd(), &created);
     })?;
-    drop(childs);
-    let received = take_over(ours.as_fd());
+    drop(child_end);
+    let received = receive_descriptors(parent_end.as_fd());
     child.wait();
     let (device, root) = received?;
-    Ok(Mounted {
+    Ok(FuseMount {
         device,
         root,
-        only_owner: Some((geteuid().as_raw(), getegid().as_raw())),
+        mapped_owner: Some((geteuid().as_raw(), getegid().as_raw())),
     })
 }
 
 /// Only makes system calls.
-fn become_root_of_namespaces(options: &Options) -> Result<(), Errno> {
+fn enter_namespaces(options: &MountOptions) -> Result<(), Errno> {
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
     let write_to = |path: &CStr, text: &CStr| {
         let file = openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
@@ -144,19 +144,19 @@ fn become_root_of_namespaces(options: &Options) -> Result<(), Errno> {
             .map_err(errno)
     };
     write_to(c"/proc/self/setgroups", c"deny")?;
-    write_to(c"/proc/self/uid_map", options.user_map.as_text())?;
-    write_to(c"/proc/self/gid_map", options.group_map.as_text())
+    write_to(c"/proc/self/uid_map", options.user_map.as_c_str())?;
+    write_to(c"/proc/self/gid_map", options.group_map.as_c_str())
 }
 
 /// Only makes system calls.
-fn hand_over(
+fn send_descriptors(
     to: BorrowedFd<'_>,
-    made: &Result<(OwnedFd, OwnedFd), Errno>,
+    created: &Result<(OwnedFd, OwnedFd), Errno>,
 ) -> Result<(), rustix::io::Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     let descriptors;
-    let failure = match made {
+    let failure = match created {
         Ok((device, root)) => {
             descriptors = [device.as_fd(), root.as_fd()];
             rights.push(SendAncillaryMessage::ScmRights(&descriptors));
@@ -168,7 +168,7 @@ fn hand_over(
     sendmsg(to, &[IoSlice::new(&text)], &mut rights, SendFlags::NOSIGNAL).map(drop)
 }
 
-fn take_over(from: BorrowedFd<'_>) -> Result<(OwnedFd, OwnedFd), Errno> {
+fn receive_descriptors(from: BorrowedFd<'_>) -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut rights = RecvAncillaryBuffer::new(&mut space);
     let mut text = [0; 4];
@@ -197,11 +197,11 @@ fn take_over(from: BorrowedFd<'_>) -> Result<(OwnedFd, OwnedFd), Errno> {
     }
 }
 
-/// A short text that ends with a zero, without an allocation.
-struct Number([u8; 40]);
+/// A short C string without an allocation.
+struct CText([u8; 40]);
 
-impl Number {
-    fn text(text: &str) -> Self {
+impl CText {
+    fn from_text(text: &str) -> Self {
         let mut bytes = [0; 40];
         for (byte, from) in bytes.iter_mut().take(39).zip(text.bytes()) {
             *byte = from;
@@ -209,7 +209,7 @@ impl Number {
         Self(bytes)
     }
 
-    fn of(mut number: u32) -> Self {
+    fn from_number(mut number: u32) -> Self {
         let mut digits = [0; 10];
         let mut start = digits.len();
         loop {
@@ -226,7 +226,7 @@ impl Number {
         Self(bytes)
     }
 
-    fn as_text(&self) -> &CStr {
+    fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
     }
 }
@@ -244,14 +244,17 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn a_mount_is_made_in_both_ways() {
-        for way in [Way::OwnRights, Way::UserNamespace] {
-            let mounted = mount_by(way).unwrap();
-            assert_eq!(mounted.only_owner.is_some(), way == Way::UserNamespace);
-            // The kernel greets whoever will serve it.
-            let mut greeting = vec![0; 16 * 1024];
-            let length = File::from(mounted.device).read(&mut greeting).unwrap();
-            let request = super::super::wire::Request::read(&greeting[..length]).unwrap();
+    fn both_mount_methods_work() {
+        for method in [MountMethod::Direct, MountMethod::UserNamespace] {
+            let mounted = mount_with(method).unwrap();
+            assert_eq!(
+                mounted.mapped_owner.is_some(),
+                method == MountMethod::UserNamespace
+            );
+            // The kernel's first request is INIT.
+            let mut buffer = vec![0; 16 * 1024];
+            let length = File::from(mounted.device).read(&mut buffer).unwrap();
+            let request = super::super::wire::Request::decode(&buffer[..length]).unwrap();
             let init = matches!(
                 request.operation,
                 super::super::wire::Operation::Init { .. }
@@ -261,11 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_without_an_allocation() {
+    fn numbers_are_formatted_without_an_allocation() {
         for number in [0, 7, 10, 4_294_967_295] {
             let text = number.to_string();
-            assert_eq!(Number::of(number).as_text().to_bytes(), text.as_bytes());
+            assert_eq!(
+                CText::from_number(number).as_c_str().to_bytes(),
+                text.as_bytes()
+            );
         }
-        assert_eq!(Number::text("5 5 1").as_text(), c"5 5 1");
+        assert_eq!(CText::from_text("5 5 1").as_c_str(), c"5 5 1");
     }
 }

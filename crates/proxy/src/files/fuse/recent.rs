@@ -1,76 +1,75 @@
-//! The files that say how names are resolved, as they were opened a moment ago.
+//! Recently opened files of the DNS configuration, which can be opened again without a request to the agent.
 //!
-//! The C library opens the hosts file for every name that it looks up. Of all other files an `open` shows what the target
-//! has at that moment; of these, what it had within the last second, and what the session itself changes at once.
+//! The C library opens the hosts file for every DNS name that it looks up. An `open` of any other file shows the target's
+//! current content; an `open` of these shows content that is at most [`CACHE_TTL`] old. Changes by the session itself are
+//! visible at once.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use interceptor::OpenOptions;
+use parking_lot::Mutex;
 use protocol::rpc::Metadata;
 
 use super::handle::Handle;
-use super::nodes::FRESH;
+use super::nodes::CACHE_TTL;
 use crate::dns::Dns;
 
-/// Flags that make no difference to what is opened.
-const INDIFFERENT: i32 = libc::O_CLOEXEC | libc::O_LARGEFILE | libc::O_NOCTTY | libc::O_NONBLOCK;
+/// Flags that do not affect which file is opened, or how.
+const IRRELEVANT_FLAGS: i32 =
+    libc::O_CLOEXEC | libc::O_LARGEFILE | libc::O_NOCTTY | libc::O_NONBLOCK;
 
-/// What was opened to be read, and is open at the target as long as this is kept.
+/// A file that was opened for reading. It stays open at the target as long as this exists.
 #[derive(Debug)]
-pub(crate) struct Recent {
+pub(crate) struct RecentFile {
     pub(super) handle: Arc<Handle>,
     pub(super) metadata: Metadata,
-    /// When the target was asked.
-    pub(super) asked: Instant,
+    /// When the request to open it was sent.
+    pub(super) requested_at: Instant,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct RecentlyOpened(Mutex<Kept>);
+pub(super) struct RecentFiles(Mutex<State>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    files: HashMap<PathBuf, Arc<Recent>>,
-    /// What was asked before is not good any more.
-    forgotten: Option<Instant>,
+struct State {
+    files: HashMap<PathBuf, Arc<RecentFile>>,
+    /// The time of the last change. Results of earlier requests are not cached.
+    cleared_at: Option<Instant>,
 }
 
-impl RecentlyOpened {
-    pub(super) fn keep(&self, path: &Path, recent: Recent) {
-        let mut kept = self.kept();
-        if Some(recent.asked) > kept.forgotten {
-            kept.files.insert(path.to_path_buf(), Arc::new(recent));
+impl RecentFiles {
+    pub(super) fn insert(&self, path: &Path, recent: RecentFile) {
+        let mut state = self.0.lock();
+        if Some(recent.requested_at) > state.cleared_at {
+            state.files.insert(path.to_path_buf(), Arc::new(recent));
         }
     }
 
-    pub(super) fn find(&self, path: &Path) -> Option<Arc<Recent>> {
-        let mut kept = self.kept();
-        let recent = kept.files.get(path)?;
-        if recent.asked.elapsed() < FRESH {
+    pub(super) fn find(&self, path: &Path) -> Option<Arc<RecentFile>> {
+        let mut state = self.0.lock();
+        let recent = state.files.get(path)?;
+        if recent.requested_at.elapsed() < CACHE_TTL {
             return Some(Arc::clone(recent));
         }
-        kept.files.remove(path);
+        state.files.remove(path);
         None
     }
 
-    /// Something was changed.
-    pub(super) fn forget(&self) {
-        let mut kept = self.kept();
-        kept.files.clear();
-        kept.forgotten = Some(Instant::now());
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Removes all files, after a change.
+    pub(super) fn clear(&self) {
+        let mut state = self.0.lock();
+        state.files.clear();
+        state.cleared_at = Some(Instant::now());
     }
 }
 
-/// Whether somebody just wants to read such a file.
-pub(super) fn concerns(path: &Path, options: &OpenOptions) -> bool {
-    let just_reads = options.flags & !INDIFFERENT == libc::O_RDONLY;
-    just_reads && options.resolve == 0 && Dns::is_file(path)
+/// Whether this is a plain open for reading of such a file.
+pub(super) fn is_cacheable(path: &Path, options: &OpenOptions) -> bool {
+    let only_reads = options.flags & !IRRELEVANT_FLAGS == libc::O_RDONLY;
+    only_reads && options.resolve == 0 && Dns::is_config_file(path)
 }
 
 #[cfg(test)]
@@ -78,21 +77,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_reads_a_file_about_names_is_concerned() {
-        let concerns_with = |path: &str, flags, resolve| {
+    fn only_plain_reads_of_dns_files_are_cacheable() {
+        let is_cacheable_with = |path: &str, flags, resolve| {
             let options = OpenOptions {
                 flags,
                 mode: 0,
                 resolve,
             };
-            concerns(Path::new(path), &options)
+            is_cacheable(Path::new(path), &options)
         };
         let (read, no_links) = (libc::O_RDONLY, libc::RESOLVE_NO_SYMLINKS);
-        assert!(concerns_with("/etc/hosts", read | libc::O_CLOEXEC, 0));
-        assert!(!concerns_with("/etc/hosts", read, no_links));
-        assert!(!concerns_with("/etc/hosts", libc::O_RDWR, 0));
-        assert!(!concerns_with("/etc/hosts", read | libc::O_NOFOLLOW, 0));
-        assert!(!concerns_with("/etc/hosts", read | libc::O_CREAT, 0));
-        assert!(!concerns_with("/etc/passwd", read, 0));
+        assert!(is_cacheable_with("/etc/hosts", read | libc::O_CLOEXEC, 0));
+        assert!(!is_cacheable_with("/etc/hosts", read, no_links));
+        assert!(!is_cacheable_with("/etc/hosts", libc::O_RDWR, 0));
+        assert!(!is_cacheable_with("/etc/hosts", read | libc::O_NOFOLLOW, 0));
+        assert!(!is_cacheable_with("/etc/hosts", read | libc::O_CREAT, 0));
+        assert!(!is_cacheable_with("/etc/passwd", read, 0));
     }
 }

@@ -1,30 +1,31 @@
-//! An agent that does what a test says, behind a real connection.
+//! A scripted agent behind a real connection.
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming as Body;
 use link::http2::{self, Client, Windows};
-use protocol::incoming::{ACCEPT, Accept, Arrived};
+use parking_lot::Mutex;
+use protocol::incoming::{ACCEPT, Accept, ConnectionMeta};
 use protocol::rpc::incoming_server::{Incoming, IncomingServer};
-use protocol::rpc::subscribe_event::Event as Happening;
+use protocol::rpc::subscribe_event::Event as AgentEvent;
 use protocol::rpc::{
     EarlierSession, Failure, HelloResponse, ReportRequest, ReportResponse, SubscribeEvent,
     SubscribeRequest, Subscribed,
 };
 use tokio::sync::{Notify, mpsc, oneshot};
-use tonic::{Request as Call, Response as Answer, Status};
+use tonic::{Request as Call, Response as Reply, Status};
 use tower_service::Service;
 
-use super::News;
-use crate::agent::{Agent, Agents, Member};
+use super::IncomingEventKind;
+use crate::agent::{AgentConnection, Agents, SessionContext};
 use crate::event::{Event, IncomingEvent};
 
-/// Clones are the same.
+/// Clones share the same state.
 #[derive(Clone, Default)]
 pub(super) struct FakeAgent {
     state: Arc<Mutex<State>>,
@@ -33,35 +34,39 @@ pub(super) struct FakeAgent {
 
 #[derive(Default)]
 struct State {
-    asked: Vec<SubscribeRequest>,
+    requests: Vec<SubscribeRequest>,
     refuse: Option<Failure>,
     earlier: Vec<EarlierSession>,
     events: Option<mpsc::UnboundedSender<Result<SubscribeEvent, Status>>>,
-    waiting: Vec<(Accept, Body, oneshot::Sender<Response<http2::Sent>>)>,
-    told: Vec<IncomingEvent>,
+    accept_streams: Vec<(
+        Accept,
+        Body,
+        oneshot::Sender<Response<http2::StreamingBody>>,
+    )>,
+    emitted: Vec<IncomingEvent>,
 }
 
-/// The agent's ends of a connection.
-pub(super) struct Arriving {
+/// The agent's side of an incoming connection.
+pub(super) struct ClientConnection {
     pub(super) from_application: Body,
-    pub(super) to_application: http2::Sender,
+    pub(super) to_application: http2::BodySender,
 }
 
 impl FakeAgent {
-    /// A session's agent, connected to this one.
-    pub(super) async fn connect(&self) -> Agent {
-        let agents = Agents::only(self.member().await);
-        let news = self.clone();
-        let tell = move |event: &Event| {
+    /// The context of a session that is connected to this agent.
+    pub(super) async fn connect(&self) -> SessionContext {
+        let agents = Agents::only(self.connection().await);
+        let this = self.clone();
+        let events = move |event: &Event| {
             if let Event::Incoming(event) = event {
-                news.change(|state| state.told.push(event.clone()));
+                this.change(|state| state.emitted.push(event.clone()));
             }
         };
-        Agent::new(agents, Arc::new(tell))
+        SessionContext::new(agents, Arc::new(events))
     }
 
-    pub(super) async fn member(&self) -> Member {
-        Member::new(self.client().await, &HelloResponse::default())
+    pub(super) async fn connection(&self) -> AgentConnection {
+        AgentConnection::new(self.client().await, &HelloResponse::default())
     }
 
     async fn client(&self) -> Client {
@@ -76,40 +81,42 @@ impl FakeAgent {
         self.change(|state| state.refuse = failure);
     }
 
-    /// Others are served first.
-    pub(super) fn precede(&self, earlier: Vec<EarlierSession>) {
+    /// Sets the sessions with earlier claims.
+    pub(super) fn set_earlier(&self, earlier: Vec<EarlierSession>) {
         self.change(|state| state.earlier = earlier);
     }
 
-    pub(super) fn happen(&self, event: Happening) {
+    pub(super) fn emit(&self, event: AgentEvent) {
         self.change(|state| {
             let event = SubscribeEvent { event: Some(event) };
             state.events.as_ref().unwrap().send(Ok(event)).unwrap();
         });
     }
 
-    /// Ends the subscription as a lost agent does.
-    pub(super) fn break_off(&self) {
+    /// Ends the subscription as if the agent was lost.
+    pub(super) fn fail_subscription(&self) {
         self.change(|state| {
             let events = state.events.take().unwrap();
             events.send(Err(Status::unavailable("gone"))).unwrap();
-            state.waiting.clear();
+            state.accept_streams.clear();
         });
     }
 
-    /// A connection from a client.
-    pub(super) async fn arrive(&self, arrived: &Arrived) -> Arriving {
-        let waiting = self.until(|state| {
-            // Those whose link is lost wait no more.
-            state.waiting.retain(|(_, _, answer)| !answer.is_closed());
-            state.waiting.pop()
+    /// Passes a connection from a client to the session.
+    pub(super) async fn incoming_connection(&self, meta: &ConnectionMeta) -> ClientConnection {
+        let stream = self.until(|state| {
+            // Streams of a lost link are not used.
+            state
+                .accept_streams
+                .retain(|(_, _, response)| !response.is_closed());
+            state.accept_streams.pop()
         });
-        let (_, from_application, answer) = waiting.await;
+        let (_, from_application, sender) = stream.await;
         let (to_application, body) = http2::body(4);
         let mut response = Response::new(body);
-        *response.headers_mut() = arrived.to_headers();
-        answer.send(response).unwrap();
-        Arriving {
+        *response.headers_mut() = meta.to_headers();
+        sender.send(response).unwrap();
+        ClientConnection {
             from_application,
             to_application,
         }
@@ -117,33 +124,34 @@ impl FakeAgent {
 
     pub(super) async fn subscribed(&self, times: usize) -> SubscribeRequest {
         self.until(|state| {
-            let is_there = state.asked.len() == times;
-            is_there.then(|| state.asked.last().cloned()).flatten()
+            let is_reached = state.requests.len() == times;
+            is_reached.then(|| state.requests.last().cloned()).flatten()
         })
         .await
     }
 
-    /// Waits until nobody wants the port any more.
+    /// Waits until the session has ended the subscription.
     pub(super) async fn unsubscribed(&self) {
         let events = self.until(|state| state.events.clone()).await;
         events.closed().await;
     }
 
-    pub(super) async fn waiting(&self, at_least: usize) -> usize {
-        self.until(|state| Some(state.waiting.len()).filter(|count| *count >= at_least))
+    pub(super) async fn accept_streams(&self, at_least: usize) -> usize {
+        self.until(|state| Some(state.accept_streams.len()).filter(|count| *count >= at_least))
             .await
     }
 
-    pub(super) async fn news<T>(&self, pick: impl Fn(&News) -> Option<T>) -> T {
-        self.event(|event| pick(&event.news)).await
+    pub(super) async fn event_kind<T>(&self, pick: impl Fn(&IncomingEventKind) -> Option<T>) -> T {
+        self.event(|event| pick(&event.kind)).await
     }
 
     pub(super) async fn event<T>(&self, pick: impl Fn(&IncomingEvent) -> Option<T>) -> T {
-        self.until(|state| state.told.iter().find_map(&pick)).await
+        self.until(|state| state.emitted.iter().find_map(&pick))
+            .await
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let result = change(&mut self.state.lock().unwrap());
+        let result = change(&mut self.state.lock());
         self.changed.notify_waiters();
         result
     }
@@ -151,7 +159,7 @@ impl FakeAgent {
     async fn until<T>(&self, mut pick: impl FnMut(&mut State) -> Option<T>) -> T {
         loop {
             let changed = self.changed.notified();
-            if let Some(picked) = pick(&mut self.state.lock().unwrap()) {
+            if let Some(picked) = pick(&mut self.state.lock()) {
                 return picked;
             }
             changed.await;
@@ -170,15 +178,15 @@ impl Incoming for FakeAgent {
     async fn subscribe(
         &self,
         call: Call<SubscribeRequest>,
-    ) -> Result<Answer<Self::SubscribeStream>, Status> {
+    ) -> Result<Reply<Self::SubscribeStream>, Status> {
         self.change(|state| {
-            state.asked.push(call.into_inner());
+            state.requests.push(call.into_inner());
             if let Some(failure) = &state.refuse {
                 return Err(failure.to_status());
             }
             let (events, receiver) = mpsc::unbounded_channel();
-            let first = Happening::Subscribed(Subscribed {
-                subscription: state.asked.len() as u64,
+            let first = AgentEvent::Subscribed(Subscribed {
+                subscription: state.requests.len() as u64,
                 earlier: state.earlier.clone(),
                 ..Subscribed::default()
             });
@@ -187,12 +195,12 @@ impl Incoming for FakeAgent {
             state.events = Some(events);
             let stream =
                 tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream::new(receiver);
-            Ok(Answer::new(Box::pin(stream) as Events))
+            Ok(Reply::new(Box::pin(stream) as Events))
         })
     }
 
-    async fn report(&self, _: Call<ReportRequest>) -> Result<Answer<ReportResponse>, Status> {
-        Err(Status::unimplemented("agents report, and sessions do not"))
+    async fn report(&self, _: Call<ReportRequest>) -> Result<Reply<ReportResponse>, Status> {
+        Err(Status::unimplemented("only agents report"))
     }
 }
 
@@ -212,9 +220,13 @@ impl Service<Request<Body>> for FakeAgent {
                 return IncomingServer::new(this).call(request).await;
             }
             let accept = Accept::from_headers(request.headers()).unwrap();
-            let (answer, answered) = oneshot::channel();
-            this.change(|state| state.waiting.push((accept, request.into_body(), answer)));
-            Ok(match answered.await {
+            let (sender, receiver) = oneshot::channel();
+            this.change(|state| {
+                state
+                    .accept_streams
+                    .push((accept, request.into_body(), sender));
+            });
+            Ok(match receiver.await {
                 Ok(response) => response.map(|body| {
                     tonic::body::Body::new(body.map_err(|error| Status::unknown(error.to_string())))
                 }),

@@ -1,5 +1,4 @@
-//! Agents in two clusters, behind real links that a test can cut: one with what must have one answer, one with its traffic
-//! alone.
+//! Tests with agents in two clusters, behind real links that a test can cut: the stateful agent, and a traffic-only agent.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,19 +20,22 @@ use protocol::rpc::{HelloRequest, HelloResponse, PingRequest, PingResponse};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
-use tonic::{Request as Call, Response as Answer, Status};
+use tonic::{Request as Call, Response as Reply, Status};
 use tower_service::Service;
 
-use super::agent::{Arriving, FakeAgent};
-use super::{Incoming, World, accept, alice, arrived, bytes, listener};
-use crate::agent::{Agent, AgentId, Change, FirstAgent, Place, Preference, Reach, Reached, Source};
-use crate::event::{Event, Tell};
+use super::agent::{ClientConnection, FakeAgent};
+use super::{Incoming, TestSession, accept, alice, bytes, listener, meta};
+use crate::agent::{
+    AgentChange, AgentEndpoint, AgentId, AgentSource, Connected, Connector, FirstAgent, Preference,
+    SessionContext,
+};
+use crate::event::{Event, EventSink};
 
-/// A session that is given up as soon as it is cut. What is looked at then takes as long as it takes.
+/// A resume window that is over soon after the link is cut.
 const SHORT: Duration = Duration::from_millis(50);
 const LONG: Duration = Duration::from_secs(600);
 
-/// An agent in a cluster, and the network between us.
+/// An agent in a cluster, and the network to it.
 #[derive(Clone)]
 struct Cluster {
     name: &'static str,
@@ -58,11 +60,11 @@ impl Cluster {
         AgentId::in_pod("web-1").of_cluster(self.name)
     }
 
-    fn came(&self, preference: Preference) -> Change<Self> {
-        Change::Came(Place {
+    fn added(&self, preference: Preference) -> AgentChange<Self> {
+        AgentChange::Added(AgentEndpoint {
             id: self.id(),
             preference,
-            reach: self.clone(),
+            connector: self.clone(),
         })
     }
 
@@ -95,37 +97,37 @@ impl Dial for Cluster {
         tokio::spawn(async move {
             if let Ok(link::Accepted::New(link)) = this.server.accept(far).await {
                 let forever = std::future::pending();
-                let _ = serve(link, Windows::default(), Served(this.agent), forever).await;
+                let _ = serve(link, Windows::default(), AgentServer(this.agent), forever).await;
             }
         });
         Ok(near)
     }
 }
 
-impl Reach for Cluster {
-    async fn reach(&self) -> Result<Reached, Box<dyn std::error::Error + Send + Sync>> {
+impl Connector for Cluster {
+    async fn connect(&self) -> Result<Connected, Box<dyn std::error::Error + Send + Sync>> {
         let mut settings = Settings::default();
         settings.redial.resume_window = self.window;
-        Ok(Reached {
+        Ok(Connected {
             link: Link::connect(self.clone(), settings).await?,
             token: String::new(),
             ended: Box::pin(std::future::pending()),
         })
     }
 
-    async fn another_try(&self) {
+    async fn retry_ready(&self) {
         let mut is_cut = self.is_cut.subscribe();
         let _ = is_cut.wait_for(|is_cut| !is_cut).await;
     }
 }
 
-/// The agents of both clusters, which nobody adds to.
-struct Both(Vec<Change<Cluster>>);
+/// A source with the agents of both clusters, which never change.
+struct BothClusters(Vec<AgentChange<Cluster>>);
 
-impl Source for Both {
-    type Reach = Cluster;
+impl AgentSource for BothClusters {
+    type Connector = Cluster;
 
-    async fn changes(&mut self) -> Vec<Change<Cluster>> {
+    async fn changes(&mut self) -> Vec<AgentChange<Cluster>> {
         if self.0.is_empty() {
             return std::future::pending().await;
         }
@@ -133,28 +135,28 @@ impl Source for Both {
     }
 }
 
-/// An agent that is greeted before it does what a test says.
+/// A scripted agent with the handshake in front of it.
 #[derive(Clone)]
-struct Served(FakeAgent);
+struct AgentServer(FakeAgent);
 
 #[tonic::async_trait]
-impl Control for Served {
-    async fn hello(&self, _: Call<HelloRequest>) -> Result<Answer<HelloResponse>, Status> {
-        Ok(Answer::new(HelloResponse {
+impl Control for AgentServer {
+    async fn hello(&self, _: Call<HelloRequest>) -> Result<Reply<HelloResponse>, Status> {
+        Ok(Reply::new(HelloResponse {
             version: Some(VERSION),
             ..HelloResponse::default()
         }))
     }
 
-    async fn ping(&self, _: Call<PingRequest>) -> Result<Answer<PingResponse>, Status> {
-        Ok(Answer::new(PingResponse {
-            target_is_there: true,
+    async fn ping(&self, _: Call<PingRequest>) -> Result<Reply<PingResponse>, Status> {
+        Ok(Reply::new(PingResponse {
+            target_alive: true,
             ..PingResponse::default()
         }))
     }
 }
 
-impl Service<Request<Body>> for Served {
+impl Service<Request<Body>> for AgentServer {
     type Response = Response<tonic::body::Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -175,24 +177,24 @@ impl Service<Request<Body>> for Served {
 struct TwoClusters {
     east: Cluster,
     west: Cluster,
-    world: World,
+    session: TestSession,
     events: mpsc::UnboundedReceiver<Event>,
-    /// Keeps the agents.
+    /// Keeps the agents connected.
     _first: FirstAgent,
 }
 
 impl TwoClusters {
-    async fn begin(west: Cluster) -> Self {
+    async fn start(west: Cluster) -> Self {
         let east = Cluster::new("east", LONG);
-        let (tell, events) = mpsc::unbounded_channel();
-        let tell: Tell = Arc::new(move |event| {
-            let _ = tell.send(event.clone());
+        let (sender, events) = mpsc::unbounded_channel();
+        let sink: EventSink = Arc::new(move |event| {
+            let _ = sender.send(event.clone());
         });
-        let both = Both(vec![
-            east.came(Preference::Preferred),
-            west.came(Preference::TrafficOnly),
+        let both = BothClusters(vec![
+            east.added(Preference::Preferred),
+            west.added(Preference::TrafficOnly),
         ]);
-        let first = FirstAgent::wait(both, Arc::clone(&tell)).await.unwrap();
+        let first = FirstAgent::connect(both, Arc::clone(&sink)).await.unwrap();
         let layers = Layers::new().file(
             "test",
             "feature: {network: {incoming: steal}}",
@@ -200,126 +202,122 @@ impl TwoClusters {
         );
         let settings = layers.resolve().unwrap().settings.feature.network.incoming;
         let agents = first.agents.clone();
-        let agent = Agent::new(agents.clone(), tell);
-        let world = World {
+        let context = SessionContext::new(agents.clone(), sink);
+        let session = TestSession {
             agent: east.agent.clone(),
-            incoming: Incoming::new(agent, &settings, alice()).unwrap(),
+            incoming: Incoming::new(context, &settings, alice()).unwrap(),
             agents,
         };
         Self {
             east,
             west,
-            world,
+            session,
             events,
             _first: first,
         }
     }
 
-    /// Waits until the user is told so.
-    async fn is_told(&mut self, wanted: impl Fn(&Event) -> bool) {
+    /// Waits for an event.
+    async fn wait_for_event(&mut self, is_expected: impl Fn(&Event) -> bool) {
         loop {
             let event = self.events.recv().await.unwrap();
-            if wanted(&event) {
+            if is_expected(&event) {
                 return;
             }
         }
     }
 }
 
-/// A request that the application has got, and has begun to answer.
-struct Stolen {
-    client: Arriving,
+/// A stolen connection with a request that the application has begun to answer.
+struct StolenRequest {
+    client: ClientConnection,
     application: TcpStream,
 }
 
-impl Stolen {
-    async fn begin(cluster: &Cluster, listener: &tokio::net::TcpListener) -> Self {
-        let client = cluster.agent.arrive(&arrived()).await;
+impl StolenRequest {
+    async fn start(cluster: &Cluster, listener: &tokio::net::TcpListener) -> Self {
+        let client = cluster.agent.incoming_connection(&meta()).await;
         let application = accept(listener).await;
         let mut request = Self {
             client,
             application,
         };
         assert_eq!(bytes(&mut request.client.from_application, 1).await, [1]);
-        request.goes_on().await;
+        request.exchange().await;
         request
     }
 
-    /// Something is said in both directions.
-    async fn goes_on(&mut self) {
-        self.ask().await;
-        let mut heard = [0; 8];
-        self.application.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"question");
-        self.application.write_all(b"answer").await.unwrap();
-        let answer = bytes(&mut self.client.from_application, 6).await;
-        assert_eq!(answer, b"answer");
+    /// Sends data in both directions.
+    async fn exchange(&mut self) {
+        self.send_request().await;
+        let mut received = [0; 8];
+        self.application.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"request!");
+        self.application.write_all(b"response").await.unwrap();
+        let response = bytes(&mut self.client.from_application, 8).await;
+        assert_eq!(response, b"response");
     }
 
-    async fn ask(&mut self) {
-        let question = Bytes::from_static(b"question");
-        self.client
-            .to_application
-            .send_data(question)
-            .await
-            .unwrap();
+    async fn send_request(&mut self) {
+        let request = Bytes::from_static(b"request!");
+        self.client.to_application.send_data(request).await.unwrap();
     }
 }
 
-/// Nobody else's request has anything to do with it, and the cluster takes part again when it is back.
+/// Requests of other clusters are not affected, and the cluster joins again when it is reachable.
 #[tokio::test]
-async fn a_cluster_that_is_lost_in_the_middle_of_a_request_resets_that_one_only() {
-    let mut session = TwoClusters::begin(Cluster::new("west", SHORT)).await;
+async fn the_loss_of_a_cluster_resets_only_its_own_requests() {
+    let mut session = TwoClusters::start(Cluster::new("west", SHORT)).await;
     let (listener, address) = listener().await;
-    session.world.listen(address, false).await.unwrap();
-    let mut in_east = Stolen::begin(&session.east, &listener).await;
-    let mut in_west = Stolen::begin(&session.west, &listener).await;
+    session.session.listen(address, false).await.unwrap();
+    let mut in_east = StolenRequest::start(&session.east, &listener).await;
+    let mut in_west = StolenRequest::start(&session.west, &listener).await;
 
     session.west.cut();
-    // Both ends of the request that is lost: the application's, and the agent's, which resets the client's.
+    // Both ends of the lost request are reset: the application's, and the agent's, which resets the client's.
     let error = in_west.application.read_u8().await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     let at_agent = in_west.client.from_application.frame().await;
-    assert!(at_agent.unwrap().is_err(), "the client would wait for ever");
+    assert!(at_agent.unwrap().is_err(), "the client would wait forever");
     let west = session.west.id();
     session
-        .is_told(|event| matches!(event, Event::Left { agent, .. } if *agent == west))
+        .wait_for_event(|event| matches!(event, Event::AgentLeft { agent, .. } if *agent == west))
         .await;
-    in_east.goes_on().await;
-    Stolen::begin(&session.east, &listener).await;
+    in_east.exchange().await;
+    StolenRequest::start(&session.east, &listener).await;
 
     session.west.heal();
     session
-        .is_told(|event| *event == Event::Joined(west.clone()))
+        .wait_for_event(|event| *event == Event::AgentJoined(west.clone()))
         .await;
-    Stolen::begin(&session.west, &listener).await;
-    in_east.goes_on().await;
+    StolenRequest::start(&session.west, &listener).await;
+    in_east.exchange().await;
 }
 
-/// What was under way goes on where it was, with what was said meanwhile.
+/// The request continues where it was, with the data that was sent meanwhile.
 #[tokio::test]
-async fn a_cluster_that_is_back_within_the_window_loses_nothing_of_a_request() {
-    let mut session = TwoClusters::begin(Cluster::new("west", LONG)).await;
+async fn a_request_survives_a_cut_within_the_resume_window() {
+    let mut session = TwoClusters::start(Cluster::new("west", LONG)).await;
     let (listener, address) = listener().await;
-    session.world.listen(address, false).await.unwrap();
-    // Both have answered, and the user gets one answer.
-    let place = "port 8080 of 2 pods in the clusters east, west: ";
+    session.session.listen(address, false).await.unwrap();
+    // Both agents have confirmed the subscription, and the user gets one event.
+    let prefix = "port 8080 of 2 pods in the clusters east, west: ";
     session
-        .is_told(|event| event.to_string().starts_with(place))
+        .wait_for_event(|event| event.to_string().starts_with(prefix))
         .await;
-    let mut in_east = Stolen::begin(&session.east, &listener).await;
-    let mut in_west = Stolen::begin(&session.west, &listener).await;
+    let mut in_east = StolenRequest::start(&session.east, &listener).await;
+    let mut in_west = StolenRequest::start(&session.west, &listener).await;
 
     session.west.cut();
-    in_west.application.write_all(b"answer").await.unwrap();
-    in_west.ask().await;
-    in_east.goes_on().await;
+    in_west.application.write_all(b"response").await.unwrap();
+    in_west.send_request().await;
+    in_east.exchange().await;
     session.west.heal();
-    let answer = bytes(&mut in_west.client.from_application, 6).await;
-    assert_eq!(answer, b"answer");
-    let mut heard = [0; 8];
-    in_west.application.read_exact(&mut heard).await.unwrap();
-    assert_eq!(&heard, b"question");
-    in_west.goes_on().await;
+    let response = bytes(&mut in_west.client.from_application, 8).await;
+    assert_eq!(response, b"response");
+    let mut received = [0; 8];
+    in_west.application.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"request!");
+    in_west.exchange().await;
     session.west.agent.subscribed(1).await;
 }

@@ -1,4 +1,4 @@
-//! Applications that speak TLS.
+//! Tests with applications that speak TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
-use protocol::incoming::{Arrived, ArrivedTls};
+use protocol::incoming::{ClientTls, ConnectionMeta};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -16,9 +16,9 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use super::{World, arrived, bytes, listener};
+use super::{TestSession, bytes, listener, meta};
 
-/// An application with a certificate of its own, which is in `server.pem`; `other.pem` has somebody else's.
+/// An application with a certificate of its own, which is in `server.pem`; `other.pem` has another one.
 struct Application {
     folder: TempDir,
     listener: TcpListener,
@@ -48,35 +48,35 @@ impl Application {
         }
     }
 
-    /// Answers one question, and tells what it was asked for.
+    /// Answers one request, and returns the server name and the application protocol of the handshake.
     async fn serve(&self) -> (Option<String>, Option<Vec<u8>>) {
         let (socket, _) = self.listener.accept().await.unwrap();
         let mut stream = self.acceptor.accept(socket).await.unwrap();
-        let (_, session) = stream.get_ref();
-        let name = session.server_name().map(ToOwned::to_owned);
-        let protocol = session.alpn_protocol().map(ToOwned::to_owned);
-        let mut question = [0; 8];
-        stream.read_exact(&mut question).await.unwrap();
-        assert_eq!(&question, b"question");
-        stream.write_all(b"answer").await.unwrap();
+        let (_, tls) = stream.get_ref();
+        let name = tls.server_name().map(ToOwned::to_owned);
+        let protocol = tls.alpn_protocol().map(ToOwned::to_owned);
+        let mut request = [0; 8];
+        stream.read_exact(&mut request).await.unwrap();
+        assert_eq!(&request, b"request!");
+        stream.write_all(b"response").await.unwrap();
         stream.shutdown().await.unwrap();
         (name, protocol)
     }
 }
 
-fn arrived_with_tls() -> Arrived {
-    let tls = ArrivedTls {
+fn meta_with_tls() -> ConnectionMeta {
+    let tls = ClientTls {
         server_name: Some("shop.example".to_owned()),
         application_protocol: Some(b"h2".to_vec()),
     };
-    Arrived {
+    ConnectionMeta {
         tls: Some(tls),
-        ..arrived()
+        ..meta()
     }
 }
 
 #[tokio::test]
-async fn what_was_inside_of_tls_gets_to_an_application_inside_of_tls() {
+async fn decrypted_traffic_is_encrypted_again_for_the_application() {
     let (listener, address) = listener().await;
     let application = Application::new(listener);
     let folder = application.folder.path().display();
@@ -86,29 +86,29 @@ async fn what_was_inside_of_tls_gets_to_an_application_inside_of_tls() {
         format!("{{trust_roots: {folder}/server.pem}}"),
         format!("{{trust_roots: {folder}}}"),
     ] {
-        let world = World::new(&format!("{{mode: steal, tls_delivery: {delivery}}}")).await;
-        world.listen(address, false).await.unwrap();
-        let mut client = world.agent.arrive(&arrived_with_tls()).await;
-        let question = Bytes::from_static(b"question");
-        client.to_application.send_data(question).await.unwrap();
+        let session = TestSession::new(&format!("{{mode: steal, tls_delivery: {delivery}}}")).await;
+        session.listen(address, false).await.unwrap();
+        let mut client = session.agent.incoming_connection(&meta_with_tls()).await;
+        let request = Bytes::from_static(b"request!");
+        client.to_application.send_data(request).await.unwrap();
         let (name, protocol) = application.serve().await;
         assert_eq!(name.as_deref(), Some("shop.example"), "{delivery}");
         assert_eq!(protocol.as_deref(), Some(b"h2".as_slice()), "{delivery}");
-        let answer = bytes(&mut client.from_application, 7).await;
-        assert_eq!(answer, b"\x01answer", "{delivery}");
+        let response = bytes(&mut client.from_application, 9).await;
+        assert_eq!(response, b"\x01response", "{delivery}");
     }
 }
 
 #[tokio::test]
-async fn an_application_with_another_certificate_does_not_get_it() {
+async fn a_connection_is_refused_when_the_application_has_another_certificate() {
     let (listener, address) = listener().await;
     let application = Application::new(listener);
     let folder = application.folder.path().display();
     for key in ["server_cert", "trust_roots"] {
         let delivery = format!("{{{key}: {folder}/other.pem}}");
-        let world = World::new(&format!("{{mode: steal, tls_delivery: {delivery}}}")).await;
-        world.listen(address, false).await.unwrap();
-        let client = world.agent.arrive(&arrived_with_tls()).await;
+        let session = TestSession::new(&format!("{{mode: steal, tls_delivery: {delivery}}}")).await;
+        session.listen(address, false).await.unwrap();
+        let client = session.agent.incoming_connection(&meta_with_tls()).await;
         let (socket, _) = application.listener.accept().await.unwrap();
         assert!(application.acceptor.accept(socket).await.is_err());
         drop(client.to_application);
@@ -118,32 +118,32 @@ async fn an_application_with_another_certificate_does_not_get_it() {
 }
 
 #[tokio::test]
-async fn resets_are_resets_on_the_other_side_of_tls() {
+async fn resets_are_passed_on_through_tls() {
     let (listener, address) = listener().await;
     let application = Application::new(listener);
-    let world = World::new("{mode: steal, tls_delivery: {}}").await;
-    world.listen(address, false).await.unwrap();
+    let session = TestSession::new("{mode: steal, tls_delivery: {}}").await;
+    session.listen(address, false).await.unwrap();
     let accept = async || {
         let (socket, _) = application.listener.accept().await.unwrap();
         application.acceptor.accept(socket).await.unwrap()
     };
 
-    let mut client = world.agent.arrive(&arrived_with_tls()).await;
+    let mut client = session.agent.incoming_connection(&meta_with_tls()).await;
     let mut stream = accept().await;
     assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
     client.to_application.abort("reset".into());
     let error = stream.read_u8().await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
 
-    let mut client = world.agent.arrive(&arrived_with_tls()).await;
+    let mut client = session.agent.incoming_connection(&meta_with_tls()).await;
     let stream = accept().await;
     assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
     stream.get_ref().0.set_zero_linger().unwrap();
     drop(stream);
     assert!(client.from_application.frame().await.unwrap().is_err());
 
-    // One that closes without saying so in TLS has ended all the same.
-    let mut client = world.agent.arrive(&arrived_with_tls()).await;
+    // A connection that is closed without close_notify ends normally.
+    let mut client = session.agent.incoming_connection(&meta_with_tls()).await;
     let mut stream = accept().await;
     assert_eq!(bytes(&mut client.from_application, 1).await, [1]);
     stream.get_mut().0.shutdown().await.unwrap();
@@ -152,31 +152,31 @@ async fn resets_are_resets_on_the_other_side_of_tls() {
 }
 
 #[tokio::test]
-async fn an_application_without_tls_gets_what_was_inside() {
+async fn an_application_without_tls_gets_plaintext() {
     let (listener, address) = listener().await;
-    let world = World::new("{mode: steal, tls_delivery: {protocol: tcp}}").await;
-    world.listen(address, false).await.unwrap();
-    let mut client = world.agent.arrive(&arrived_with_tls()).await;
-    let question = Bytes::from_static(b"question");
-    client.to_application.send_data(question).await.unwrap();
+    let session = TestSession::new("{mode: steal, tls_delivery: {protocol: tcp}}").await;
+    session.listen(address, false).await.unwrap();
+    let mut client = session.agent.incoming_connection(&meta_with_tls()).await;
+    let request = Bytes::from_static(b"request!");
+    client.to_application.send_data(request).await.unwrap();
     let mut application = super::accept(&listener).await;
-    let mut heard = [0; 8];
-    application.read_exact(&mut heard).await.unwrap();
-    assert_eq!(&heard, b"question");
+    let mut received = [0; 8];
+    application.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"request!");
 }
 
-/// It may be stopped, or wait for somebody who speaks first.
+/// The application may be stopped, or wait for the client to send first.
 #[tokio::test]
-async fn an_application_that_does_not_agree_on_tls_does_not_get_it() {
+async fn a_connection_is_refused_when_the_tls_handshake_times_out() {
     let (listener, address) = listener().await;
-    let world = World::new("{mode: steal, tls_delivery: {}}").await;
-    world.listen(address, false).await.unwrap();
-    let client = world.agent.arrive(&arrived_with_tls()).await;
+    let session = TestSession::new("{mode: steal, tls_delivery: {}}").await;
+    session.listen(address, false).await.unwrap();
+    let client = session.agent.incoming_connection(&meta_with_tls()).await;
     let _silent = super::accept(&listener).await;
-    // From now on time passes by itself when nothing else happens.
+    // From now on, time advances automatically when nothing else happens.
     tokio::time::pause();
     let rest = client.from_application.collect();
     let rest = timeout(Duration::from_secs(24 * 60 * 60), rest).await;
-    let rest = rest.expect("it is given back").unwrap();
+    let rest = rest.expect("the connection is refused").unwrap();
     assert!(rest.to_bytes().is_empty());
 }

@@ -1,27 +1,27 @@
-//! Heads of HTTP/2, as far as they are of interest (RFC 7541).
+//! A decoder of HTTP/2 header blocks (HPACK, RFC 7541) for the few headers that are reported.
 //!
-//! Both ends of a connection keep a table of headers that came before. To understand one head, all before it must have
-//! been read; so a table is kept here as well, in which only what will be asked for has a name and a value. The rest may be
-//! secret and long, and is forgotten as it is read. Whatever a client sends, a byte of it costs about the same.
+//! Both ends of a connection keep a table of previous headers. To decode one block, all blocks before it must have been read,
+//! so a table is kept here as well. It stores the values of reported headers only. Other values may be secret and long, and
+//! are discarded while they are read. The cost for each byte is about the same, whatever a client sends.
 //!
-//! It is our own because no library fits. That of `h2`, with which the rest of this repository speaks HTTP/2, is private to
-//! it. `hpack` and `fluke-hpack` panic at one byte of a hostile client (RUSTSEC-2023-0085), and those that do not are used
-//! by hardly anybody. They are made to hand out every header, of which a head of 32 KiB can repeat a long one thousands of
-//! times. The reference of the tests is what `h2` writes.
+//! There is a decoder here because no library fits. The one of `h2`, which the rest of this repository uses for HTTP/2, is
+//! private. `hpack` and `fluke-hpack` panic on one byte of a hostile client (RUSTSEC-2023-0085), and those that do not are
+//! hardly used. They return every header, and a block of 32 KiB can repeat a long one thousands of times. The tests compare
+//! with what `h2` writes.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use super::huffman;
 
-/// A larger table is agreed on by nobody.
-const LARGEST_TABLE: usize = 1 << 20;
-/// As long as nobody says otherwise.
-const USUAL_TABLE: usize = 4096;
-/// What an entry takes beside its text.
-const ENTRY: usize = 32;
+/// The maximum table size. No real peers agree on a larger one.
+const MAX_TABLE_SIZE: usize = 1 << 20;
+/// The table size before an update.
+const DEFAULT_TABLE_SIZE: usize = 4096;
+/// The size of an entry in addition to its name and value.
+const ENTRY_OVERHEAD: usize = 32;
 
-/// Headers with a number of their own.
+/// The static table.
 #[rustfmt::skip]
 const STATIC: [(&str, &str); 61] = [
     (":authority", ""),
@@ -87,7 +87,7 @@ const STATIC: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-/// Headers whose values are of interest.
+/// The reported headers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) method: Option<String>,
@@ -97,8 +97,8 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The first of a name counts. There must be no second, and who sends thousands should not have them copied.
-    fn take(&mut self, name: Name, value: &[u8]) {
+    /// Sets a header. The first one of a name counts. A second one is invalid, and thousands of them must not be copied.
+    fn set(&mut self, name: Name, value: &[u8]) {
         let slot = match name {
             Name::Method => &mut self.method,
             Name::Path => &mut self.path,
@@ -120,7 +120,7 @@ enum Name {
     Path,
     Authority,
     Status,
-    /// Nobody asks for it.
+    /// Not reported.
     Other,
 }
 
@@ -136,13 +136,13 @@ impl Name {
     }
 }
 
-/// One direction of a connection.
+/// The decoder of one direction of a connection.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// The newest first.
+    /// The newest entry first.
     table: VecDeque<Entry>,
     size: usize,
-    most: usize,
+    max_size: usize,
 }
 
 #[derive(Debug)]
@@ -150,12 +150,12 @@ struct Entry {
     name: Name,
     /// In bytes.
     name_length: usize,
-    /// Empty where nobody asks for it.
+    /// Empty if the header is not reported.
     value: Vec<u8>,
     value_length: usize,
 }
 
-/// A header that is written out.
+/// A literal header.
 struct Literal<'a> {
     name: Name,
     name_length: usize,
@@ -164,7 +164,7 @@ struct Literal<'a> {
 
 impl Entry {
     fn size(&self) -> usize {
-        self.name_length + self.value_length + ENTRY
+        self.name_length + self.value_length + ENTRY_OVERHEAD
     }
 }
 
@@ -173,14 +173,14 @@ impl Default for Decoder {
         Self {
             table: VecDeque::new(),
             size: 0,
-            most: USUAL_TABLE,
+            max_size: DEFAULT_TABLE_SIZE,
         }
     }
 }
 
 impl Decoder {
-    /// Reads a whole head. Nothing if it is not understood, after which nothing is.
-    pub(super) fn read(&mut self, block: &[u8]) -> Option<Head> {
+    /// Decodes a complete header block. After an error (`None`), later blocks cannot be decoded.
+    pub(super) fn decode(&mut self, block: &[u8]) -> Option<Head> {
         let mut head = Head::default();
         let mut rest = block;
         while let Some(first) = rest.first() {
@@ -191,17 +191,17 @@ impl Decoder {
                 }
                 0x40.. => {
                     let literal = self.literal(&mut rest, 6)?;
-                    head.take(literal.name, &literal.value);
+                    head.set(literal.name, &literal.value);
                     self.add(literal);
                 }
                 0x20.. => {
-                    let most = number(&mut rest, 5)?;
-                    self.most = Some(most).filter(|most| *most <= LARGEST_TABLE)?;
-                    self.shrink(self.most);
+                    let size = number(&mut rest, 5)?;
+                    self.max_size = Some(size).filter(|size| *size <= MAX_TABLE_SIZE)?;
+                    self.evict(self.max_size);
                 }
                 _ => {
                     let literal = self.literal(&mut rest, 4)?;
-                    head.take(literal.name, &literal.value);
+                    head.set(literal.name, &literal.value);
                 }
             }
         }
@@ -211,10 +211,10 @@ impl Decoder {
     fn indexed(&self, index: usize, head: &mut Head) -> Option<()> {
         let index = index.checked_sub(1)?;
         match STATIC.get(index) {
-            Some((name, value)) => head.take(Name::of(name.as_bytes()), value.as_bytes()),
+            Some((name, value)) => head.set(Name::of(name.as_bytes()), value.as_bytes()),
             None => {
                 let entry = self.table.get(index - STATIC.len())?;
-                head.take(entry.name, &entry.value);
+                head.set(entry.name, &entry.value);
             }
         }
         Some(())
@@ -253,16 +253,16 @@ impl Decoder {
             value_length,
         };
         let size = entry.size();
-        self.shrink(self.most.saturating_sub(size));
-        if size <= self.most {
+        self.evict(self.max_size.saturating_sub(size));
+        if size <= self.max_size {
             self.size += size;
             self.table.push_front(entry);
         }
     }
 
-    /// Takes the oldest away until the others are no more than this.
-    fn shrink(&mut self, most: usize) {
-        while self.size > most {
+    /// Evicts the oldest entries until the table is no larger than this.
+    fn evict(&mut self, max_size: usize) {
+        while self.size > max_size {
             let Some(oldest) = self.table.pop_back() else {
                 return;
             };
@@ -271,7 +271,7 @@ impl Decoder {
     }
 }
 
-/// A number that begins in the last bits of a byte, and goes on in the next ones if it does not fit.
+/// Decodes an integer that begins in the last bits of a byte and continues in the next bytes if it does not fit.
 fn number(rest: &mut &[u8], bits: u32) -> Option<usize> {
     let (first, mut after) = rest.split_first()?;
     let full = (1_usize << bits) - 1;
@@ -292,12 +292,13 @@ fn number(rest: &mut &[u8], bits: u32) -> Option<usize> {
     Some(value)
 }
 
+/// Decodes a string literal.
 fn text<'a>(rest: &mut &'a [u8]) -> Option<Cow<'a, [u8]>> {
-    let is_coded = rest.first()? & 0x80 != 0;
+    let is_huffman = rest.first()? & 0x80 != 0;
     let length = number(rest, 7)?;
     let (bytes, after) = rest.split_at_checked(length)?;
     *rest = after;
-    match is_coded {
+    match is_huffman {
         true => huffman::decode(bytes).map(Cow::Owned),
         false => Some(Cow::Borrowed(bytes)),
     }
@@ -305,13 +306,13 @@ fn text<'a>(rest: &mut &'a [u8]) -> Option<Cow<'a, [u8]>> {
 
 #[cfg(test)]
 impl Decoder {
-    /// The table is as large as it says, and no larger than it may be.
-    pub(super) fn check(&self) {
+    /// Checks the recorded size of the table and its limits.
+    pub(super) fn check_table(&self) {
         let size: usize = self.table.iter().map(Entry::size).sum();
         assert_eq!(self.size, size);
-        assert!(self.size <= self.most && self.most <= LARGEST_TABLE);
-        let kept: usize = self.table.iter().map(|entry| entry.value.len()).sum();
-        assert!(kept <= size);
+        assert!(self.size <= self.max_size && self.max_size <= MAX_TABLE_SIZE);
+        let stored: usize = self.table.iter().map(|entry| entry.value.len()).sum();
+        assert!(stored <= size);
     }
 }
 
@@ -331,7 +332,7 @@ mod tests {
 
     #[track_caller]
     fn check(decoder: &mut Decoder, block: &str, method: &str, path: &str, authority: &str) {
-        let head = decoder.read(&bytes(block)).unwrap();
+        let head = decoder.decode(&bytes(block)).unwrap();
         let some = |text: &str| Some(text.to_owned());
         let expected = Head {
             method: some(method),
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_the_standard_are_read_one_after_the_other() {
+    fn the_request_examples_of_the_rfc_are_decoded() {
         let plain = &mut Decoder::default();
         let authority = "www.example.com";
         let first = "8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d";
@@ -358,16 +359,16 @@ mod tests {
         let third = "8287 85bf 400a 6375 7374 6f6d 2d6b 6579 0c63 7573 746f 6d2d 7661 6c75 65";
         check(plain, third, "GET", "/index.html", authority);
         assert_eq!((plain.size, plain.table.len()), (164, 3));
-        let coded = &mut Decoder::default();
+        let huffman = &mut Decoder::default();
         check(
-            coded,
+            huffman,
             "8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff",
             "GET",
             "/",
             authority,
         );
         check(
-            coded,
+            huffman,
             "8286 84be 5886 a8eb 1064 9cbf",
             "GET",
             "/",
@@ -376,26 +377,29 @@ mod tests {
     }
 
     #[test]
-    fn old_entries_make_room_for_new_ones() {
+    fn old_entries_are_evicted() {
         let mut decoder = Decoder {
-            most: 256,
+            max_size: 256,
             ..Decoder::default()
         };
         let first = "4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133 2032 303a 3133 3a32 \
                      3120 474d 546e 1768 7474 7073 3a2f 2f77 7777 2e65 7861 6d70 6c65 2e63 6f6d";
-        assert_eq!(decoder.read(&bytes(first)).unwrap().status, Some(302));
+        assert_eq!(decoder.decode(&bytes(first)).unwrap().status, Some(302));
         assert_eq!(decoder.size, 222);
-        // The new status takes the place of the old one.
-        let second = decoder.read(&bytes("4803 3330 37c1 c0bf")).unwrap();
+        // The new status evicts the old one.
+        let second = decoder.decode(&bytes("4803 3330 37c1 c0bf")).unwrap();
         assert_eq!((second.status, decoder.size), (Some(307), 222));
-        assert_eq!(decoder.read(&bytes("88c1 c0bf")).unwrap().status, Some(200));
-        // Nothing is left after a table of no size.
-        assert_eq!(decoder.read(&bytes("20")).unwrap(), Head::default());
-        assert_eq!(decoder.read(&bytes("be")), None);
+        assert_eq!(
+            decoder.decode(&bytes("88c1 c0bf")).unwrap().status,
+            Some(200)
+        );
+        // A table of size zero is empty.
+        assert_eq!(decoder.decode(&bytes("20")).unwrap(), Head::default());
+        assert_eq!(decoder.decode(&bytes("be")), None);
     }
 
     #[test]
-    fn what_makes_no_sense_is_not_understood() {
+    fn invalid_blocks_are_rejected() {
         for block in [
             "80",
             "ff ff ff ff ff ff",
@@ -403,33 +407,33 @@ mod tests {
             "00 85 ff ff ff ff ff 00",
             "3f ff ff ff 7f",
         ] {
-            assert_eq!(Decoder::default().read(&bytes(block)), None, "{block}");
+            assert_eq!(Decoder::default().decode(&bytes(block)), None, "{block}");
         }
     }
 
     #[test]
-    fn a_header_that_is_repeated_is_not_copied_each_time() {
-        // A long path comes into the table, and is then named again and again.
+    fn a_repeated_header_is_not_copied_each_time() {
+        // A long path is added to the table and then referenced many times.
         let long = "a".repeat(3000);
         let mut block = vec![0x44, 0x7f, 0xb9, 0x16];
         block.extend(long.bytes());
         block.extend([0xbe; 20_000]);
         let mut decoder = Decoder::default();
-        let head = decoder.read(&block).unwrap();
+        let head = decoder.decode(&block).unwrap();
         assert_eq!(head.path, Some(long));
-        // Of two that differ the first counts, as it does at servers that do not refuse both.
-        let head = decoder.read(&bytes("8485 8283")).unwrap();
+        // The first one of two different headers counts, as with servers that do not reject both.
+        let head = decoder.decode(&bytes("8485 8283")).unwrap();
         assert_eq!(head.path.as_deref(), Some("/"));
         assert_eq!(head.method.as_deref(), Some("GET"));
     }
 
     #[test]
-    fn values_that_nobody_asks_for_are_forgotten() {
+    fn values_that_are_not_reported_are_discarded() {
         let mut decoder = Decoder::default();
         let block = [b"\x40\x06cookie\x06secret".as_slice(), b"\x44\x04/pay"].concat();
-        decoder.read(&block).unwrap();
-        let kept: Vec<&[u8]> = decoder.table.iter().map(|entry| &entry.value[..]).collect();
-        assert_eq!(kept, [b"/pay".as_slice(), b""]);
+        decoder.decode(&block).unwrap();
+        let stored: Vec<&[u8]> = decoder.table.iter().map(|entry| &entry.value[..]).collect();
+        assert_eq!(stored, [b"/pay".as_slice(), b""]);
         assert_eq!(decoder.size, 32 + 5 + 4 + 32 + 6 + 6);
     }
 }

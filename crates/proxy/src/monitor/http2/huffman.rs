@@ -1,10 +1,10 @@
-//! The code in which HTTP/2 writes short texts (RFC 7541, appendix B).
+//! The Huffman code of HPACK (RFC 7541, appendix B).
 //!
-//! Codes of one length follow one another in the order of their symbols, so that the lengths say all of it.
+//! The code is canonical: codes of one length are consecutive in the order of their symbols, so the lengths define it.
 
 use std::sync::OnceLock;
 
-/// In bits, by symbol.
+/// The code lengths in bits, by symbol.
 #[rustfmt::skip]
 const LENGTHS: [u8; 256] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
@@ -16,20 +16,20 @@ const LENGTHS: [u8; 256] = [
     26, 26, 20, 19, 22, 23, 22, 25, 26, 26, 26, 27, 27, 26, 24, 25, 19, 21, 26, 27, 27, 26, 27, 24, 21, 21, 26, 26, 28, 27, 27, 27,
     20, 24, 20, 21, 22, 21, 21, 23, 22, 22, 25, 25, 24, 24, 26, 23, 26, 27, 26, 26, 27, 27, 27, 27, 27, 28, 27, 27, 27, 27, 27, 26,
 ];
-const SHORTEST: u32 = 5;
-const LONGEST: u32 = 30;
+const MIN_BITS: u32 = 5;
+const MAX_BITS: u32 = 30;
 
 /// The codes of one length.
 #[derive(Debug, Clone, Copy, Default)]
 struct Codes {
     first: u32,
     count: u32,
-    /// Where their symbols begin.
+    /// The index of their first symbol.
     start: usize,
 }
 
 struct Table {
-    by_length: [Codes; LONGEST as usize + 1],
+    by_length: [Codes; MAX_BITS as usize + 1],
     symbols: Vec<u8>,
 }
 
@@ -37,7 +37,7 @@ impl Table {
     fn new() -> Self {
         let mut symbols: Vec<u8> = (0..=u8::MAX).collect();
         symbols.sort_by_key(|symbol| LENGTHS[usize::from(*symbol)]);
-        let mut by_length = [Codes::default(); LONGEST as usize + 1];
+        let mut by_length = [Codes::default(); MAX_BITS as usize + 1];
         let mut next = 0_u32;
         let mut start = 0;
         for (length, codes) in by_length.iter_mut().enumerate() {
@@ -56,7 +56,7 @@ impl Table {
     }
 }
 
-/// The text of a code, if it is one.
+/// Decodes a string, or returns `None` if it is invalid.
 pub(super) fn decode(bytes: &[u8]) -> Option<Vec<u8>> {
     static TABLE: OnceLock<Table> = OnceLock::new();
     let table = TABLE.get_or_init(Table::new);
@@ -66,7 +66,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Vec<u8>> {
         for bit in (0..8).rev() {
             code = code << 1 | u32::from(byte >> bit & 1);
             length += 1;
-            if length < SHORTEST {
+            if length < MIN_BITS {
                 continue;
             }
             let codes = table.by_length.get(length as usize)?;
@@ -76,9 +76,9 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Vec<u8>> {
             }
         }
     }
-    // What fills up the last byte is the beginning of the longest code, which is all ones.
-    let is_filling = length < 8 && code == (1 << length) - 1;
-    is_filling.then_some(text)
+    // The last byte is padded with the beginning of the end-of-string code, which is all ones.
+    let is_padding = length < 8 && code == (1 << length) - 1;
+    is_padding.then_some(text)
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_examples_of_the_standard_are_read() {
+    fn the_examples_of_the_rfc_are_decoded() {
         let cases: [(&[u8], &str); 3] = [
             (
                 &[

@@ -1,46 +1,47 @@
-//! What a real peer writes is understood, whatever it says; and what nobody sane writes does no harm.
+//! Property tests: traffic of real peers is observed completely, and invalid bytes do no harm.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use h2::{RecvStream, client, server};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use parking_lot::Mutex;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf};
 
-use super::super::requests::Observer;
+use super::super::http::HttpObserver;
 use super::*;
 
-/// A request and its answer, as they are sent.
+/// A request and its response, as they are sent.
 #[derive(Debug, Clone)]
-struct Spoken {
+struct Conversation {
     method: &'static str,
     path: String,
     headers: HeaderMap,
     body: usize,
     status: u16,
-    answer_headers: HeaderMap,
-    answer: usize,
+    response_headers: HeaderMap,
+    response_body: usize,
     has_trailers: bool,
 }
 
-impl Spoken {
-    fn shown(&self) -> String {
+impl Conversation {
+    fn summary(&self) -> String {
         let Self {
             method,
             path,
             body,
             status,
-            answer,
+            response_body,
             ..
         } = self;
-        format!("{method} {path} {status} {body} {answer}")
+        format!("{method} {path} {status} {body} {response_body}")
     }
 }
 
-/// What both ends allow: the size of their tables, and how much is on the way at once.
+/// The sizes of the tables of both ends, and of the pieces in which bytes are forwarded.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     client_table: u32,
@@ -58,7 +59,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     })
 }
 
-fn spoken() -> impl Strategy<Value = Spoken> {
+fn conversation() -> impl Strategy<Value = Conversation> {
     let method = select(vec!["GET", "POST", "DELETE", "PURGE"]);
     let status = select(vec![200, 204, 302, 404, 418, 500, 503]);
     let request = (
@@ -69,21 +70,24 @@ fn spoken() -> impl Strategy<Value = Spoken> {
     );
     let response = (status, headers(), 0..3000_usize, any::<bool>());
     (request, response).prop_map(
-        |((method, path, headers, body), (status, answer_headers, answer, has_trailers))| Spoken {
+        |(
+            (method, path, headers, body),
+            (status, response_headers, response_body, has_trailers),
+        )| Conversation {
             method,
             path,
             headers,
             body,
             status,
-            answer_headers,
-            // What has no content must have none.
-            answer: if status == 204 { 0 } else { answer },
+            response_headers,
+            // A 204 response must not have content.
+            response_body: if status == 204 { 0 } else { response_body },
             has_trailers,
         },
     )
 }
 
-/// Names are few, so that the table is used; values are anything. Now and then a head is longer than a frame.
+/// Few names, so that the table is used; arbitrary values. Sometimes the headers are longer than a frame.
 fn headers() -> impl Strategy<Value = HeaderMap> {
     let name = prop_oneof![
         select(vec!["cookie", "user-agent", "etag", "x-request-id"]).prop_map(str::to_owned),
@@ -110,16 +114,16 @@ fn headers() -> impl Strategy<Value = HeaderMap> {
     })
 }
 
-/// Passes bytes on as the session does, with a look at them.
-async fn pass_on(
+/// Forwards bytes as the session does, and observes them.
+async fn forward(
     mut from: ReadHalf<DuplexStream>,
     mut to: WriteHalf<DuplexStream>,
     piece: usize,
-    see: impl Fn(&[u8]),
+    observe: impl Fn(&[u8]),
 ) {
     let mut buffer = vec![0; piece];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        see(&buffer[..length]);
+        observe(&buffer[..length]);
         if to.write_all(&buffer[..length]).await.is_err() {
             return;
         }
@@ -135,94 +139,96 @@ async fn read_all(body: &mut RecvStream) {
     }
 }
 
-async fn serve(stream: DuplexStream, table: u32, all: Vec<Spoken>) {
+async fn serve(stream: DuplexStream, table: u32, all: Vec<Conversation>) {
     let mut builder = server::Builder::new();
     builder.header_table_size(table);
     let mut connection = builder.handshake::<_, Bytes>(stream).await.unwrap();
     let mut all = all.into_iter();
     while let Some(Ok((request, mut respond))) = connection.accept().await {
-        let spoken = all.next().unwrap();
+        let conversation = all.next().unwrap();
         tokio::spawn(async move {
             read_all(&mut request.into_body()).await;
             let mut response = Response::new(());
-            *response.status_mut() = spoken.status.try_into().unwrap();
-            *response.headers_mut() = spoken.answer_headers;
-            let ends = spoken.answer == 0 && !spoken.has_trailers;
+            *response.status_mut() = conversation.status.try_into().unwrap();
+            *response.headers_mut() = conversation.response_headers;
+            let ends = conversation.response_body == 0 && !conversation.has_trailers;
             let mut body = respond.send_response(response, ends).unwrap();
-            if spoken.answer > 0 {
-                let bytes = vec![b'x'; spoken.answer].into();
-                body.send_data(bytes, !spoken.has_trailers).unwrap();
+            if conversation.response_body > 0 {
+                let bytes = vec![b'x'; conversation.response_body].into();
+                body.send_data(bytes, !conversation.has_trailers).unwrap();
             }
-            if spoken.has_trailers {
-                body.send_trailers(spoken.headers).unwrap();
+            if conversation.has_trailers {
+                body.send_trailers(conversation.headers).unwrap();
             }
         });
     }
 }
 
-/// Asks for all at once, and waits for the ends of all answers.
-async fn ask(stream: DuplexStream, table: u32, all: &[Spoken]) {
+/// Sends all requests at once, and waits for the ends of all responses.
+async fn request_all(stream: DuplexStream, table: u32, all: &[Conversation]) {
     let mut builder = client::Builder::new();
     builder.header_table_size(table);
     let (mut client, connection) = builder.handshake::<_, Bytes>(stream).await.unwrap();
     let connection = tokio::spawn(connection);
-    let mut answers = Vec::new();
-    for spoken in all {
+    let mut responses = Vec::new();
+    for conversation in all {
         let request = Request::builder()
-            .method(spoken.method)
-            .uri(format!("http://shop{}", spoken.path));
+            .method(conversation.method)
+            .uri(format!("http://shop{}", conversation.path));
         let mut request = request.body(()).unwrap();
-        *request.headers_mut() = spoken.headers.clone();
+        *request.headers_mut() = conversation.headers.clone();
         client = client.ready().await.unwrap();
-        let (answer, mut body) = client.send_request(request, spoken.body == 0).unwrap();
-        if spoken.body > 0 {
-            body.send_data(vec![b'y'; spoken.body].into(), true)
+        let (response, mut body) = client
+            .send_request(request, conversation.body == 0)
+            .unwrap();
+        if conversation.body > 0 {
+            body.send_data(vec![b'y'; conversation.body].into(), true)
                 .unwrap();
         }
-        answers.push(answer);
+        responses.push(response);
     }
-    for answer in answers {
-        let mut body = answer.await.unwrap().into_body();
+    for response in responses {
+        let mut body = response.await.unwrap().into_body();
         read_all(&mut body).await;
         body.trailers().await.unwrap();
     }
     connection.abort();
 }
 
-/// What is seen of a conversation between two peers.
-async fn seen(all: &[Spoken], limits: Limits) -> Vec<String> {
+/// The observed exchanges of two real peers.
+async fn observed(all: &[Conversation], limits: Limits) -> Vec<String> {
     let (client, from_client) = tokio::io::duplex(limits.piece.max(64));
     let (to_server, server) = tokio::io::duplex(limits.piece.max(64));
-    let observer = Arc::new(Mutex::new((Observer::default(), Vec::new())));
+    let observer = Arc::new(Mutex::new((HttpObserver::default(), Vec::new())));
     let (client_reads, client_writes) = tokio::io::split(from_client);
     let (server_reads, server_writes) = tokio::io::split(to_server);
-    let see = Arc::clone(&observer);
-    tokio::spawn(pass_on(
+    let shared = Arc::clone(&observer);
+    tokio::spawn(forward(
         client_reads,
         server_writes,
         limits.piece,
         move |bytes| {
-            let (observer, seen) = &mut *see.lock().unwrap();
+            let (observer, seen) = &mut *shared.lock();
             seen.extend(observer.request(bytes, Instant::now()));
         },
     ));
-    let see = Arc::clone(&observer);
-    tokio::spawn(pass_on(
+    let shared = Arc::clone(&observer);
+    tokio::spawn(forward(
         server_reads,
         client_writes,
         limits.piece,
         move |bytes| {
-            let (observer, seen) = &mut *see.lock().unwrap();
+            let (observer, seen) = &mut *shared.lock();
             seen.extend(observer.response(bytes, Instant::now()));
         },
     ));
     tokio::spawn(serve(server, limits.server_table, all.to_vec()));
-    ask(client, limits.client_table, all).await;
-    let (_, seen) = &mut *observer.lock().unwrap();
-    seen.iter().map(super::tests::shown).collect()
+    request_all(client, limits.client_table, all).await;
+    let (_, seen) = &mut *observer.lock();
+    seen.iter().map(super::tests::summary).collect()
 }
 
-/// A frame of any kind, mostly of those that are looked at.
+/// A frame of any kind, mostly of the kinds that are parsed.
 fn frame() -> impl Strategy<Value = Vec<u8>> {
     let kind = prop_oneof![6 => select(vec![DATA, HEADERS, RESET, PROMISE, CONTINUATION]), 1 => any::<u8>()];
     let payload = vec(any::<u8>(), 0..120);
@@ -235,10 +241,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn what_a_real_peer_writes_is_understood(all in vec(spoken(), 1..12), limits in limits()) {
+    fn traffic_of_real_peers_is_observed(all in vec(conversation(), 1..12), limits in limits()) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let mut seen = runtime.block_on(seen(&all, limits));
-        let mut expected: Vec<String> = all.iter().map(Spoken::shown).collect();
+        let mut seen = runtime.block_on(observed(&all, limits));
+        let mut expected: Vec<String> = all.iter().map(Conversation::summary).collect();
         seen.sort();
         expected.sort();
         prop_assert_eq!(seen, expected);
@@ -247,29 +253,29 @@ proptest! {
 
 proptest! {
     #[test]
-    fn no_frames_do_harm(frames in vec(frame(), 0..30), answers in vec(frame(), 0..30), piece in 1..400_usize) {
+    fn invalid_frames_do_no_harm(frames in vec(frame(), 0..30), responses in vec(frame(), 0..30), piece in 1..400_usize) {
         let now = Instant::now();
-        let mut observer = Observer::default();
+        let mut observer = HttpObserver::default();
         let requests = [PREFACE.to_vec(), frames.concat()].concat();
-        let mut told = 0;
+        let mut reported = 0;
         for piece in requests.chunks(piece) {
-            told += observer.request(piece, now).len();
+            reported += observer.request(piece, now).len();
         }
-        for piece in answers.concat().chunks(piece) {
-            told += observer.response(piece, now).len();
+        for piece in responses.concat().chunks(piece) {
+            reported += observer.response(piece, now).len();
         }
-        told += observer.end(now).len();
-        prop_assert!(told <= frames.len());
+        reported += observer.end(now).len();
+        prop_assert!(reported <= frames.len());
     }
 
     #[test]
-    fn no_heads_do_harm(blocks in vec(vec(any::<u8>(), 0..300), 0..20)) {
+    fn invalid_header_blocks_do_no_harm(blocks in vec(vec(any::<u8>(), 0..300), 0..20)) {
         let mut decoder = Decoder::default();
         for block in &blocks {
-            if decoder.read(block).is_none() {
+            if decoder.decode(block).is_none() {
                 break;
             }
-            decoder.check();
+            decoder.check_table();
         }
     }
 }

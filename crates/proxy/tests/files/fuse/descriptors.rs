@@ -1,4 +1,4 @@
-//! What a descriptor is, beside its content: its properties, its name, and what cannot be one.
+//! Descriptors apart from their content: attributes, names, and files that cannot be opened.
 
 use std::fs::{File, Permissions};
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -7,16 +7,16 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use interceptor::Errno;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{read_all, world};
+use super::{read_all, test_env};
 
 #[test]
 #[ignore = "needs root"]
-fn metadata_of_a_descriptor_is_the_targets_and_agrees_with_its_name() {
-    let world = world();
-    world.write("f", "12345");
-    let there = std::fs::metadata(world.path("f")).unwrap();
-    let file = world.open("f", libc::O_RDONLY).unwrap();
-    let here = file.metadata().unwrap();
+fn metadata_of_a_descriptor_matches_the_target_and_the_path() {
+    let env = test_env();
+    env.write("f", "12345");
+    let at_target = std::fs::metadata(env.path("f")).unwrap();
+    let file = env.open("f", libc::O_RDONLY).unwrap();
+    let local = file.metadata().unwrap();
     let facts = |metadata: &std::fs::Metadata| {
         (
             (metadata.mode(), metadata.size(), metadata.ino()),
@@ -26,36 +26,39 @@ fn metadata_of_a_descriptor_is_the_targets_and_agrees_with_its_name() {
             (metadata.blocks(), metadata.blksize()),
         )
     };
-    assert_eq!(facts(&here), facts(&there));
-    let named = world.files().metadata(&world.path("f"), true).unwrap();
-    assert_eq!((named.device, named.inode), (here.dev(), here.ino()));
+    assert_eq!(facts(&local), facts(&at_target));
+    let named = env.files().metadata(&env.path("f"), true).unwrap();
+    assert_eq!((named.device, named.inode), (local.dev(), local.ino()));
 }
 
 #[test]
 #[ignore = "needs root"]
-fn properties_are_changed_through_a_descriptor() {
-    let world = world();
-    world.write("f", "0123456789");
-    let file = world.open("f", libc::O_RDWR).unwrap();
-    let there = || std::fs::metadata(world.path("f")).unwrap();
+fn attributes_are_changed_through_a_descriptor() {
+    let env = test_env();
+    env.write("f", "0123456789");
+    let file = env.open("f", libc::O_RDWR).unwrap();
+    let at_target = || std::fs::metadata(env.path("f")).unwrap();
     file.set_permissions(Permissions::from_mode(0o600)).unwrap();
-    assert_eq!(there().mode() & 0o7777, 0o600);
+    assert_eq!(at_target().mode() & 0o7777, 0o600);
     file.set_len(4).unwrap();
-    assert_eq!((there().len(), file.metadata().unwrap().len()), (4, 4));
+    assert_eq!((at_target().len(), file.metadata().unwrap().len()), (4, 4));
     std::os::unix::fs::fchown(&file, Some(12), Some(34)).unwrap();
-    assert_eq!((there().uid(), there().gid()), (12, 34));
+    assert_eq!((at_target().uid(), at_target().gid()), (12, 34));
     let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000, 7);
     file.set_modified(time).unwrap();
-    assert_eq!((there().mtime(), there().mtime_nsec()), (1_000_000, 7));
+    assert_eq!(
+        (at_target().mtime(), at_target().mtime_nsec()),
+        (1_000_000, 7)
+    );
     assert_eq!(file.metadata().unwrap().mtime(), 1_000_000);
     fallocate(&file, FallocateFlags::empty(), 0, 8192).unwrap();
-    assert_eq!(there().len(), 8192);
+    assert_eq!(at_target().len(), 8192);
     file.sync_all().unwrap();
     file.sync_data().unwrap();
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::fsetxattr(&file, "user.color", b"red", flags).unwrap();
     let mut value = [0; 16];
-    let length = rustix::fs::getxattr(world.path("f"), "user.color", &mut value).unwrap();
+    let length = rustix::fs::getxattr(env.path("f"), "user.color", &mut value).unwrap();
     assert_eq!(&value[..length], b"red");
     let length = rustix::fs::fgetxattr(&file, "user.color", &mut value).unwrap();
     assert_eq!(&value[..length], b"red");
@@ -67,46 +70,42 @@ fn properties_are_changed_through_a_descriptor() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_changed_by_name_shows_in_open_descriptors() {
-    let world = world();
-    world.write("f", "0123456789");
-    let file = world.open("f", libc::O_RDWR).unwrap();
+fn changes_by_path_are_visible_in_open_descriptors() {
+    let env = test_env();
+    env.write("f", "0123456789");
+    let file = env.open("f", libc::O_RDWR).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 10);
-    world.files().set_length(&world.path("f"), 3).unwrap();
+    env.files().set_length(&env.path("f"), 3).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 3);
-    world
-        .files()
-        .set_mode(&world.path("f"), 0o400, true)
-        .unwrap();
+    env.files().set_mode(&env.path("f"), 0o400, true).unwrap();
     assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o400);
 }
 
 #[test]
 #[ignore = "needs root"]
-fn a_file_without_a_name_stays_open() {
-    let world = world();
-    world.write("f", "old");
-    let mut removed = world.open("f", libc::O_RDWR).unwrap();
-    world.files().remove_file(&world.path("f")).unwrap();
+fn unlinked_files_stay_open() {
+    let env = test_env();
+    env.write("f", "old");
+    let mut removed = env.open("f", libc::O_RDWR).unwrap();
+    env.files().remove_file(&env.path("f")).unwrap();
     assert_eq!(read_all(&mut removed), "old");
     removed.write_all(b"er").unwrap();
     removed.rewind().unwrap();
     assert_eq!(read_all(&mut removed), "older");
     assert_eq!(removed.metadata().unwrap().nlink(), 0);
 
-    world.write("f", "first");
-    world.write("g", "second");
-    let mut open = world.open("f", libc::O_RDONLY).unwrap();
-    world
-        .files()
-        .rename(&world.path("g"), &world.path("f"), 0)
+    env.write("f", "first");
+    env.write("g", "second");
+    let mut open = env.open("f", libc::O_RDONLY).unwrap();
+    env.files()
+        .rename(&env.path("g"), &env.path("f"), 0)
         .unwrap();
     assert_eq!(read_all(&mut open), "first");
-    let mut now = world.open("f", libc::O_RDONLY).unwrap();
+    let mut now = env.open("f", libc::O_RDONLY).unwrap();
     assert_eq!(read_all(&mut now), "second");
 
     let flags = libc::O_RDWR | libc::O_TMPFILE;
-    let unnamed = world.open_with_mode("", flags, 0o600);
+    let unnamed = env.open_with_mode("", flags, 0o600);
     let mut unnamed = unnamed.unwrap();
     unnamed.write_all(b"nowhere").unwrap();
     unnamed.seek(SeekFrom::Start(2)).unwrap();
@@ -115,14 +114,14 @@ fn a_file_without_a_name_stays_open() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_no_file_is_refused() {
-    let world = world();
+fn special_and_missing_files_are_refused() {
+    let env = test_env();
     let check = |name: &str, flags: i32, expected: Errno| {
-        assert_eq!(world.open(name, flags).unwrap_err(), expected, "{name}");
+        assert_eq!(env.open(name, flags).unwrap_err(), expected, "{name}");
     };
-    let path = world.path("pipe");
+    let path = env.path("pipe");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
-    std::os::unix::fs::symlink("pipe", world.path("link")).unwrap();
+    std::os::unix::fs::symlink("pipe", env.path("link")).unwrap();
     check("pipe", libc::O_RDONLY, Errno::EOPNOTSUPP);
     check("link", libc::O_RDONLY | libc::O_NOFOLLOW, Errno::ELOOP);
     check("missing", libc::O_RDONLY, Errno::ENOENT);
@@ -131,11 +130,11 @@ fn what_is_no_file_is_refused() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_descriptor_is_opened_again_through_proc() {
+fn a_descriptor_is_reopened_through_proc() {
     use std::os::fd::AsRawFd as _;
-    let world = world();
-    world.write("f", "again");
-    let mut file = world.open("f", libc::O_RDONLY).unwrap();
+    let env = test_env();
+    env.write("f", "again");
+    let mut file = env.open("f", libc::O_RDONLY).unwrap();
     assert_eq!(read_all(&mut file), "again");
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut again = File::open(&path).unwrap();
@@ -146,10 +145,10 @@ fn a_descriptor_is_opened_again_through_proc() {
 
 #[test]
 #[ignore = "needs root"]
-fn nothing_is_mounted_that_others_see() {
-    let world = world();
-    world.write("f", "");
-    let _file = world.open("f", libc::O_RDONLY).unwrap();
+fn the_mount_is_not_visible() {
+    let env = test_env();
+    env.write("f", "");
+    let _file = env.open("f", libc::O_RDONLY).unwrap();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains("standin"), "{mounts}");
 }

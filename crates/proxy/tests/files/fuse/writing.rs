@@ -1,4 +1,4 @@
-//! What is written: at the target, at once, with its rights.
+//! Writing: write-through, with the rights of the target.
 
 use std::collections::BTreeSet;
 use std::fs::{File, Permissions};
@@ -11,52 +11,56 @@ use std::sync::Arc;
 use std::thread;
 
 use interceptor::Errno;
-use proxy::FilesThrough;
+use proxy::FileBackend;
 
-use super::{read_all, world};
-use crate::world::World;
+use super::{read_all, test_env};
+use crate::environment::Environment;
 
 #[test]
 #[ignore = "needs root"]
-fn what_write_accepts_is_at_the_target() {
-    let world = world();
+fn writes_are_at_the_target_when_they_return() {
+    let env = test_env();
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
-    let mut file = world.open_with_mode("new", flags, 0o640).unwrap();
+    let mut file = env.open_with_mode("new", flags, 0o640).unwrap();
     assert_eq!(
-        std::fs::metadata(world.path("new")).unwrap().mode() & 0o7777,
+        std::fs::metadata(env.path("new")).unwrap().mode() & 0o7777,
         0o640
     );
     file.write_all(b"hello").unwrap();
     // Before any close.
-    assert_eq!(world.read("new"), "hello");
+    assert_eq!(env.read("new"), "hello");
     file.write_all_at(b"J", 0).unwrap();
-    assert_eq!(world.read("new"), "Jello");
+    assert_eq!(env.read("new"), "Jello");
     assert_eq!(file.metadata().unwrap().len(), 5);
-    let named = world.files().metadata(&world.path("new"), true).unwrap();
+    let named = env.files().metadata(&env.path("new"), true).unwrap();
     assert_eq!(named.size, 5);
     file.rewind().unwrap();
     assert_eq!(read_all(&mut file), "Jello");
-    let again = world.open_with_mode("new", flags, 0o640);
+    let again = env.open_with_mode("new", flags, 0o640);
     assert_eq!(again.unwrap_err(), Errno::EEXIST);
-    let emptied = world.open("new", libc::O_WRONLY | libc::O_TRUNC).unwrap();
+    let emptied = env.open("new", libc::O_WRONLY | libc::O_TRUNC).unwrap();
     assert_eq!(emptied.metadata().unwrap().len(), 0);
-    assert_eq!(file.metadata().unwrap().len(), 0, "also where it was open");
+    assert_eq!(
+        file.metadata().unwrap().len(),
+        0,
+        "also visible in the open descriptor"
+    );
     let large = vec![b'x'; 3_000_001];
     file.write_all_at(&large, 7).unwrap();
-    let there = std::fs::read(world.path("new")).unwrap();
-    assert!(there[..7] == [0; 7] && there[7..] == large);
+    let at_target = std::fs::read(env.path("new")).unwrap();
+    assert!(at_target[..7] == [0; 7] && at_target[7..] == large);
 }
 
 #[test]
 #[ignore = "needs root"]
-fn appends_of_many_writers_are_all_there() {
-    let world = Arc::new(world());
-    world.write("log", "");
+fn concurrent_appends_are_atomic() {
+    let env = Arc::new(test_env());
+    env.write("log", "");
     let flags = libc::O_WRONLY | libc::O_APPEND;
     let inside = |name: char| {
-        let world = Arc::clone(&world);
+        let env = Arc::clone(&env);
         thread::spawn(move || {
-            let mut file = world.open("log", flags).unwrap();
+            let mut file = env.open("log", flags).unwrap();
             for number in 0..100 {
                 let line = format!("{name}{number:03}\n");
                 file.write_all(line.as_bytes()).unwrap();
@@ -64,8 +68,8 @@ fn appends_of_many_writers_are_all_there() {
         })
     };
     let mut writers: Vec<_> = ('a'..='d').map(inside).collect();
-    // And one who is no part of the session.
-    let path = world.path("log");
+    // And a writer outside of the session.
+    let path = env.path("log");
     writers.push(thread::spawn(move || {
         let mut file = File::options().append(true).open(path).unwrap();
         for number in 0..100 {
@@ -76,29 +80,29 @@ fn appends_of_many_writers_are_all_there() {
     for writer in writers {
         writer.join().unwrap();
     }
-    let log = world.read("log");
+    let log = env.read("log");
     let lines: BTreeSet<&str> = log.lines().collect();
     assert_eq!((lines.len(), log.len()), (500, 2500));
-    let mut file = world.open("log", libc::O_RDONLY).unwrap();
+    let mut file = env.open("log", libc::O_RDONLY).unwrap();
     assert!(read_all(&mut file) == log);
 }
 
-/// Whether writing takes the set-user-id bit away is decided by the rights of the target, not of the process here.
+/// Whether a write removes the set-user-ID bit depends on the rights of the target, not of the local process.
 #[test]
 #[ignore = "needs root"]
-fn set_user_id_goes_as_the_target_would_lose_it() {
-    const SOMEBODY: u32 = 4242;
+fn set_user_id_is_removed_as_at_the_target() {
+    const OTHER_USER: u32 = 4242;
     for (target, writer, expected) in [
         (0, 0, 0o4755),
-        (0, SOMEBODY, 0o4755),
-        (SOMEBODY, 0, 0o755),
-        (SOMEBODY, SOMEBODY, 0o755),
+        (0, OTHER_USER, 0o4755),
+        (OTHER_USER, 0, 0o755),
+        (OTHER_USER, OTHER_USER, 0o755),
     ] {
-        let world = World::of_user(FilesThrough::Fuse, target);
-        world.write("f", "0123456789");
-        std::os::unix::fs::chown(world.path("f"), Some(target), None).unwrap();
-        std::fs::set_permissions(world.path("f"), Permissions::from_mode(0o4755)).unwrap();
-        let file = world.open("f", libc::O_RDWR).unwrap();
+        let env = Environment::with_target_user(FileBackend::Fuse, target);
+        env.write("f", "0123456789");
+        std::os::unix::fs::chown(env.path("f"), Some(target), None).unwrap();
+        std::fs::set_permissions(env.path("f"), Permissions::from_mode(0o4755)).unwrap();
+        let file = env.open("f", libc::O_RDWR).unwrap();
         assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o4755);
         let mut command = Command::new("sh");
         command.args(["-c", "echo more"]);
@@ -107,31 +111,35 @@ fn set_user_id_goes_as_the_target_would_lose_it() {
             .stdout(file.try_clone().unwrap())
             .status();
         assert!(status.unwrap().success());
-        let there = std::fs::metadata(world.path("f")).unwrap().mode() & 0o7777;
-        let here = file.metadata().unwrap().mode() & 0o7777;
-        assert_eq!((there, here), (expected, expected), "{target}, {writer}");
+        let at_target = std::fs::metadata(env.path("f")).unwrap().mode() & 0o7777;
+        let local = file.metadata().unwrap().mode() & 0o7777;
+        assert_eq!(
+            (at_target, local),
+            (expected, expected),
+            "{target}, {writer}"
+        );
     }
 }
 
 #[test]
 #[ignore = "needs root"]
-fn what_is_read_only_is_not_changed_through_its_descriptor() {
-    let world = World::with_settings(FilesThrough::Fuse, "read_only: ['^/etc/hostname$']");
+fn read_only_files_are_not_changed_through_their_descriptors() {
+    let env = Environment::with_settings(FileBackend::Fuse, "read_only: ['^/etc/hostname$']");
     let path = Path::new("/etc/hostname");
     let options = |flags| interceptor::OpenOptions {
         flags,
         mode: 0,
         resolve: 0,
     };
-    let file = File::from(world.files().open(path, &options(libc::O_RDONLY)).unwrap());
+    let file = File::from(env.files().open(path, &options(libc::O_RDONLY)).unwrap());
     let mode = std::fs::metadata(path).unwrap().mode();
     let refused = file.set_permissions(Permissions::from_mode(0o777));
     assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EROFS));
     assert_eq!(std::fs::metadata(path).unwrap().mode(), mode);
-    let opened = world.files().open(path, &options(libc::O_RDWR));
+    let opened = env.files().open(path, &options(libc::O_RDWR));
     assert_eq!(opened.unwrap_err(), Errno::EROFS.into());
-    let refused = world.files().remove_file(path);
+    let refused = env.files().remove_file(path);
     assert_eq!(refused, Err(Errno::EROFS.into()));
-    let refused = world.files().access(path, libc::W_OK, true);
+    let refused = env.files().access(path, libc::W_OK, true);
     assert_eq!(refused, Err(Errno::EROFS.into()));
 }

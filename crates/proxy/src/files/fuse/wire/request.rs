@@ -1,13 +1,13 @@
-//! What the kernel asks for.
+//! Requests of the kernel.
 
-/// The bytes before the fields of a request's own kind.
-const HEADER: usize = 40;
+/// The length of the header, which all requests have.
+const HEADER_BYTES: usize = 40;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::files::fuse) struct Request<'b> {
     pub(in crate::files::fuse) unique: u64,
     pub(in crate::files::fuse) node: u64,
-    /// The thread that waits for the answer; 0 when it is the kernel itself.
+    /// The thread that waits for the reply; 0 if it is the kernel itself.
     pub(in crate::files::fuse) thread: u32,
     pub(in crate::files::fuse) operation: Operation<'b>,
 }
@@ -21,12 +21,12 @@ pub(in crate::files::fuse) enum Operation<'b> {
     Lookup {
         name: &'b [u8],
     },
-    /// Node and how many of its lookups are undone. No answer is wanted.
+    /// Nodes, with how many of their lookups are taken back. This request has no reply.
     Forget(Vec<(u64, u64)>),
-    Describe {
+    GetAttr {
         handle: Option<u64>,
     },
-    Change(Change),
+    SetAttr(AttrChanges),
     Open {
         flags: i32,
         directory: bool,
@@ -44,7 +44,7 @@ pub(in crate::files::fuse) enum Operation<'b> {
     Release {
         handle: u64,
     },
-    List {
+    ReadDir {
         handle: u64,
         offset: u64,
         size: u32,
@@ -64,33 +64,33 @@ pub(in crate::files::fuse) enum Operation<'b> {
         offset: u64,
         whence: i32,
     },
-    FileSystem,
-    Attribute {
+    StatFs,
+    GetXattr {
         name: &'b [u8],
         size: u32,
     },
-    Attributes {
+    ListXattr {
         size: u32,
     },
-    SetAttribute {
+    SetXattr {
         name: &'b [u8],
         value: &'b [u8],
         flags: i32,
     },
-    RemoveAttribute {
+    RemoveXattr {
         name: &'b [u8],
     },
-    /// Somebody who waits for an answer got a signal.
+    /// The thread that waits for the reply to the request `unique` got a signal.
     Interrupt {
         unique: u64,
     },
-    /// What we do not do; the kernel then does without.
+    /// Not supported; it fails with `ENOSYS`.
     Other(u32),
 }
 
-/// What `SETATTR` changes.
+/// The changes of `SETATTR`.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::files::fuse) struct Change {
+pub(in crate::files::fuse) struct AttrChanges {
     pub(in crate::files::fuse) handle: Option<u64>,
     pub(in crate::files::fuse) mode: Option<u32>,
     pub(in crate::files::fuse) user: Option<u32>,
@@ -107,15 +107,15 @@ pub(in crate::files::fuse) enum NewTime {
 }
 
 impl<'b> Request<'b> {
-    /// `None` for what is no request.
-    pub(in crate::files::fuse) fn read(bytes: &'b [u8]) -> Option<Self> {
+    /// `None` for a malformed request.
+    pub(in crate::files::fuse) fn decode(bytes: &'b [u8]) -> Option<Self> {
         let mut fields = Fields(bytes);
         fields.u32()?;
         let opcode = fields.u32()?;
         let (unique, node) = (fields.u64()?, fields.u64()?);
         let (_, _, thread) = (fields.u32()?, fields.u32()?, fields.u32()?);
-        let body = Fields(bytes.get(HEADER..)?);
-        let operation = Operation::read(opcode, body)?;
+        let body = Fields(bytes.get(HEADER_BYTES..)?);
+        let operation = Operation::decode(opcode, body)?;
         Some(Self {
             unique,
             node,
@@ -126,7 +126,7 @@ impl<'b> Request<'b> {
 }
 
 impl<'b> Operation<'b> {
-    fn read(opcode: u32, mut body: Fields<'b>) -> Option<Self> {
+    fn decode(opcode: u32, mut body: Fields<'b>) -> Option<Self> {
         Some(match opcode {
             1 => Self::Lookup {
                 name: body.string()?,
@@ -134,11 +134,11 @@ impl<'b> Operation<'b> {
             2 => Self::Forget(vec![(0, body.u64()?)]),
             3 => {
                 let (flags, _, handle) = (body.u32()?, body.u32()?, body.u64()?);
-                Self::Describe {
+                Self::GetAttr {
                     handle: (flags & 1 != 0).then_some(handle),
                 }
             }
-            4 => Self::Change(Change::read(body)?),
+            4 => Self::SetAttr(AttrChanges::decode(body)?),
             14 | 27 => Self::Open {
                 flags: body.i32()?,
                 directory: opcode == 27,
@@ -151,7 +151,7 @@ impl<'b> Operation<'b> {
                         offset,
                         size,
                     },
-                    _ => Self::List {
+                    _ => Self::ReadDir {
                         handle,
                         offset,
                         size,
@@ -174,7 +174,7 @@ impl<'b> Operation<'b> {
                 handle: body.u64()?,
                 data_only: body.u32()? & 1 != 0,
             },
-            17 => Self::FileSystem,
+            17 => Self::StatFs,
             43 => Self::Allocate {
                 handle: body.u64()?,
                 offset: body.u64()?,
@@ -186,7 +186,7 @@ impl<'b> Operation<'b> {
                 offset: body.u64()?,
                 whence: body.i32()?,
             },
-            21..=24 => Self::read_attribute(opcode, body)?,
+            21..=24 => Self::decode_xattr(opcode, body)?,
             26 => {
                 let (_, _, max_readahead, flags) =
                     (body.u32()?, body.u32()?, body.u32()?, body.u32()?);
@@ -209,30 +209,30 @@ impl<'b> Operation<'b> {
         })
     }
 
-    fn read_attribute(opcode: u32, mut body: Fields<'b>) -> Option<Self> {
+    fn decode_xattr(opcode: u32, mut body: Fields<'b>) -> Option<Self> {
         if opcode == 24 {
-            return Some(Self::RemoveAttribute {
+            return Some(Self::RemoveXattr {
                 name: body.string()?,
             });
         }
         let (size, flags) = (body.u32()?, body.i32()?);
         Some(match opcode {
-            21 => Self::SetAttribute {
+            21 => Self::SetXattr {
                 name: body.string()?,
                 value: body.0.get(..size as usize)?,
                 flags,
             },
-            22 => Self::Attribute {
+            22 => Self::GetXattr {
                 name: body.string()?,
                 size,
             },
-            _ => Self::Attributes { size },
+            _ => Self::ListXattr { size },
         })
     }
 }
 
-impl Change {
-    fn read(mut body: Fields<'_>) -> Option<Self> {
+impl AttrChanges {
+    fn decode(mut body: Fields<'_>) -> Option<Self> {
         let valid = body.u32()?;
         body.u32()?;
         let (handle, size, _) = (body.u64()?, body.u64()?, body.u64()?);
@@ -311,21 +311,17 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read() {
+    fn requests_are_decoded() {
         let check = |opcode: u32, body: &[u8], expected: Operation<'_>| {
             let bytes = request(opcode, body);
-            let read = Request::read(&bytes).unwrap();
-            assert_eq!(read.operation, expected);
-            assert_eq!((read.unique, read.node, read.thread), (7, 9, 11));
+            let decode = Request::decode(&bytes).unwrap();
+            assert_eq!(decode.operation, expected);
+            assert_eq!((decode.unique, decode.node, decode.thread), (7, 9, 11));
         };
         check(1, b"name\0", Operation::Lookup { name: b"name" });
         let handle = Some(5);
-        check(3, &body(&[1, 0, 5, 0]), Operation::Describe { handle });
-        check(
-            3,
-            &body(&[0, 0, 5, 0]),
-            Operation::Describe { handle: None },
-        );
+        check(3, &body(&[1, 0, 5, 0]), Operation::GetAttr { handle });
+        check(3, &body(&[0, 0, 5, 0]), Operation::GetAttr { handle: None });
         let mut write = body(&[3, 0, 10, 0, 2, 0, 0, 0, 0, 0]);
         write.extend(b"ab");
         check(
@@ -347,7 +343,7 @@ mod tests {
         check(
             21,
             &attribute,
-            Operation::SetAttribute {
+            Operation::SetXattr {
                 name: b"user.x",
                 value: b"vv",
                 flags: 1,
@@ -357,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_no_request() {
+    fn truncated_requests_are_rejected() {
         for (opcode, body) in [
             (1, &b"no end"[..]),
             (3, b"1234"),
@@ -365,13 +361,13 @@ mod tests {
             (42, &body(&[2, 0, 4, 0])),
             (21, &body(&[9, 0])),
         ] {
-            assert_eq!(Request::read(&request(opcode, body)), None, "{opcode}");
+            assert_eq!(Request::decode(&request(opcode, body)), None, "{opcode}");
         }
-        assert_eq!(Request::read(b"short"), None);
+        assert_eq!(Request::decode(b"short"), None);
     }
 
     #[test]
-    fn a_change_has_only_what_is_valid() {
+    fn attribute_changes_include_only_valid_fields() {
         let words = [
             1 | 1 << 3 | 1 << 5 | 1 << 7,
             0, // valid
@@ -396,14 +392,14 @@ mod tests {
             1001,
             0,
         ];
-        let read = Change::read(Fields(&body(&words))).unwrap();
-        let expected = Change {
+        let decode = AttrChanges::decode(Fields(&body(&words))).unwrap();
+        let expected = AttrChanges {
             mode: Some(0o644),
             size: Some(100),
             accessed: Some(NewTime::Now),
             modified: Some(NewTime::To(22, 2)),
-            ..Change::default()
+            ..AttrChanges::default()
         };
-        assert_eq!(read, expected);
+        assert_eq!(decode, expected);
     }
 }
