@@ -1,9 +1,9 @@
 //! Several pipes over one WebSocket: one connection through the API server, and an agent in each of many pods.
 //!
-//! Whoever relays says which *places* there are, with numbers. The client opens *channels* to places; each is a pipe that
-//! a link can travel on, and opening the same place again makes another channel, with another number, so that nothing
-//! of an old one is mistaken for the new. Each channel has its own credit: one that nobody reads stops its own sender, and
-//! none of the others.
+//! The relay reports which *endpoints* exist, with numbers. The client opens *channels* to endpoints. Each channel is a pipe
+//! that can carry a link. Opening the same endpoint again creates another channel with another number, so that frames of an
+//! old channel cannot be mistaken for those of the new one. Each channel has its own flow-control credit: a channel that is
+//! not read only stops its own sender.
 
 mod frame;
 
@@ -12,14 +12,15 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, mpsc};
 use tokio_tungstenite::WebSocketStream;
@@ -28,95 +29,96 @@ use tokio_util::sync::PollSender;
 
 use self::frame::Frame;
 
-/// What a sender may send in a channel before the receiver has read any of it: what a fast line carries in 40 ms.
-const CREDIT: usize = 4 * 1024 * 1024;
-/// Credit is given back in portions, so that it costs few messages.
-const PORTION: usize = CREDIT / 4;
-/// What one message carries at most.
-const MESSAGE: usize = 128 * 1024;
-/// Messages of all channels that wait for the WebSocket. Their bytes are bounded by this, and fairness comes from it.
-const WAITING: usize = 16;
-/// Channels that the other end may have open: one for each agent, and some that are about to end.
-const MOST_CHANNELS: usize = 256;
-/// What all channels together may hold that nobody has read yet. Each has its own credit; this is for many at once.
-const MOST_UNREAD: usize = 64 * 1024 * 1024;
-/// What a message costs beside its bytes, so that small ones are not free.
-const OVERHEAD: usize = 64;
-/// Answers that the other end may leave waiting. One that asks and does not listen is not worth more.
-const MOST_WAITING: usize = 4096;
-/// Keeps what is between us from forgetting the connection, and asks whether the other end is there.
-const PING: Duration = Duration::from_secs(5);
-/// The connection is lost when nothing has come for so long, not even an answer. The links above would find out about the
-/// channels; who carries them has to know as well, because the next channel would be opened in the same dead connection.
-const SILENCE: Duration = Duration::from_secs(15);
+/// Bytes that a sender may send on a channel before the receiver reads any of them: what a fast network carries in 40 ms.
+const INITIAL_CREDIT: usize = 4 * 1024 * 1024;
+/// Credit is returned in portions of this size, so that it needs few messages.
+const CREDIT_UPDATE: usize = INITIAL_CREDIT / 4;
+/// Maximum number of bytes in one message.
+const MAX_MESSAGE: usize = 128 * 1024;
+/// Queue length for data messages of all channels. It bounds their memory, and makes channels share the WebSocket fairly.
+const DATA_QUEUE_LENGTH: usize = 16;
+/// Maximum number of channels that the peer may open: one for each agent, and some that are about to end.
+const MAX_CHANNELS: usize = 256;
+/// Maximum number of unread bytes of all channels together. Each channel also has its own credit.
+const MAX_UNREAD: usize = 64 * 1024 * 1024;
+/// Memory of a message in addition to its bytes, so that small messages are not free.
+const MESSAGE_OVERHEAD: usize = 64;
+/// Maximum number of pending control messages. A peer that sends requests and does not read the responses is disconnected.
+const MAX_PENDING_CONTROL: usize = 4096;
+/// Interval of pings. They keep idle connections open in proxies, and detect a dead peer.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// The connection is treated as lost when nothing, not even a pong, has been received for this long. The links above detect
+/// dead channels themselves, but the carrier must know as well: it would open the next channel on the same dead connection.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// One end of a WebSocket that carries channels. Clones are the same end. The socket ends when the driver does.
+/// One end of a WebSocket that carries channels. Clones share it. The socket is closed when the driver ends.
 #[derive(Clone, Debug)]
 pub struct Channels {
     inner: Arc<Inner>,
-    /// From channels to the driver: bytes.
+    /// Data messages of channels, to the driver.
     data: mpsc::Sender<Message>,
-    /// From everybody to the driver: what must not wait for bytes.
+    /// Control messages, which must not wait behind data, to the driver.
     control: mpsc::UnboundedSender<Message>,
 }
 
-/// What the other end does.
+/// An event of the peer.
 #[derive(Debug)]
 pub enum Event {
-    /// It opens a channel to a place.
-    Opened { place: u32, channel: Channel },
-    /// It says something; what it means is not our matter.
-    News(Bytes),
-    /// It is done, and will not come back.
-    Farewell,
-    /// It ends the connection, for this reason. Nothing comes after it.
+    /// The peer has opened a channel to an endpoint.
+    Opened { endpoint: u32, channel: Channel },
+    /// The peer has sent an application message.
+    Message(Bytes),
+    /// The peer has finished, and will not reconnect.
+    Finished,
+    /// The peer has closed the connection, with this reason. This is the last event.
     Closed(String),
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Every channel that is open, by number.
-    open: Mutex<HashMap<u32, Open>>,
+    /// The open channels, by number.
+    open: Mutex<HashMap<u32, OpenChannel>>,
     next: AtomicU32,
-    /// Channels that somebody here still has.
-    held: AtomicUsize,
-    /// From the last channel to whoever waits until there is none.
+    /// Number of `Channel` values that exist.
+    in_use: AtomicUsize,
+    /// Notified when the last channel is dropped.
     released: Notify,
-    /// What has come and was not read yet, with what it costs.
+    /// Unread bytes of all channels, including the overhead of messages.
     unread: AtomicUsize,
-    /// What waits to be told to the other end.
-    waiting: AtomicUsize,
-    hears_no_news: AtomicBool,
-    farewell_was_said: AtomicBool,
-    /// The driver has ended: a channel that is opened now is closed.
+    /// Number of pending control messages.
+    pending_control: AtomicUsize,
+    rejects_messages: AtomicBool,
+    finished_received: AtomicBool,
+    /// The driver has ended. Channels that are opened now are closed immediately.
     ended: AtomicBool,
 }
 
-/// What the driver knows of a channel.
+/// The driver's state of a channel.
 #[derive(Debug)]
-struct Open {
-    /// From the driver to the channel: bytes, or why there are no more.
+struct OpenChannel {
+    /// To the channel: bytes, or the reason of a close.
     incoming: mpsc::UnboundedSender<Result<Bytes, String>>,
     outgoing: Arc<Outgoing>,
     incoming_credit: Arc<AtomicUsize>,
 }
 
-/// What a channel may send.
+/// The send credit of a channel.
 #[derive(Debug)]
 struct Outgoing {
     credit: AtomicUsize,
     waker: AtomicWaker,
 }
 
-/// For the WebSocket of an end whose other end is not trusted: no message is longer than one of ours.
-pub fn limits() -> tungstenite::protocol::WebSocketConfig {
+/// The configuration of a WebSocket whose peer is not trusted: messages are not longer than ours.
+pub fn websocket_config() -> tungstenite::protocol::WebSocketConfig {
     tungstenite::protocol::WebSocketConfig::default()
-        .max_message_size(Some(MESSAGE + 1024))
-        .max_frame_size(Some(MESSAGE + 1024))
+        .max_message_size(Some(MAX_MESSAGE + 1024))
+        .max_frame_size(Some(MAX_MESSAGE + 1024))
 }
 
 impl Channels {
-    /// The end, what the other end does, and the driver that must be run. The driver ends with the connection.
+    /// Returns the channels, the events of the peer, and the driver, which must be polled. The driver ends with the
+    /// connection.
     pub fn over<S>(
         socket: WebSocketStream<S>,
     ) -> (
@@ -127,9 +129,9 @@ impl Channels {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (data, waiting_data) = mpsc::channel(WAITING);
-        let (control, waiting_control) = mpsc::unbounded_channel();
-        let (events, what_happens) = mpsc::unbounded_channel();
+        let (data, data_queue) = mpsc::channel(DATA_QUEUE_LENGTH);
+        let (control, control_queue) = mpsc::unbounded_channel();
+        let (events, event_receiver) = mpsc::unbounded_channel();
         let channels = Self {
             inner: Arc::default(),
             data,
@@ -141,63 +143,63 @@ impl Channels {
             let _closes_all = CloseAll(Arc::clone(&inner));
             let (sink, stream) = socket.split();
             tokio::select! {
-                result = write(sink, waiting_data, waiting_control, &inner.waiting) => result,
+                result = write(sink, data_queue, control_queue, &inner.pending_control) => result,
                 result = read(stream, for_reader, events) => result,
             }
         };
-        (channels, what_happens, driver)
+        (channels, event_receiver, driver)
     }
 
-    /// Opens a channel to a place. Whether anybody is there shows when it is used.
-    pub fn open(&self, place: u32) -> Channel {
+    /// Opens a channel to an endpoint. If the endpoint does not exist, using the channel fails.
+    pub fn open(&self, endpoint: u32) -> Channel {
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
         let channel = self.channel(number);
-        self.tell(&Frame::Open {
+        self.send_control(&Frame::Open {
             channel: number,
-            place,
+            endpoint,
         });
         channel
     }
 
-    /// Says something to the other end.
-    pub fn say(&self, news: Bytes) {
-        self.tell(&Frame::News(news));
+    /// Sends an application message to the peer.
+    pub fn send_message(&self, message: Bytes) {
+        self.send_control(&Frame::Message(message));
     }
 
-    /// From an end that has nothing to say, what it says anyway is a fault, and ends the connection.
-    pub fn hear_no_news(&self) {
-        self.inner.hears_no_news.store(true, Ordering::Release);
+    /// Treats application messages of the peer as a protocol violation, which ends the connection.
+    pub fn reject_messages(&self) {
+        self.inner.rejects_messages.store(true, Ordering::Release);
     }
 
-    /// Says that this end is done and will not come back.
-    pub fn say_farewell(&self) {
-        self.tell(&Frame::Farewell);
+    /// Tells the peer that this end has finished and will not reconnect.
+    pub fn send_finished(&self) {
+        self.send_control(&Frame::Finished);
     }
 
-    /// Ends the connection, with a reason that the other end's log may show.
+    /// Closes the connection, with a reason for the peer's log.
     pub fn end(&self, reason: &'static str) {
         let frame = tungstenite::protocol::CloseFrame {
             code: tungstenite::protocol::frame::coding::CloseCode::Away,
             reason: reason.into(),
         };
-        self.inner.waiting.fetch_add(1, Ordering::AcqRel);
+        self.inner.pending_control.fetch_add(1, Ordering::AcqRel);
         let _ = self.control.send(Message::Close(Some(frame)));
     }
 
-    /// A driver that is gone hears nothing, and the channels say so.
-    fn tell(&self, frame: &Frame) {
-        self.inner.waiting.fetch_add(1, Ordering::AcqRel);
+    /// Sends a control message. If the driver has ended it is discarded, and operations on the channels fail.
+    fn send_control(&self, frame: &Frame) {
+        self.inner.pending_control.fetch_add(1, Ordering::AcqRel);
         let _ = self.control.send(Message::Binary(frame.encode()));
     }
 
-    /// Waits until nobody here has a channel any more.
-    pub async fn unused(&self) {
+    /// Waits until all channels have been dropped.
+    pub async fn all_released(&self) {
         loop {
             let released = self.inner.released.notified();
             let mut released = pin!(released);
-            // From here on nothing is missed.
+            // From here on no notification is missed.
             released.as_mut().enable();
-            if self.inner.held.load(Ordering::Acquire) == 0 {
+            if self.inner.in_use.load(Ordering::Acquire) == 0 {
                 return;
             }
             released.await;
@@ -207,18 +209,18 @@ impl Channels {
     fn channel(&self, number: u32) -> Channel {
         let (sender, incoming) = mpsc::unbounded_channel();
         let outgoing = Arc::new(Outgoing {
-            credit: AtomicUsize::new(CREDIT),
+            credit: AtomicUsize::new(INITIAL_CREDIT),
             waker: AtomicWaker::new(),
         });
-        let incoming_credit = Arc::new(AtomicUsize::new(CREDIT));
-        let open = Open {
+        let incoming_credit = Arc::new(AtomicUsize::new(INITIAL_CREDIT));
+        let open = OpenChannel {
             incoming: sender,
             outgoing: Arc::clone(&outgoing),
             incoming_credit: Arc::clone(&incoming_credit),
         };
-        self.inner.held.fetch_add(1, Ordering::AcqRel);
-        let mut all = lock(&self.inner.open);
-        // Whoever takes all away has said so before.
+        self.inner.in_use.fetch_add(1, Ordering::AcqRel);
+        let mut all = self.inner.open.lock();
+        // `CloseAll` sets the flag before it removes all channels.
         if !self.inner.ended.load(Ordering::Acquire) {
             all.insert(number, open);
         }
@@ -235,41 +237,41 @@ impl Channels {
         }
     }
 
-    /// Does what a frame says.
-    fn take(&self, frame: Frame, events: &mpsc::UnboundedSender<Event>) -> io::Result<()> {
+    /// Handles a frame of the peer.
+    fn handle_frame(&self, frame: Frame, events: &mpsc::UnboundedSender<Event>) -> io::Result<()> {
         match frame {
-            Frame::Open { channel, place } => {
-                if lock(&self.inner.open).contains_key(&channel) {
-                    return Err(invalid("a channel was opened twice"));
+            Frame::Open { channel, endpoint } => {
+                if self.inner.open.lock().contains_key(&channel) {
+                    return Err(invalid_data("a channel was opened twice"));
                 }
-                if self.inner.held.load(Ordering::Acquire) >= MOST_CHANNELS {
-                    self.tell(&Frame::Close {
+                if self.inner.in_use.load(Ordering::Acquire) >= MAX_CHANNELS {
+                    self.send_control(&Frame::Close {
                         channel,
                         why: format!(
-                            "there are {MOST_CHANNELS} channels, and no more can be opened"
+                            "there are {MAX_CHANNELS} channels, and no more can be opened"
                         ),
                     });
                     return Ok(());
                 }
                 let channel = self.channel(channel);
-                let _ = events.send(Event::Opened { place, channel });
+                let _ = events.send(Event::Opened { endpoint, channel });
             }
             Frame::Data { bytes, .. } if bytes.is_empty() => {
-                return Err(invalid("a message has no bytes"));
+                return Err(invalid_data("a data message is empty"));
             }
             Frame::Data { channel, bytes } => {
-                // One that is closed already: the other end does not know yet.
-                if let Some(open) = lock(&self.inner.open).get(&channel) {
-                    spend(&open.incoming_credit, bytes.len())?;
-                    let cost = bytes.len() + OVERHEAD;
-                    if self.inner.unread.fetch_add(cost, Ordering::AcqRel) + cost > MOST_UNREAD {
-                        return Err(invalid("more came than can be kept"));
+                // A missing channel was closed here, and the peer does not know yet.
+                if let Some(open) = self.inner.open.lock().get(&channel) {
+                    spend_credit(&open.incoming_credit, bytes.len())?;
+                    let cost = bytes.len() + MESSAGE_OVERHEAD;
+                    if self.inner.unread.fetch_add(cost, Ordering::AcqRel) + cost > MAX_UNREAD {
+                        return Err(invalid_data("the peer exceeded the limit of unread bytes"));
                     }
                     let _ = open.incoming.send(Ok(bytes));
                 }
             }
             Frame::Close { channel, why } => {
-                if let Some(open) = lock(&self.inner.open).remove(&channel) {
+                if let Some(open) = self.inner.open.lock().remove(&channel) {
                     if !why.is_empty() {
                         let _ = open.incoming.send(Err(why));
                     }
@@ -277,21 +279,21 @@ impl Channels {
                 }
             }
             Frame::Credit { channel, bytes } => {
-                if let Some(open) = lock(&self.inner.open).get(&channel) {
-                    let bytes = usize::try_from(bytes).unwrap_or(CREDIT);
+                if let Some(open) = self.inner.open.lock().get(&channel) {
+                    let bytes = usize::try_from(bytes).unwrap_or(INITIAL_CREDIT);
                     open.outgoing.credit.fetch_add(bytes, Ordering::AcqRel);
                     open.outgoing.waker.wake();
                 }
             }
-            Frame::News(_) if self.inner.hears_no_news.load(Ordering::Acquire) => {
-                return Err(invalid("nothing was to be said"));
+            Frame::Message(_) if self.inner.rejects_messages.load(Ordering::Acquire) => {
+                return Err(invalid_data("an application message was not expected"));
             }
-            Frame::News(news) => {
-                let _ = events.send(Event::News(news));
+            Frame::Message(message) => {
+                let _ = events.send(Event::Message(message));
             }
-            Frame::Farewell => {
-                if !self.inner.farewell_was_said.swap(true, Ordering::AcqRel) {
-                    let _ = events.send(Event::Farewell);
+            Frame::Finished => {
+                if !self.inner.finished_received.swap(true, Ordering::AcqRel) {
+                    let _ = events.send(Event::Finished);
                 }
             }
         }
@@ -299,27 +301,27 @@ impl Channels {
     }
 }
 
-/// Channels end with their driver, however that ends.
+/// Closes all channels when the driver ends.
 struct CloseAll(Arc<Inner>);
 
 impl Drop for CloseAll {
     fn drop(&mut self) {
         self.0.ended.store(true, Ordering::Release);
-        // Whoever reads a channel sees its end: this drops the senders.
-        let lost = std::mem::take(&mut *lock(&self.0.open));
+        // Dropping the senders ends the streams of all readers.
+        let lost = std::mem::take(&mut *self.0.open.lock());
         for channel in lost.into_values() {
             channel.outgoing.waker.wake();
         }
     }
 }
 
-fn spend(credit: &AtomicUsize, bytes: usize) -> io::Result<()> {
+fn spend_credit(credit: &AtomicUsize, bytes: usize) -> io::Result<()> {
     credit
         .fetch_update(Ordering::AcqRel, Ordering::Acquire, |credit| {
             credit.checked_sub(bytes)
         })
         .map(drop)
-        .map_err(|_| invalid("more came than was allowed"))
+        .map_err(|_| invalid_data("the peer exceeded its credit"))
 }
 
 async fn read<S>(
@@ -331,18 +333,24 @@ where
     S: futures_util::Stream<Item = tungstenite::Result<Message>> + Unpin,
 {
     loop {
-        let next = tokio::time::timeout(SILENCE, stream.next()).await;
-        let Some(message) = next.map_err(|_| silent())? else {
+        let next = tokio::time::timeout(SILENCE_TIMEOUT, stream.next()).await;
+        let Some(message) = next.map_err(|_| silence_error())? else {
             return Ok(());
         };
         match message.map_err(io::Error::other)? {
             Message::Binary(bytes) => {
-                channels.take(Frame::decode(bytes)?, &events)?;
-                if channels.inner.waiting.load(Ordering::Acquire) > MOST_WAITING {
-                    return Err(invalid("more is asked than is listened to"));
+                channels.handle_frame(Frame::decode(bytes)?, &events)?;
+                if channels.inner.pending_control.load(Ordering::Acquire) > MAX_PENDING_CONTROL {
+                    return Err(invalid_data(
+                        "the peer does not read responses to its requests",
+                    ));
                 }
             }
-            Message::Text(_) => return Err(invalid("text came where only bytes do")),
+            Message::Text(_) => {
+                return Err(invalid_data(
+                    "a text message was received, only binary messages are allowed",
+                ));
+            }
             Message::Close(frame) => {
                 let reason = frame.map_or_else(String::new, |frame| frame.reason.to_string());
                 let _ = events.send(Event::Closed(reason));
@@ -362,7 +370,7 @@ async fn write<S>(
 where
     S: futures_util::Sink<Message, Error = tungstenite::Error> + Unpin,
 {
-    let mut pings = tokio::time::interval(PING);
+    let mut pings = tokio::time::interval(PING_INTERVAL);
     pings.tick().await;
     loop {
         let next = tokio::select! {
@@ -379,7 +387,7 @@ where
         };
         let is_last = message.is_close();
         sink.feed(message).await.map_err(io::Error::other)?;
-        // What waits goes along.
+        // Flushed only when no further messages are queued.
         if is_last || data.is_empty() && control.is_empty() {
             sink.flush().await.map_err(io::Error::other)?;
         }
@@ -389,53 +397,57 @@ where
     }
 }
 
-/// A stream of bytes in both directions. The end of either side is the end of both.
+/// A bidirectional byte stream. The end of either direction ends both.
 pub struct Channel {
     number: u32,
     channels: Channels,
     data: PollSender<Message>,
     incoming: mpsc::UnboundedReceiver<Result<Bytes, String>>,
     unread: Bytes,
-    /// Bytes that were read and not given back yet.
+    /// Bytes that were read and not returned as credit yet.
     read: usize,
     incoming_credit: Arc<AtomicUsize>,
     outgoing: Arc<Outgoing>,
 }
 
 impl Channel {
-    /// Ends the channel and says why, for whoever reads the other end.
+    /// Closes the channel with a reason. The peer's next read fails with it.
     pub fn refuse(self, why: &str) {
         self.close(why);
     }
 
-    /// Also tells the other end, unless it knows.
+    /// Closes the channel. Notifies the peer, unless the peer has closed it.
     fn close(&self, why: &str) {
-        if lock(&self.channels.inner.open)
+        if self
+            .channels
+            .inner
+            .open
+            .lock()
             .remove(&self.number)
             .is_some()
         {
-            self.channels.tell(&Frame::Close {
+            self.channels.send_control(&Frame::Close {
                 channel: self.number,
                 why: why.to_owned(),
             });
         }
     }
 
-    /// Something that was unread is not any more.
-    fn forget(&self, bytes: &Bytes) {
+    /// Subtracts bytes from the unread total.
+    fn release_unread(&self, bytes: &Bytes) {
         let unread = &self.channels.inner.unread;
-        unread.fetch_sub(bytes.len() + OVERHEAD, Ordering::AcqRel);
+        unread.fetch_sub(bytes.len() + MESSAGE_OVERHEAD, Ordering::AcqRel);
     }
 
     fn is_open(&self) -> bool {
-        lock(&self.channels.inner.open).contains_key(&self.number)
+        self.channels.inner.open.lock().contains_key(&self.number)
     }
 
-    fn give_back(&mut self, bytes: usize) {
+    fn return_credit(&mut self, bytes: usize) {
         self.read += bytes;
-        if self.read >= PORTION {
+        if self.read >= CREDIT_UPDATE {
             self.incoming_credit.fetch_add(self.read, Ordering::AcqRel);
-            self.channels.tell(&Frame::Credit {
+            self.channels.send_control(&Frame::Credit {
                 channel: self.number,
                 bytes: u32::try_from(self.read).unwrap_or(u32::MAX),
             });
@@ -443,19 +455,19 @@ impl Channel {
         }
     }
 
-    /// How many bytes may be sent now. More than none.
+    /// How many bytes may be sent now. Never zero.
     fn poll_credit(&self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let look = || match self.outgoing.credit.load(Ordering::Acquire) {
-            _ if !self.is_open() => Some(Err(closed())),
+        let available = || match self.outgoing.credit.load(Ordering::Acquire) {
+            _ if !self.is_open() => Some(Err(closed_error())),
             0 => None,
             credit => Some(Ok(credit)),
         };
-        if let Some(found) = look() {
+        if let Some(found) = available() {
             return Poll::Ready(found);
         }
         self.outgoing.waker.register(context.waker());
-        // Some may have come before we were registered.
-        look().map_or(Poll::Pending, Poll::Ready)
+        // Credit may have been received before the waker was registered.
+        available().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -468,7 +480,7 @@ impl AsyncRead for Channel {
         while self.unread.is_empty() {
             match ready!(self.incoming.poll_recv(context)) {
                 Some(Ok(bytes)) => {
-                    self.forget(&bytes);
+                    self.release_unread(&bytes);
                     self.unread = bytes;
                 }
                 Some(Err(why)) => {
@@ -480,7 +492,7 @@ impl AsyncRead for Channel {
         }
         let length = self.unread.len().min(buffer.remaining());
         buffer.put_slice(&self.unread.split_to(length));
-        self.give_back(length);
+        self.return_credit(length);
         Poll::Ready(Ok(()))
     }
 }
@@ -503,13 +515,13 @@ impl AsyncWrite for Channel {
             return Poll::Ready(Ok(0));
         }
         let credit = ready!(self.poll_credit(context))?;
-        ready!(self.data.poll_reserve(context)).map_err(|_| closed())?;
-        let (message, length) = frame::data(self.number, slices, credit.min(MESSAGE));
-        // Only we take from it, so there is still as much.
+        ready!(self.data.poll_reserve(context)).map_err(|_| closed_error())?;
+        let (message, length) = frame::data(self.number, slices, credit.min(MAX_MESSAGE));
+        // Only this channel spends its credit, so it is still available.
         self.outgoing.credit.fetch_sub(length, Ordering::AcqRel);
         self.data
             .send_item(Message::Binary(message))
-            .map_err(|_| closed())?;
+            .map_err(|_| closed_error())?;
         Poll::Ready(Ok(length))
     }
 
@@ -517,13 +529,13 @@ impl AsyncWrite for Channel {
         true
     }
 
-    /// The driver flushes when nothing more waits.
+    /// The driver flushes when its queues are empty.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // What was written goes first: data and control travel apart until here.
+        // The close frame is sent as data, because it must follow the bytes that were written.
         let channel = self.get_mut();
         if channel.is_open() {
             let _ = ready!(channel.data.poll_reserve(context));
@@ -531,7 +543,7 @@ impl AsyncWrite for Channel {
                 channel: channel.number,
                 why: String::new(),
             };
-            lock(&channel.channels.inner.open).remove(&channel.number);
+            channel.channels.inner.open.lock().remove(&channel.number);
             let _ = channel.data.send_item(Message::Binary(frame.encode()));
         }
         Poll::Ready(Ok(()))
@@ -541,13 +553,13 @@ impl AsyncWrite for Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         self.close("");
-        // Nothing more comes for a channel that is not open.
+        // A closed channel receives nothing more.
         while let Ok(left) = self.incoming.try_recv() {
             if let Ok(bytes) = left {
-                self.forget(&bytes);
+                self.release_unread(&bytes);
             }
         }
-        if self.channels.inner.held.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.channels.inner.in_use.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.channels.inner.released.notify_waiters();
         }
     }
@@ -559,19 +571,15 @@ impl fmt::Debug for Channel {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn closed() -> io::Error {
+fn closed_error() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "the channel is closed")
 }
 
-fn silent() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "the other end is silent")
+fn silence_error() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "the other end does not respond")
 }
 
-fn invalid(text: &'static str) -> io::Error {
+fn invalid_data(text: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 

@@ -1,4 +1,4 @@
-//! The client's end: the first connection, and the driver that makes all the others.
+//! The client side: the first connection, and the driver task that reconnects.
 
 use std::future::poll_fn;
 use std::io;
@@ -6,22 +6,21 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backoff::Backoff;
+use error_chain::error_chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dial::{Dial, Pipe};
 use crate::error::LinkError;
-use crate::greeting::{Answer, Hello, LinkId, PREAMBLE, Preamble, Refusal, VERSION};
+use crate::handshake::{HandshakeResponse, Hello, LinkId, PREAMBLE, Preamble, Refusal, VERSION};
 use crate::link::{Link, Status};
-use crate::machine::{Ending, Machine, Side};
+use crate::machine::{EndReason, Machine, Side};
 use crate::settings::{Settings, limits};
-use crate::shared::{Event, Shared, now};
+use crate::shared::{ConnectionState, Shared, now};
 
-/// A connection that lasted this long was a good one: the next loss is answered at once again.
-const GOOD_CONNECTION: Duration = Duration::from_secs(1);
-/// A shorter one that carried bytes was of use. It is made again after the shortest pause, so that a network that cuts
-/// every connection soon slows a session down, and does not stop it.
-const AFTER_A_USEFUL_CONNECTION: u32 = 1;
+/// A connection that lasted this long was stable: after its loss the first attempt to reconnect is made immediately.
+const STABLE_CONNECTION: Duration = Duration::from_secs(1);
 
 pub(crate) async fn connect(dialer: impl Dial, settings: Settings) -> Result<Link, LinkError> {
     let limits = limits(settings.buffers, settings.keep_alive);
@@ -48,144 +47,176 @@ struct Client<D> {
     shared: Arc<Shared>,
 }
 
-/// Why an attempt brought no connection.
-enum Failure {
-    /// Another attempt may work.
+/// Why an attempt to connect failed.
+enum AttemptError {
+    /// Another attempt may succeed.
     Retry(LinkError),
-    /// None will.
+    /// No further attempt can succeed.
     Final(LinkError),
-    /// The link has ended well, and only this end had not heard of it.
+    /// The link has finished, and the server's CLOSED frame was lost.
     Finished,
+}
+
+/// The delays before attempts to reconnect. The first attempt is made immediately.
+struct ReconnectDelays {
+    is_first: bool,
+    backoff: Backoff,
+}
+
+impl ReconnectDelays {
+    fn new(backoff: Backoff) -> Self {
+        Self {
+            is_first: true,
+            backoff,
+        }
+    }
+
+    fn next_delay(&mut self) -> Duration {
+        if std::mem::take(&mut self.is_first) {
+            Duration::ZERO
+        } else {
+            self.backoff.next_delay()
+        }
+    }
+
+    /// Makes the next attempt immediately, after a stable connection.
+    fn reset(&mut self) {
+        self.is_first = true;
+        self.backoff.reset();
+    }
+
+    /// Makes the next attempt after the minimum backoff at the latest, after a short connection that carried bytes. So a
+    /// network that cuts every connection early slows a session down, and does not stop it.
+    fn reset_to_min(&mut self) {
+        self.backoff.reset();
+    }
 }
 
 impl<D: Dial> Client<D> {
     async fn connect_first(&mut self) -> Result<(), LinkError> {
         let redial = self.settings.redial;
-        let give_up = Instant::now() + redial.first_connection;
-        let mut failures = 0;
+        let deadline = Instant::now() + redial.first_connection_timeout;
+        let mut backoff = redial.backoff();
         loop {
             let error = match self.attempt().await {
                 Ok(()) => return Ok(()),
-                Err(Failure::Retry(error)) => error,
-                Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Finished) => return Err(LinkError::StateLost),
+                Err(AttemptError::Retry(error)) => error,
+                Err(AttemptError::Final(error)) => return Err(error),
+                Err(AttemptError::Finished) => return Err(LinkError::StateLost),
             };
-            failures += 1;
-            let pause = redial.pause(failures, rand::random());
-            if Instant::now() + pause >= give_up {
+            let delay = backoff.next_delay();
+            if Instant::now() + delay >= deadline {
                 return Err(error);
             }
-            sleep(pause).await;
+            sleep(delay).await;
         }
     }
 
-    /// Keeps the link alive until it is over.
+    /// Keeps the link connected until it ends.
     async fn drive(mut self) {
-        let mut failures = 0;
+        let mut delays = ReconnectDelays::new(self.settings.redial.backoff());
         let mut progress = self.progress();
         loop {
             let attached = Instant::now();
-            let event = tokio::select! {
-                event = self.until_not(Event::Attached) => event,
-                pipe = self.another_pipe() => {
-                    if self.move_to(pipe).await {
+            let state = tokio::select! {
+                state = self.drive_while(ConnectionState::Attached) => state,
+                pipe = self.dial_handover() => {
+                    if self.hand_over_to(pipe).await {
                         continue;
                     }
-                    Event::Lost
+                    ConnectionState::Detached
                 }
             };
-            if event == Event::Over {
+            if state == ConnectionState::Ended {
                 break;
             }
-            if attached.elapsed() >= GOOD_CONNECTION {
-                failures = 0;
+            if attached.elapsed() >= STABLE_CONNECTION {
+                delays.reset();
             } else if self.progress() > progress {
-                failures = failures.min(AFTER_A_USEFUL_CONNECTION);
+                delays.reset_to_min();
             }
-            // What the peer got over this connection may be known only when it greets the next time.
+            // Bytes that the peer received on this connection may only be acknowledged in the next handshake.
             progress = self.progress();
             let shared = Arc::clone(&self.shared);
-            let over = until_not(&shared, Event::Lost);
+            let ended = drive_while(&shared, ConnectionState::Detached);
             tokio::select! {
-                () = self.redial(&mut failures) => {}
-                _ = over => {}
+                () = self.reconnect(&mut delays) => {}
+                _ = ended => {}
             }
         }
         self.shared.end_pipe().await;
-        report_ending(&self.shared);
+        report_end(&self.shared);
     }
 
     fn progress(&self) -> u64 {
         self.shared.lock().machine.progress()
     }
 
-    async fn until_not(&self, seen: Event) -> Event {
-        until_not(&self.shared, seen).await
+    async fn drive_while(&self, state: ConnectionState) -> ConnectionState {
+        drive_while(&self.shared, state).await
     }
 
-    /// Makes another pipe when the one that there is should be left. Until then that one is used.
-    async fn another_pipe(&self) -> D::Pipe {
-        self.dialer.moved().await;
+    /// Waits until the dialer requests a handover, and opens another pipe. The current one is used until then.
+    async fn dial_handover(&self) -> D::Pipe {
+        self.dialer.handover().await;
         let redial = self.settings.redial;
-        let mut failures = 0;
+        let mut backoff = redial.backoff();
         loop {
             match timeout(redial.attempt_timeout, self.dialer.dial()).await {
                 Ok(Ok(pipe)) => return pipe,
-                Ok(Err(error)) => tracing::debug!(%error, "a link cannot move yet"),
-                Err(_) => tracing::debug!("a link cannot move yet: nobody answers"),
+                Ok(Err(error)) => tracing::debug!(%error, "handover failed, retrying"),
+                Err(_) => tracing::debug!("handover timed out, retrying"),
             }
-            failures += 1;
-            sleep(redial.pause(failures, rand::random())).await;
+            sleep(backoff.next_delay()).await;
         }
     }
 
-    /// Moves to another pipe. The peer has the old one until it knows of the new, so that it never misses us. False if it
-    /// did not work: the link is then without a connection, or over.
-    async fn move_to(&mut self, pipe: D::Pipe) -> bool {
+    /// Hands the link over to another pipe. The old one stays open until the handshake on the new one is complete, so that
+    /// the peer never sees a disconnect. Returns false if it failed: the link is then disconnected, or has ended.
+    async fn hand_over_to(&mut self, pipe: D::Pipe) -> bool {
         self.attempts = self.attempts.wrapping_add(1);
-        let Some(left) = self.shared.set_aside() else {
+        let Some(old_pipe) = self.shared.take_pipe() else {
             return false;
         };
         let limit = self.settings.redial.attempt_timeout;
-        let moved = timeout(limit, self.attach(pipe)).await;
-        drop(left);
-        let is_moved = matches!(moved, Ok(Ok(())));
-        if !is_moved {
-            self.shared.report_loss("it could not move".to_owned());
+        let handover = timeout(limit, self.attach(pipe)).await;
+        drop(old_pipe);
+        let is_handed_over = matches!(handover, Ok(Ok(())));
+        if !is_handed_over {
+            self.shared
+                .report_reconnecting("the handover failed".to_owned());
         }
-        is_moved
+        is_handed_over
     }
 
-    /// Tries until there is a connection, or there can be none.
-    async fn redial(&mut self, failures: &mut u32) {
-        let redial = self.settings.redial;
-        let mut in_vain = 0;
+    /// Retries until the link is connected, or cannot be resumed any more.
+    async fn reconnect(&mut self, delays: &mut ReconnectDelays) {
+        let mut attempts = 0;
         loop {
-            sleep(redial.pause(*failures, rand::random())).await;
-            *failures += 1;
-            in_vain += 1;
-            let ending = match self.attempt().await {
+            sleep(delays.next_delay()).await;
+            attempts += 1;
+            let final_error = match self.attempt().await {
                 Ok(()) => {
                     self.shared.status.send_replace(Status::Connected);
                     return;
                 }
-                Err(Failure::Retry(error)) => {
-                    self.report_failure(in_vain, &error);
+                Err(AttemptError::Retry(error)) => {
+                    self.report_failure(attempts, &error);
                     continue;
                 }
-                Err(Failure::Final(error)) => Some(error),
-                Err(Failure::Finished) => None,
+                Err(AttemptError::Final(error)) => Some(error),
+                Err(AttemptError::Finished) => None,
             };
             let machine = &mut self.shared.lock().machine;
-            match ending {
-                Some(error) => machine.end(Ending::Failed(error)),
-                None => machine.end_as_finished_there(),
+            match final_error {
+                Some(error) => machine.end(EndReason::Failed(error)),
+                None => machine.end_finished_by_server(),
             }
             return;
         }
     }
 
-    fn report_failure(&self, failures: u32, error: &LinkError) {
+    fn report_failure(&self, count: u32, error: &LinkError) {
         self.shared.status.send_if_modified(|status| {
             let Status::Reconnecting {
                 attempts,
@@ -195,39 +226,39 @@ impl<D: Dial> Client<D> {
             else {
                 return false;
             };
-            *attempts = failures;
-            *last_error = described(error);
+            *attempts = count;
+            *last_error = error_chain(error);
             true
         });
     }
 
-    /// Makes one connection, greets, and attaches it.
-    async fn attempt(&mut self) -> Result<(), Failure> {
+    /// Opens one pipe, performs the handshake, and attaches it.
+    async fn attempt(&mut self) -> Result<(), AttemptError> {
         self.attempts = self.attempts.wrapping_add(1);
         let limit = self.settings.redial.attempt_timeout;
         let attached = timeout(limit, async {
             let pipe = self.dialer.dial().await;
             let pipe =
-                pipe.map_err(|error| Failure::Retry(LinkError::Unreachable(Arc::new(error))))?;
+                pipe.map_err(|error| AttemptError::Retry(LinkError::Unreachable(Arc::new(error))))?;
             self.attach(pipe).await
         });
         attached.await.unwrap_or_else(|_| {
             let error = io::Error::from(io::ErrorKind::TimedOut);
-            Err(Failure::Retry(LinkError::NoGreeting(Arc::new(error))))
+            Err(AttemptError::Retry(LinkError::NoHandshake(Arc::new(error))))
         })
     }
 
-    /// Greets over a pipe, and makes it the link's.
-    async fn attach(&self, mut pipe: D::Pipe) -> Result<(), Failure> {
-        match greet(&mut pipe, &self.hello()).await? {
-            Answer::Welcome(welcome) => {
+    /// Performs the handshake on a pipe, and attaches it to the link.
+    async fn attach(&self, mut pipe: D::Pipe) -> Result<(), AttemptError> {
+        match handshake(&mut pipe, &self.hello()).await? {
+            HandshakeResponse::Welcome(welcome) => {
                 let mut inner = self.shared.lock();
-                let attached = inner.machine.welcomed(now(), &welcome);
-                attached.map_err(Failure::Final)?;
+                let attached = inner.machine.accept_welcome(now(), &welcome);
+                attached.map_err(AttemptError::Final)?;
                 self.shared.set_pipe(&mut inner, Box::new(pipe));
                 Ok(())
             }
-            Answer::Refuse { refusal, version } => Err(failure(refusal, version)),
+            HandshakeResponse::Refuse { refusal, version } => Err(attempt_error(refusal, version)),
         }
     }
 
@@ -244,21 +275,21 @@ impl<D: Dial> Client<D> {
     }
 }
 
-async fn greet(pipe: &mut impl Pipe, hello: &Hello) -> Result<Answer, Failure> {
-    let broken = |error| Failure::Retry(LinkError::NoGreeting(Arc::new(error)));
-    // A relay that is being restarted may well answer with something else, so this is no reason to give up.
-    let nonsense = |malformed| Failure::Retry(LinkError::Protocol(malformed));
+async fn handshake(pipe: &mut impl Pipe, hello: &Hello) -> Result<HandshakeResponse, AttemptError> {
+    let broken = |error| AttemptError::Retry(LinkError::NoHandshake(Arc::new(error)));
+    // A proxy that is being restarted may send something else, so malformed responses are retried.
+    let malformed = |error| AttemptError::Retry(LinkError::Protocol(error));
     pipe.write_all(&hello.encode()).await.map_err(broken)?;
     pipe.flush().await.map_err(broken)?;
     let mut preamble = [0; PREAMBLE];
     pipe.read_exact(&mut preamble).await.map_err(broken)?;
-    let preamble = Preamble::decode(&preamble).map_err(nonsense)?;
+    let preamble = Preamble::decode(&preamble).map_err(malformed)?;
     let mut body = vec![0; preamble.length];
     pipe.read_exact(&mut body).await.map_err(broken)?;
-    Answer::decode(preamble, &body).map_err(nonsense)
+    HandshakeResponse::decode(preamble, &body).map_err(malformed)
 }
 
-fn failure(refusal: Refusal, version: u16) -> Failure {
+fn attempt_error(refusal: Refusal, version: u16) -> AttemptError {
     let error = match refusal {
         Refusal::Version => LinkError::VersionMismatch {
             ours: VERSION,
@@ -268,28 +299,28 @@ fn failure(refusal: Refusal, version: u16) -> Failure {
         Refusal::StateLost => LinkError::StateLost,
         Refusal::WindowExpired(window) => LinkError::WindowExpired { window },
         Refusal::Aborted(abort) => LinkError::Aborted(abort),
-        Refusal::Finished => return Failure::Finished,
+        Refusal::Finished => return AttemptError::Finished,
         Refusal::Superseded => {
-            let text = "a newer connection of this link is there".to_owned();
-            return Failure::Retry(LinkError::Refused { text });
+            let text = "the link has a newer connection".to_owned();
+            return AttemptError::Retry(LinkError::Refused { text });
         }
         Refusal::Other(text) => LinkError::Refused { text },
     };
-    Failure::Final(error)
+    AttemptError::Final(error)
 }
 
-/// Drives a link until what was seen last is not true any more.
-pub(crate) async fn until_not(shared: &Shared, seen: Event) -> Event {
+/// Drives a link for as long as it is in this state, and returns the new one.
+pub(crate) async fn drive_while(shared: &Shared, state: ConnectionState) -> ConnectionState {
     let mut timer = pin!(sleep(Duration::ZERO));
-    poll_fn(|context| shared.poll_drive(context, timer.as_mut(), seen)).await
+    poll_fn(|context| shared.poll_drive(context, timer.as_mut(), state)).await
 }
 
-/// The last status of a link that is over.
-pub(crate) fn report_ending(shared: &Shared) {
-    let ending = shared.lock().machine.ending().cloned();
-    let status = match ending {
-        Some(Ending::Failed(error)) => {
-            tracing::debug!(error = described(&error), "a link failed");
+/// Reports the final status of a link.
+pub(crate) fn report_end(shared: &Shared) {
+    let end_reason = shared.lock().machine.end_reason().cloned();
+    let status = match end_reason {
+        Some(EndReason::Failed(error)) => {
+            tracing::debug!(error = error_chain(&error), "link failed");
             Status::Failed(error)
         }
         _ => Status::Finished,
@@ -297,13 +328,27 @@ pub(crate) fn report_ending(shared: &Shared) {
     shared.status.send_replace(status);
 }
 
-/// An error with everything behind it.
-fn described(error: &LinkError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_attempt_is_immediate_and_later_ones_are_delayed() {
+        let min = Duration::from_millis(100);
+        let mut delays = ReconnectDelays::new(Backoff::new(min, min * 4));
+        let check = |delays: &mut ReconnectDelays, steps: &[u32]| {
+            for step in steps {
+                let (delay, step) = (delays.next_delay(), min * *step);
+                assert!(delay >= step / 2 && delay <= step, "{delay:?} of {step:?}");
+            }
+        };
+        check(&mut delays, &[0, 1, 2, 4, 4]);
+        delays.reset_to_min();
+        check(&mut delays, &[1, 2]);
+        delays.reset();
+        check(&mut delays, &[0, 1]);
+        delays.reset();
+        delays.reset_to_min();
+        check(&mut delays, &[0, 1]);
     }
-    text
 }

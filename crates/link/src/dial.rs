@@ -1,4 +1,4 @@
-//! Pipes, and who makes them.
+//! Pipes, and the dialers that open them.
 
 use std::future::{Future, pending};
 use std::io;
@@ -7,23 +7,23 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-/// A stream of bytes in both directions: what a link travels on. It should support vectored writes, so that the header
-/// of a frame and its bytes leave together.
+/// A bidirectional byte stream that carries a link: one connection of it. It should support vectored writes, so that the
+/// header of a frame and its data are sent together.
 pub trait Pipe: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Pipe for T {}
 
-/// Makes pipes to one place. It is called again whenever a pipe was lost, so it should look everything up anew that may
-/// have changed: names, tokens, which of several relays is there.
+/// Opens pipes to one endpoint. It is called again whenever a pipe was lost, so it should resolve everything again that may
+/// have changed: DNS names, tokens, which of several proxies is available.
 pub trait Dial: Send + Sync + 'static {
     type Pipe: Pipe;
 
-    /// Makes one pipe, or says why not. A failure is retried; there is no need to try twice here.
+    /// Opens one pipe. The caller retries failures, so there is no need for retries here.
     fn dial(&self) -> impl Future<Output = io::Result<Self::Pipe>> + Send;
 
-    /// Ends when the pipe that was made last is to be left for another one although it works, because who carries it is
-    /// about to go. The link then moves without a moment in which the other end misses it.
-    fn moved(&self) -> impl Future<Output = ()> + Send {
+    /// Resolves when the link should be handed over from the current pipe, although that still works, because the proxy
+    /// that carries it is about to shut down. The link then changes to a new pipe without being disconnected in between.
+    fn handover(&self) -> impl Future<Output = ()> + Send {
         pending()
     }
 }
@@ -42,7 +42,7 @@ impl TcpDialer {
         }
     }
 
-    /// For a place with several addresses, such as IPv6 and IPv4 ones.
+    /// For an endpoint with several addresses, such as IPv6 and IPv4 ones.
     pub fn any_of(addresses: Vec<SocketAddr>) -> Self {
         Self { addresses }
     }
@@ -58,7 +58,7 @@ impl Dial for TcpDialer {
     }
 }
 
-/// What a link wants of its TCP connections, on both ends: frames leave at once.
+/// Sets the TCP options of a link's connections on both ends: frames are sent without delay.
 pub fn set_tcp_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }

@@ -1,15 +1,15 @@
 //! HTTP/2 over a link. Short operations are gRPC calls; bulk bytes are the raw bodies of requests and responses.
 //!
-//! The windows are chosen on purpose. Each stream may be ahead of its reader by one *stream window*; the *connection
-//! window* covers as many of them as HTTP/2 allows, which is hundreds with full windows. So a reader that stalls holds up its
-//! own stream and never another's, and costs a bounded amount of memory. HTTP/2's own keep-alive is off: the link notices a peer that is gone, and
-//! survives it.
+//! The flow-control windows are chosen deliberately. Each stream may be ahead of its reader by one *stream window*; the
+//! *connection window* covers as many of them as HTTP/2 allows, which is hundreds with full windows. So a stalled reader
+//! only blocks its own stream, and costs a bounded amount of memory. HTTP/2's own keep-alive is disabled: the link detects a
+//! dead connection, and survives it.
 //!
-//! A [`Client`] is a tower service, which is what a generated gRPC client wants; [`serve`] takes a tower service, which
-//! is what a generated gRPC server is. [`body`] makes a body out of bytes that come one after the other.
+//! A [`Client`] is a tower service, as generated gRPC clients need it; [`serve`] takes a tower service, as generated gRPC
+//! servers provide it. [`body`] creates a body whose bytes are sent one part after the other.
 
 mod body;
-mod turn;
+mod poll_last;
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -27,42 +27,42 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncWrite, BufWriter};
 use tower_service::Service;
 
-pub use self::body::{Sender, Sent, Unread, body};
-pub use self::turn::{AfterOthers, ConnectionAfterOthers, after_others};
+pub use self::body::{BodyDropped, BodySender, StreamingBody, body};
+pub use self::poll_last::{ConnectionPolledLast, PollLast, poll_last};
 use crate::dial::Pipe;
 use crate::error::LinkError;
 
-/// Whatever a body or a service can fail with.
+/// Any error of a body or a service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Resets that a peer may cause before it is taken for an attacker. Peers are known here, and a program that closes a
+/// Number of resets before the peer is treated as an attacker. Peers are authenticated here, and a program that closes a
 /// thousand connections at once is not unusual.
-const RESETS: usize = 64 * 1024;
-/// What a stream may have waiting for the link at its sender.
+const MAX_RESETS: usize = 64 * 1024;
+/// Maximum number of bytes of a stream that wait for the link at the sender.
 const SEND_BUFFER: usize = 512 * 1024;
-/// Frames up to this size are copied together; larger ones are written as they are.
-const GATHERED: usize = 16 * 1024;
-const LARGEST_WINDOW: u32 = i32::MAX as u32;
+/// Frames up to this size are merged into one write; larger ones are written directly.
+const WRITE_BUFFER: usize = 16 * 1024;
+const MAX_WINDOW: u32 = i32::MAX as u32;
 
-/// How far senders may be ahead of readers.
+/// Flow-control windows and frame size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
-    /// Of each stream, in bytes.
+    /// Window of each stream, in bytes.
     pub stream: u32,
-    /// As many streams there may be at once.
+    /// Maximum number of concurrent streams.
     pub streams: u32,
-    /// The most bytes of one stream before another's turn.
+    /// Maximum frame size: the number of bytes of one stream before another stream gets its turn.
     pub frame: u32,
 }
 
-/// The most of a stream that is best given away at once. With what HTTP/2, the link and TLS add to it, it is 128 KiB: twice what
-/// the library for Kubernetes encrypts at once, and no rest for which everybody on the way would have to be woken.
-pub const PIECE: usize = 128 * 1024 - 256;
+/// The preferred maximum size of a chunk of a stream. With the overhead of HTTP/2, the link and TLS it is 128 KiB: twice what
+/// the Kubernetes client library encrypts at once, without a remainder that would wake every task on the path once more.
+pub const PREFERRED_CHUNK_SIZE: usize = 128 * 1024 - 256;
 
 impl Default for Windows {
     fn default() -> Self {
         Self {
-            // What a fast line carries in 40 ms.
+            // What a fast network carries in 40 ms.
             stream: 4 * 1024 * 1024,
             streams: 4096,
             frame: 128 * 1024,
@@ -73,20 +73,20 @@ impl Default for Windows {
 impl Windows {
     fn connection(&self) -> u32 {
         let all = self.stream.saturating_mul(self.streams);
-        all.min(LARGEST_WINDOW)
+        all.min(MAX_WINDOW)
     }
 }
 
-/// The client of an HTTP/2 connection over a link. Clones share the connection, which ends with the last of them.
+/// The client of an HTTP/2 connection over a link. Clones share the connection, which ends with the last clone.
 #[derive(Debug, Clone)]
 pub struct Client {
     send: SendRequest<UnsyncBoxBody<Bytes, BoxError>>,
 }
 
 impl Client {
-    /// Starts HTTP/2 on a link or any other pipe, and a task that runs it.
+    /// Starts HTTP/2 on a link or any other pipe, and spawns its connection task.
     pub async fn start(link: impl Pipe, windows: Windows) -> Result<Self, LinkError> {
-        let executor = ConnectionAfterOthers::default();
+        let executor = ConnectionPolledLast::default();
         let mut builder = hyper::client::conn::http2::Builder::new(executor);
         builder
             .initial_stream_window_size(windows.stream)
@@ -94,24 +94,26 @@ impl Client {
             .max_frame_size(windows.frame)
             .initial_max_send_streams(windows.streams as usize)
             .max_send_buf_size(SEND_BUFFER)
-            .max_concurrent_reset_streams(RESETS)
-            .max_pending_accept_reset_streams(RESETS)
+            .max_concurrent_reset_streams(MAX_RESETS)
+            .max_pending_accept_reset_streams(MAX_RESETS)
             .max_local_error_reset_streams(None);
-        let (send, connection) = builder.handshake(TokioIo::new(gathered(link))).await?;
+        let (send, connection) = builder
+            .handshake(TokioIo::new(buffered_writes(link)))
+            .await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "HTTP/2 over a link ended");
+                tracing::debug!(%error, "HTTP/2 connection over link ended");
             }
         });
         Ok(Self { send })
     }
 
-    /// Whether there is no use in sending more requests.
+    /// Whether the connection is closed, so that no more requests can be sent.
     pub fn is_closed(&self) -> bool {
         self.send.is_closed()
     }
 
-    /// Sends a request; the path is enough as its address.
+    /// Sends a request. Its URI only needs a path.
     pub fn send<B>(&mut self, request: Request<B>) -> ResponseFuture
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -147,8 +149,8 @@ where
     }
 }
 
-/// Serves HTTP/2 on a link or any other pipe until the client is done, or until `shutdown` is: then requests that have begun are
-/// finished, and no more are taken.
+/// Serves HTTP/2 on a link or any other pipe until the client disconnects, or until `shutdown` resolves: then pending
+/// requests are completed, and no more are accepted.
 pub async fn serve<S, B>(
     link: impl Pipe,
     windows: Windows,
@@ -170,25 +172,26 @@ where
         .max_frame_size(windows.frame)
         .max_concurrent_streams(windows.streams)
         .max_send_buf_size(SEND_BUFFER)
-        .max_pending_accept_reset_streams(RESETS)
+        .max_pending_accept_reset_streams(MAX_RESETS)
         .max_local_error_reset_streams(None);
     let service = TowerToHyperService::new(service);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(gathered(link)), service));
+    let mut connection =
+        pin!(builder.serve_connection(TokioIo::new(buffered_writes(link)), service));
     let mut shutdown = pin!(shutdown);
     tokio::select! {
-        ended = after_others(connection.as_mut()) => return Ok(ended?),
+        ended = poll_last(connection.as_mut()) => return Ok(ended?),
         () = shutdown.as_mut() => connection.as_mut().graceful_shutdown(),
     }
-    Ok(after_others(connection).await?)
+    Ok(poll_last(connection).await?)
 }
 
-/// Lets the small frames that HTTP/2 writes one by one, such as the head and the end of a message, leave together: one
-/// packet wakes the peer once. HTTP/2 flushes whenever it has written what there is.
-fn gathered<P: AsyncWrite>(pipe: P) -> BufWriter<P> {
-    BufWriter::with_capacity(GATHERED, pipe)
+/// Merges the small frames that HTTP/2 writes one by one, such as the head and the end of a message: a single packet wakes
+/// the peer only once. HTTP/2 flushes whenever it has written all pending frames.
+fn buffered_writes<P: AsyncWrite>(pipe: P) -> BufWriter<P> {
+    BufWriter::with_capacity(WRITE_BUFFER, pipe)
 }
 
-/// HTTP/2 wants a scheme and a host, which mean nothing on a link.
+/// HTTP/2 requires a scheme and a host, which have no meaning on a link.
 fn with_origin(uri: Uri) -> Uri {
     let mut parts = uri.into_parts();
     parts.scheme.get_or_insert(Scheme::HTTP);
@@ -198,6 +201,6 @@ fn with_origin(uri: Uri) -> Uri {
     if parts.path_and_query.is_none() {
         parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
     }
-    // All three parts are there, so they fit together.
+    // All three parts are set, so the URI is valid.
     Uri::from_parts(parts).unwrap_or_default()
 }

@@ -13,59 +13,60 @@ use tokio::sync::watch;
 use crate::client;
 use crate::dial::Dial;
 use crate::error::{Abort, LinkError};
-use crate::greeting::LinkId;
+use crate::handshake::LinkId;
 use crate::settings::Settings;
 use crate::shared::Shared;
 
-/// A stream of bytes in both directions that survives the loss of its connections.
+/// A bidirectional byte stream that survives the loss of its connections.
 ///
-/// It is read and written like any other. What differs:
+/// It is read and written like any other stream. The differences:
 ///
-/// - A write is done when the bytes are kept; they then arrive, unless the link fails. There is no need to flush.
-/// - `shutdown` is done when the peer has everything that was written. A program that ends before that may lose bytes,
-///   as nobody is left to send them again.
-/// - Dropping a link that was not shut down gives it up, and the peer's next read is an error. After a shutdown,
-///   dropping it is fine.
-/// - An error of a read or write is final and holds a [`LinkError`].
+/// - A write is complete when the bytes are in the replay buffer. They are then delivered, unless the link fails. Flushing
+///   is not necessary.
+/// - `shutdown` completes when the peer has received everything that was written. A program that exits before that may lose
+///   bytes.
+/// - Dropping a link that was not shut down aborts it, and the peer's next read fails. After a shutdown the link may be
+///   dropped.
+/// - An error of a read or write is final, and contains a [`LinkError`].
 pub struct Link {
     shared: Arc<Shared>,
     id: LinkId,
     peer: String,
 }
 
-/// How a link is.
+/// The state of a link.
 #[derive(Debug, Clone)]
 pub enum Status {
     Connected,
     Reconnecting {
         since: Instant,
-        /// Connections that could not be made since then.
+        /// Failed attempts to connect since then.
         attempts: u32,
         /// Why there is no connection.
         last_error: String,
     },
-    /// Both streams ended and everything arrived, or this end gave the link up. There is nothing more to come.
+    /// Both streams ended and everything was delivered, or this end aborted the link. Final.
     Finished,
     Failed(LinkError),
 }
 
-/// What a link did so far, and what it holds now.
+/// Counters and buffer levels of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     pub bytes_written: u64,
     pub bytes_received: u64,
-    /// Kept until the peer acknowledges them.
+    /// Bytes that the peer has not acknowledged yet.
     pub bytes_to_acknowledge: usize,
-    /// Received, and not read by the user yet.
+    /// Bytes that were received, and not read by the user yet.
     pub bytes_to_read: usize,
-    /// How often the link continued with a new connection.
+    /// How often the link was resumed on a new connection.
     pub resumes: u64,
-    /// As the last keep-alive saw it.
+    /// The round-trip time of the last keep-alive.
     pub round_trip: Option<Duration>,
 }
 
 impl Link {
-    /// Makes a link, and a task that keeps it alive.
+    /// Creates a link, and spawns the task that keeps it connected.
     pub async fn connect(dialer: impl Dial, settings: Settings) -> Result<Self, LinkError> {
         client::connect(dialer, settings).await
     }
@@ -78,22 +79,22 @@ impl Link {
         self.id
     }
 
-    /// Who the peer is, as [`Admit`](crate::Admit) named it. Empty on the client's end.
+    /// The name that [`Admit`](crate::Admit) returned for the peer. Empty on the client side.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// How the link is, now and later. It can be watched after the link has been given away or dropped.
+    /// Watches the state of the link. The receiver stays valid after the link has been moved or dropped.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.shared.status.subscribe()
     }
 
-    /// How long the link may be without a connection before it is over.
+    /// How long the link may be without a connection before it fails.
     pub fn resume_window(&self) -> Duration {
         self.shared.lock().machine.window()
     }
 
-    /// Can be asked after the link has been given away or dropped.
+    /// A handle to the statistics. It stays valid after the link has been moved or dropped.
     pub fn meter(&self) -> Meter {
         Meter(Arc::clone(&self.shared))
     }
@@ -102,13 +103,13 @@ impl Link {
         statistics(&self.shared)
     }
 
-    /// Gives the link up, and tells the peer why. What was written and has not arrived may be lost.
+    /// Aborts the link, and sends the reason to the peer. Bytes that were not delivered may be lost.
     pub fn abort(self, reason: Abort) {
         self.shared.abort(reason);
     }
 }
 
-/// Asks for the [`Statistics`] of a link that somebody else uses.
+/// Reads the [`Statistics`] of a link that is used elsewhere.
 #[derive(Clone)]
 pub struct Meter(Arc<Shared>);
 
@@ -124,8 +125,8 @@ fn statistics(shared: &Shared) -> Statistics {
     Statistics {
         bytes_written,
         bytes_received,
-        bytes_to_acknowledge: machine.outbox_length(),
-        bytes_to_read: machine.inbox_length(),
+        bytes_to_acknowledge: machine.replay_buffer_length(),
+        bytes_to_read: machine.receive_buffer_length(),
         resumes: machine.resumes(),
         round_trip: machine.round_trip(),
     }

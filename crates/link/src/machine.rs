@@ -1,23 +1,23 @@
-//! The resumable pipe as a state machine: it knows what to say and what was meant, and does no I/O, has no clock and
-//! starts nothing. Who drives it brings the bytes and the time.
+//! The link protocol as a state machine. It does no I/O, has no clock and spawns no tasks: the driver passes in the bytes
+//! and the time.
 //!
-//! There are two streams of numbered bytes, one in each direction, and they outlive every connection. A connection is
-//! *attached* with a greeting, which says where each stream continues, and *detached* when it is lost; everything that
-//! belongs to one connection lies in [`Attachment`] and goes with it.
+//! There are two byte streams, one in each direction, and they outlive every connection. A connection is *attached* with a
+//! handshake, which says at which offset each stream continues, and *detached* when it is lost. The state of one connection
+//! is in [`Attachment`] and is dropped with it.
 //!
-//! - What the user writes is kept in the [`Outbox`] until the peer says that it has arrived. When that is full the user
-//!   has to wait: this bounds the memory of the sender.
-//! - What arrives waits in the [`Inbox`] for the user. The peer may send only up to a *limit*, which moves when the user
-//!   reads: this bounds the memory of the receiver, and lets it read acknowledgements and keep-alives at all times, also
-//!   when its user does not read.
-//! - The end of a stream has a number too. So it is acknowledged, repeated and counted like a byte.
+//! - Bytes that the user writes stay in the [`ReplayBuffer`] until the peer acknowledges them. When it is full, the user's
+//!   writes wait: this bounds the memory of the sender.
+//! - Bytes that are received wait in the [`ReceiveBuffer`] for the user. The peer may only send up to a *limit*, which
+//!   advances when the user reads: this bounds the memory of the receiver. It also lets the receiver process
+//!   acknowledgements and keep-alives when its user does not read.
+//! - The end of a stream has an offset too, so it is acknowledged, replayed and counted like a byte.
 //!
-//! When both streams have ended, the server says CLOSED and forgets the link. A client that loses its connection before
-//! it has heard that asks again, so that both ends agree that everything has arrived.
+//! When both streams have ended, the server sends CLOSED and removes the link. A client that loses its connection before
+//! it has received CLOSED reconnects, so that both ends agree that everything was delivered.
 
 mod receiving;
 mod sending;
-mod time;
+mod timers;
 
 use std::time::{Duration, Instant};
 
@@ -25,13 +25,13 @@ use bytes::BytesMut;
 
 use crate::error::{Abort, LinkError, Malformed};
 use crate::frame::Decoder;
-use crate::greeting::{Hello, Position, Refusal, Welcome};
-use crate::inbox::Inbox;
-use crate::outbox::Outbox;
+use crate::handshake::{Hello, Position, Refusal, Welcome};
+use crate::receive_buffer::ReceiveBuffer;
+use crate::replay_buffer::ReplayBuffer;
 
-/// As many connections in a row may bring nothing but nonsense before the link fails.
-const MALFORMED_IN_A_ROW: u32 = 3;
-/// Slices for one write: the control bytes, and the blocks that a DATA frame can touch.
+/// Number of consecutive connections with only malformed input after which the link fails.
+const MAX_MALFORMED_CONNECTIONS: u32 = 3;
+/// Slices for one write: the control bytes, and the blocks that a DATA frame can span.
 pub(crate) const SLICES: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,15 +40,15 @@ pub(crate) enum Side {
     Server,
 }
 
-/// The bounds within which a machine works.
+/// The limits of a state machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) replay_capacity: u32,
     pub(crate) receive_window: u32,
-    pub(crate) ping_every: Duration,
-    pub(crate) dead_after: Duration,
-    /// How long to try to say a last word.
-    pub(crate) farewell: Duration,
+    pub(crate) ping_interval: Duration,
+    pub(crate) keep_alive_timeout: Duration,
+    /// How long to try to deliver the last frames.
+    pub(crate) close_timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -58,52 +58,52 @@ pub(crate) struct Machine {
     window: Duration,
     phase: Phase,
 
-    outbox: Outbox,
-    /// The user has ended the stream; the end has the number `outbox.end()`.
+    replay_buffer: ReplayBuffer,
+    /// The user has ended the stream; the end has the offset `replay_buffer.end()`.
     finishing: bool,
-    /// The peer has everything before this number.
+    /// The peer has everything before this offset.
     acknowledged: u64,
-    /// Nothing from this number on was ever put on a pipe.
+    /// Nothing from this offset on was ever written to a pipe.
     highest_sent: u64,
     peer_limit: u64,
 
-    inbox: Inbox,
+    receive_buffer: ReceiveBuffer,
     received: u64,
     fin_received: bool,
     /// How many bytes the user has read.
     consumed: u64,
 
-    /// The user is gone, since then.
+    /// When the user dropped the link.
     abandoned: Option<Instant>,
-    /// To be told to the peer.
+    /// To be sent to the peer.
     abort: Option<Abort>,
-    malformed_in_a_row: u32,
+    malformed_connections: u32,
     attachments: u64,
     round_trip: Option<Duration>,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// There is no connection. Left when one is attached, or when there was none for too long.
+    /// Disconnected. Until a connection is attached, or the resume window expires.
     Detached { since: Instant },
-    /// There is one. Left when it is lost, or when the link is over.
+    /// Connected. Until the connection is lost, or the link ends.
     Attached(Attachment),
-    /// Never left.
-    Over(Ending),
+    /// Final.
+    Ended(EndReason),
 }
 
-/// How a link ended.
+/// Why a link ended.
 #[derive(Debug, Clone)]
-pub(crate) enum Ending {
-    /// Both streams ended and everything arrived.
+pub(crate) enum EndReason {
+    /// Both streams ended and everything was delivered.
     Finished,
-    /// This end gave it up.
+    /// This end aborted the link.
     Aborted(Abort),
     Failed(LinkError),
 }
 
-impl Ending {
-    /// What a client is told that comes back too late.
+impl EndReason {
+    /// The refusal for a client that reconnects after the end.
     pub(crate) fn refusal(&self) -> Refusal {
         match self {
             Self::Finished => Refusal::Finished,
@@ -114,28 +114,28 @@ impl Ending {
     }
 }
 
-/// What belongs to one connection.
+/// The state of one connection.
 #[derive(Debug)]
 struct Attachment {
     decoder: Decoder,
     raw: BytesMut,
-    /// Frames and headers to write, before `data_left` bytes of the stream.
+    /// Frames and headers to write, followed by `data_left` bytes of the stream.
     control: Vec<u8>,
     control_written: usize,
     data_left: usize,
-    /// The next number to put on this connection.
+    /// The next offset to write to this connection.
     sent: u64,
-    /// What the peer was told last.
-    told_received: u64,
-    told_limit: u64,
-    /// Tell it again after this many bytes.
+    /// The values of the last ACK.
+    sent_received: u64,
+    sent_limit: u64,
+    /// Send the next ACK after this many bytes.
     ack_step: u64,
     ping: Option<Instant>,
     ping_due: bool,
     pong_due: Option<u64>,
     last_received: Instant,
-    /// The last words are being written; afterwards the link is over.
-    closing: Option<Ending>,
+    /// The last frames are being written; then the link ends.
+    closing: Option<EndReason>,
 }
 
 impl Machine {
@@ -144,18 +144,18 @@ impl Machine {
             side,
             window,
             phase: Phase::Detached { since: now },
-            outbox: Outbox::new(limits.replay_capacity as usize),
+            replay_buffer: ReplayBuffer::new(limits.replay_capacity as usize),
             finishing: false,
             acknowledged: 0,
             highest_sent: 0,
             peer_limit: 0,
-            inbox: Inbox::default(),
+            receive_buffer: ReceiveBuffer::default(),
             received: 0,
             fin_received: false,
             consumed: 0,
             abandoned: None,
             abort: None,
-            malformed_in_a_row: 0,
+            malformed_connections: 0,
             attachments: 0,
             round_trip: None,
             limits,
@@ -163,14 +163,14 @@ impl Machine {
     }
 }
 
-/// What the user does.
+/// Operations of the user.
 impl Machine {
-    /// Takes as many bytes as there is room for. 0 means: wait.
+    /// Buffers as many bytes as there is room for. 0 means that the user has to wait.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> usize {
-        if self.finishing || self.ending().is_some() {
+        if self.finishing || self.end_reason().is_some() {
             return 0;
         }
-        self.outbox.push(bytes)
+        self.replay_buffer.push(bytes)
     }
 
     /// Ends the stream.
@@ -178,78 +178,78 @@ impl Machine {
         self.finishing = true;
     }
 
-    /// Whether the peer has everything, including the end.
+    /// Whether the peer has received everything, including the end.
     pub(crate) fn is_delivered(&self) -> bool {
-        self.finishing && self.acknowledged > self.outbox.end()
+        self.finishing && self.acknowledged > self.replay_buffer.end()
     }
 
-    /// Whether the user ended the stream.
+    /// Whether the user has ended the stream.
     pub(crate) fn is_finishing(&self) -> bool {
         self.finishing
     }
 
-    /// Hands out at most `room` bytes that have arrived, in pieces, and says how many.
+    /// Reads at most `room` received bytes, in pieces, and returns how many.
     pub(crate) fn read(&mut self, add: impl FnMut(&[u8]), room: usize) -> usize {
-        let count = self.inbox.read(add, room);
+        let count = self.receive_buffer.read(add, room);
         self.consumed += count as u64;
         count
     }
 
     /// Whether the user has read everything up to the end of the peer's stream.
     pub(crate) fn is_at_end(&self) -> bool {
-        self.fin_received && self.inbox.length() == 0
+        self.fin_received && self.receive_buffer.length() == 0
     }
 
-    /// Whether the user would read something, or learn of the end.
+    /// Whether a read would return bytes or the end.
     pub(crate) fn is_readable(&self) -> bool {
-        self.inbox.length() > 0 || self.fin_received || self.ending().is_some()
+        self.receive_buffer.length() > 0 || self.fin_received || self.end_reason().is_some()
     }
 
-    /// Whether it is worth to wake a user who waits to write. Waking for a few bytes would cost more than it gives.
+    /// Whether a waiting writer should be woken. Waking it for a few bytes would cost more than it gains.
     pub(crate) fn is_writable(&self) -> bool {
         let enough = (self.limits.replay_capacity / 8).max(1) as usize;
-        self.outbox.room() >= enough || self.is_delivered() || self.ending().is_some()
+        self.replay_buffer.room() >= enough || self.is_delivered() || self.end_reason().is_some()
     }
 
-    /// The user is gone. What it has ended is still delivered; what it has not is given up.
+    /// The user has dropped the link. A stream that it has ended is still delivered; otherwise the link is aborted.
     pub(crate) fn abandon(&mut self, now: Instant) {
         if self.abandoned.is_some() {
             return;
         }
         self.abandoned = Some(now);
-        self.consumed += self.inbox.length() as u64;
-        self.inbox.clear();
+        self.consumed += self.receive_buffer.length() as u64;
+        self.receive_buffer.clear();
         if !self.finishing {
             self.abort(now, Abort::dropped());
         }
     }
 
-    /// Gives the link up, and tells the peer.
+    /// Aborts the link, and sends the reason to the peer.
     pub(crate) fn abort(&mut self, now: Instant, abort: Abort) {
         self.abandoned.get_or_insert(now);
         self.abort.get_or_insert(abort);
-        self.give_up_if_nobody_can_be_told();
+        self.end_if_abort_undeliverable();
     }
 
-    pub(crate) fn ending(&self) -> Option<&Ending> {
+    pub(crate) fn end_reason(&self) -> Option<&EndReason> {
         match &self.phase {
-            Phase::Over(ending) => Some(ending),
+            Phase::Ended(end_reason) => Some(end_reason),
             Phase::Detached { .. } | Phase::Attached(_) => None,
         }
     }
 
-    pub(crate) fn outbox_length(&self) -> usize {
-        self.outbox.length()
+    pub(crate) fn replay_buffer_length(&self) -> usize {
+        self.replay_buffer.length()
     }
 
-    pub(crate) fn inbox_length(&self) -> usize {
-        self.inbox.length()
+    pub(crate) fn receive_buffer_length(&self) -> usize {
+        self.receive_buffer.length()
     }
 
-    /// How many bytes were written, and how many have arrived.
+    /// How many bytes were written, and how many were received.
     pub(crate) fn totals(&self) -> (u64, u64) {
         (
-            self.outbox.end(),
+            self.replay_buffer.end(),
             self.received - u64::from(self.fin_received),
         )
     }
@@ -263,18 +263,18 @@ impl Machine {
     }
 }
 
-/// Connections that come and go.
+/// Attaching and detaching connections.
 impl Machine {
     pub(crate) fn is_attached(&self) -> bool {
         matches!(self.phase, Phase::Attached(_))
     }
 
-    /// Whether a server ever said WELCOME.
+    /// Whether no connection was ever attached.
     pub(crate) fn is_fresh(&self) -> bool {
         self.attachments == 0
     }
 
-    /// How many bytes are known to have arrived, in both directions.
+    /// How many bytes are known to be delivered, in both directions.
     pub(crate) fn progress(&self) -> u64 {
         self.received + self.acknowledged
     }
@@ -287,8 +287,12 @@ impl Machine {
         }
     }
 
-    /// The server welcomed the client.
-    pub(crate) fn welcomed(&mut self, now: Instant, welcome: &Welcome) -> Result<(), LinkError> {
+    /// The client has received WELCOME.
+    pub(crate) fn accept_welcome(
+        &mut self,
+        now: Instant,
+        welcome: &Welcome,
+    ) -> Result<(), LinkError> {
         self.window = welcome.window;
         self.attach(now, &welcome.position)
             .map_err(|()| LinkError::StateLost)
@@ -298,15 +302,15 @@ impl Machine {
         self.window
     }
 
-    /// A client greeted the server: the answer is the first thing that will be written, unless it is a refusal.
-    pub(crate) fn greeted(
+    /// The server has received HELLO. WELCOME is the first message that will be written, unless the link is refused.
+    pub(crate) fn accept_hello(
         &mut self,
         now: Instant,
         hello: &Hello,
         window: Duration,
     ) -> Result<(), Refusal> {
-        if let Some(ending) = self.ending() {
-            return Err(ending.refusal());
+        if let Some(end_reason) = self.end_reason() {
+            return Err(end_reason.refusal());
         }
         self.attach(now, &hello.position)
             .map_err(|()| Refusal::StateLost)?;
@@ -327,7 +331,7 @@ impl Machine {
         self.peer_limit = self.peer_limit.max(peer.limit);
         self.attachments += 1;
         let position = self.position();
-        // A sender whose buffer is full must not wait for an acknowledgement that is not due yet. Smaller steps, down to a
+        // A sender whose replay buffer is full must not wait for an ACK that is not due yet. Smaller steps, down to a
         // sixty-fourth, were not measurably faster, and cost more frames.
         let ack_step = peer.replay_capacity.min(self.limits.receive_window) / 4;
         self.phase = Phase::Attached(Attachment {
@@ -337,8 +341,8 @@ impl Machine {
             control_written: 0,
             data_left: 0,
             sent: peer.received,
-            told_received: position.received,
-            told_limit: position.limit,
+            sent_received: position.received,
+            sent_limit: position.limit,
             ack_step: u64::from(ack_step).max(1),
             ping: None,
             ping_due: false,
@@ -349,44 +353,44 @@ impl Machine {
         Ok(())
     }
 
-    /// The connection is lost. What it said last may have been nonsense.
+    /// The connection is lost, possibly because of malformed input.
     pub(crate) fn detach(&mut self, now: Instant, malformed: Option<Malformed>) {
         if self.is_attached() {
             self.phase = Phase::Detached { since: now };
-            self.give_up_if_nobody_can_be_told();
+            self.end_if_abort_undeliverable();
         }
         if let Some(malformed) = malformed {
-            self.malformed_in_a_row += 1;
-            if self.malformed_in_a_row >= MALFORMED_IN_A_ROW {
-                self.end(Ending::Failed(malformed.into()));
+            self.malformed_connections += 1;
+            if self.malformed_connections >= MAX_MALFORMED_CONNECTIONS {
+                self.end(EndReason::Failed(malformed.into()));
             }
         }
     }
 
-    /// The server has an end of the link that the client was not told of.
-    pub(crate) fn end_as_finished_there(&mut self) {
-        // The server saw both ends of stream, so this end must have seen that of the server's.
+    /// The server has finished the link, and the CLOSED frame was lost.
+    pub(crate) fn end_finished_by_server(&mut self) {
+        // The server has seen the end of both streams, so this end must have received the end of the server's stream.
         if self.finishing && self.fin_received {
-            self.acknowledge(self.outbox.end() + 1);
-            self.end(Ending::Finished);
+            self.acknowledge(self.replay_buffer.end() + 1);
+            self.end(EndReason::Finished);
         } else {
-            self.end(Ending::Failed(LinkError::StateLost));
+            self.end(EndReason::Failed(LinkError::StateLost));
         }
     }
 
-    pub(crate) fn end(&mut self, ending: Ending) {
-        if self.ending().is_none() {
-            self.phase = Phase::Over(ending);
+    pub(crate) fn end(&mut self, end_reason: EndReason) {
+        if self.end_reason().is_none() {
+            self.phase = Phase::Ended(end_reason);
         }
     }
 
-    /// A server does not call its client: whoever comes back is told by what is remembered of the link.
-    fn give_up_if_nobody_can_be_told(&mut self) {
+    /// A server cannot connect to its client. A client that reconnects gets the recorded end reason.
+    fn end_if_abort_undeliverable(&mut self) {
         if self.side == Side::Server
             && !self.is_attached()
             && let Some(abort) = self.abort.clone()
         {
-            self.end(Ending::Aborted(abort));
+            self.end(EndReason::Aborted(abort));
         }
     }
 
@@ -397,7 +401,7 @@ impl Machine {
     fn acknowledge(&mut self, received: u64) {
         if received > self.acknowledged {
             self.acknowledged = received;
-            self.outbox.release(received);
+            self.replay_buffer.release(received);
         }
     }
 }

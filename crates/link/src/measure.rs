@@ -1,4 +1,4 @@
-//! What a link costs: the same bytes over bare transports and over links on them, on this machine's loopback.
+//! Benchmarks of links: the same bytes over bare transports and over links on them, on the loopback interface.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,12 +23,12 @@ use crate::{
     TcpDialer, Token, set_tcp_options,
 };
 
-/// What is written and read at once.
+/// Size of a write and a read.
 const BLOCK: usize = 256 * 1024;
-/// What is put into an HTTP/2 body at once.
+/// Size of a part of an HTTP/2 body.
 const BODY_PART: usize = 64 * 1024;
 
-/// The best that each chain reached, in bytes per second of one direction; and medians of round trips of one byte.
+/// The best throughput of each stack, in bytes per second of one direction, and the median round-trip times of one byte.
 #[derive(Debug, Clone, Default)]
 pub struct Measurement {
     pub tcp: f64,
@@ -43,19 +43,19 @@ pub struct Measurement {
     pub link_over_tcp_round_trip: Duration,
 }
 
-/// Sends `bytes` over each chain in turn, in as many rounds, and then a byte to and fro `round_trips` times. Rounds,
-/// because other programs disturb a single run, and rarely all runs of one chain.
+/// Sends `bytes` over each stack in turn, in several rounds, and then echoes one byte `round_trips` times. Several rounds,
+/// because other programs disturb a single run, and rarely all runs of one stack.
 pub fn measure(bytes: u64, rounds: u32, round_trips: usize) -> Result<Measurement, LinkError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();
-    runtime.map_err(unreachable_because)?.block_on(async {
-        let site = Site::build().await?;
+    runtime.map_err(unreachable_error)?.block_on(async {
+        let setup = TestSetup::build().await?;
         let mut best = Measurement::default();
         for _ in 0..rounds {
-            best.add_round(&site, bytes).await?;
+            best.add_round(&setup, bytes).await?;
         }
-        let (tcp, link) = (site.tcp().await?, site.link_over_tcp().await?);
+        let (tcp, link) = (setup.tcp().await?, setup.link_over_tcp().await?);
         best.tcp_round_trip = median_round_trip(tcp, round_trips).await?;
         best.link_over_tcp_round_trip = median_round_trip(link, round_trips).await?;
         Ok(best)
@@ -63,21 +63,21 @@ pub fn measure(bytes: u64, rounds: u32, round_trips: usize) -> Result<Measuremen
 }
 
 impl Measurement {
-    async fn add_round(&mut self, site: &Site, bytes: u64) -> Result<(), LinkError> {
+    async fn add_round(&mut self, setup: &TestSetup, bytes: u64) -> Result<(), LinkError> {
         let raise = |best: &mut f64, speed: f64| *best = best.max(speed);
-        raise(&mut self.tcp, raw(site.tcp().await?, bytes).await?);
-        let link = site.link_over_tcp().await?;
+        raise(&mut self.tcp, raw(setup.tcp().await?, bytes).await?);
+        let link = setup.link_over_tcp().await?;
         raise(&mut self.link_over_tcp, raw(link, bytes).await?);
-        raise(&mut self.tls, raw(site.tls().await?, bytes).await?);
-        let link = site.link_over_tls().await?;
+        raise(&mut self.tls, raw(setup.tls().await?, bytes).await?);
+        let link = setup.link_over_tls().await?;
         raise(&mut self.link_over_tls, raw(link, bytes).await?);
-        let tcp = site.tcp().await?;
+        let tcp = setup.tcp().await?;
         raise(&mut self.http2_over_tcp, body(tcp, bytes).await?);
-        let link = site.link_over_tcp().await?;
+        let link = setup.link_over_tcp().await?;
         raise(&mut self.http2_over_link_over_tcp, body(link, bytes).await?);
-        let tls = site.tls().await?;
+        let tls = setup.tls().await?;
         raise(&mut self.http2_over_tls, body(tls, bytes).await?);
-        let link = site.link_over_tls().await?;
+        let link = setup.link_over_tls().await?;
         raise(&mut self.http2_over_link_over_tls, body(link, bytes).await?);
         Ok(())
     }
@@ -86,8 +86,8 @@ impl Measurement {
 /// Both ends of a connection.
 type Ends = (Box<dyn Pipe>, Box<dyn Pipe>);
 
-/// A listener, and what both ends need to know.
-struct Site {
+/// A listener, and the configuration of both ends.
+struct TestSetup {
     listener: TcpListener,
     dialer: TcpDialer,
     tls_dialer: TlsDialer<TcpDialer>,
@@ -95,11 +95,11 @@ struct Site {
     server: LinkServer<SharedToken>,
 }
 
-impl Site {
+impl TestSetup {
     async fn build() -> Result<Self, LinkError> {
         let listener = TcpListener::bind("127.0.0.1:0").await;
-        let listener = listener.map_err(unreachable_because)?;
-        let address = listener.local_addr().map_err(unreachable_because)?;
+        let listener = listener.map_err(unreachable_error)?;
+        let address = listener.local_addr().map_err(unreachable_error)?;
         let dialer = TcpDialer::new(address);
         let identity = Identity::generate()?;
         let trust = Trust::Pinned(identity.fingerprint());
@@ -115,19 +115,19 @@ impl Site {
 
     async fn tcp(&self) -> Result<Ends, LinkError> {
         let ends = tokio::try_join!(self.dialer.dial(), self.accept_tcp());
-        let (near, far) = ends.map_err(unreachable_because)?;
+        let (near, far) = ends.map_err(unreachable_error)?;
         Ok((Box::new(near), Box::new(far)))
     }
 
     async fn tls(&self) -> Result<Ends, LinkError> {
         let ends = tokio::try_join!(self.tls_dialer.dial(), self.accept_tls());
-        let (near, far) = ends.map_err(unreachable_because)?;
+        let (near, far) = ends.map_err(unreachable_error)?;
         Ok((Box::new(near), Box::new(far)))
     }
 
     async fn link_over_tcp(&self) -> Result<Ends, LinkError> {
         let accept = async {
-            let pipe = self.accept_tcp().await.map_err(unreachable_because)?;
+            let pipe = self.accept_tcp().await.map_err(unreachable_error)?;
             self.accept_link(pipe).await
         };
         let connect = Link::connect(self.dialer.clone(), Settings::default());
@@ -137,7 +137,7 @@ impl Site {
 
     async fn link_over_tls(&self) -> Result<Ends, LinkError> {
         let accept = async {
-            let pipe = self.accept_tls().await.map_err(unreachable_because)?;
+            let pipe = self.accept_tls().await.map_err(unreachable_error)?;
             self.accept_link(pipe).await
         };
         let connect = Link::connect(self.tls_dialer.clone(), Settings::default());
@@ -176,7 +176,7 @@ async fn raw((mut near, mut far): Ends, bytes: u64) -> Result<f64, LinkError> {
             left -= length;
         }
         near.shutdown().await?;
-        // TLS servers say something of their own, and a connection that is closed with unread bytes is reset.
+        // TLS servers send session tickets, and a connection that is closed with unread bytes is reset.
         tokio::io::copy(&mut near, &mut tokio::io::sink()).await
     });
     let receiver = tokio::spawn(async move {
@@ -189,15 +189,20 @@ async fn raw((mut near, mut far): Ends, bytes: u64) -> Result<f64, LinkError> {
     let (sent, received) = tokio::join!(sender, receiver);
     sent.map_err(io::Error::other)
         .flatten()
-        .map_err(unreachable_because)?;
+        .map_err(unreachable_error)?;
     let received = received.map_err(io::Error::other).flatten();
-    Ok(bytes as f64 / received.map_err(unreachable_because)?.as_secs_f64())
+    Ok(bytes as f64 / received.map_err(unreachable_error)?.as_secs_f64())
 }
 
-/// Sends one HTTP/2 request whose body has all the bytes.
+/// Sends one HTTP/2 request with all the bytes in its body.
 async fn body((near, far): Ends, bytes: u64) -> Result<f64, LinkError> {
     let windows = Windows::default();
-    let serving = tokio::spawn(http2::serve(far, windows, Swallow, std::future::pending()));
+    let serving = tokio::spawn(http2::serve(
+        far,
+        windows,
+        DiscardBody,
+        std::future::pending(),
+    ));
     let mut client = Client::start(near, windows).await?;
     let start = Instant::now();
     let (mut sender, body) = http2::body(4);
@@ -226,11 +231,11 @@ async fn body((near, far): Ends, bytes: u64) -> Result<f64, LinkError> {
     Ok(speed)
 }
 
-/// Answers when it has read the whole body.
+/// Responds after it has read the whole body.
 #[derive(Clone)]
-struct Swallow;
+struct DiscardBody;
 
-impl Service<Request<Incoming>> for Swallow {
+impl Service<Request<Incoming>> for DiscardBody {
     type Response = Response<Empty<Bytes>>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
@@ -259,21 +264,21 @@ async fn median_round_trip((mut near, mut far): Ends, count: usize) -> Result<Du
     let mut round_trips = Vec::with_capacity(count);
     for _ in 0..count {
         let start = Instant::now();
-        near.write_all(&[7]).await.map_err(unreachable_because)?;
+        near.write_all(&[7]).await.map_err(unreachable_error)?;
         let mut byte = [0];
         near.read_exact(&mut byte)
             .await
-            .map_err(unreachable_because)?;
+            .map_err(unreachable_error)?;
         round_trips.push(start.elapsed());
     }
-    near.shutdown().await.map_err(unreachable_because)?;
+    near.shutdown().await.map_err(unreachable_error)?;
     let echoed = echo.await.map_err(io::Error::other).flatten();
-    echoed.map_err(unreachable_because)?;
+    echoed.map_err(unreachable_error)?;
     round_trips.sort_unstable();
     Ok(round_trips.get(count / 2).copied().unwrap_or_default())
 }
 
-fn unreachable_because(error: io::Error) -> LinkError {
+fn unreachable_error(error: io::Error) -> LinkError {
     LinkError::Unreachable(Arc::new(error))
 }
 
@@ -282,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_chain_carries_the_bytes() {
+    fn every_stack_carries_the_bytes() {
         let measured = measure(3_000_000, 2, 10).unwrap();
         assert!(measured.http2_over_link_over_tls > 0.0, "{measured:?}");
     }

@@ -1,63 +1,64 @@
-//! The server's end: it is given pipes, and hands out links.
+//! The server side: accepts pipes, and returns links.
 //!
-//! A pipe that greets with a new id becomes a new link. One that greets with the id of a link that is here continues
-//! that link, also when its old connection still seems to be alive: the client knows better. What has ended while its
-//! client was away is remembered for a while, so that the client learns why.
+//! A pipe with a new link ID becomes a new link. A pipe with the ID of an existing link resumes that link, even if its old
+//! connection still seems to be alive: only the client knows that it is lost. The end reasons of links that ended while
+//! their client was disconnected are kept, so that the client gets the reason when it reconnects.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::client::{report_ending, until_not};
+use crate::client::{drive_while, report_end};
 use crate::dial::Pipe;
 use crate::error::{Abort, LinkError};
-use crate::greeting::{Hello, LinkId, PREAMBLE, Preamble, Refusal, Token, VERSION};
+use crate::handshake::{Hello, LinkId, PREAMBLE, Preamble, Refusal, Token, VERSION};
 use crate::link::{Link, Status};
-use crate::machine::{Ending, Machine, Side};
+use crate::machine::{EndReason, Machine, Side};
 use crate::settings::{ServerSettings, limits};
-use crate::shared::{Event, Shared, now};
+use crate::shared::{ConnectionState, Shared, now};
 
-/// As many ended links are remembered.
-const REMEMBERED: usize = 1024;
+/// Maximum number of ended links whose end reason is kept.
+const MAX_ENDED_LINKS: usize = 1024;
 
-/// Decides who may have a link.
+/// Authenticates clients.
 pub trait Admit: Send + Sync + 'static {
-    /// Names the peer who shows this token, or says why it is refused. It is asked for every connection; a link is only
-    /// continued by the peer who made it.
+    /// Returns the name of the peer with this token, or the reason for rejecting it. It is called for every connection. A
+    /// link can only be resumed by the peer that created it.
     fn admit(&self, token: &Token) -> impl Future<Output = Result<String, String>> + Send;
 }
 
-/// Lets everybody in who knows one token.
+/// Admits every client that has one shared token.
 #[derive(Debug)]
 pub struct SharedToken(pub Token);
 
 impl Admit for SharedToken {
     async fn admit(&self, token: &Token) -> Result<String, String> {
-        if same(self.0.as_bytes(), token.as_bytes()) {
+        if constant_time_eq(self.0.as_bytes(), token.as_bytes()) {
             Ok(String::new())
         } else {
-            Err("it is not the one that was agreed on".to_owned())
+            Err("it is not the expected one".to_owned())
         }
     }
 }
 
-/// Compares without telling by the time it takes where the difference is.
-fn same(left: &[u8], right: &[u8]) -> bool {
+/// Compares in constant time, so that the duration does not reveal where the difference is.
+fn constant_time_eq(left: &[u8], right: &[u8]) -> bool {
     let differences = left.iter().zip(right).map(|(left, right)| left ^ right);
     let difference = differences.fold(0, |all, one| std::hint::black_box(all | one));
     left.len() == right.len() && difference == 0
 }
 
-/// What became of a pipe.
+/// The result of accepting a pipe.
 #[derive(Debug)]
 pub enum Accepted {
-    /// Somebody made a link.
+    /// A client created a link.
     New(Link),
-    /// The link with this id, handed out before, continues.
+    /// The existing link with this ID was resumed.
     Resumed(LinkId),
 }
 
@@ -68,19 +69,19 @@ pub struct LinkServer<A> {
     registry: Arc<Mutex<Registry>>,
 }
 
-/// The links that there are, and what became of those that there were.
+/// The existing links, and the end reasons of earlier ones.
 #[derive(Default)]
 struct Registry {
     links: HashMap<LinkId, Entry>,
-    endings: HashMap<LinkId, Ending>,
-    /// The ids of `endings`, the oldest first.
+    end_reasons: HashMap<LinkId, EndReason>,
+    /// The IDs of `end_reasons`, the oldest first.
     ended: VecDeque<LinkId>,
 }
 
 struct Entry {
     shared: Arc<Shared>,
     peer: String,
-    /// That of the newest connection.
+    /// The attempt number of the newest connection.
     attempt: u32,
 }
 
@@ -93,19 +94,19 @@ impl<A: Admit> LinkServer<A> {
         }
     }
 
-    /// Takes a pipe that somebody opened. An error is about this pipe only; a client that was refused has been told.
-    /// It may take as long as [`ServerSettings::greeting_timeout`], so every pipe should be accepted by its own task.
+    /// Accepts a pipe. An error only concerns this pipe; a client that was refused has received the reason. It may take
+    /// as long as [`ServerSettings::handshake_timeout`], so every pipe should be accepted in its own task.
     pub async fn accept(&self, mut pipe: impl Pipe) -> Result<Accepted, LinkError> {
-        let greeting = timeout(self.settings.greeting_timeout, read_hello(&mut pipe)).await;
-        let hello = match greeting {
+        let handshake = timeout(self.settings.handshake_timeout, read_hello(&mut pipe)).await;
+        let hello = match handshake {
             Ok(Ok(hello)) => hello,
-            Ok(Err(Rejected::Refuse(refusal, error))) => {
+            Ok(Err(HandshakeError::Refuse(refusal, error))) => {
                 return self.refuse(pipe, &refusal, error).await;
             }
-            Ok(Err(Rejected::Drop(error))) => return Err(error),
+            Ok(Err(HandshakeError::Drop(error))) => return Err(error),
             Err(_) => {
                 let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                return Err(LinkError::NoGreeting(Arc::new(error)));
+                return Err(LinkError::NoHandshake(Arc::new(error)));
             }
         };
         let peer = match self.admit.admit(&hello.token).await {
@@ -118,18 +119,18 @@ impl<A: Admit> LinkServer<A> {
         match self.attach(&hello, peer, Box::new(pipe)) {
             Ok(accepted) => Ok(accepted),
             Err((pipe, refusal)) => {
-                let error = error_of(&refusal);
+                let error = refusal_error(&refusal);
                 self.refuse(pipe, &refusal, error).await
             }
         }
     }
 
-    /// How many links there are, with and without a connection.
+    /// The number of links, with and without a connection.
     pub fn links(&self) -> usize {
         self.registry().links.len()
     }
 
-    /// Gives up all links, and tells the peers why.
+    /// Aborts all links, and sends the reason to the peers.
     pub fn abort_all(&self, reason: &Abort) {
         let links: Vec<_> = self
             .registry()
@@ -142,7 +143,7 @@ impl<A: Admit> LinkServer<A> {
         }
     }
 
-    /// Decides and does all that has to happen at once. A pipe that is refused comes back.
+    /// Checks the handshake and attaches the pipe, under one lock. Returns the pipe if it is refused.
     fn attach(
         &self,
         hello: &Hello,
@@ -150,9 +151,9 @@ impl<A: Admit> LinkServer<A> {
         pipe: Box<dyn Pipe>,
     ) -> Result<Accepted, (Box<dyn Pipe>, Refusal)> {
         let mut registry = self.registry();
-        let known = registry.links.contains_key(&hello.id);
-        let decided = registry.decide(hello, &peer, self.settings.most_links);
-        let entry = match decided {
+        let exists = registry.links.contains_key(&hello.id);
+        let checked = registry.check(hello, &peer, self.settings.max_links);
+        let entry = match checked {
             Ok(()) => registry.links.entry(hello.id).or_insert_with(|| Entry {
                 shared: Shared::new(self.machine()),
                 peer: peer.clone(),
@@ -162,10 +163,10 @@ impl<A: Admit> LinkServer<A> {
         };
         let shared = Arc::clone(&entry.shared);
         let mut inner = shared.lock();
-        let window = hello.window.min(self.settings.longest_resume_window);
-        if let Err(refusal) = inner.machine.greeted(now(), hello, window) {
+        let window = hello.window.min(self.settings.max_resume_window);
+        if let Err(refusal) = inner.machine.accept_hello(now(), hello, window) {
             drop(inner);
-            if !known {
+            if !exists {
                 registry.links.remove(&hello.id);
             }
             return Err((pipe, refusal));
@@ -173,7 +174,7 @@ impl<A: Admit> LinkServer<A> {
         entry.attempt = hello.attempt;
         shared.set_pipe(&mut inner, pipe);
         drop(inner);
-        if known {
+        if exists {
             shared.status.send_replace(Status::Connected);
             return Ok(Accepted::Resumed(hello.id));
         }
@@ -187,7 +188,7 @@ impl<A: Admit> LinkServer<A> {
 
     fn machine(&self) -> Machine {
         let limits = limits(self.settings.buffers, self.settings.keep_alive);
-        let window = self.settings.longest_resume_window;
+        let window = self.settings.max_resume_window;
         Machine::new(Side::Server, limits, window, now())
     }
 
@@ -197,27 +198,27 @@ impl<A: Admit> LinkServer<A> {
         refusal: &Refusal,
         error: LinkError,
     ) -> Result<Accepted, LinkError> {
-        let tell = async {
+        let send_refusal = async {
             pipe.write_all(&refusal.encode()).await?;
             pipe.shutdown().await
         };
-        // A client that does not hear it asks again.
-        let _ = timeout(self.settings.greeting_timeout, tell).await;
+        // A client that does not receive it retries.
+        let _ = timeout(self.settings.handshake_timeout, send_refusal).await;
         Err(error)
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        lock(&self.registry)
+        self.registry.lock()
     }
 }
 
 impl Registry {
-    /// Whether this greeting may make or continue a link.
-    fn decide(&self, hello: &Hello, peer: &str, most_links: usize) -> Result<(), Refusal> {
+    /// Whether this handshake may create or resume a link.
+    fn check(&self, hello: &Hello, peer: &str, max_links: usize) -> Result<(), Refusal> {
         if let Some(entry) = self.links.get(&hello.id) {
             return if entry.peer != peer {
                 Err(Refusal::Token(
-                    "the link belongs to somebody else".to_owned(),
+                    "the link belongs to another peer".to_owned(),
                 ))
             } else if hello.attempt <= entry.attempt {
                 Err(Refusal::Superseded)
@@ -225,71 +226,74 @@ impl Registry {
                 Ok(())
             };
         }
-        match self.endings.get(&hello.id) {
-            Some(ending) => Err(ending.refusal()),
+        match self.end_reasons.get(&hello.id) {
+            Some(end_reason) => Err(end_reason.refusal()),
             None if !hello.fresh => Err(Refusal::StateLost),
-            None if self.links.len() >= most_links => {
-                Err(Refusal::Other(format!("it has {most_links} links already")))
+            None if self.links.len() >= max_links => {
+                Err(Refusal::Other(format!("it has {max_links} links already")))
             }
             None => Ok(()),
         }
     }
 
-    fn remember(&mut self, id: LinkId, ending: Ending) {
+    fn record_end(&mut self, id: LinkId, end_reason: EndReason) {
         self.links.remove(&id);
-        self.endings.insert(id, ending);
+        self.end_reasons.insert(id, end_reason);
         self.ended.push_back(id);
-        if self.ended.len() > REMEMBERED
+        if self.ended.len() > MAX_ENDED_LINKS
             && let Some(oldest) = self.ended.pop_front()
         {
-            self.endings.remove(&oldest);
+            self.end_reasons.remove(&oldest);
         }
     }
 }
 
-/// Keeps a link alive until it is over.
+/// Drives a link until it ends.
 async fn drive(shared: Arc<Shared>, id: LinkId, registry: Arc<Mutex<Registry>>) {
     loop {
-        if until_not(&shared, Event::Attached).await == Event::Over {
+        if drive_while(&shared, ConnectionState::Attached).await == ConnectionState::Ended {
             break;
         }
-        if until_not(&shared, Event::Lost).await == Event::Over {
+        if drive_while(&shared, ConnectionState::Detached).await == ConnectionState::Ended {
             break;
         }
     }
-    let ending = shared.lock().machine.ending().cloned();
-    lock(&registry).remember(id, ending.unwrap_or(Ending::Finished));
+    let end_reason = shared.lock().machine.end_reason().cloned();
+    registry
+        .lock()
+        .record_end(id, end_reason.unwrap_or(EndReason::Finished));
     shared.end_pipe().await;
-    report_ending(&shared);
+    report_end(&shared);
 }
 
-/// Why a greeting leads nowhere.
-enum Rejected {
+/// Why a handshake failed.
+enum HandshakeError {
     Refuse(Refusal, LinkError),
-    /// It is not even a link; there is nobody to tell.
+    /// The peer does not use the link protocol, so no refusal is sent.
     Drop(LinkError),
 }
 
-async fn read_hello(pipe: &mut impl Pipe) -> Result<Hello, Rejected> {
-    let broken = |error| Rejected::Drop(LinkError::NoGreeting(Arc::new(error)));
-    let nonsense = |malformed| Rejected::Drop(LinkError::Protocol(malformed));
+async fn read_hello(pipe: &mut impl Pipe) -> Result<Hello, HandshakeError> {
+    let broken = |error| HandshakeError::Drop(LinkError::NoHandshake(Arc::new(error)));
+    let malformed = |error| HandshakeError::Drop(LinkError::Protocol(error));
     let mut preamble = [0; PREAMBLE];
     pipe.read_exact(&mut preamble).await.map_err(broken)?;
-    let preamble = Preamble::decode(&preamble).map_err(nonsense)?;
+    let preamble = Preamble::decode(&preamble).map_err(malformed)?;
     let mut body = vec![0; preamble.length];
-    // Also of another version: closing a connection with unread bytes could swallow the answer.
+    // The body is read for other versions too: closing a connection with unread bytes resets it, and the peer might not
+    // receive the response.
     pipe.read_exact(&mut body).await.map_err(broken)?;
     if preamble.version != VERSION {
         let error = LinkError::VersionMismatch {
             ours: VERSION,
             theirs: preamble.version,
         };
-        return Err(Rejected::Refuse(Refusal::Version, error));
+        return Err(HandshakeError::Refuse(Refusal::Version, error));
     }
-    Hello::decode(preamble, &body).map_err(nonsense)
+    Hello::decode(preamble, &body).map_err(malformed)
 }
 
-fn error_of(refusal: &Refusal) -> LinkError {
+fn refusal_error(refusal: &Refusal) -> LinkError {
     match refusal {
         Refusal::StateLost => LinkError::StateLost,
         Refusal::WindowExpired(window) => LinkError::WindowExpired { window: *window },
@@ -297,17 +301,12 @@ fn error_of(refusal: &Refusal) -> LinkError {
         Refusal::Aborted(abort) => LinkError::Aborted(abort.clone()),
         Refusal::Other(text) => LinkError::Refused { text: text.clone() },
         Refusal::Superseded => LinkError::Refused {
-            text: "a newer connection of this link is there".to_owned(),
+            text: "the link has a newer connection".to_owned(),
         },
         Refusal::Finished | Refusal::Version => LinkError::Refused {
             text: "the link has ended".to_owned(),
         },
     }
-}
-
-fn lock(registry: &Mutex<Registry>) -> MutexGuard<'_, Registry> {
-    // Nobody panics while holding it.
-    registry.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<A> Clone for LinkServer<A> {
@@ -324,7 +323,7 @@ impl<A> fmt::Debug for LinkServer<A> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = formatter.debug_struct("LinkServer");
         debug
-            .field("links", &lock(&self.registry).links.len())
+            .field("links", &self.registry.lock().links.len())
             .finish_non_exhaustive()
     }
 }

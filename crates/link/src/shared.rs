@@ -1,17 +1,19 @@
-//! What a link's user and its driver share: the machine, the pipe, and moving bytes between the two.
+//! The state that a link's user and its driver task share: the state machine and the pipe, and the transfer of bytes
+//! between them.
 //!
-//! There is one lock. It is held while bytes are copied and while the pipe is asked, which never blocks, and never
-//! across an await.
+//! There is one lock. It is held while bytes are copied and while the pipe is polled, which never blocks, and never across
+//! an await.
 
 use std::io::{self, IoSlice};
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::BufMut;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::Sleep;
@@ -20,23 +22,23 @@ use tokio_util::io::poll_read_buf;
 use crate::dial::Pipe;
 use crate::error::{Abort, Malformed};
 use crate::link::Status;
-use crate::machine::{Ending, Machine, SLICES};
+use crate::machine::{EndReason, Machine, SLICES};
 use crate::wakers::{self, Wakers};
 
-/// Bytes go straight from the pipe to the user when the user has room for at least this many. With less room the
-/// saved copy is not worth the additional calls into the kernel.
-const LARGE: usize = 32 * 1024;
-/// As many bytes are read to find the next header, when those behind it may go straight to the user. A small message
-/// is read with it.
-const GLANCE: usize = 4 * 1024;
-/// How long the end of a pipe may take that is not needed any more.
-const PIPE_SHUTDOWN: Duration = Duration::from_secs(1);
+/// Bytes are read directly from the pipe into the user's buffer if it has at least this size. For smaller buffers the saved
+/// copy is not worth the additional system calls.
+const DIRECT_READ_MIN: usize = 32 * 1024;
+/// Size of the read for the next frame header when its data may be read directly into the user's buffer. A small message is
+/// read along with it.
+const HEADER_READ_SIZE: usize = 4 * 1024;
+/// How long shutting down an unused pipe may take.
+const PIPE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shared {
     inner: Mutex<Inner>,
     pub(crate) wakers: Arc<Wakers>,
     pub(crate) status: watch::Sender<Status>,
-    /// The driver found the lock taken.
+    /// The driver found the lock held, and must be woken when it is released.
     driver_waits: AtomicBool,
     pipe_readable: Waker,
     pipe_writable: Waker,
@@ -45,19 +47,17 @@ pub(crate) struct Shared {
 pub(crate) struct Inner {
     pub(crate) machine: Machine,
     pipe: Option<Box<dyn Pipe>>,
-    /// The pipe may hold bytes back until it is flushed.
+    /// The pipe may buffer bytes until it is flushed.
     unflushed: bool,
 }
 
-/// Why the driver looks up.
+/// Whether a link is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// There is a connection now.
+pub(crate) enum ConnectionState {
     Attached,
-    /// There is none any more.
-    Lost,
-    /// There will never be one again.
-    Over,
+    Detached,
+    /// Final.
+    Ended,
 }
 
 pub(crate) fn now() -> Instant {
@@ -81,46 +81,42 @@ impl Shared {
         })
     }
 
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        // Nobody panics while holding it; if somebody did, the numbers are still those of the streams.
-        let guard = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        self.locked(guard)
+    pub(crate) fn lock(&self) -> InnerGuard<'_> {
+        self.locked(self.inner.lock())
     }
 
-    /// For the driver, which must not block its thread while a user copies a lot: it is woken when the lock is free.
-    fn try_lock(&self) -> Option<Locked<'_>> {
-        for _ in 0..2 {
-            match self.inner.try_lock() {
-                Ok(guard) => return Some(self.locked(guard)),
-                Err(TryLockError::Poisoned(poisoned)) => {
-                    return Some(self.locked(poisoned.into_inner()));
-                }
-                // Tried once more afterwards: the lock may have been let go before this could be seen.
-                Err(TryLockError::WouldBlock) => self.driver_waits.store(true, Ordering::SeqCst),
-            }
+    /// For the driver, which must not block its thread while a user copies many bytes. It is woken when the lock is
+    /// released.
+    fn try_lock(&self) -> Option<InnerGuard<'_>> {
+        if let Some(guard) = self.inner.try_lock() {
+            return Some(self.locked(guard));
         }
-        None
+        self.driver_waits.store(true, Ordering::SeqCst);
+        // The lock may have been released before the flag was visible, so it is tried once more. The fence keeps this
+        // attempt from being reordered before the store.
+        fence(Ordering::SeqCst);
+        self.inner.try_lock().map(|guard| self.locked(guard))
     }
 
-    fn locked<'a>(&'a self, guard: MutexGuard<'a, Inner>) -> Locked<'a> {
-        Locked {
+    fn locked<'a>(&'a self, guard: MutexGuard<'a, Inner>) -> InnerGuard<'a> {
+        InnerGuard {
             guard,
-            _afterwards: WakeDriver(self),
+            _wake_on_release: WakeDriver(self),
         }
     }
 
-    /// Gives the link a pipe, whose greeting the machine has just been told of, in place of the one it may have.
+    /// Sets the pipe after its handshake, and replaces an existing one.
     pub(crate) fn set_pipe(&self, inner: &mut Inner, pipe: Box<dyn Pipe>) {
         inner.pipe = Some(pipe);
         inner.unflushed = false;
         self.wakers.driver.wake();
     }
 
-    /// Takes the pipe away, for another one to come in its place. As long as it is not dropped, the peer misses nobody.
-    /// None of a link that is over or has none.
-    pub(crate) fn set_aside(&self) -> Option<Box<dyn Pipe>> {
+    /// Takes the pipe for a handover. The peer sees no disconnect as long as it is not dropped. Returns `None` if the link
+    /// has ended or is disconnected.
+    pub(crate) fn take_pipe(&self) -> Option<Box<dyn Pipe>> {
         let mut inner = self.lock();
-        if inner.machine.ending().is_some() {
+        if inner.machine.end_reason().is_some() {
             return None;
         }
         let pipe = inner.pipe.take()?;
@@ -128,8 +124,8 @@ impl Shared {
         Some(pipe)
     }
 
-    /// There is no connection, and none is about to come by itself.
-    pub(crate) fn report_loss(&self, why: String) {
+    /// Reports that the link is disconnected.
+    pub(crate) fn report_reconnecting(&self, why: String) {
         self.status.send_replace(Status::Reconnecting {
             since: now(),
             attempts: 0,
@@ -137,55 +133,65 @@ impl Shared {
         });
     }
 
-    /// Reads for the user: from what has arrived, or else from the pipe.
+    /// Reads for the user: from the receive buffer, or else from the pipe.
     pub(crate) fn poll_read(
         &self,
         context: &Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
-        let large = buffer.remaining() >= LARGE;
+        let is_large = buffer.remaining() >= DIRECT_READ_MIN;
         loop {
             let before = buffer.filled().len();
             let room = buffer.remaining();
             let mut progress = Poll::Ready(());
             inner.machine.read(|bytes| buffer.put_slice(bytes), room);
-            if large && inner.machine.direct_room() >= GLANCE && buffer.has_remaining_mut() {
-                progress = self.poll_pull_directly(&mut inner, buffer);
+            if is_large
+                && inner.machine.direct_room() >= HEADER_READ_SIZE
+                && buffer.has_remaining_mut()
+            {
+                progress = self.poll_read_pipe_directly(&mut inner, buffer);
             }
             if buffer.filled().len() > before || room == 0 || inner.machine.is_at_end() {
-                self.push(&mut inner);
-                self.reader_leaves(context, progress);
+                self.write_pipe(&mut inner);
+                self.reader_done(context, progress);
                 return Poll::Ready(Ok(()));
             }
-            if let Some(ending) = inner.machine.ending() {
-                return Poll::Ready(read_result(ending));
+            if let Some(end_reason) = inner.machine.end_reason() {
+                return Poll::Ready(read_result(end_reason));
             }
             if progress.is_ready() {
-                progress = self.poll_pull(&mut inner, if large { GLANCE } else { usize::MAX });
+                progress = self.poll_read_pipe(
+                    &mut inner,
+                    if is_large {
+                        HEADER_READ_SIZE
+                    } else {
+                        usize::MAX
+                    },
+                );
             }
             if progress.is_pending() {
-                self.push(&mut inner);
+                self.write_pipe(&mut inner);
                 self.wakers.reader.register(context.waker());
                 return Poll::Pending;
             }
         }
     }
 
-    /// The reader has something and goes away.
-    fn reader_leaves(&self, context: &Context<'_>, progress: Poll<()>) {
+    /// Registers wakers after a read has returned bytes.
+    fn reader_done(&self, context: &Context<'_>, progress: Poll<()>) {
         if progress.is_pending() {
-            // The pipe has been asked to tell when there is more. Tell the reader, who will most likely be back by
-            // then, rather than the driver.
+            // The pipe will wake us when it has more bytes. Wake the reader then, which most likely reads again, rather
+            // than the driver.
             self.wakers.reader.register(context.waker());
         }
         if self.wakers.writer_waits() {
-            // The reader has not read the pipe to its end, and the writer needs what is there.
+            // The reader has not drained the pipe, and the writer waits for acknowledgements in it.
             self.wakers.driver.wake();
         }
     }
 
-    /// Writes for the user: into the machine, and from there into the pipe as far as it goes.
+    /// Writes for the user: into the state machine, and from there into the pipe as far as it accepts bytes.
     pub(crate) fn poll_write(
         &self,
         context: &Context<'_>,
@@ -193,8 +199,8 @@ impl Shared {
     ) -> Poll<io::Result<usize>> {
         let mut inner = self.lock();
         loop {
-            if let Some(ending) = inner.machine.ending() {
-                return Poll::Ready(Err(write_error(ending)));
+            if let Some(end_reason) = inner.machine.end_reason() {
+                return Poll::Ready(Err(write_error(end_reason)));
             }
             if inner.machine.is_finishing() {
                 return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -209,144 +215,146 @@ impl Shared {
             }
             if count > 0 || slices.iter().all(|slice| slice.is_empty()) {
                 self.wakers.set_writer_waits(false);
-                self.push(&mut inner);
+                self.write_pipe(&mut inner);
                 return Poll::Ready(Ok(count));
             }
             ready!(self.poll_wait_for_acks(context, &mut inner));
         }
     }
 
-    /// Ends the user's stream. Ready when the peer has all of it.
+    /// Ends the user's stream. Ready when the peer has received all of it.
     pub(crate) fn poll_shutdown(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.lock();
-        if inner.machine.ending().is_none() {
+        if inner.machine.end_reason().is_none() {
             inner.machine.finish();
         }
         loop {
-            self.push(&mut inner);
+            self.write_pipe(&mut inner);
             if inner.machine.is_delivered() {
                 self.wakers.set_writer_waits(false);
                 return Poll::Ready(Ok(()));
             }
-            if let Some(ending) = inner.machine.ending() {
-                return Poll::Ready(Err(write_error(ending)));
+            if let Some(end_reason) = inner.machine.end_reason() {
+                return Poll::Ready(Err(write_error(end_reason)));
             }
             ready!(self.poll_wait_for_acks(context, &mut inner));
         }
     }
 
-    /// Moves what is written into the pipe, as far as it goes.
+    /// Writes pending bytes into the pipe, as far as it accepts them.
     pub(crate) fn flush(&self) {
-        self.push(&mut self.lock());
+        self.write_pipe(&mut self.lock());
     }
 
-    /// The user is gone.
+    /// The user has dropped the link.
     pub(crate) fn abandon(&self) {
         let mut inner = self.lock();
         inner.machine.abandon(now());
-        self.push(&mut inner);
+        self.write_pipe(&mut inner);
         self.wakers.driver.wake();
     }
 
-    /// Gives the link up, for whatever reason its user has.
+    /// Aborts the link.
     pub(crate) fn abort(&self, reason: Abort) {
         let mut inner = self.lock();
         inner.machine.abort(now(), reason);
-        self.push(&mut inner);
+        self.write_pipe(&mut inner);
         self.wake_users(&inner);
         self.wakers.driver.wake();
     }
 
-    /// Waits for acknowledgements, which are read like everything else.
+    /// Waits for acknowledgements, by reading from the pipe.
     fn poll_wait_for_acks(&self, context: &Context<'_>, inner: &mut Inner) -> Poll<()> {
-        // First, so that an acknowledgement that somebody else reads meanwhile is not missed.
+        // Registered before reading, so that an acknowledgement that another task reads in the meantime is not missed.
         self.wakers.set_writer_waits(true);
         self.wakers.writer.register(context.waker());
-        ready!(self.poll_pull(inner, usize::MAX));
+        ready!(self.poll_read_pipe(inner, usize::MAX));
         if inner.machine.is_readable() {
             self.wakers.reader.wake();
         }
         Poll::Ready(())
     }
 
-    /// Drives the link until something happens that its task has to look at.
+    /// Drives the link until its state differs from `current`.
     pub(crate) fn poll_drive(
         &self,
         context: &mut Context<'_>,
         mut timer: Pin<&mut Sleep>,
-        seen: Event,
-    ) -> Poll<Event> {
+        current: ConnectionState,
+    ) -> Poll<ConnectionState> {
         self.wakers.driver.register(context.waker());
         let Some(mut inner) = self.try_lock() else {
             return Poll::Pending;
         };
         loop {
-            while self.poll_pull(&mut inner, usize::MAX).is_ready() {}
-            self.push(&mut inner);
-            let event = match inner.machine.ending() {
-                Some(_) => Event::Over,
-                None if inner.machine.is_attached() => Event::Attached,
-                None => Event::Lost,
+            while self.poll_read_pipe(&mut inner, usize::MAX).is_ready() {}
+            self.write_pipe(&mut inner);
+            let state = match inner.machine.end_reason() {
+                Some(_) => ConnectionState::Ended,
+                None if inner.machine.is_attached() => ConnectionState::Attached,
+                None => ConnectionState::Detached,
             };
             self.wake_users(&inner);
-            if event != seen {
-                return Poll::Ready(event);
+            if state != current {
+                return Poll::Ready(state);
             }
             if let Some(deadline) = inner.machine.deadline() {
                 let deadline = tokio::time::Instant::from_std(deadline);
-                // A timer that rings too early costs less than moving it with each byte that arrives.
+                // A timer that fires too early costs less than resetting it with each received byte.
                 if deadline < timer.deadline() || timer.is_elapsed() {
                     timer.as_mut().reset(deadline);
                 }
             }
             ready!(timer.as_mut().poll(context));
-            if inner.machine.time_passed(now()) {
-                self.lose(&mut inner, "the other end was silent for too long", None);
+            if inner.machine.handle_timeout(now()) {
+                self.lose_pipe(&mut inner, "the other end was silent for too long", None);
             }
         }
     }
 
-    /// Reads the pipe once, at most as many bytes. Ready as long as it makes sense to go on.
-    fn poll_pull(&self, inner: &mut Inner, most: usize) -> Poll<()> {
+    /// Reads at most `max` bytes from the pipe, once. Ready as long as there may be more.
+    fn poll_read_pipe(&self, inner: &mut Inner, max: usize) -> Poll<()> {
         let (Some(pipe), Some(raw)) = (&mut inner.pipe, inner.machine.raw()) else {
             return Poll::Pending;
         };
         let mut context = Context::from_waker(&self.pipe_readable);
         let pipe = Pin::new(pipe.as_mut());
-        match ready!(poll_read_buf(pipe, &mut context, &mut raw.limit(most))) {
-            Ok(0) => self.lose(inner, "the connection was closed", None),
+        match ready!(poll_read_buf(pipe, &mut context, &mut raw.limit(max))) {
+            Ok(0) => self.lose_pipe(inner, "the connection was closed", None),
             Ok(_) => match inner.machine.received(now()) {
-                Ok(()) => self.wake_if_over_or_writable(inner),
-                Err(malformed) => self.lose(inner, "nonsense was received", Some(malformed)),
+                Ok(()) => self.wake_if_ended_or_writable(inner),
+                Err(malformed) => {
+                    self.lose_pipe(inner, "malformed input was received", Some(malformed));
+                }
             },
-            Err(error) => self.lose(inner, &error, None),
+            Err(error) => self.lose_pipe(inner, &error, None),
         }
         Poll::Ready(())
     }
 
-    /// Reads bytes of the stream from the pipe into the user's buffer.
-    fn poll_pull_directly(&self, inner: &mut Inner, buffer: &mut ReadBuf<'_>) -> Poll<()> {
-        let most = inner.machine.direct_room();
+    /// Reads bytes of the stream from the pipe directly into the user's buffer.
+    fn poll_read_pipe_directly(&self, inner: &mut Inner, buffer: &mut ReadBuf<'_>) -> Poll<()> {
+        let max = inner.machine.direct_room();
         let Some(pipe) = &mut inner.pipe else {
             return Poll::Pending;
         };
         let mut context = Context::from_waker(&self.pipe_readable);
-        let room = buffer.remaining().min(most);
-        let mut straight = ReadBuf::new(buffer.initialize_unfilled_to(room));
+        let room = buffer.remaining().min(max);
+        let mut direct = ReadBuf::new(buffer.initialize_unfilled_to(room));
         let pipe = Pin::new(pipe.as_mut());
-        let result = ready!(pipe.poll_read(&mut context, &mut straight));
-        let count = straight.filled().len();
+        let result = ready!(pipe.poll_read(&mut context, &mut direct));
+        let count = direct.filled().len();
         buffer.advance(count);
         match result {
-            Ok(()) if count == 0 => self.lose(inner, "the connection was closed", None),
+            Ok(()) if count == 0 => self.lose_pipe(inner, "the connection was closed", None),
             Ok(()) => inner.machine.received_directly(now(), count),
-            Err(error) => self.lose(inner, &error, None),
+            Err(error) => self.lose_pipe(inner, &error, None),
         }
         Poll::Ready(())
     }
 
-    /// Writes to the pipe what the machine has to say, as far as it goes.
-    fn push(&self, inner: &mut Inner) {
+    /// Writes the frames of the state machine to the pipe, as far as it accepts bytes.
+    fn write_pipe(&self, inner: &mut Inner) {
         let mut context = Context::from_waker(&self.pipe_writable);
         while let Some(pipe) = &mut inner.pipe {
             let mut slices = [IoSlice::new(&[]); SLICES];
@@ -368,35 +376,42 @@ impl Shared {
             };
             match result {
                 Poll::Pending => return,
-                Poll::Ready(Ok(0)) => self.lose_when_read(inner, "the connection takes no more"),
+                Poll::Ready(Ok(0)) => {
+                    self.drain_and_lose_pipe(inner, "the connection accepts no more bytes");
+                }
                 Poll::Ready(Ok(count)) => {
                     inner.unflushed = true;
                     inner.machine.written(count);
-                    self.wake_if_over_or_writable(inner);
+                    self.wake_if_ended_or_writable(inner);
                 }
-                Poll::Ready(Err(error)) => self.lose_when_read(inner, &error),
+                Poll::Ready(Err(error)) => self.drain_and_lose_pipe(inner, &error),
             }
         }
     }
 
-    /// A connection that takes nothing any more may still hold what the peer said last, such as why it left.
-    fn lose_when_read(&self, inner: &mut Inner, why: impl std::fmt::Display) {
-        while self.poll_pull(inner, usize::MAX).is_ready() {}
+    /// A connection that accepts no more bytes may still contain the peer's last frames, such as ABORT with its reason.
+    fn drain_and_lose_pipe(&self, inner: &mut Inner, why: impl std::fmt::Display) {
+        while self.poll_read_pipe(inner, usize::MAX).is_ready() {}
         self.wake_users(inner);
         if inner.pipe.is_some() {
-            self.lose(inner, why, None);
+            self.lose_pipe(inner, why, None);
         }
     }
 
-    fn lose(&self, inner: &mut Inner, why: impl std::fmt::Display, malformed: Option<Malformed>) {
-        tracing::debug!(%why, ?malformed, "a link lost its connection");
+    fn lose_pipe(
+        &self,
+        inner: &mut Inner,
+        why: impl std::fmt::Display,
+        malformed: Option<Malformed>,
+    ) {
+        tracing::debug!(%why, ?malformed, "link disconnected");
         inner.pipe = None;
         self.wakers.driver.wake();
-        if inner.machine.ending().is_some() {
+        if inner.machine.end_reason().is_some() {
             return;
         }
         inner.machine.detach(now(), malformed);
-        self.report_loss(why.to_string());
+        self.report_reconnecting(why.to_string());
     }
 
     fn wake_users(&self, inner: &Inner) {
@@ -408,9 +423,9 @@ impl Shared {
         }
     }
 
-    /// The driver ends what is over, and a writer who waited for acknowledgements may go on.
-    fn wake_if_over_or_writable(&self, inner: &Inner) {
-        if inner.machine.ending().is_some() {
+    /// Wakes the driver if the link has ended, and a writer whose acknowledgements have been received.
+    fn wake_if_ended_or_writable(&self, inner: &Inner) {
+        if inner.machine.end_reason().is_some() {
             self.wakers.driver.wake();
         }
         if self.wakers.writer_waits() && inner.machine.is_writable() {
@@ -418,8 +433,8 @@ impl Shared {
         }
     }
 
-    /// Ends the pipe of a link that is over. What the peer still says is read, because a connection that is closed with
-    /// unread bytes is reset, and the peer might then not hear the last words.
+    /// Shuts the pipe of a link that has ended down. Remaining bytes of the peer are read, because a connection that is
+    /// closed with unread bytes is reset, and the peer might then not receive the last frames.
     pub(crate) async fn end_pipe(&self) {
         let pipe = self.lock().pipe.take();
         let Some(mut pipe) = pipe else { return };
@@ -427,16 +442,16 @@ impl Shared {
             pipe.shutdown().await?;
             tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await
         };
-        // Whatever comes of it: this end knows that the link is over.
-        let _ = tokio::time::timeout(PIPE_SHUTDOWN, end).await;
+        // Errors are ignored: the link has ended in any case.
+        let _ = tokio::time::timeout(PIPE_SHUTDOWN_TIMEOUT, end).await;
     }
 }
 
-/// The lock. Whoever lets it go wakes the driver, if that found it taken.
-pub(crate) struct Locked<'a> {
+/// The lock guard. Releasing it wakes the driver, if that found the lock held.
+pub(crate) struct InnerGuard<'a> {
     guard: MutexGuard<'a, Inner>,
     /// Dropped after the guard, because it is declared after it.
-    _afterwards: WakeDriver<'a>,
+    _wake_on_release: WakeDriver<'a>,
 }
 
 struct WakeDriver<'a>(&'a Shared);
@@ -450,7 +465,7 @@ impl Drop for WakeDriver<'_> {
     }
 }
 
-impl Deref for Locked<'_> {
+impl Deref for InnerGuard<'_> {
     type Target = Inner;
 
     fn deref(&self) -> &Inner {
@@ -458,23 +473,23 @@ impl Deref for Locked<'_> {
     }
 }
 
-impl DerefMut for Locked<'_> {
+impl DerefMut for InnerGuard<'_> {
     fn deref_mut(&mut self) -> &mut Inner {
         &mut self.guard
     }
 }
 
-fn read_result(ending: &Ending) -> io::Result<()> {
-    match ending {
-        Ending::Finished => Ok(()),
-        Ending::Aborted(_) => Err(io::ErrorKind::ConnectionAborted.into()),
-        Ending::Failed(error) => Err(error.clone().into()),
+fn read_result(end_reason: &EndReason) -> io::Result<()> {
+    match end_reason {
+        EndReason::Finished => Ok(()),
+        EndReason::Aborted(_) => Err(io::ErrorKind::ConnectionAborted.into()),
+        EndReason::Failed(error) => Err(error.clone().into()),
     }
 }
 
-fn write_error(ending: &Ending) -> io::Error {
-    match ending {
-        Ending::Finished | Ending::Aborted(_) => io::ErrorKind::BrokenPipe.into(),
-        Ending::Failed(error) => error.clone().into(),
+fn write_error(end_reason: &EndReason) -> io::Error {
+    match end_reason {
+        EndReason::Finished | EndReason::Aborted(_) => io::ErrorKind::BrokenPipe.into(),
+        EndReason::Failed(error) => error.clone().into(),
     }
 }

@@ -1,10 +1,10 @@
-//! Links over networks that break, with time that only passes when everybody waits.
+//! Links over unreliable networks. Time is paused: it advances only when all tasks are idle.
 
 mod bounds;
-mod endings;
+mod end_reasons;
 mod failures;
+mod handover;
 mod http2;
-mod moving;
 mod network;
 mod resuming;
 mod transports;

@@ -1,15 +1,15 @@
-//! TLS as a transport: version 1.3, one cryptographic provider, and two ways to know the server.
+//! TLS as a transport: version 1.3, one cryptographic provider, and three ways to authenticate the server.
 //!
-//! An agent that was started for one session has a certificate that it made itself, and whoever started it knows the
-//! fingerprint: that is a *pinned* certificate, and its name and dates do not matter. Where there is an authority, its
-//! certificates are trusted and the server's name is checked. Where the way to the server is trusted and its certificate
-//! cannot be known before, the *first seen* one is pinned.
+//! An agent that was started for one session has a self-signed certificate, and the client knows its fingerprint: the
+//! certificate is *pinned*, and its name and dates do not matter. Where there is a certificate authority, it is trusted and
+//! the server's name is verified. Where the network path to the server is trusted and its certificate cannot be known in
+//! advance, the *first seen* certificate is pinned (trust on first use).
 //!
-//! The client shows who it is with the link's token, or with a certificate of its own, of which the server knows the
-//! fingerprint. Then nothing that the server was given lets anybody else in.
+//! The client authenticates with the link's token, or with its own certificate, whose fingerprint the server knows. In the
+//! second case the server has no secret that would admit another client.
 
-mod by_certificate;
 mod fingerprint;
+mod verifier;
 
 use std::fmt;
 use std::io;
@@ -26,61 +26,62 @@ pub use rustls;
 pub use tokio_rustls::TlsAcceptor;
 pub use tokio_rustls::server::TlsStream as AcceptedStream;
 
-pub use self::by_certificate::{ByCertificate, unknown};
 pub use self::fingerprint::{Fingerprint, MalformedFingerprint};
+pub use self::verifier::{CertificateVerifier, untrusted_certificate};
 
 use crate::dial::{Dial, Pipe};
 use crate::error::LinkError;
 
-/// So much is encrypted, and so written, at once: all of a link's largest frame. The library would stop at a quarter of it.
-const ENCRYPTED_AT_ONCE: usize = 256 * 1024;
-/// So much is read at once, of which the library would ask for one record after the other.
-const READ_AT_ONCE: usize = 128 * 1024;
+/// How many bytes are encrypted, and therefore written, at once: a link's largest frame. The library's default is a quarter
+/// of it.
+const TLS_WRITE_BUFFER: usize = 256 * 1024;
+/// How many bytes are read at once. Without it the library would read record by record.
+const TLS_READ_BUFFER: usize = 128 * 1024;
 
-/// How a client knows the server.
+/// How a client authenticates the server.
 #[derive(Debug, Clone)]
 pub enum Trust {
-    /// It has exactly this certificate.
+    /// The server has exactly this certificate.
     Pinned(Fingerprint),
-    /// One of these authorities vouches for its name.
+    /// One of these certificate authorities has signed the server's certificate, and its name matches.
     Authorities(Vec<CertificateDer<'static>>),
-    /// It has the certificate that it had the first time.
+    /// The server has the certificate that it had on the first connection.
     FirstSeen(FirstSeen),
 }
 
-/// The certificate that a server had the first time. Clones remember the same.
+/// The certificate of the first connection to a server. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct FirstSeen(Arc<OnceLock<Fingerprint>>);
 
 impl FirstSeen {
-    /// The certificate, once the server has shown one.
+    /// The fingerprint, after the first connection.
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         self.0.get().copied()
     }
 }
 
-/// A certificate that nobody vouches for, and its key: whoever is to trust it knows the fingerprint.
+/// A self-signed certificate and its key. Peers trust it by its fingerprint.
 pub struct Identity {
     certificate: CertificateDer<'static>,
     key: PrivatePkcs8KeyDer<'static>,
 }
 
 impl Identity {
-    /// A new one, which nobody else has.
+    /// Generates a new certificate and key.
     pub fn generate() -> Result<Self, LinkError> {
         Self::generate_named("standin")
     }
 
-    /// The same, for a server that is known by its name.
+    /// Generates a certificate for a server whose name is verified.
     pub fn generate_named(name: &str) -> Result<Self, LinkError> {
-        let made = rcgen::generate_simple_self_signed([name.to_owned()])?;
+        let generated = rcgen::generate_simple_self_signed([name.to_owned()])?;
         Ok(Self {
-            certificate: made.cert.der().clone(),
-            key: made.signing_key.serialize_der().into(),
+            certificate: generated.cert.der().clone(),
+            key: generated.signing_key.serialize_der().into(),
         })
     }
 
-    /// One that was kept: the certificate, and its key as PKCS #8.
+    /// A stored identity: the certificate, and its key as PKCS #8.
     pub fn from_parts(
         certificate: CertificateDer<'static>,
         key: PrivatePkcs8KeyDer<'static>,
@@ -102,7 +103,7 @@ impl Identity {
     }
 }
 
-/// Dials with another dialer, and speaks TLS on what that makes.
+/// Dials with another dialer, and uses TLS on its pipes.
 #[derive(Clone)]
 pub struct TlsDialer<D> {
     inner: D,
@@ -111,12 +112,12 @@ pub struct TlsDialer<D> {
 }
 
 impl<D: Dial> TlsDialer<D> {
-    /// `name` is the one that the server's certificate has. It is sent to the server also when it is not checked.
+    /// `name` is the server name (SNI). It is sent to the server even if it is not verified.
     pub fn new(inner: D, name: ServerName<'static>, trust: Trust) -> Result<Self, LinkError> {
         Self::build(inner, name, trust, None)
     }
 
-    /// The same, and the server is shown who we are.
+    /// Like [`Self::new`], and authenticates with a client certificate.
     pub fn with_identity(
         inner: D,
         name: ServerName<'static>,
@@ -149,17 +150,17 @@ impl<D: Dial> Dial for TlsDialer<D> {
         let connecting = self
             .connector
             .connect_with(self.name.clone(), pipe, |connection| {
-                connection.set_buffer_limit(Some(ENCRYPTED_AT_ONCE));
+                connection.set_buffer_limit(Some(TLS_WRITE_BUFFER));
             });
         connecting.await
     }
 
-    async fn moved(&self) {
-        self.inner.moved().await;
+    async fn handover(&self) {
+        self.inner.handover().await;
     }
 }
 
-/// For the server: turns accepted connections into TLS ones. Anybody may come, and shows a token later.
+/// A TLS acceptor for all clients. They authenticate with a token later.
 pub fn acceptor(identity: &Identity) -> Result<TlsAcceptor, LinkError> {
     let (certificates, key) = identity.parts();
     let config = ServerConfig::builder_with_provider(provider())
@@ -169,17 +170,17 @@ pub fn acceptor(identity: &Identity) -> Result<TlsAcceptor, LinkError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// For a server that some clients may use: those whose certificates have these fingerprints, whom it tells apart by
-/// [`client_of`]. Nobody else gets as far as to say a word.
+/// A TLS acceptor for clients whose certificates have these fingerprints. [`client_fingerprint`] returns which one it is. The
+/// handshake of every other client fails.
 pub fn acceptor_for_clients(
     identity: &Identity,
     clients: &[Fingerprint],
 ) -> Result<TlsAcceptor, LinkError> {
     let (certificates, key) = identity.parts();
     let clients = clients.to_vec();
-    let verifier = ByCertificate::new(&provider(), move |certificate| {
-        let is_known = clients.contains(&Fingerprint::of(certificate));
-        is_known.then_some(()).ok_or_else(unknown)
+    let verifier = CertificateVerifier::new(&provider(), move |certificate| {
+        let is_trusted = clients.contains(&Fingerprint::of(certificate));
+        is_trusted.then_some(()).ok_or_else(untrusted_certificate)
     });
     let config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -188,20 +189,20 @@ pub fn acceptor_for_clients(
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Speaks TLS with a client that has come to make a link: with larger portions than for those who only ask something.
+/// Accepts TLS on a pipe that carries a link, with larger buffers than other connections need.
 pub async fn accept_link<P: Pipe>(
     acceptor: &TlsAcceptor,
     pipe: P,
 ) -> io::Result<AcceptedStream<BufReader<P>>> {
-    let pipe = BufReader::with_capacity(READ_AT_ONCE, pipe);
+    let pipe = BufReader::with_capacity(TLS_READ_BUFFER, pipe);
     let accepting = acceptor.accept_with(pipe, |connection| {
-        connection.set_buffer_limit(Some(ENCRYPTED_AT_ONCE));
+        connection.set_buffer_limit(Some(TLS_WRITE_BUFFER));
     });
     accepting.await
 }
 
-/// Who is at the other end of a connection that a server has accepted.
-pub fn client_of<S>(stream: &tokio_rustls::server::TlsStream<S>) -> Option<Fingerprint> {
+/// The fingerprint of the client's certificate on an accepted connection.
+pub fn client_fingerprint<S>(stream: &tokio_rustls::server::TlsStream<S>) -> Option<Fingerprint> {
     let certificates = stream.get_ref().1.peer_certificates()?;
     certificates.first().map(Fingerprint::of)
 }
@@ -210,32 +211,33 @@ fn client_config(trust: Trust, identity: Option<&Identity>) -> Result<ClientConf
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])?;
     let exactly = |certificate: &CertificateDer<'_>, expected: Fingerprint| {
-        let is_known = Fingerprint::of(certificate) == expected;
-        is_known.then_some(()).ok_or_else(unknown)
+        let is_trusted = Fingerprint::of(certificate) == expected;
+        is_trusted.then_some(()).ok_or_else(untrusted_certificate)
     };
-    let builder = match trust {
-        Trust::Pinned(fingerprint) => {
-            builder
-                .dangerous()
-                .with_custom_certificate_verifier(ByCertificate::new(&provider(), move |shown| {
-                    exactly(shown, fingerprint)
-                }))
-        }
-        Trust::FirstSeen(FirstSeen(first)) => {
-            builder
-                .dangerous()
-                .with_custom_certificate_verifier(ByCertificate::new(&provider(), move |shown| {
-                    exactly(shown, *first.get_or_init(|| Fingerprint::of(shown)))
-                }))
-        }
-        Trust::Authorities(certificates) => {
-            let mut roots = RootCertStore::empty();
-            for certificate in certificates {
-                roots.add(certificate)?;
+    let builder =
+        match trust {
+            Trust::Pinned(fingerprint) => {
+                builder
+                    .dangerous()
+                    .with_custom_certificate_verifier(CertificateVerifier::new(
+                        &provider(),
+                        move |shown| exactly(shown, fingerprint),
+                    ))
             }
-            builder.with_root_certificates(roots)
-        }
-    };
+            Trust::FirstSeen(FirstSeen(first)) => builder
+                .dangerous()
+                .with_custom_certificate_verifier(CertificateVerifier::new(
+                    &provider(),
+                    move |shown| exactly(shown, *first.get_or_init(|| Fingerprint::of(shown))),
+                )),
+            Trust::Authorities(certificates) => {
+                let mut roots = RootCertStore::empty();
+                for certificate in certificates {
+                    roots.add(certificate)?;
+                }
+                builder.with_root_certificates(roots)
+            }
+        };
     match identity {
         None => Ok(builder.with_no_client_auth()),
         Some(identity) => {
@@ -249,7 +251,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// Not derived: the key is a secret.
+/// Not derived, because the key is secret.
 impl fmt::Debug for Identity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Identity({})", self.fingerprint())

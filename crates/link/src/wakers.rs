@@ -1,9 +1,9 @@
-//! Who is woken when something happens on the pipe.
+//! Which task is woken when the pipe is ready.
 //!
-//! A pipe remembers one waker for reading and one for writing, but three parties are interested: a user who waits to
-//! read, one who waits to write, and the link's own task, the driver. Bytes that arrive wake the user who waits for
-//! them, and that user reads the pipe itself: a detour through the driver would cost a change of threads for each read.
-//! Only when nobody waits, or when somebody else needs what is between the bytes, the driver is woken.
+//! A pipe stores one waker for reading and one for writing, but three tasks are interested: a user that waits to read, a
+//! user that waits to write, and the link's own task, the driver. Received bytes wake the reader, which then reads the pipe
+//! itself: a detour through the driver would cost a thread switch for each read. The driver is woken only when no reader
+//! waits, or when a writer waits for the acknowledgements between the bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ pub(crate) struct Wakers {
     pub(crate) reader: AtomicWaker,
     pub(crate) writer: AtomicWaker,
     pub(crate) driver: AtomicWaker,
-    /// A user waits for acknowledgements, which only come when somebody reads the pipe.
+    /// A user waits for acknowledgements, which are only processed when a task reads the pipe.
     writer_waits: AtomicBool,
 }
 
@@ -30,12 +30,12 @@ impl Wakers {
     }
 }
 
-/// For a pipe to call when it can be read.
+/// The waker for a pipe that becomes readable.
 pub(crate) fn readable(wakers: &Arc<Wakers>) -> Waker {
     Waker::from(Arc::new(Readable(Arc::clone(wakers))))
 }
 
-/// For a pipe to call when it can be written.
+/// The waker for a pipe that becomes writable.
 pub(crate) fn writable(wakers: &Arc<Wakers>) -> Waker {
     Waker::from(Arc::new(Writable(Arc::clone(wakers))))
 }

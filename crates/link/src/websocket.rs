@@ -1,8 +1,8 @@
-//! WebSockets as a transport: a stream of bytes in binary messages.
+//! WebSockets as a transport: a byte stream in binary messages.
 //!
-//! Kubernetes' API server passes WebSockets on, and nothing else that is a stream. A pipe is a *port-forward*, where the first
-//! byte of each message names a channel: 0 carries the bytes, 1 what the node says when it cannot reach the port, and each
-//! begins with a message that only repeats the port.
+//! WebSockets are the only streams that the Kubernetes API server proxies. A pipe is a *port-forward*: the first byte of each
+//! message is a channel number. Channel 0 carries the bytes, channel 1 the error if the node cannot reach the port, and each
+//! channel starts with a message that only contains the port.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -18,19 +18,19 @@ use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 pub use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::{self, Message};
 
-/// What one message carries at most. A link writes frames of this size.
-const MESSAGE: usize = 128 * 1024;
+/// Maximum size of a message.
+const MAX_MESSAGE: usize = 128 * 1024;
 
-/// The channel of a port-forward that carries the bytes, and the one on which the node complains.
+/// The data channel of a port-forward, and the error channel.
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
 
-/// What a server must answer to a client's key, as a proof that it speaks of WebSockets.
+/// The `Sec-WebSocket-Accept` value for a client's key. It proves that the server supports WebSockets.
 pub fn accept_key(key: &str) -> String {
     tungstenite::handshake::derive_accept_key(key.as_bytes())
 }
 
-/// A client's question whether a server changes to a WebSocket that speaks a protocol.
+/// A client's request to upgrade a connection to a WebSocket with a subprotocol.
 #[derive(Debug)]
 pub struct Upgrade {
     key: String,
@@ -45,8 +45,8 @@ impl Upgrade {
         }
     }
 
-    /// Puts the question into a request.
-    pub fn ask(&self, request: http::request::Builder) -> http::request::Builder {
+    /// Adds the upgrade headers to a request.
+    pub fn add_headers(&self, request: http::request::Builder) -> http::request::Builder {
         request
             .header(header::CONNECTION, "Upgrade")
             .header(header::UPGRADE, "websocket")
@@ -55,7 +55,7 @@ impl Upgrade {
             .header(header::SEC_WEBSOCKET_PROTOCOL, self.protocol)
     }
 
-    /// Whether whoever says that it changes speaks of WebSockets, and this protocol.
+    /// Whether the response headers accept this upgrade and subprotocol.
     pub fn is_accepted(&self, headers: &HeaderMap) -> bool {
         let has = |name, expected: &str| headers.get(name).is_some_and(|value| value == expected);
         has(header::SEC_WEBSOCKET_ACCEPT, &accept_key(&self.key))
@@ -63,22 +63,22 @@ impl Upgrade {
     }
 }
 
-/// A WebSocket as a pipe. The end of either side is the end of both: WebSockets cannot be half closed.
+/// A WebSocket as a pipe. The end of either direction ends both: WebSockets cannot be half closed.
 pub struct WebSocketPipe<S> {
     socket: WebSocketStream<S>,
     framing: Framing,
-    /// What has come and was not read yet.
+    /// Received bytes that were not read yet.
     unread: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Framing {
-    /// Whether the message has come that only repeats the port, on each channel.
+    /// Whether the message with the port was received, by channel.
     started: [bool; 2],
 }
 
 impl<S> WebSocketPipe<S> {
-    /// The connection to one port that `v4.channel.k8s.io` carries.
+    /// A connection to one port with the subprotocol `v4.channel.k8s.io`.
     pub fn port_forward(socket: WebSocketStream<S>) -> Self {
         Self {
             socket,
@@ -89,7 +89,7 @@ impl<S> WebSocketPipe<S> {
 }
 
 impl Framing {
-    /// The bytes of the stream in a message, if it has any.
+    /// The stream bytes of a message.
     fn unwrap(&mut self, mut message: Bytes) -> io::Result<Bytes> {
         if message.is_empty() {
             return Ok(message);
@@ -111,10 +111,10 @@ impl Framing {
         }
     }
 
-    /// A message of the first bytes of these, and how many they are.
+    /// A message with the first bytes of the slices, and how many they are.
     fn wrap(slices: &[IoSlice<'_>]) -> (Message, usize) {
         let length = slices.iter().map(|slice| slice.len()).sum::<usize>();
-        let length = length.min(MESSAGE);
+        let length = length.min(MAX_MESSAGE);
         let mut message = Vec::with_capacity(length + 1);
         message.push(DATA);
         let mut left = length;
@@ -138,7 +138,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocketPipe<S> {
             match ready!(Pin::new(&mut pipe.socket).poll_next(context)) {
                 None | Some(Ok(Message::Close(_))) => return Poll::Ready(Ok(())),
                 Some(Ok(Message::Binary(message))) => pipe.unread = pipe.framing.unwrap(message)?,
-                // Whoever asks whether we are there is answered below us.
+                // tungstenite responds to pings.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Poll::Ready(Err(io_error(error))),
             }
@@ -227,11 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_key_and_protocol_are_an_answer() {
+    fn only_the_same_key_and_protocol_are_accepted() {
         let upgrade = Upgrade::to("a.v1");
-        let asked = upgrade.ask(http::Request::get("/")).body(()).unwrap();
-        let key = asked.headers()["sec-websocket-key"].to_str().unwrap();
-        let answer = |accept: &str, protocol: Option<&str>| {
+        let request = upgrade
+            .add_headers(http::Request::get("/"))
+            .body(())
+            .unwrap();
+        let key = request.headers()["sec-websocket-key"].to_str().unwrap();
+        let is_accepted = |accept: &str, protocol: Option<&str>| {
             let mut headers = HeaderMap::new();
             headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept.parse().unwrap());
             if let Some(protocol) = protocol {
@@ -239,43 +242,43 @@ mod tests {
             }
             upgrade.is_accepted(&headers)
         };
-        assert!(answer(&accept_key(key), Some("a.v1")));
-        assert!(!answer(&accept_key("another"), Some("a.v1")));
-        assert!(!answer(&accept_key(key), Some("b.v1")));
-        assert!(!answer(&accept_key(key), None));
+        assert!(is_accepted(&accept_key(key), Some("a.v1")));
+        assert!(!is_accepted(&accept_key("another"), Some("a.v1")));
+        assert!(!is_accepted(&accept_key(key), Some("b.v1")));
+        assert!(!is_accepted(&accept_key(key), None));
         assert!(!upgrade.is_accepted(&HeaderMap::new()));
     }
 
     #[tokio::test]
-    async fn bytes_go_both_ways_however_they_are_cut() {
+    async fn bytes_are_carried_in_messages_of_any_size() {
         let (ours, theirs) = sockets().await;
         let (mut ours, mut theirs) = (
             WebSocketPipe::port_forward(ours),
             WebSocketPipe::port_forward(theirs),
         );
-        // What comes first only repeats the port.
+        // The first message only contains the port.
         ours.write_all(&8080_u16.to_le_bytes()).await.unwrap();
-        let sent: Vec<u8> = (0..3 * MESSAGE + 7).map(|index| index as u8).collect();
-        let (to_send, mut got) = (sent.clone(), vec![0; sent.len()]);
+        let sent: Vec<u8> = (0..3 * MAX_MESSAGE + 7).map(|index| index as u8).collect();
+        let (to_send, mut received) = (sent.clone(), vec![0; sent.len()]);
         let writing = async {
             ours.write_all(&to_send).await.unwrap();
             ours.shutdown().await.unwrap();
         };
         let reading = async {
-            theirs.read_exact(&mut got).await.unwrap();
+            theirs.read_exact(&mut received).await.unwrap();
             assert_eq!(theirs.read(&mut [0]).await.unwrap(), 0);
         };
         tokio::join!(writing, reading);
-        assert!(got == sent);
+        assert!(received == sent);
     }
 
     #[test]
-    fn a_port_forward_has_channels_that_begin_with_the_port() {
+    fn the_channels_of_a_port_forward_start_with_the_port() {
         let mut framing = Framing::default();
         let mut check = |message: &[u8], expected: Result<&[u8], &str>| {
-            let got = framing.unwrap(Bytes::copy_from_slice(message));
-            let got = got.map_err(|error| error.to_string());
-            assert_eq!(got.as_deref(), expected.map_err(str::to_owned).as_deref());
+            let bytes = framing.unwrap(Bytes::copy_from_slice(message));
+            let bytes = bytes.map_err(|error| error.to_string());
+            assert_eq!(bytes.as_deref(), expected.map_err(str::to_owned).as_deref());
         };
         check(&[0, 0x90, 0x1f], Ok(b""));
         check(&[1, 0x90, 0x1f], Ok(b""));

@@ -1,9 +1,9 @@
-//! Prints what splitting costs on this machine, beside a plain proxy and a plain relay in the same place:
-//! `cargo run --release --example measure -- 2`, where 2 is the seconds for each measure.
+//! Benchmarks splitting on this machine against a plain HTTP proxy and a plain TCP relay:
+//! `cargo run --release --example measure -- 2`, where 2 is the duration of each measurement in seconds.
 #![expect(
     clippy::print_stdout,
     clippy::unwrap_used,
-    reason = "it is a program that measures: this is its output, and where it fails it should stop"
+    reason = "a benchmark program prints its results, and stops when it fails"
 )]
 
 use std::future::Future;
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use splitter::{
-    Arrival, BoxFuture, BoxStream, Claim, Destination, Filter, Mode, Notices, OnConflict, Port,
-    Settings,
+    BoxFuture, BoxStream, Claim, ConnectionMeta, Destination, Filter, Mode, NoticeHandler,
+    OnConflict, Port, Settings,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
-const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100\r\n\r\n\
+const RESPONSE: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 100\r\n\r\n\
     0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789";
 const UNMATCHED: &str = "GET /items?page=7 HTTP/1.1\r\nHost: shop.example\r\nUser-Agent: measure/1\r\n\
     Accept: */*\r\nAccept-Encoding: gzip\r\nCookie: session=0123456789abcdef\r\n\r\n";
@@ -34,11 +34,11 @@ const ROUNDS: usize = 3;
 fn main() {
     let seconds = std::env::args().nth(1).and_then(|text| text.parse().ok());
     let duration = Duration::from_secs_f64(seconds.unwrap_or(2.0));
-    // What is measured has a thread of its own, so that its time can be told from the others'.
+    // The measured code has its own thread, so that its CPU time can be told from that of the others.
     let others = runtime("others");
     let measured = runtime("measured");
     let application = others.block_on(listen(|stream| async move {
-        let _ = answer(stream).await;
+        let _ = respond(stream).await;
     }));
     let sink = others.block_on(listen(|mut stream| async move {
         let mut buffer = vec![0; 256 * 1024];
@@ -48,39 +48,42 @@ fn main() {
             .is_ok_and(|length| length > 0)
         {}
     }));
-    let ways = ways(&measured, application, sink);
-    let requests: Vec<Vec<Seen>> = (0..ROUNDS)
+    let setups = setups(&measured, application, sink);
+    let requests: Vec<Vec<LoadResult>> = (0..ROUNDS)
         .map(|_| {
-            ways.iter()
-                .map(|way| others.block_on(load(way.address, way.request, CONNECTIONS, duration)))
+            setups
+                .iter()
+                .map(|setup| {
+                    others.block_on(load(setup.address, setup.request, CONNECTIONS, duration))
+                })
                 .collect()
         })
         .collect();
-    let single: Vec<Seen> = ways
+    let single: Vec<LoadResult> = setups
         .iter()
-        .map(|way| others.block_on(load(way.address, way.request, 1, duration)))
+        .map(|setup| others.block_on(load(setup.address, setup.request, 1, duration)))
         .collect();
     println!(
         "{:34} {:>9} {:>6} {:>10} | one connection: {:>8} {:>8}",
         "", "requests/s", "", "CPU/request", "p50", "p99"
     );
-    for (index, way) in ways.iter().enumerate() {
-        let best = |pick: fn(&Seen) -> f64| {
+    for (index, setup) in setups.iter().enumerate() {
+        let best = |pick: fn(&LoadResult) -> f64| {
             let mut all: Vec<f64> = requests.iter().map(|round| pick(&round[index])).collect();
             all.sort_by(f64::total_cmp);
             all[all.len() / 2]
         };
-        let of = |pick: fn(&Seen) -> f64| {
+        let of = |pick: fn(&LoadResult) -> f64| {
             let mut all: Vec<f64> = requests
                 .iter()
-                .map(|round| pick(&round[index]) / pick(&round[way.baseline]))
+                .map(|round| pick(&round[index]) / pick(&round[setup.baseline]))
                 .collect();
             all.sort_by(f64::total_cmp);
             all[all.len() / 2] * 100.0
         };
         println!(
             "{:34} {:9.0} {:4.0} % {:7.1} µs | {:24.0?} {:8.0?}",
-            way.name,
+            setup.name,
             best(|seen| seen.per_second),
             of(|seen| seen.per_second),
             best(|seen| seen.cpu_per_request) * 1e6,
@@ -91,39 +94,44 @@ fn main() {
     println!();
     let bulk: Vec<Vec<f64>> = (0..ROUNDS)
         .map(|_| {
-            ways.iter()
-                .filter_map(|way| way.bulk)
+            setups
+                .iter()
+                .filter_map(|setup| setup.bulk)
                 .map(|address| others.block_on(upload(address, duration)))
                 .collect()
         })
         .collect();
-    for (index, way) in ways.iter().filter(|way| way.bulk.is_some()).enumerate() {
+    for (index, setup) in setups
+        .iter()
+        .filter(|setup| setup.bulk.is_some())
+        .enumerate()
+    {
         let mut speeds: Vec<f64> = bulk.iter().map(|round| round[index]).collect();
         let mut ratios: Vec<f64> = bulk.iter().map(|round| round[index] / round[0]).collect();
         speeds.sort_by(f64::total_cmp);
         ratios.sort_by(f64::total_cmp);
         println!(
             "{:34} {:9.0} MiB/s {:4.0} % of the relay",
-            way.name,
+            setup.name,
             speeds[1] / f64::from(1 << 20),
             ratios[1] * 100.0
         );
     }
 }
 
-/// A way from a client to the application.
-struct Way {
+/// A setup between a client and the application.
+struct Setup {
     name: &'static str,
     address: SocketAddr,
     request: &'static str,
-    /// The position of the way that it is compared with.
+    /// The index of the setup that it is compared with.
     baseline: usize,
-    /// The same way in front of a sink.
+    /// The same setup in front of a sink.
     bulk: Option<SocketAddr>,
 }
 
-fn ways(measured: &Runtime, application: SocketAddr, sink: SocketAddr) -> Vec<Way> {
-    let way = |name, address, request, baseline, bulk| Way {
+fn setups(measured: &Runtime, application: SocketAddr, sink: SocketAddr) -> Vec<Setup> {
+    let setup = |name, address, request, baseline, bulk| Setup {
         name,
         address,
         request,
@@ -133,10 +141,10 @@ fn ways(measured: &Runtime, application: SocketAddr, sink: SocketAddr) -> Vec<Wa
     measured.block_on(async {
         let relay = relay_to(application).await;
         let proxy = proxy_to(application).await;
-        let mut ways = vec![
-            way("direct", application, UNMATCHED, 0, None),
-            way("plain HTTP proxy (hyper)", proxy, UNMATCHED, 1, None),
-            way(
+        let mut setups = vec![
+            setup("direct", application, UNMATCHED, 0, None),
+            setup("plain HTTP proxy (hyper)", proxy, UNMATCHED, 1, None),
+            setup(
                 "plain TCP relay",
                 relay,
                 UNMATCHED,
@@ -147,46 +155,49 @@ fn ways(measured: &Runtime, application: SocketAddr, sink: SocketAddr) -> Vec<Wa
         let header = || Some(Filter::header("^x-session: alice$").unwrap());
         let lookahead = Some(Filter::header("^x-session: (?!bob)alice$").unwrap());
         let steal = |filter| split_to(application, Mode::Steal, filter, application);
-        ways.push(way(
+        setups.push(setup(
             "split, not matched",
             steal(header()).await,
             UNMATCHED,
             1,
             None,
         ));
-        ways.push(way(
-            "split, not matched, looking around",
+        setups.push(setup(
+            "split, not matched, look-around",
             steal(lookahead).await,
             UNMATCHED,
             1,
             None,
         ));
-        ways.push(way(
+        setups.push(setup(
             "split, stolen",
             steal(header()).await,
             MATCHED,
             1,
             None,
         ));
-        for (name, copy) in [
+        for (name, mirror) in [
             ("mirrored", sink),
-            ("mirrored to nobody", SocketAddr::from(([127, 0, 0, 1], 9))),
+            (
+                "mirrored, unreachable",
+                SocketAddr::from(([127, 0, 0, 1], 9)),
+            ),
         ] {
-            let requests = split_to(application, Mode::Mirror, None, copy).await;
-            let bulk = split_to(sink, Mode::Mirror, None, copy).await;
-            ways.push(way(name, requests, UNMATCHED, 2, Some(bulk)));
+            let requests = split_to(application, Mode::Mirror, None, mirror).await;
+            let bulk = split_to(sink, Mode::Mirror, None, mirror).await;
+            setups.push(setup(name, requests, UNMATCHED, 2, Some(bulk)));
         }
         let stuck = stuck().await;
         let requests = split_to(application, Mode::Mirror, None, stuck).await;
         let bulk = split_to(sink, Mode::Mirror, None, stuck).await;
-        ways.push(way(
-            "mirrored to somebody stuck",
+        setups.push(setup(
+            "mirrored, stalled",
             requests,
             UNMATCHED,
             2,
             Some(bulk),
         ));
-        ways
+        setups
     })
 }
 
@@ -215,8 +226,8 @@ where
     address
 }
 
-/// An application that is as fast as can be.
-async fn answer(mut stream: TcpStream) -> io::Result<()> {
+/// A minimal application.
+async fn respond(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     let mut filled = 0;
     loop {
@@ -226,7 +237,7 @@ async fn answer(mut stream: TcpStream) -> io::Result<()> {
         }
         filled += length;
         if buffer[..filled].ends_with(b"\r\n\r\n") {
-            stream.write_all(ANSWER.as_bytes()).await?;
+            stream.write_all(RESPONSE.as_bytes()).await?;
             filled = 0;
         }
     }
@@ -280,25 +291,25 @@ async fn split_to(
     let claim = Claim {
         holder: "measure".to_owned(),
         owner: None,
-        held_for: Duration::ZERO,
+        age: Duration::ZERO,
         mode,
         filter,
         takes_probes: false,
-        answer_within: None,
+        response_timeout: None,
         tls: None,
-        notices: Notices::default(),
+        on_notice: NoticeHandler::default(),
         destination: Arc::new(Tcp(session)),
     };
     let guard = Arc::new(port.claims().claim(claim, OnConflict::Abort).unwrap());
     listen(move |client| {
         let (port, guard) = (port.clone(), guard.clone());
         async move {
-            let arrival = Arrival {
+            let meta = ConnectionMeta {
                 client: client.peer_addr().unwrap(),
                 server: client.local_addr().unwrap(),
                 tls: None,
             };
-            port.serve(Box::new(client), arrival).await;
+            port.serve(Box::new(client), meta).await;
             drop(guard);
         }
     })
@@ -308,7 +319,7 @@ async fn split_to(
 struct Tcp(SocketAddr);
 
 impl Destination for Tcp {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+    fn open<'a>(&'a self, _: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async {
             let stream = TcpStream::connect(self.0).await?;
             stream.set_nodelay(true)?;
@@ -317,8 +328,8 @@ impl Destination for Tcp {
     }
 }
 
-/// What was seen under load.
-struct Seen {
+/// The results of a load test.
+struct LoadResult {
     per_second: f64,
     cpu_per_request: f64,
     p50: Duration,
@@ -330,25 +341,25 @@ async fn load(
     request: &'static str,
     connections: usize,
     duration: Duration,
-) -> Seen {
+) -> LoadResult {
     let (started, cpu_before) = (Instant::now(), cpu_time());
     let clients: Vec<_> = (0..connections)
         .map(|_| {
             tokio::spawn(async move {
                 let mut stream = TcpStream::connect(address).await.unwrap();
                 stream.set_nodelay(true).unwrap();
-                let mut answer = vec![0; ANSWER.len() + 512];
+                let mut response = vec![0; RESPONSE.len() + 512];
                 let mut times = Vec::new();
                 while started.elapsed() < duration {
-                    let asked = Instant::now();
+                    let started_request = Instant::now();
                     stream.write_all(request.as_bytes()).await.unwrap();
                     let mut filled = 0;
-                    while !answer[..filled].ends_with(b"0123456789") {
-                        let length = stream.read(&mut answer[filled..]).await.unwrap();
+                    while !response[..filled].ends_with(b"0123456789") {
+                        let length = stream.read(&mut response[filled..]).await.unwrap();
                         assert!(length > 0, "the connection was closed");
                         filled += length;
                     }
-                    times.push(asked.elapsed());
+                    times.push(started_request.elapsed());
                 }
                 times
             })
@@ -363,7 +374,7 @@ async fn load(
     times.sort_unstable();
     #[expect(clippy::cast_precision_loss, reason = "it is a count of requests")]
     let count = times.len() as f64;
-    Seen {
+    LoadResult {
         per_second: count / elapsed.as_secs_f64(),
         cpu_per_request: cpu / count,
         p50: times[times.len() / 2],
@@ -383,7 +394,7 @@ async fn upload(address: SocketAddr, duration: Duration) -> f64 {
     sent / started.elapsed().as_secs_f64()
 }
 
-/// Seconds that the measured thread has used.
+/// CPU time of the measured thread, in seconds.
 fn cpu_time() -> f64 {
     let mut ticks = 0.0;
     for task in std::fs::read_dir("/proc/self/task").unwrap() {

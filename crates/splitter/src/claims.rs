@@ -1,71 +1,72 @@
-//! Who gets what of a port.
+//! The claims of sessions on the traffic of a port.
 //!
-//! Several sessions share a port when their filters differ. A request goes to the oldest claim whose filter wants it: so
-//! whoever was there first is not disturbed by a newcomer, and the same request always goes the same way. A claim on the
-//! whole port, or one with the same filter, conflicts with what is there. Copies conflict with nothing.
+//! Several sessions share a port when their filters differ. A request goes to the oldest claim whose filter matches it.
+//! So a new session does not disturb an existing one, and the same request always has the same route. A claim on the whole
+//! port, or one with the same filter, conflicts with existing claims. Mirrors never conflict.
 //!
-//! What somebody has who is away, because his connection is lost, stays his until he may not come back any more: unless he
-//! asks again himself, with another session.
+//! A session that is unreachable because it lost its connection keeps its claims until its resume window expires. The only
+//! exception is its own user: another session of the same user takes the claims over.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::Error;
-use crate::copy::Budget;
-use crate::departures::Departures;
-use crate::error::{Conflict, Held};
-use crate::filter::{Filter, Judgement, RequestView};
+use crate::error::{ClaimedTraffic, Conflict};
+use crate::filter::{Filter, RequestView, Verdict};
+use crate::flush_schedule::FlushSchedule;
+use crate::mirror::MirrorBudget;
 use crate::probes::Probes;
-use crate::settings::{Notice, Notices, RequestLine, Settings};
+use crate::settings::{Notice, NoticeHandler, RequestLine, Settings};
 use crate::stream::Destination;
-use crate::tls::Tls;
+use crate::tls::TlsTermination;
 
-/// What a session asks for.
+/// The traffic that a session claims.
 pub struct Claim {
-    /// Who asks, in words for the one who is refused because of it.
+    /// Display name of the user. Other users see it in conflict messages.
     pub holder: String,
-    /// Who it is, the same for all sessions of one user on one machine and for no other. `None` if that is not known.
+    /// Identifies the user: the same for all sessions of one user on one machine, and unique to them. `None` if unknown.
     pub owner: Option<String>,
-    /// For how long it has been held elsewhere. Who came before him there is still before him here.
-    pub held_for: Duration,
+    /// How long another agent has already held this claim. It keeps the order of the claims across agents.
+    pub age: Duration,
     pub mode: Mode,
-    /// Which requests, or everything on the port.
+    /// Which requests to claim. `None` claims the whole port.
     pub filter: Option<Filter>,
-    /// Whether health probes are taken as well.
+    /// Whether health probes are claimed as well.
     pub takes_probes: bool,
-    /// How long the session may take to begin an answer, if not as long as the port's settings say.
-    pub answer_within: Option<Duration>,
-    /// How connections that are encrypted for the target are looked into, for all sessions as long as this one is there.
-    pub tls: Option<Tls>,
-    /// Told what becomes of what the session wants.
-    pub notices: Notices,
-    /// Where it goes to.
+    /// How long the session may take to start a response. Overrides the port's settings.
+    pub response_timeout: Option<Duration>,
+    /// How TLS connections to the target are terminated. It applies to all sessions for as long as this claim exists.
+    pub tls: Option<TlsTermination>,
+    /// Called when a claimed request did not reach the session.
+    pub on_notice: NoticeHandler,
+    /// The session.
     pub destination: Arc<dyn Destination>,
 }
 
-/// How a session wants traffic.
+/// How a session gets traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Instead of the original application.
     Steal,
-    /// As a copy.
+    /// As a copy, beside the original application.
     Mirror,
 }
 
-/// What to do when somebody else holds what is asked for.
+/// What to do when another session holds the requested traffic.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnConflict {
-    /// Refuse, and say who holds it.
+    /// Fail, and report the holder.
     #[default]
     Abort,
-    /// Take what the others leave, and all of it when they are gone.
+    /// Take the traffic that the other sessions do not claim, and all of it when they have ended.
     Continue,
-    /// Take it from them.
+    /// Take the claims of the other sessions over.
     Override,
 }
 
@@ -73,36 +74,36 @@ pub enum OnConflict {
 #[derive(Debug, Default)]
 pub struct Claims {
     current: RwLock<Snapshot>,
-    /// From those who claim and give back to those who want to know who is there.
+    /// Notifies [`ClaimGuard::earlier_sessions_changed`] of every change.
     changed: watch::Sender<()>,
-    next_identity: AtomicU64,
+    next_id: AtomicU64,
 }
 
-/// A claim that is held.
-pub(crate) struct HeldClaim {
-    pub(crate) identity: u64,
+/// A claim that is in effect.
+pub(crate) struct ActiveClaim {
+    pub(crate) id: u64,
     pub(crate) claim: Claim,
-    /// The oldest is first.
+    /// Claims are ordered by this time, oldest first.
     since: Instant,
-    /// Whether whoever answers there takes WebSockets over HTTP/2.
-    pub(crate) extended_connect: Knowledge,
-    /// What waits in memory to be copied to the session.
-    pub(crate) copies: Budget,
-    /// When copies leave.
-    pub(crate) departures: Departures,
+    /// Whether the session supports WebSockets over HTTP/2.
+    pub(crate) extended_connect: CachedFlag,
+    /// Counts the bytes that are buffered for the session's mirrors.
+    pub(crate) mirror_budget: MirrorBudget,
+    /// When buffered mirror bytes are flushed.
+    pub(crate) flush_schedule: FlushSchedule,
     health: Health,
-    lost_to: watch::Sender<Option<String>>,
+    overridden_by: watch::Sender<Option<String>>,
 }
 
-/// A claim is held as long as this lives.
+/// Keeps a claim in effect until it is dropped.
 #[derive(Debug)]
 pub struct ClaimGuard {
     claims: Arc<Claims>,
-    held: Arc<HeldClaim>,
+    active: Arc<ActiveClaim>,
 }
 
-/// The claims at one moment.
-pub(crate) type Snapshot = Arc<Vec<Arc<HeldClaim>>>;
+/// The claims at one point in time.
+pub(crate) type Snapshot = Arc<Vec<Arc<ActiveClaim>>>;
 
 impl Claims {
     /// Claims traffic for a session, until the guard is dropped.
@@ -111,13 +112,13 @@ impl Claims {
         claim: Claim,
         on_conflict: OnConflict,
     ) -> Result<ClaimGuard, Error> {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let held = self.add(&mut current, claim, on_conflict)?;
+        let mut current = self.current.write();
+        let active = self.add(&mut current, claim, on_conflict)?;
         drop(current);
         self.changed.send_replace(());
         Ok(ClaimGuard {
             claims: self.clone(),
-            held,
+            active,
         })
     }
 
@@ -126,92 +127,94 @@ impl Claims {
         current: &mut Snapshot,
         claim: Claim,
         on_conflict: OnConflict,
-    ) -> Result<Arc<HeldClaim>, Error> {
+    ) -> Result<Arc<ActiveClaim>, Error> {
         let now = Instant::now();
         let mut claims = current.as_ref().clone();
         let mut lost = Vec::new();
-        for held in &claims {
-            let Some(what) = conflict(&held.claim, &claim) else {
+        for active in &claims {
+            let Some(traffic) = conflict(&active.claim, &claim) else {
                 continue;
             };
-            let away = held.claim.destination.away();
-            let is_own = held.claim.owner.is_some() && held.claim.owner == claim.owner;
+            let unreachable = active.claim.destination.unreachable();
+            let is_own = active.claim.owner.is_some() && active.claim.owner == claim.owner;
             match on_conflict {
-                _ if is_own && away.is_some() => lost.push(held.identity),
+                _ if is_own && unreachable.is_some() => lost.push(active.id),
                 OnConflict::Continue => {}
-                OnConflict::Override => lost.push(held.identity),
+                OnConflict::Override => lost.push(active.id),
                 OnConflict::Abort => {
                     return Err(Error::Conflict(Conflict {
-                        holder: held.claim.holder.clone(),
-                        what,
-                        away,
+                        holder: active.claim.holder.clone(),
+                        traffic,
+                        unreachable,
                         is_own,
                     }));
                 }
             }
         }
-        claims.retain(|held| {
-            let stays = !lost.contains(&held.identity);
+        claims.retain(|active| {
+            let stays = !lost.contains(&active.id);
             if !stays {
-                held.lost_to.send_replace(Some(claim.holder.clone()));
+                active
+                    .overridden_by
+                    .send_replace(Some(claim.holder.clone()));
             }
             stays
         });
-        let held = Arc::new(HeldClaim {
-            identity: self.next_identity.fetch_add(1, Ordering::Relaxed),
-            since: now.checked_sub(claim.held_for).unwrap_or(now),
+        let active = Arc::new(ActiveClaim {
+            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            since: now.checked_sub(claim.age).unwrap_or(now),
             claim,
-            extended_connect: Knowledge::default(),
-            copies: Budget::default(),
-            departures: Departures::default(),
+            extended_connect: CachedFlag::default(),
+            mirror_budget: MirrorBudget::default(),
+            flush_schedule: FlushSchedule::default(),
             health: Health::default(),
-            lost_to: watch::Sender::new(None),
+            overridden_by: watch::Sender::new(None),
         });
-        let place = claims.partition_point(|other| other.since <= held.since);
-        claims.insert(place, held.clone());
+        let position = claims.partition_point(|other| other.since <= active.since);
+        claims.insert(position, active.clone());
         *current = Arc::new(claims);
-        Ok(held)
+        Ok(active)
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        self.current
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.current.read().clone()
     }
 }
 
 impl ClaimGuard {
-    /// Waits until somebody takes the claim away, and says who.
+    /// Waits until another session overrides the claim, and returns its holder.
     pub async fn overridden(&self) -> String {
-        let mut lost_to = self.held.lost_to.subscribe();
-        let by = lost_to.wait_for(Option::is_some).await;
+        let mut overridden_by = self.active.overridden_by.subscribe();
+        let by = overridden_by.wait_for(Option::is_some).await;
         by.ok().and_then(|by| by.clone()).unwrap_or_default()
     }
 
-    /// Who was there before and gets some of what is claimed here, or all of it.
+    /// The earlier sessions that get some or all of the traffic that is claimed here.
     #[must_use]
-    pub fn earlier(&self) -> Vec<Earlier> {
+    pub fn earlier_sessions(&self) -> Vec<EarlierSession> {
         let claims = self.claims.snapshot();
-        let is_own = |held: &Arc<HeldClaim>| held.identity == self.held.identity;
-        // One that was taken away is not there.
-        let place = claims.iter().position(is_own).unwrap_or(0);
-        let before = claims.iter().take(place);
-        let earlier = before.filter_map(|held| {
-            let what = conflict(&held.claim, &self.held.claim)?;
-            let holder = held.claim.holder.clone();
-            Some(Earlier { holder, what })
+        let is_own = |active: &Arc<ActiveClaim>| active.id == self.active.id;
+        // A claim that was overridden is not in the list.
+        let position = claims.iter().position(is_own).unwrap_or(0);
+        let before = claims.iter().take(position);
+        let earlier_sessions = before.filter_map(|active| {
+            let traffic = conflict(&active.claim, &self.active.claim)?;
+            let holder = active.claim.holder.clone();
+            Some(EarlierSession { holder, traffic })
         });
-        earlier.collect()
+        earlier_sessions.collect()
     }
 
-    /// Waits until that is not `known` any more, and says what it is now.
-    pub async fn earlier_changed(&self, known: &[Earlier]) -> Vec<Earlier> {
+    /// Waits until the earlier sessions differ from `previous`, and returns them.
+    pub async fn earlier_sessions_changed(
+        &self,
+        previous: &[EarlierSession],
+    ) -> Vec<EarlierSession> {
         let mut changed = self.claims.changed.subscribe();
         loop {
-            let earlier = self.earlier();
-            if earlier != known {
-                return earlier;
+            let earlier_sessions = self.earlier_sessions();
+            if earlier_sessions != previous {
+                return earlier_sessions;
             }
             // The sender lives as long as the guard.
             let _ = changed.changed().await;
@@ -222,117 +225,117 @@ impl ClaimGuard {
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
         let claims = &self.claims.current;
-        let mut current = claims.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = claims.write();
         let mut left = current.as_ref().clone();
-        left.retain(|held| held.identity != self.held.identity);
+        left.retain(|active| active.id != self.active.id);
         *current = Arc::new(left);
         drop(current);
         self.claims.changed.send_replace(());
     }
 }
 
-/// Somebody who was there before.
+/// An earlier session whose claim takes precedence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Earlier {
+pub struct EarlierSession {
     pub holder: String,
-    pub what: Held,
+    pub traffic: ClaimedTraffic,
 }
 
-/// What the first of two claims has that cannot be the second's as well.
-fn conflict(held: &Claim, new: &Claim) -> Option<Held> {
-    if held.mode == Mode::Mirror || new.mode == Mode::Mirror {
+/// The traffic of an existing claim that conflicts with a new one.
+fn conflict(active: &Claim, new: &Claim) -> Option<ClaimedTraffic> {
+    if active.mode == Mode::Mirror || new.mode == Mode::Mirror {
         return None;
     }
-    match (&held.filter, &new.filter) {
-        (None, _) => Some(Held::WholePort),
-        (Some(_), None) => Some(Held::SomeRequests),
-        (Some(held), Some(new)) if held == new => Some(Held::SameRequests),
+    match (&active.filter, &new.filter) {
+        (None, _) => Some(ClaimedTraffic::WholePort),
+        (Some(_), None) => Some(ClaimedTraffic::SomeRequests),
+        (Some(active), Some(new)) if active == new => Some(ClaimedTraffic::SameRequests),
         (Some(_), Some(_)) => None,
     }
 }
 
-/// Where a request goes.
+/// The result of [`select_route`].
 #[derive(Debug, Clone)]
-pub(crate) enum Choice {
-    Original,
-    Claim(Arc<HeldClaim>),
-    /// The body decides.
+pub(crate) enum RouteChoice {
+    Application,
+    Claim(Arc<ActiveClaim>),
+    /// The route depends on the body.
     NeedsBody,
 }
 
-/// Chooses the oldest claim that wants the request. Without a `body`, one that would decide is asked for; `Some(None)` is
-/// a body that is not JSON, or too large to look at.
-pub(crate) fn choose(
+/// Selects the oldest claim that matches the request. With `body` `None` the result may be [`RouteChoice::NeedsBody`];
+/// `Some(None)` is a body that is not JSON, or too large to inspect.
+pub(crate) fn select_route(
     claims: &Snapshot,
     probes: &Probes,
     request: &RequestView<'_>,
     body: Option<Option<&serde_json::Value>>,
     now: Instant,
-) -> Choice {
+) -> RouteChoice {
     let mut is_probe = None;
-    for held in claims.iter() {
-        let claim = &held.claim;
-        if claim.mode == Mode::Mirror || !held.health.is_well(now) {
+    for active in claims.iter() {
+        let claim = &active.claim;
+        if claim.mode == Mode::Mirror || !active.health.is_healthy(now) {
             continue;
         }
-        let judgement = judge(claim, request, body);
-        if judgement == Judgement::NotWanted {
+        let verdict = match_claim(claim, request, body);
+        if verdict == Verdict::NoMatch {
             continue;
         }
         if !claim.takes_probes && *is_probe.get_or_insert_with(|| probes.is_probe(request)) {
             continue;
         }
-        return match judgement {
-            Judgement::NeedsBody => Choice::NeedsBody,
-            _ => Choice::Claim(held.clone()),
+        return match verdict {
+            Verdict::NeedsBody => RouteChoice::NeedsBody,
+            _ => RouteChoice::Claim(active.clone()),
         };
     }
-    Choice::Original
+    RouteChoice::Application
 }
 
-/// Whether a claim wants the request.
-pub(crate) fn judge(
+/// Matches a request against a claim.
+pub(crate) fn match_claim(
     claim: &Claim,
     request: &RequestView<'_>,
     body: Option<Option<&serde_json::Value>>,
-) -> Judgement {
+) -> Verdict {
     match (&claim.filter, body) {
-        (None, _) => Judgement::Wanted,
-        (Some(filter), None) => filter.judge(request),
-        (Some(filter), Some(body)) => filter.wants(request, body).into(),
+        (None, _) => Verdict::Match,
+        (Some(filter), None) => filter.match_head(request),
+        (Some(filter), Some(body)) => filter.matches(request, body).into(),
     }
 }
 
-/// Sessions with a filter that get a copy of the request. `None` if the body decides.
-pub(crate) fn mirrors(
+/// The sessions whose mirror filter matches the request. `None` if that depends on the body.
+pub(crate) fn matching_mirrors(
     claims: &Snapshot,
     request: &RequestView<'_>,
     body: Option<Option<&serde_json::Value>>,
-) -> Option<Vec<Arc<HeldClaim>>> {
+) -> Option<Vec<Arc<ActiveClaim>>> {
     let mut mirrors = Vec::new();
-    for held in claims.iter() {
-        // Those without a filter get a copy of the whole connection.
-        if held.claim.mode != Mode::Mirror || held.claim.filter.is_none() {
+    for active in claims.iter() {
+        // Mirrors without a filter get the whole connection.
+        if active.claim.mode != Mode::Mirror || active.claim.filter.is_none() {
             continue;
         }
-        match judge(&held.claim, request, body) {
-            Judgement::Wanted => mirrors.push(held.clone()),
-            Judgement::NotWanted => {}
-            Judgement::NeedsBody => return None,
+        match match_claim(&active.claim, request, body) {
+            Verdict::Match => mirrors.push(active.clone()),
+            Verdict::NoMatch => {}
+            Verdict::NeedsBody => return None,
         }
     }
     Some(mirrors)
 }
 
-/// Something about a place that is found out once.
+/// A fact about an upstream that is detected once.
 #[derive(Debug, Default)]
-pub(crate) struct Knowledge(AtomicU8);
+pub(crate) struct CachedFlag(AtomicU8);
 
-impl Knowledge {
+impl CachedFlag {
     const NO: u8 = 1;
     const YES: u8 = 2;
 
-    /// `None` if it has not been found out.
+    /// `None` if it has not been detected yet.
     pub(crate) fn get(&self) -> Option<bool> {
         match self.0.load(Ordering::Relaxed) {
             Self::NO => Some(false),
@@ -341,32 +344,32 @@ impl Knowledge {
         }
     }
 
-    pub(crate) fn set(&self, is_so: bool) {
-        let value = if is_so { Self::YES } else { Self::NO };
+    pub(crate) fn set(&self, flag: bool) {
+        let value = if flag { Self::YES } else { Self::NO };
         self.0.store(value, Ordering::Relaxed);
     }
 }
 
-/// After a failure a session is left alone for a while, so that only one request pays for it.
+/// After a failure a session gets no requests for a while, so that only one request is delayed by it.
 #[derive(Debug)]
 struct Health {
     epoch: Instant,
-    /// In milliseconds after the epoch.
-    unwell_until: AtomicU64,
+    /// In milliseconds after `epoch`.
+    unhealthy_until: AtomicU64,
 }
 
 impl Default for Health {
     fn default() -> Self {
         Self {
             epoch: Instant::now(),
-            unwell_until: AtomicU64::new(0),
+            unhealthy_until: AtomicU64::new(0),
         }
     }
 }
 
 impl Health {
-    fn is_well(&self, now: Instant) -> bool {
-        let until = self.unwell_until.load(Ordering::Relaxed);
+    fn is_healthy(&self, now: Instant) -> bool {
+        let until = self.unhealthy_until.load(Ordering::Relaxed);
         until == 0 || self.milliseconds(now) >= until
     }
 
@@ -376,32 +379,36 @@ impl Health {
     }
 }
 
-impl HeldClaim {
-    /// Leaves the session alone for a while.
-    pub(crate) fn suspend(&self, now: Instant, pause: Duration) {
-        let until = self.health.milliseconds(now + pause);
+impl ActiveClaim {
+    /// Sends no requests to the session for a while.
+    pub(crate) fn suspend(&self, now: Instant, cooldown: Duration) {
+        let until = self.health.milliseconds(now + cooldown);
         self.health
-            .unwell_until
+            .unhealthy_until
             .store(until.max(1), Ordering::Relaxed);
     }
 
-    pub(crate) fn is_well(&self, now: Instant) -> bool {
-        self.health.is_well(now)
+    pub(crate) fn is_healthy(&self, now: Instant) -> bool {
+        self.health.is_healthy(now)
     }
 
-    pub(crate) fn tell(&self, notice: Notice) {
-        self.tell_of(notice, None);
+    pub(crate) fn notify(&self, notice: Notice) {
+        self.notify_request(notice, None);
     }
 
-    /// With the request that it is about.
-    pub(crate) fn tell_of(&self, notice: Notice, request: Option<RequestLine>) {
-        tracing::info!(holder = self.claim.holder, ?notice, "incoming traffic");
-        self.claim.notices.tell(notice, request);
+    /// Notifies the session of a request that did not reach it.
+    pub(crate) fn notify_request(&self, notice: Notice, request: Option<RequestLine>) {
+        tracing::info!(
+            holder = self.claim.holder,
+            ?notice,
+            "incoming traffic missed"
+        );
+        self.claim.on_notice.notify(notice, request);
     }
 
-    /// How long the session may take to begin an answer. `None` is as long as the client waits.
-    pub(crate) fn answer_within(&self, settings: &Settings) -> Option<Duration> {
-        self.claim.answer_within.or(settings.answer_within)
+    /// How long the session may take to start a response. `None` means as long as the client waits.
+    pub(crate) fn response_timeout(&self, settings: &Settings) -> Option<Duration> {
+        self.claim.response_timeout.or(settings.response_timeout)
     }
 }
 
@@ -416,7 +423,7 @@ impl fmt::Debug for Claim {
     }
 }
 
-impl fmt::Debug for HeldClaim {
+impl fmt::Debug for ActiveClaim {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.claim, formatter)
     }

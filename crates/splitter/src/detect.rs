@@ -1,28 +1,29 @@
-//! What a connection speaks, told from the first bytes of its client.
+//! Detects the protocol of a connection from the client's first bytes.
 
 use crate::http1::head::{RequestScanner, Scan};
 
-/// What a client of HTTP/2 sends first when it knows that the server speaks HTTP/2.
+/// The HTTP/2 client preface, sent with prior knowledge that the server supports HTTP/2.
 pub(crate) const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A TLS record that carries a handshake, in any version from SSL 3.0 to TLS 1.3, and in it the first message of a client.
+/// The bytes that identify a TLS ClientHello: the header of a handshake record, in any version from SSL 3.0 to TLS 1.3,
+/// and the type of the handshake message.
 const TLS_RECORD_LENGTH: usize = 6;
 
-/// What a connection speaks, as far as it matters here.
+/// The protocol of a connection, as far as splitting needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// Requests can be told apart.
+    /// HTTP/1, split by request.
     Http1,
-    /// Requests can be told apart, and the client knows that the server speaks HTTP/2.
+    /// HTTP/2 with prior knowledge, split by stream.
     Http2,
-    /// A client's first message, and there are certificates to answer it with.
+    /// A TLS ClientHello, and the target's certificate is available.
     Tls,
-    /// Anything else: passed on as it is.
+    /// Any other protocol, forwarded unchanged.
     Raw,
 }
 
-/// Judges a client's first bytes, or asks for more with `None`. It never asks for more once the bytes can no longer
-/// become anything but [`Protocol::Raw`], so nobody waits for bytes that do not come.
+/// Detects the protocol of a client's first bytes. `None` means that more bytes are needed. It is never returned once only
+/// [`Protocol::Raw`] is possible, so a connection never stalls waiting for bytes that the client does not send.
 pub fn detect(bytes: &[u8], have_certificates: bool) -> Option<Protocol> {
     if bytes.is_empty() {
         return None;
@@ -44,14 +45,14 @@ pub fn detect(bytes: &[u8], have_certificates: bool) -> Option<Protocol> {
     }
 }
 
-/// Whether a server's first bytes are those of HTTP/2. It may send its settings before the client has spoken, which
-/// therefore still decides.
+/// Whether a server's first bytes are an HTTP/2 SETTINGS frame. A server may send it before the client has sent anything,
+/// so the client's bytes still determine the protocol.
 pub(crate) fn is_http2_settings(bytes: &[u8]) -> bool {
     matches!(bytes, [0, high, low, 4, 0, 0, 0, 0, 0, ..]
         if u16::from_be_bytes([*high, *low]).is_multiple_of(6))
 }
 
-/// Whether the bytes are a client's first TLS message, as far as they go.
+/// Whether the bytes are a prefix of a TLS ClientHello.
 fn looks_like_tls(bytes: &[u8]) -> bool {
     let expected: [&dyn Fn(u8) -> bool; TLS_RECORD_LENGTH] = [
         &|kind| kind == 0x16,
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_bytes_decide() {
+    fn protocols_are_detected_from_the_first_bytes() {
         let hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
         let cases: &[(&[u8], bool, Option<Protocol>)] = &[
             (b"", false, None),
@@ -123,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn a_judgement_does_not_change_when_more_bytes_come() {
+    fn a_detected_protocol_does_not_change_with_more_bytes() {
         let whole = b"OPTIONS /path?query HTTP/1.1\r\nHost: example\r\n\r\n";
-        let judged: Vec<_> = (0..=whole.len())
+        let detected: Vec<_> = (0..=whole.len())
             .map(|length| detect(&whole[..length], true))
             .collect();
-        let first = judged.iter().position(Option::is_some).unwrap();
+        let first = detected.iter().position(Option::is_some).unwrap();
         assert!(
-            judged[first..]
+            detected[first..]
                 .iter()
                 .all(|one| *one == Some(Protocol::Http1))
         );

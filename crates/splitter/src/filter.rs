@@ -1,8 +1,9 @@
-//! Which requests a session wants.
+//! Filters that select the requests of a session.
 //!
-//! Filters mean what they mean in mirrord's configuration, so that existing files keep working: patterns ignore case and
-//! may look around; a header pattern is tried on each header written as `name: value`; a path pattern on the path, and on
-//! the path with its query; a body pattern on what a JSONPath query finds.
+//! Filters have the semantics of mirrord's configuration, so that existing files keep working: patterns are
+//! case-insensitive and support look-around; a header pattern is matched against each header written as `name: value`; a
+//! path pattern against the path, and against the path with its query; a body pattern against the results of a JSONPath
+//! query.
 
 mod body;
 mod pattern;
@@ -14,29 +15,29 @@ pub(crate) use request::RequestView;
 
 use crate::Error;
 
-/// Which requests a session wants. Two filters are equal when they were written alike.
+/// Selects the requests of a session. Two filters are equal if their text is equal.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Filter {
-    /// One of the headers, written as `name: value`, has a match.
+    /// One of the headers, written as `name: value`, matches.
     Header(Pattern),
-    /// The path, or the path with its query, has a match.
+    /// The path, or the path with its query, matches.
     Path(Pattern),
-    /// The method is this one, in upper or lower case.
+    /// The method is equal, ignoring case.
     Method(String),
-    /// The body is JSON, and what a query finds in it has a match.
+    /// The body is JSON, and a result of a query matches.
     Body(JsonBody),
-    /// All of these want it.
+    /// All of these match.
     AllOf(Vec<Filter>),
-    /// At least one of these wants it.
+    /// At least one of these matches.
     AnyOf(Vec<Filter>),
 }
 
-/// What is known of a request after its head.
+/// The result of matching a filter against a request head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Judgement {
-    Wanted,
-    NotWanted,
-    /// The body decides.
+pub(crate) enum Verdict {
+    Match,
+    NoMatch,
+    /// The result depends on the body.
     NeedsBody,
 }
 
@@ -56,12 +57,12 @@ impl Filter {
         Self::Method(method.to_ascii_uppercase())
     }
 
-    /// A filter on a JSON body: what `query` finds has a match of `pattern`.
+    /// A filter on a JSON body: a result of `query` matches `pattern`.
     pub fn json_body(query: &str, pattern: &str) -> Result<Self, Error> {
         JsonBody::new(query, pattern).map(Self::Body)
     }
 
-    /// Wants what all of the filters want. An empty list is an error: it would want everything.
+    /// Matches if all filters match. An empty list is an error: it would match everything.
     pub fn all_of(filters: Vec<Self>) -> Result<Self, Error> {
         if filters.is_empty() {
             return Err(Error::EmptyFilterList { key: "all_of" });
@@ -69,7 +70,7 @@ impl Filter {
         Ok(Self::AllOf(filters))
     }
 
-    /// Wants what any of the filters wants. An empty list is an error: it would want nothing.
+    /// Matches if any filter matches. An empty list is an error: it would match nothing.
     pub fn any_of(filters: Vec<Self>) -> Result<Self, Error> {
         if filters.is_empty() {
             return Err(Error::EmptyFilterList { key: "any_of" });
@@ -77,13 +78,13 @@ impl Filter {
         Ok(Self::AnyOf(filters))
     }
 
-    /// Judges a request by its head.
-    pub(crate) fn judge(&self, request: &RequestView<'_>) -> Judgement {
+    /// Matches a request head.
+    pub(crate) fn match_head(&self, request: &RequestView<'_>) -> Verdict {
         match self {
             Self::Header(pattern) => request
                 .header_lines()
-                .find_map(|line| pattern.is_match(line).stop_unless_no())
-                .unwrap_or(Judgement::NotWanted),
+                .find_map(|line| pattern.is_match(line).decided())
+                .unwrap_or(Verdict::NoMatch),
             Self::Path(pattern) => {
                 let path = request.path();
                 let with_query = request.path_and_query();
@@ -92,64 +93,56 @@ impl Filter {
                     return in_path.into();
                 }
                 in_path
-                    .stop_unless_no()
+                    .decided()
                     .unwrap_or_else(|| pattern.is_match(with_query).into())
             }
             Self::Method(method) => request.method().eq_ignore_ascii_case(method).into(),
-            Self::Body(_) => Judgement::NeedsBody,
-            Self::AllOf(filters) => {
-                combine(filters, request, Judgement::NotWanted, Judgement::Wanted)
-            }
-            Self::AnyOf(filters) => {
-                combine(filters, request, Judgement::Wanted, Judgement::NotWanted)
-            }
+            Self::Body(_) => Verdict::NeedsBody,
+            Self::AllOf(filters) => combine(filters, request, Verdict::NoMatch, Verdict::Match),
+            Self::AnyOf(filters) => combine(filters, request, Verdict::Match, Verdict::NoMatch),
         }
     }
 
-    /// Judges a request by its head and its body, or what is known instead of a body: that there is none that is JSON.
-    pub(crate) fn wants(
+    /// Matches a request with its body. `None` is a body that is not JSON, or too large to inspect.
+    pub(crate) fn matches(
         &self,
         request: &RequestView<'_>,
         body: Option<&serde_json::Value>,
     ) -> bool {
         match self {
             Self::Body(filter) => body.is_some_and(|body| filter.is_match(body)),
-            Self::AllOf(filters) => filters.iter().all(|filter| filter.wants(request, body)),
-            Self::AnyOf(filters) => filters.iter().any(|filter| filter.wants(request, body)),
+            Self::AllOf(filters) => filters.iter().all(|filter| filter.matches(request, body)),
+            Self::AnyOf(filters) => filters.iter().any(|filter| filter.matches(request, body)),
             Self::Header(_) | Self::Path(_) | Self::Method(_) => {
-                self.judge(request) == Judgement::Wanted
+                self.match_head(request) == Verdict::Match
             }
         }
     }
 }
 
-/// Judges by several filters, of which one `decisive` judgement is enough.
+/// Matches several filters. The first `decisive` verdict is the result.
 fn combine(
     filters: &[Filter],
     request: &RequestView<'_>,
-    decisive: Judgement,
-    otherwise: Judgement,
-) -> Judgement {
+    decisive: Verdict,
+    otherwise: Verdict,
+) -> Verdict {
     let mut result = otherwise;
     for filter in filters {
-        let judgement = filter.judge(request);
-        if judgement == decisive {
+        let verdict = filter.match_head(request);
+        if verdict == decisive {
             return decisive;
         }
-        if judgement == Judgement::NeedsBody {
-            result = Judgement::NeedsBody;
+        if verdict == Verdict::NeedsBody {
+            result = Verdict::NeedsBody;
         }
     }
     result
 }
 
-impl From<bool> for Judgement {
-    fn from(wanted: bool) -> Self {
-        if wanted {
-            Self::Wanted
-        } else {
-            Self::NotWanted
-        }
+impl From<bool> for Verdict {
+    fn from(is_match: bool) -> Self {
+        if is_match { Self::Match } else { Self::NoMatch }
     }
 }
 

@@ -1,14 +1,14 @@
-//! HTTP/1: requests told apart in a stream of bytes that is passed on as it is.
+//! HTTP/1: splits a connection by request, and forwards its bytes unchanged.
 //!
-//! Nothing is ever written anew. A request's bytes go to where it belongs, and the answer's bytes come back, exactly as
-//! they came: only their boundaries are looked for. [`head`] and [`body`] find them, and do not accept what one program
-//! would read differently from another. Where they find such a thing, the rest of the connection goes to the original
-//! application untouched, which then sees what it would have seen without us.
+//! Nothing is ever re-encoded. The bytes of a request are forwarded to its upstream, and the bytes of the response to the
+//! client, exactly as they were received: only message boundaries are parsed. [`head`] and [`body`] find them, and reject
+//! every message that two parsers could read differently. After such a message the rest of the connection goes unchanged to
+//! the original application, which then receives the same bytes as without the proxy.
 //!
-//! [`connection`] is the shell: it reads, judges, and moves bytes.
+//! [`connection`] is the I/O around them: it reads, selects routes, and forwards bytes.
 
 pub(crate) mod body;
 pub(crate) mod connection;
 pub(crate) mod head;
-pub(crate) mod leg;
 pub(crate) mod response;
+pub(crate) mod upstream;

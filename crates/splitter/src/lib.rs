@@ -1,47 +1,66 @@
 //! Splits a target's incoming connections between sessions and the original application.
 //!
-//! Several developers stand in for the same service at the same time, and everybody else goes on using it. So each
-//! request of each connection goes to the session that wants it, and every other request to the application, which must
-//! not notice that we are there.
+//! Several developers stand in for the same service at the same time, while all other clients keep using it. Each
+//! request of each connection therefore goes to the session whose filter matches it, and every other request goes to the
+//! application, which must not notice the proxy.
 //!
 //! ```text
-//!              claims: who wants what
+//!              claims: which session takes which requests
 //!                       |
 //!   client ---- Port::serve ----+---- the original application
 //!                               +---- session of one developer
 //!                               +---- session of another
 //! ```
 //!
-//! A [`Port`] has [`Claims`] and is given connections. The first bytes say what a connection speaks ([`detect`]). HTTP/1
-//! is split without being written anew: bytes go on as they came, and where they could be read in two ways the whole
-//! connection goes to the application. HTTP/2 is split by stream. Anything else goes to one place as it is.
+//! A [`Port`] has [`Claims`] and serves connections. The first bytes of a connection determine its protocol
+//! ([`detect`]). HTTP/1 is split without rewriting it: bytes are forwarded as they were received, and when they could be
+//! parsed in two ways the whole connection goes to the application. HTTP/2 is split by stream. Every other protocol is
+//! forwarded unchanged to a single upstream.
 //!
-//! Every place is a [`Destination`], which opens plain streams of bytes. How a stream gets to a developer's machine, or
-//! how a connection came to be here, is not this crate's matter.
+//! Every upstream is a [`Destination`], which opens plain byte streams. This crate does not know how a stream reaches a
+//! developer's machine, or how a connection was redirected here.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `port` | serves the connections of one port; detects who speaks first and which protocol (`port::sniff`) |
+//! | `claims` | which session takes which requests; conflicts between sessions |
+//! | `filter` | matches requests by header, path, method and JSON body |
+//! | `detect` | tells HTTP/1, HTTP/2, TLS and other protocols apart by their first bytes |
+//! | `http1` | splits HTTP/1 connections by request without changing their bytes |
+//! | `http2` | splits HTTP/2 connections by stream |
+//! | `tls` | terminates TLS with the target's certificate, and originates TLS to the application |
+//! | `relay` | forwards bytes unchanged in both directions |
+//! | `mirror`, `flush_schedule` | copies of incoming traffic that never slow it down |
+//! | `pool` | idle connections to the application |
+//! | `probes` | recognizes health probes |
+//! | `stream`, `read_buffer` | byte streams, write buffers, and the shared read buffer |
+//! | `settings`, `error` | limits and timeouts, notices to sessions, errors |
 
 mod claims;
-mod copy;
-mod departures;
 mod detect;
 mod error;
 mod filter;
+mod flush_schedule;
 mod http1;
 mod http2;
+mod mirror;
 mod pool;
 mod port;
 mod probes;
+mod read_buffer;
 mod relay;
-mod scratch;
 mod settings;
 mod stream;
 mod tls;
 
-pub use claims::{Claim, ClaimGuard, Claims, Earlier, Mode, OnConflict};
+pub use claims::{Claim, ClaimGuard, Claims, EarlierSession, Mode, OnConflict};
 pub use detect::{Protocol, detect};
-pub use error::{Conflict, Error, Held};
+pub use error::{ClaimedTraffic, Conflict, Error};
 pub use filter::{Filter, JsonBody, Pattern};
 pub use port::Port;
 pub use probes::Probes;
-pub use settings::{Notice, Notices, Reason, RequestLine, Settings};
-pub use stream::{Arrival, Away, BoxFuture, BoxStream, Destination, Stream, TlsFacts};
-pub use tls::Tls;
+pub use settings::{FailureReason, Notice, NoticeHandler, RequestLine, Settings};
+pub use stream::{
+    BoxFuture, BoxStream, ClientTls, ConnectionMeta, Destination, Stream, Unreachable,
+};
+pub use tls::TlsTermination;

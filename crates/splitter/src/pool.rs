@@ -1,23 +1,24 @@
-//! Connections to the original application that wait for their next client.
+//! The pool of idle connections to the original application.
 //!
-//! A client has its own connection to the application for as long as it stays, as it would without us. Only when it has
-//! gone, and every answer has come, the next client gets that connection, so that short clients do not use up the ports
-//! of the machine. Connections that somebody has logged in are never handed on.
+//! A client has its own connection to the application for as long as it is connected, as without the proxy. When it has
+//! disconnected and all responses are complete, the next client may reuse that connection, so that short-lived clients do
+//! not exhaust the ports of the machine. Connections with connection-based authentication are never reused.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::stream::{BoxStream, is_open_and_silent};
+use crate::stream::{BoxStream, is_idle_and_open};
 
-/// The application may close a connection in the very moment in which it is used again. A request that must not be sent
-/// twice then is lost, so it only gets a connection that nobody closes yet.
-const CERTAINLY_OPEN: Duration = Duration::from_millis(500);
+/// The application may close an idle connection at the moment when it is reused. A request that must not be sent twice
+/// would then be lost, so it only gets a connection that has been idle for a shorter time than any server's timeout.
+const NON_IDEMPOTENT_MAX_IDLE: Duration = Duration::from_millis(500);
 
-/// Connections that wait, the oldest first.
+/// Idle connections, the oldest first.
 #[derive(Default)]
 pub(crate) struct Pool {
     idle: Mutex<Idle>,
@@ -26,29 +27,29 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct Idle {
     streams: VecDeque<(Instant, BoxStream)>,
-    is_swept: bool,
+    has_sweeper: bool,
 }
 
 impl Pool {
-    /// Takes a connection that is open. The oldest comes first: an application that serves one connection after the other
-    /// waits on that one.
-    pub(crate) fn take(&self, may_be_sent_again: bool, keep: Duration) -> Option<BoxStream> {
-        let mut idle = self.lock();
+    /// Takes the oldest connection that is open: an application that serves its connections one after the other waits for
+    /// that one.
+    pub(crate) fn take(&self, is_idempotent: bool, idle_timeout: Duration) -> Option<BoxStream> {
+        let mut idle = self.idle.lock();
         let now = Instant::now();
-        let longest = if may_be_sent_again {
-            keep
+        let max_age = if is_idempotent {
+            idle_timeout
         } else {
-            keep.min(CERTAINLY_OPEN)
+            idle_timeout.min(NON_IDEMPOTENT_MAX_IDLE)
         };
         let mut at = 0;
         while at < idle.streams.len() {
             let (since, stream) = &mut idle.streams[at];
             let age = now.saturating_duration_since(*since);
-            let is_usable = is_open_and_silent(stream);
-            if is_usable && age < longest {
+            let is_usable = is_idle_and_open(stream);
+            if is_usable && age < max_age {
                 return idle.streams.remove(at).map(|(_, stream)| stream);
             }
-            if is_usable && age < keep {
+            if is_usable && age < idle_timeout {
                 at += 1;
             } else {
                 idle.streams.remove(at);
@@ -57,38 +58,34 @@ impl Pool {
         None
     }
 
-    /// Keeps a connection for a while.
-    pub(crate) fn put(self: &Arc<Self>, stream: BoxStream, keep: Duration, limit: usize) {
-        let mut idle = self.lock();
+    /// Adds an idle connection.
+    pub(crate) fn put(self: &Arc<Self>, stream: BoxStream, idle_timeout: Duration, limit: usize) {
+        let mut idle = self.idle.lock();
         if idle.streams.len() >= limit {
             idle.streams.pop_front();
         }
         idle.streams.push_back((Instant::now(), stream));
-        if !idle.is_swept {
-            idle.is_swept = true;
-            tokio::spawn(sweep(Arc::downgrade(self), keep));
+        if !idle.has_sweeper {
+            idle.has_sweeper = true;
+            tokio::spawn(sweep(Arc::downgrade(self), idle_timeout));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Closes what nobody wants, until nothing is left.
-async fn sweep(pool: Weak<Pool>, keep: Duration) {
+/// Closes expired connections until the pool is empty.
+async fn sweep(pool: Weak<Pool>, idle_timeout: Duration) {
     loop {
-        tokio::time::sleep(keep / 4).await;
+        tokio::time::sleep(idle_timeout / 4).await;
         let Some(pool) = pool.upgrade() else {
             return;
         };
-        let mut idle = pool.lock();
+        let mut idle = pool.idle.lock();
         let now = Instant::now();
         idle.streams.retain_mut(|(since, stream)| {
-            now.saturating_duration_since(*since) < keep && is_open_and_silent(stream)
+            now.saturating_duration_since(*since) < idle_timeout && is_idle_and_open(stream)
         });
         if idle.streams.is_empty() {
-            idle.is_swept = false;
+            idle.has_sweeper = false;
             return;
         }
     }
@@ -96,6 +93,6 @@ async fn sweep(pool: Weak<Pool>, keep: Duration) {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Pool of {}", self.lock().streams.len())
+        write!(formatter, "Pool of {}", self.idle.lock().streams.len())
     }
 }

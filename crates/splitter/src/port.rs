@@ -1,77 +1,78 @@
-//! A port of the target: who claims it, where its application is, and what to do with a connection that arrives.
+//! A port of the target: the sessions that claim it, its application, and how incoming connections are served.
 
-mod first;
+mod sniff;
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
+use parking_lot::RwLock;
 use tokio::time::{Instant, timeout};
 
-use crate::claims::{Claims, HeldClaim, Knowledge, Mode};
-use crate::copy::{Copy, copied};
+use crate::claims::{ActiveClaim, CachedFlag, Claims, Mode};
 use crate::detect::Protocol;
 use crate::http1::connection::Connection;
-use crate::http1::leg::{Age, Leg, Route};
+use crate::http1::upstream::{Age, Route, UpstreamConnection};
 use crate::http2;
+use crate::mirror::{Mirror, with_mirrors};
 use crate::pool::Pool;
 use crate::probes::Probes;
-use crate::relay::{Unanswered, relay, relay_or_give_back};
-use crate::settings::{Notice, Reason, RequestLine, Settings};
-use crate::stream::{Arrival, BoxStream, Destination, Outbox, Rewound};
-use crate::tls::Tls;
-use first::First;
+use crate::relay::{NoResponse, relay, relay_with_fallback};
+use crate::settings::{FailureReason, Notice, RequestLine, Settings};
+use crate::stream::{BoxStream, ConnectionMeta, Destination, Rewind, WriteBuffer};
+use crate::tls::TlsTermination;
+use sniff::Sniffed;
 
 /// A port of the target.
 pub struct Port {
     pub(crate) claims: Arc<Claims>,
-    pub(crate) original: Arc<dyn Destination>,
+    pub(crate) application: Arc<dyn Destination>,
     probes: RwLock<Arc<Probes>>,
     pub(crate) settings: Settings,
     pool: Arc<Pool>,
     http2: Arc<http2::Pool>,
-    /// Whether the application takes WebSockets over HTTP/2.
-    pub(crate) extended_connect: Knowledge,
-    /// Clients have been seen to speak before the application does.
+    /// Whether the application supports WebSockets over HTTP/2.
+    pub(crate) extended_connect: CachedFlag,
+    /// Set when a client has sent the first bytes of a connection. The application then most likely waits for them.
     clients_speak_first: AtomicBool,
 }
 
-/// How to reach the places where a connection's requests go.
+/// Opens the upstream connections that serve a client's requests.
 #[derive(Clone)]
-pub(crate) struct Way {
+pub(crate) struct Upstreams {
     pub(crate) port: Arc<Port>,
-    pub(crate) original: Arc<dyn Destination>,
-    /// Where connections to the application wait for the next client, if another client can use them.
+    pub(crate) application: Arc<dyn Destination>,
+    /// Idle connections to the application. `None` if they cannot be shared between clients.
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) http2: Option<Arc<http2::Pool>>,
 }
 
 impl Port {
-    /// A port whose application is reached through `original`.
-    pub fn new(original: Arc<dyn Destination>, settings: Settings) -> Self {
+    /// A port whose application is reached through `application`.
+    pub fn new(application: Arc<dyn Destination>, settings: Settings) -> Self {
         Self {
             claims: Arc::default(),
-            original,
+            application,
             probes: RwLock::default(),
             settings,
             pool: Arc::default(),
             http2: Arc::default(),
-            extended_connect: Knowledge::default(),
+            extended_connect: CachedFlag::default(),
             clients_speak_first: AtomicBool::new(false),
         }
     }
 
-    /// Says how health probes of this port are known.
+    /// Sets how health probes of this port are recognized.
     #[must_use]
     pub fn with_probes(self, probes: Probes) -> Self {
         self.add_probe_paths(probes.paths);
         self
     }
 
-    /// Names more paths of health probes, for the requests that come from now on.
+    /// Adds paths of health probes. They apply to requests that are received from now on.
     pub fn add_probe_paths(&self, paths: Vec<String>) {
-        let mut probes = self.probes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut probes = self.probes.write();
         for path in paths {
             if !probes.paths.contains(&path) {
                 Arc::make_mut(&mut probes).paths.push(path);
@@ -80,309 +81,356 @@ impl Port {
     }
 
     pub(crate) fn probes(&self) -> Arc<Probes> {
-        let probes = self.probes.read().unwrap_or_else(PoisonError::into_inner);
+        let probes = self.probes.read();
         probes.clone()
     }
 
-    /// How connections that are encrypted for the target are looked into: as the oldest session says that knows how.
-    fn tls(&self) -> Option<Tls> {
+    /// How TLS connections to the target are terminated: with the settings of the oldest session that has some.
+    fn tls(&self) -> Option<TlsTermination> {
         let claims = self.claims.snapshot();
-        claims.iter().find_map(|held| held.claim.tls.clone())
+        claims.iter().find_map(|active| active.claim.tls.clone())
     }
 
-    /// Who gets what.
+    /// The claims of sessions on this port.
     pub fn claims(&self) -> &Arc<Claims> {
         &self.claims
     }
 
-    /// Serves a connection until it has ended.
+    /// Serves a connection until it ends.
     ///
-    /// What a connection may need is in boxes of its own: otherwise each would have room for all of it, all the time.
-    pub async fn serve(self: &Arc<Self>, client: BoxStream, arrival: Arrival) {
-        let way = Way {
+    /// The futures of each protocol are boxed. Otherwise the future of every connection would reserve memory for all of
+    /// them all the time.
+    pub async fn serve(self: &Arc<Self>, client: BoxStream, meta: ConnectionMeta) {
+        let upstreams = Upstreams {
             port: self.clone(),
-            original: self.original.clone(),
+            application: self.application.clone(),
             pool: Some(self.pool.clone()),
             http2: Some(self.http2.clone()),
         };
-        self.serve_way(way, client, arrival).await;
+        self.serve_via(upstreams, client, meta).await;
     }
 
-    async fn serve_way(self: &Arc<Self>, way: Way, mut client: BoxStream, arrival: Arrival) {
-        // Asked once: the session that knows how may go while the client has not spoken yet.
-        let tls = match arrival.tls {
+    async fn serve_via(
+        self: &Arc<Self>,
+        upstreams: Upstreams,
+        mut client: BoxStream,
+        meta: ConnectionMeta,
+    ) {
+        // Read once: the session that provides it may end before the client has sent anything.
+        let tls = match meta.tls {
             None => self.tls(),
             Some(_) => None,
         };
-        // Nobody wants a copy of what is encrypted and can be read.
+        // If TLS can be terminated here, the plain text is mirrored instead of the encrypted bytes.
         let may_be_encrypted = tls.is_some();
         if !may_be_encrypted {
-            client = self.with_copies(client, &arrival);
+            client = self.with_mirrors(client, &meta);
         }
         if !may_be_encrypted && !self.needs_splitting() {
-            if let Ok(leg) = way.open_original(&arrival).await {
-                let to_client = Outbox::default();
-                Box::pin(way.pass_on(&mut client, leg, to_client, &[], &arrival)).await;
+            if let Ok(upstream) = upstreams.open_application(&meta).await {
+                let to_client = WriteBuffer::default();
+                Box::pin(upstreams.forward(&mut client, upstream, to_client, &[], &meta)).await;
             }
             return;
         }
         let owner = self.owner();
-        let first = first::first(
-            &way,
+        let first = sniff::sniff(
+            &upstreams,
             &mut client,
-            &arrival,
+            &meta,
             owner.as_ref(),
             may_be_encrypted,
         );
         let Some(first) = Box::pin(first).await else {
             return;
         };
-        let First {
+        let Sniffed {
             protocol,
             mut bytes,
-            leg,
+            upstream,
             to_client,
         } = first;
-        if may_be_encrypted && protocol != Protocol::Tls && self.has_copies() {
+        if may_be_encrypted && protocol != Protocol::Tls && self.has_mirrors() {
             let first = std::mem::take(&mut bytes);
-            client = self.with_copies(Box::new(Rewound::new(first, client)), &arrival);
+            client = self.with_mirrors(Box::new(Rewind::new(first, client)), &meta);
         }
         if protocol != Protocol::Raw {
             self.clients_speak_first.store(true, Ordering::Relaxed);
         }
         match protocol {
             Protocol::Http1 => {
-                let connection = Connection::new(way, arrival, client, bytes, leg);
+                let connection = Connection::new(upstreams, meta, client, bytes, upstream);
                 Box::pin(connection.serve()).await;
             }
             Protocol::Http2 => {
-                let client = Box::new(Rewound::new(bytes, client));
-                Box::pin(http2::serve(way, client, arrival, leg)).await;
+                let client = Box::new(Rewind::new(bytes, client));
+                Box::pin(http2::serve(upstreams, client, meta, upstream)).await;
             }
             Protocol::Tls => {
                 if let Some(tls) = tls {
-                    let client = Box::new(Rewound::new(bytes, client));
-                    // What the spare leg is for is known only when the client has said more.
-                    drop(leg);
-                    Box::pin(self.serve_tls(&tls, client, arrival)).await;
+                    let client = Box::new(Rewind::new(bytes, client));
+                    // Where this connection goes is decided only after the TLS handshake.
+                    drop(upstream);
+                    Box::pin(self.serve_tls(&tls, client, meta)).await;
                 }
             }
             Protocol::Raw => {
-                let leg = match leg {
-                    Some(leg) => Some(leg),
-                    None => Box::pin(way.open_owner(owner.as_ref(), &arrival)).await,
+                let upstream = match upstream {
+                    Some(upstream) => Some(upstream),
+                    None => Box::pin(upstreams.open_owner(owner.as_ref(), &meta)).await,
                 };
-                if let Some(leg) = leg {
-                    Box::pin(way.pass_on(&mut client, leg, to_client, &bytes, &arrival)).await;
+                if let Some(upstream) = upstream {
+                    Box::pin(upstreams.forward(&mut client, upstream, to_client, &bytes, &meta))
+                        .await;
                 }
             }
         }
     }
 
-    async fn serve_tls(self: &Arc<Self>, tls: &Tls, client: BoxStream, arrival: Arrival) {
-        match tls.accept(client, &arrival).await {
-            Ok((client, facts)) => {
-                let original = tls.towards(self.original.clone(), &facts);
-                let way = Way {
+    async fn serve_tls(
+        self: &Arc<Self>,
+        tls: &TlsTermination,
+        client: BoxStream,
+        meta: ConnectionMeta,
+    ) {
+        match tls.accept(client, &meta).await {
+            Ok((client, client_tls)) => {
+                let application = tls.originate(self.application.clone(), &client_tls);
+                let upstreams = Upstreams {
                     port: self.clone(),
-                    original,
-                    // Another client may have named another server, or agreed on another protocol.
+                    application,
+                    // Another client may use another server name or negotiate another protocol.
                     pool: None,
                     http2: None,
                 };
-                let arrival = Arrival {
-                    tls: Some(facts),
-                    ..arrival
+                let meta = ConnectionMeta {
+                    tls: Some(client_tls),
+                    ..meta
                 };
-                self.serve_way(way, client, arrival).await;
+                self.serve_via(upstreams, client, meta).await;
             }
-            Err(error) => tracing::debug!(%error, "a client's TLS failed"),
+            Err(error) => tracing::debug!(%error, "TLS handshake with client failed"),
         }
     }
 
-    /// Whether somebody wants less than a copy of everything.
+    /// Whether any claim needs requests to be told apart: it steals, or has a filter.
     fn needs_splitting(&self) -> bool {
         let claims = self.claims.snapshot();
         claims
             .iter()
-            .any(|held| held.claim.mode == Mode::Steal || held.claim.filter.is_some())
+            .any(|active| active.claim.mode == Mode::Steal || active.claim.filter.is_some())
     }
 
-    /// The session that gets what cannot be split into requests.
-    fn owner(&self) -> Option<Arc<HeldClaim>> {
+    /// The session that gets traffic that cannot be split into requests.
+    fn owner(&self) -> Option<Arc<ActiveClaim>> {
         let now = Instant::now();
         let claims = self.claims.snapshot();
         claims
             .iter()
-            .find(|held| {
-                held.claim.mode == Mode::Steal && held.claim.filter.is_none() && held.is_well(now)
+            .find(|active| {
+                active.claim.mode == Mode::Steal
+                    && active.claim.filter.is_none()
+                    && active.is_healthy(now)
             })
             .cloned()
     }
 
-    /// Where bytes go that cannot be split into requests.
-    pub(crate) fn raw_route(&self) -> Route {
-        self.owner().map_or(Route::Original, Route::Claim)
+    /// The route of bytes that cannot be split into requests.
+    pub(crate) fn fallback_route(&self) -> Route {
+        self.owner().map_or(Route::Application, Route::Claim)
     }
 
-    /// Whether somebody wants a copy of everything.
-    fn has_copies(&self) -> bool {
+    /// Whether a session mirrors the whole port.
+    fn has_mirrors(&self) -> bool {
         let claims = self.claims.snapshot();
         claims
             .iter()
-            .any(|held| held.claim.mode == Mode::Mirror && held.claim.filter.is_none())
+            .any(|active| active.claim.mode == Mode::Mirror && active.claim.filter.is_none())
     }
 
-    /// Starts copies for the sessions that want one of everything.
-    fn with_copies(&self, client: BoxStream, arrival: &Arrival) -> BoxStream {
+    /// Starts a mirror for each session that mirrors the whole port.
+    fn with_mirrors(&self, client: BoxStream, meta: &ConnectionMeta) -> BoxStream {
         let claims = self.claims.snapshot();
-        let copies: Vec<_> = claims
+        let mirrors: Vec<_> = claims
             .iter()
-            .filter(|held| held.claim.mode == Mode::Mirror && held.claim.filter.is_none())
-            .map(|held| Copy::start(held, arrival, &self.settings))
+            .filter(|active| active.claim.mode == Mode::Mirror && active.claim.filter.is_none())
+            .map(|active| Mirror::start(active, meta, &self.settings))
             .collect();
-        if copies.is_empty() {
+        if mirrors.is_empty() {
             client
         } else {
-            copied(client, copies)
+            with_mirrors(client, mirrors)
         }
     }
 
-    pub(crate) fn expects_clients_to_speak(&self) -> bool {
+    pub(crate) fn clients_usually_speak_first(&self) -> bool {
         self.clients_speak_first.load(Ordering::Relaxed)
     }
 }
 
-impl Way {
-    /// A new connection to the application.
-    pub(crate) async fn open_original(&self, arrival: &Arrival) -> io::Result<Leg> {
-        let stream = self.original.open(arrival).await?;
-        Ok(Leg::new(Route::Original, stream, Age::Fresh))
+impl Upstreams {
+    /// Opens a new connection to the application.
+    pub(crate) async fn open_application(
+        &self,
+        meta: &ConnectionMeta,
+    ) -> io::Result<UpstreamConnection> {
+        let stream = self.application.open(meta).await?;
+        Ok(UpstreamConnection::new(
+            Route::Application,
+            stream,
+            Age::Fresh,
+        ))
     }
 
-    /// A connection to the application that an earlier client has left, or a new one.
-    pub(crate) async fn reuse_or_open_original(
+    /// Takes an idle connection to the application from the pool, or opens a new one.
+    pub(crate) async fn reuse_or_open_application(
         &self,
-        arrival: &Arrival,
+        meta: &ConnectionMeta,
         is_idempotent: bool,
-    ) -> io::Result<Leg> {
-        let keep = self.port.settings.keep_idle;
-        let kept = self
+    ) -> io::Result<UpstreamConnection> {
+        let idle_timeout = self.port.settings.idle_timeout;
+        let idle = self
             .pool
             .as_ref()
-            .and_then(|pool| pool.take(is_idempotent, keep));
-        match kept {
-            Some(stream) => Ok(Leg::new(Route::Original, stream, Age::Used)),
-            None => self.open_original(arrival).await,
+            .and_then(|pool| pool.take(is_idempotent, idle_timeout));
+        match idle {
+            Some(stream) => Ok(UpstreamConnection::new(
+                Route::Application,
+                stream,
+                Age::Used,
+            )),
+            None => self.open_application(meta).await,
         }
     }
 
-    /// Keeps a connection to the application for the next client.
-    pub(crate) fn keep(&self, stream: BoxStream) {
+    /// Returns a connection to the application to the pool.
+    pub(crate) fn return_to_pool(&self, stream: BoxStream) {
         let settings = &self.port.settings;
         if let Some(pool) = &self.pool {
-            pool.put(stream, settings.keep_idle, settings.idle_limit);
+            pool.put(stream, settings.idle_timeout, settings.max_idle_connections);
         }
     }
 
-    /// A new connection to a session. One that cannot be had is not asked for again at once.
+    /// Opens a new connection to a session. If that fails, the session is suspended for a while.
     pub(crate) async fn open_claim(
         &self,
-        held: &Arc<HeldClaim>,
-        arrival: &Arrival,
-    ) -> Result<Leg, Reason> {
+        active: &Arc<ActiveClaim>,
+        meta: &ConnectionMeta,
+    ) -> Result<UpstreamConnection, FailureReason> {
         let settings = &self.port.settings;
-        let opening = held.claim.destination.open(arrival);
-        let opened = match held.answer_within(settings) {
+        let opening = active.claim.destination.open(meta);
+        let opened = match active.response_timeout(settings) {
             None => Ok(opening.await),
-            Some(within) => timeout(within, opening).await,
+            Some(limit) => timeout(limit, opening).await,
         };
         let reason = match opened {
             Ok(Ok(stream)) => {
-                return Ok(Leg::new(Route::Claim(held.clone()), stream, Age::Fresh));
+                return Ok(UpstreamConnection::new(
+                    Route::Claim(active.clone()),
+                    stream,
+                    Age::Fresh,
+                ));
             }
-            Ok(Err(_)) => Reason::Unreachable,
-            Err(_) => Reason::TooSlow,
+            Ok(Err(_)) => FailureReason::Unreachable,
+            Err(_) => FailureReason::Timeout,
         };
-        held.suspend(Instant::now(), settings.pause_after_failure);
+        active.suspend(Instant::now(), settings.failure_cooldown);
         Err(reason)
     }
 
-    /// A connection to the session that owns the port, or to the application if there is none or it cannot be reached.
+    /// Opens a connection to the session that owns the port, or to the application if there is no owner or it cannot be
+    /// reached.
     pub(crate) async fn open_owner(
         &self,
-        owner: Option<&Arc<HeldClaim>>,
-        arrival: &Arrival,
-    ) -> Option<Leg> {
-        if let Some(held) = owner {
-            match self.open_claim(held, arrival).await {
-                Ok(leg) => return Some(leg),
-                Err(reason) => held.tell(Notice::FellBack { reason }),
+        owner: Option<&Arc<ActiveClaim>>,
+        meta: &ConnectionMeta,
+    ) -> Option<UpstreamConnection> {
+        if let Some(active) = owner {
+            match self.open_claim(active, meta).await {
+                Ok(upstream) => return Some(upstream),
+                Err(reason) => active.notify(Notice::FellBack { reason }),
             }
         }
-        self.open_original(arrival).await.ok()
+        self.open_application(meta).await.ok()
     }
 
-    /// Passes a connection on as it is. `first` has been read from the client before. If it goes to a session that fails
-    /// before it has said anything, the application gets all of it.
-    pub(crate) async fn pass_on(
+    /// Forwards a connection unchanged. `first` has already been read from the client. If the upstream is a session that
+    /// fails before its first response byte, the connection is replayed to the application.
+    pub(crate) async fn forward(
         &self,
         client: &mut BoxStream,
-        mut leg: Leg,
-        to_client: Outbox,
+        mut upstream: UpstreamConnection,
+        to_client: WriteBuffer,
         first: &[u8],
-        arrival: &Arrival,
+        meta: &ConnectionMeta,
     ) {
-        let is_untried = leg.age == Age::Fresh && leg.outbox.is_empty() && to_client.is_empty();
-        let result = match leg.route.clone() {
-            Route::Claim(held) if is_untried => {
+        let is_untried =
+            upstream.age == Age::Fresh && upstream.write_buffer.is_empty() && to_client.is_empty();
+        let result = match upstream.route.clone() {
+            Route::Claim(active) if is_untried => {
                 let limit = self.port.settings.replay_limit;
-                let given = relay_or_give_back(client, &mut leg.stream, first, limit).await;
-                drop(leg);
+                let given = relay_with_fallback(client, &mut upstream.stream, first, limit).await;
+                drop(upstream);
                 match given {
                     Ok(result) => result,
-                    Err(unanswered) => self.pass_back(client, &held, unanswered, arrival).await,
+                    Err(no_response) => {
+                        self.fall_back_to_application(client, &active, no_response, meta)
+                            .await
+                    }
                 }
             }
-            Route::Claim(_) | Route::Original => {
-                leg.outbox.push(first);
-                relay(client, &mut leg.stream, leg.outbox, to_client).await
+            Route::Claim(_) | Route::Application => {
+                upstream.write_buffer.push(first);
+                relay(
+                    client,
+                    &mut upstream.stream,
+                    upstream.write_buffer,
+                    to_client,
+                )
+                .await
             }
         };
         if let Err(error) = result {
-            tracing::debug!(%error, "a connection broke");
+            tracing::debug!(%error, "connection failed");
         }
     }
 
-    /// Passes a connection that a session did not answer on to the application.
-    async fn pass_back(
+    /// Replays a connection to the application after the session did not respond.
+    async fn fall_back_to_application(
         &self,
         client: &mut BoxStream,
-        held: &Arc<HeldClaim>,
-        unanswered: Unanswered,
-        arrival: &Arrival,
+        active: &Arc<ActiveClaim>,
+        no_response: NoResponse,
+        meta: &ConnectionMeta,
     ) -> io::Result<()> {
-        self.tell_unanswered(held, &unanswered);
-        let Some(request) = unanswered.request else {
+        self.report_no_response(active, &no_response);
+        let Some(request) = no_response.request else {
             return Ok(());
         };
-        let mut leg = self.open_original(arrival).await?;
-        leg.outbox.push(&request);
-        relay(client, &mut leg.stream, leg.outbox, Outbox::default()).await
+        let mut upstream = self.open_application(meta).await?;
+        upstream.write_buffer.push(&request);
+        relay(
+            client,
+            &mut upstream.stream,
+            upstream.write_buffer,
+            WriteBuffer::default(),
+        )
+        .await
     }
 
-    /// Says that a session did not answer a connection. One that only closed it is there, so the next one is its own.
-    pub(crate) fn tell_unanswered(&self, held: &Arc<HeldClaim>, unanswered: &Unanswered) {
+    /// Notifies a session that it did not respond. A session that closed the connection cleanly is reachable, so it is not
+    /// suspended.
+    pub(crate) fn report_no_response(&self, active: &Arc<ActiveClaim>, no_response: &NoResponse) {
         let settings = &self.port.settings;
-        if !unanswered.was_orderly {
-            held.suspend(Instant::now(), settings.pause_after_failure);
+        if !no_response.closed_cleanly {
+            active.suspend(Instant::now(), settings.failure_cooldown);
         }
-        let reason = Reason::NoAnswer;
-        match &unanswered.request {
+        let reason = FailureReason::NoResponse;
+        match &no_response.request {
             Some(request) => {
-                held.tell_of(Notice::FellBack { reason }, RequestLine::read(request));
+                active.notify_request(Notice::FellBack { reason }, RequestLine::parse(request));
             }
-            None => held.tell(Notice::Lost { reason }),
+            None => active.notify(Notice::Lost { reason }),
         }
     }
 }

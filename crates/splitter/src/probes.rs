@@ -1,23 +1,23 @@
-//! Health probes of the cluster, which the original application goes on answering.
+//! Health probes of the cluster. The original application keeps answering them.
 
 use crate::filter::RequestView;
 
-/// How probes are known. Never by where they come from: behind a node there are many.
+/// How probes are recognized. Never by their source address: many clients share the address of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Probes {
-    /// Paths that the target's specification names for this port, with their query if they have one.
+    /// Probe paths of this port in the target's specification, including the query if there is one.
     pub paths: Vec<String>,
 }
 
-/// What the cluster's own prober calls itself.
-const PROBER: &str = "kube-probe/";
+/// The `User-Agent` prefix of the kubelet's probes.
+const KUBELET_USER_AGENT: &str = "kube-probe/";
 
 impl Probes {
     pub(crate) fn is_probe(&self, request: &RequestView<'_>) -> bool {
-        let is_prober = request
+        let is_kubelet = request
             .header("user-agent")
-            .is_some_and(|agent| agent.starts_with(PROBER));
-        is_prober
+            .is_some_and(|agent| agent.starts_with(KUBELET_USER_AGENT));
+        is_kubelet
             || (request.method() == "GET"
                 && self
                     .paths

@@ -1,7 +1,7 @@
-//! Bytes passed on untouched, in both directions.
+//! Forwards bytes unchanged in both directions.
 //!
-//! A session that gets a whole connection may fail before it has said anything. Until then, what the client has sent is
-//! kept, up to a bound, so that the application can get it instead.
+//! A session that gets a whole connection may fail before its first response byte. Until then the client's bytes are
+//! buffered, up to a limit, so that they can be replayed to the application.
 
 use std::future::poll_fn;
 use std::io;
@@ -11,114 +11,117 @@ use std::task::{Context, Poll, ready};
 use bytes::BytesMut;
 use tokio::io::AsyncWrite;
 
-use crate::stream::{BoxStream, Outbox, Read, poll_read};
+use crate::stream::{BoxStream, Read, WriteBuffer, poll_read};
 
 /// One direction of a relay.
 #[derive(Debug, Default)]
 struct Direction {
-    outbox: Outbox,
+    write_buffer: WriteBuffer,
     state: State,
-    /// What has been passed on, while it may have to go elsewhere.
-    kept: Option<BytesMut>,
+    /// Forwarded bytes, for as long as they may have to be replayed.
+    replay: Option<BytesMut>,
     limit: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Left when the one end has nothing more to say.
+    /// Until the sender has ended its stream.
     #[default]
     Open,
-    /// Left when the other end has been told so.
+    /// Until the receiver's stream has been shut down.
     Ending,
     Ended,
 }
 
-/// Which end of a direction broke.
+/// Which end of a direction failed.
 #[derive(Debug)]
 enum Broken {
     Sender(io::Error),
     Receiver(io::Error),
 }
 
-/// How a session failed before it said anything.
+/// How a session failed before its first response byte.
 #[derive(Debug)]
-pub(crate) struct Unanswered {
-    /// What the client has sent, unless it was too much.
+pub(crate) struct NoResponse {
+    /// The bytes that the client has sent. `None` if they exceeded the replay limit.
     pub(crate) request: Option<BytesMut>,
-    /// It closed the connection, as one does who is there. Otherwise something broke.
-    pub(crate) was_orderly: bool,
+    /// The session closed the connection in an orderly way, so it is reachable. Otherwise the connection failed.
+    pub(crate) closed_cleanly: bool,
 }
 
-/// What became of a connection to somebody who had not said anything.
+/// The outcome of waiting for a session's first response byte.
 #[derive(Debug)]
-enum Began {
-    Answered,
-    Over(io::Result<()>),
-    Unanswered { was_orderly: bool },
+enum FirstResponse {
+    Started,
+    Ended(io::Result<()>),
+    Missing { closed_cleanly: bool },
 }
 
-/// Passes bytes on until both ends have said all. The first to come are those that were read before.
+/// Forwards bytes until both ends have ended their streams. The buffered bytes are sent first.
 pub(crate) async fn relay(
     client: &mut BoxStream,
     server: &mut BoxStream,
-    to_server: Outbox,
-    to_client: Outbox,
+    to_server: WriteBuffer,
+    to_client: WriteBuffer,
 ) -> io::Result<()> {
     let (up, down) = (Direction::new(to_server), Direction::new(to_client));
     run(client, server, up, down).await
 }
 
-/// The same for a session that has not said anything. If it fails before it does, what the client has sent is given back.
-/// `first` has been read from the client before.
-pub(crate) async fn relay_or_give_back(
+/// Forwards bytes to a session. If it fails before its first response byte, the client's bytes are returned for replay.
+/// `first` has already been read from the client.
+pub(crate) async fn relay_with_fallback(
     client: &mut BoxStream,
     server: &mut BoxStream,
     first: &[u8],
     limit: usize,
-) -> Result<io::Result<()>, Unanswered> {
-    let mut up = Direction::new(Outbox::default());
-    up.outbox.push(first);
+) -> Result<io::Result<()>, NoResponse> {
+    let mut up = Direction::new(WriteBuffer::default());
+    up.write_buffer.push(first);
     up.limit = limit;
-    up.kept = Some(BytesMut::new());
-    up.keep(first);
+    up.replay = Some(BytesMut::new());
+    up.record(first);
     let mut down = Direction::default();
-    let began = poll_fn(|context| poll_first_answer(client, server, &mut up, &mut down, context));
-    match began.await {
-        Began::Answered => {
-            up.kept = None;
+    let first_response =
+        poll_fn(|context| poll_first_response(client, server, &mut up, &mut down, context));
+    match first_response.await {
+        FirstResponse::Started => {
+            up.replay = None;
             Ok(run(client, server, up, down).await)
         }
-        Began::Over(result) => Ok(result),
-        Began::Unanswered { was_orderly } => Err(Unanswered {
-            request: up.kept,
-            was_orderly,
+        FirstResponse::Ended(result) => Ok(result),
+        FirstResponse::Missing { closed_cleanly } => Err(NoResponse {
+            request: up.replay,
+            closed_cleanly,
         }),
     }
 }
 
-fn poll_first_answer(
+fn poll_first_response(
     client: &mut BoxStream,
     server: &mut BoxStream,
     up: &mut Direction,
     down: &mut Direction,
     context: &mut Context<'_>,
-) -> Poll<Began> {
+) -> Poll<FirstResponse> {
     let sending = up.poll(client, server, context);
     if let Poll::Ready(Err(Broken::Sender(error))) = sending {
-        return Poll::Ready(Began::Over(Err(error)));
+        return Poll::Ready(FirstResponse::Ended(Err(error)));
     }
     let read = poll_read(server, context, |bytes, context| {
-        down.outbox.write(client, context, bytes)
+        down.write_buffer.write(client, context, bytes)
     });
     Poll::Ready(match (read, sending) {
-        (Poll::Ready(Ok(Read::Bytes(Ok(())))), _) => Began::Answered,
-        (Poll::Ready(Ok(Read::Bytes(Err(error)))), _) => Began::Over(Err(error)),
-        // The client has said all and got no answer, as is usual in some protocols.
-        (Poll::Ready(Ok(Read::End)), Poll::Ready(Ok(()))) => Began::Over(Ok(())),
-        (Poll::Ready(Ok(Read::End)), _) => Began::Unanswered { was_orderly: true },
-        (Poll::Ready(Err(_)), _) | (Poll::Pending, Poll::Ready(Err(_))) => {
-            Began::Unanswered { was_orderly: false }
-        }
+        (Poll::Ready(Ok(Read::Bytes(Ok(())))), _) => FirstResponse::Started,
+        (Poll::Ready(Ok(Read::Bytes(Err(error)))), _) => FirstResponse::Ended(Err(error)),
+        // The client has ended its stream and got no response, as is usual in some protocols.
+        (Poll::Ready(Ok(Read::End)), Poll::Ready(Ok(()))) => FirstResponse::Ended(Ok(())),
+        (Poll::Ready(Ok(Read::End)), _) => FirstResponse::Missing {
+            closed_cleanly: true,
+        },
+        (Poll::Ready(Err(_)), _) | (Poll::Pending, Poll::Ready(Err(_))) => FirstResponse::Missing {
+            closed_cleanly: false,
+        },
         (Poll::Pending, _) => return Poll::Pending,
     })
 }
@@ -131,9 +134,9 @@ async fn run(
 ) -> io::Result<()> {
     poll_fn(|context| {
         let sent = match up.poll(client, server, context) {
-            // Whoever takes nothing any more may still have something to say.
+            // An upstream that accepts no more bytes may still send some.
             Poll::Ready(Err(Broken::Receiver(_))) => {
-                up.outbox = Outbox::default();
+                up.write_buffer = WriteBuffer::default();
                 up.state = State::Ended;
                 true
             }
@@ -150,19 +153,19 @@ async fn run(
 }
 
 impl Direction {
-    fn new(outbox: Outbox) -> Self {
+    fn new(write_buffer: WriteBuffer) -> Self {
         Self {
-            outbox,
+            write_buffer,
             ..Self::default()
         }
     }
 
-    fn keep(&mut self, bytes: &[u8]) {
-        if let Some(kept) = &mut self.kept {
-            if kept.len() + bytes.len() > self.limit {
-                self.kept = None;
+    fn record(&mut self, bytes: &[u8]) {
+        if let Some(replay) = &mut self.replay {
+            if replay.len() + bytes.len() > self.limit {
+                self.replay = None;
             } else {
-                kept.extend_from_slice(bytes);
+                replay.extend_from_slice(bytes);
             }
         }
     }
@@ -174,12 +177,12 @@ impl Direction {
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Broken>> {
         loop {
-            ready!(self.outbox.poll_empty(to, context)).map_err(Broken::Receiver)?;
+            ready!(self.write_buffer.poll_empty(to, context)).map_err(Broken::Receiver)?;
             match self.state {
                 State::Open => {
                     let read = ready!(poll_read(from, context, |bytes, context| {
-                        self.keep(bytes);
-                        self.outbox.write(to, context, bytes)
+                        self.record(bytes);
+                        self.write_buffer.write(to, context, bytes)
                     }));
                     match read.map_err(Broken::Sender)? {
                         Read::Bytes(written) => written.map_err(Broken::Receiver)?,
@@ -187,7 +190,7 @@ impl Direction {
                     }
                 }
                 State::Ending => {
-                    // An end that has gone in the meantime need not be told.
+                    // An error means that the receiver has already disconnected.
                     let _ = ready!(Pin::new(&mut *to).poll_shutdown(context));
                     self.state = State::Ended;
                 }
@@ -197,7 +200,7 @@ impl Direction {
     }
 }
 
-/// Says that nothing more comes.
+/// Shuts the write direction of a stream down.
 pub(crate) async fn shutdown(stream: &mut (impl AsyncWrite + Unpin)) {
     let _ = poll_fn(|context| Pin::new(&mut *stream).poll_shutdown(context)).await;
 }

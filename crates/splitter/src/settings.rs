@@ -1,81 +1,82 @@
-//! Bounds, and what is told to a session.
+//! Limits and timeouts, and the notices that are sent to a session.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bounds of what is waited for and of what is kept in memory.
+/// Timeouts and memory limits.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// A session that has not begun to answer by then does not get the request: the original application does.
-    /// `None` waits for as long as the client does. A claim may say otherwise for its own session.
-    pub answer_within: Option<Duration>,
-    /// A session that failed is left alone for so long.
-    pub pause_after_failure: Duration,
-    /// Of a request that may have to be sent again, so many bytes are kept.
+    /// A session that has not started its response within this time loses the request to the original application.
+    /// `None` waits for as long as the client does. A claim may override it for its own session.
+    pub response_timeout: Option<Duration>,
+    /// How long a session gets no requests after a failure.
+    pub failure_cooldown: Duration,
+    /// How many bytes of a request are kept for replaying it to another upstream.
     pub replay_limit: usize,
-    /// A longer head is not looked at, and its connection passed on.
+    /// Maximum size of a request head. The connection of a longer one is forwarded unchanged.
     pub head_limit: usize,
-    /// A head that is not complete by then is not waited for, and its connection passed on.
-    pub head_within: Duration,
-    /// A longer body is not looked at, and does not match.
+    /// How long a request head may take to arrive. After that its connection is forwarded unchanged.
+    pub head_timeout: Duration,
+    /// Maximum size of a body that filters inspect. A longer one does not match.
     pub body_limit: usize,
-    /// A body that is not complete by then is not looked at, and does not match.
-    pub body_within: Duration,
-    /// A connection to the original application is kept for so long after its client has gone.
-    pub keep_idle: Duration,
-    /// As many are kept.
-    pub idle_limit: usize,
-    /// A copy that is so many bytes behind ends.
-    pub copy_limit: usize,
-    /// All copies of a session together may be so many bytes behind; one that would need more ends.
-    pub copies_limit: usize,
-    /// On a port where clients speak first, a client that is silent for so long gets its connection all the same.
-    pub silence: Duration,
+    /// How long a body that filters inspect may take to arrive. After that it does not match.
+    pub body_timeout: Duration,
+    /// How long a connection to the original application stays in the pool after its client has disconnected.
+    pub idle_timeout: Duration,
+    /// Maximum number of connections in the pool.
+    pub max_idle_connections: usize,
+    /// Maximum number of bytes that are buffered for one mirror. A mirror that needs more is dropped.
+    pub mirror_limit: usize,
+    /// Maximum number of bytes that are buffered for all mirrors of a session. A mirror that needs more is dropped.
+    pub session_mirror_limit: usize,
+    /// On a port where clients usually speak first, a client that is silent for this long gets an upstream connection
+    /// anyway.
+    pub client_silence_timeout: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            answer_within: Some(Duration::from_secs(30)),
-            pause_after_failure: Duration::from_secs(5),
+            response_timeout: Some(Duration::from_secs(30)),
+            failure_cooldown: Duration::from_secs(5),
             replay_limit: 64 * 1024,
             head_limit: 64 * 1024,
-            head_within: Duration::from_secs(10),
+            head_timeout: Duration::from_secs(10),
             body_limit: 64 * 1024,
-            body_within: Duration::from_secs(1),
-            keep_idle: Duration::from_secs(4),
-            idle_limit: 64,
-            copy_limit: 4 * 1024 * 1024,
-            copies_limit: 32 * 1024 * 1024,
-            silence: Duration::from_millis(50),
+            body_timeout: Duration::from_secs(1),
+            idle_timeout: Duration::from_secs(4),
+            max_idle_connections: 64,
+            mirror_limit: 4 * 1024 * 1024,
+            session_mirror_limit: 32 * 1024 * 1024,
+            client_silence_timeout: Duration::from_millis(50),
         }
     }
 }
 
-/// What a user of a session would want to know.
+/// An event that the user of a session should see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
-    /// A request that the session wanted went to the original application.
-    FellBack { reason: Reason },
-    /// A request that the session wanted was lost: too much of it had been sent to send it again.
-    Lost { reason: Reason },
-    /// The session's copy of a connection ended, because it was too far behind.
-    CopyDropped,
+    /// A request that matched the session went to the original application.
+    FellBack { reason: FailureReason },
+    /// A request that matched the session was lost: too much of it had been sent to replay it.
+    Lost { reason: FailureReason },
+    /// A mirror of a connection was dropped because the session was too slow.
+    MirrorDropped,
 }
 
 /// Why a session did not get a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// It could not be reached.
+pub enum FailureReason {
+    /// The session could not be reached.
     Unreachable,
-    /// It ended the connection without an answer.
-    NoAnswer,
-    /// It did not answer in time.
-    TooSlow,
+    /// The session ended the connection without a response.
+    NoResponse,
+    /// The session did not respond in time.
+    Timeout,
 }
 
-/// Which request a notice is about.
+/// The request that a notice refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestLine {
     pub method: String,
@@ -83,53 +84,53 @@ pub struct RequestLine {
 }
 
 impl RequestLine {
-    /// More is not told of a path.
-    const LONGEST_PATH: usize = 1024;
+    /// Longer paths are truncated.
+    const MAX_PATH_LENGTH: usize = 1024;
 
     pub(crate) fn new(method: &str, path: &str) -> Self {
         Self {
             method: method.to_owned(),
-            path: path.chars().take(Self::LONGEST_PATH).collect(),
+            path: path.chars().take(Self::MAX_PATH_LENGTH).collect(),
         }
     }
 
-    /// From the bytes of a request of HTTP/1.
-    pub(crate) fn read(request: &[u8]) -> Option<Self> {
+    /// Parses the first line of an HTTP/1 request.
+    pub(crate) fn parse(request: &[u8]) -> Option<Self> {
         let mut request = request.trim_ascii_start();
         let end = request.iter().position(|byte| *byte == b'\r')?;
         request = request.get(..end)?;
-        let mut words = std::str::from_utf8(request).ok()?.split(' ');
-        let (method, path, version) = (words.next()?, words.next()?, words.next()?);
+        let mut parts = std::str::from_utf8(request).ok()?.split(' ');
+        let (method, path, version) = (parts.next()?, parts.next()?, parts.next()?);
         version
             .starts_with("HTTP/1.")
             .then(|| Self::new(method, path))
     }
 }
 
-/// Who is told.
+/// Receives the notices of a session.
 #[derive(Clone)]
-pub struct Notices(Arc<dyn Fn(Notice, Option<RequestLine>) + Send + Sync>);
+pub struct NoticeHandler(Arc<dyn Fn(Notice, Option<RequestLine>) + Send + Sync>);
 
-impl Notices {
-    /// With the request that it is about, where that is known.
-    pub fn new(tell: impl Fn(Notice, Option<RequestLine>) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(tell))
+impl NoticeHandler {
+    /// The callback gets the notice, and the request that it refers to if that is known.
+    pub fn new(callback: impl Fn(Notice, Option<RequestLine>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(callback))
     }
 
-    pub(crate) fn tell(&self, notice: Notice, request: Option<RequestLine>) {
+    pub(crate) fn notify(&self, notice: Notice, request: Option<RequestLine>) {
         (self.0)(notice, request);
     }
 }
 
-impl Default for Notices {
+impl Default for NoticeHandler {
     fn default() -> Self {
-        Self::new(|notice, _| tracing::warn!(?notice, "incoming traffic"))
+        Self::new(|notice, _| tracing::warn!(?notice, "incoming traffic missed"))
     }
 }
 
-impl fmt::Debug for Notices {
+impl fmt::Debug for NoticeHandler {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Notices")
+        formatter.write_str("NoticeHandler")
     }
 }
 
@@ -138,9 +139,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_of_a_request_is_read() {
+    fn request_lines_are_parsed() {
         let line = |text: &str| {
-            let line = RequestLine::read(text.as_bytes())?;
+            let line = RequestLine::parse(text.as_bytes())?;
             Some(format!("{} {}", line.method, line.path))
         };
         let expected = Some("GET /cart?a=b".to_owned());

@@ -1,4 +1,4 @@
-//! Streams of bytes, and where they come from.
+//! Byte streams, destinations that open them, and buffered writes.
 
 use std::future::Future;
 use std::io;
@@ -11,78 +11,78 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::scratch::with_scratch;
+use crate::read_buffer::with_read_buffer;
 
-/// A connection, whatever carries it.
+/// A connection over any transport.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for T {}
 
-/// A connection whose kind does not matter.
+/// A connection of any type.
 pub type BoxStream = Box<dyn Stream>;
 
-/// A future whose kind does not matter.
+/// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The two ends of a connection as its client sees them.
+/// Addresses and TLS facts of a connection, as its client sees them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Arrival {
+pub struct ConnectionMeta {
     pub client: SocketAddr,
     pub server: SocketAddr,
-    /// What the client said when it asked for TLS, if it did and if the bytes are not those of TLS any more.
-    pub tls: Option<Arc<TlsFacts>>,
+    /// Set if the client's TLS was terminated here: the stream carries plain text.
+    pub tls: Option<Arc<ClientTls>>,
 }
 
-/// What a client said when it asked for TLS.
+/// What a client negotiated in its TLS handshake.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TlsFacts {
-    /// The server's name, if the client named one.
+pub struct ClientTls {
+    /// The server name (SNI), if the client sent one.
     pub server_name: Option<String>,
-    /// The application protocol that was agreed on, such as `h2`.
+    /// The application protocol that was negotiated with ALPN, such as `h2`.
     pub application_protocol: Option<Vec<u8>>,
 }
 
-/// Where a connection, or some requests of it, can go to: the original application, or a session.
+/// An upstream of a connection or of some of its requests: the original application, or a session.
 ///
-/// What is opened is a plain stream of bytes, as if the client had connected there itself. So a destination has nothing
-/// to know about HTTP, and the same way serves whole ports, single requests, HTTP/2 and copies.
+/// It opens plain byte streams, as if the client had connected to it directly. A destination therefore needs no knowledge
+/// of HTTP, and serves whole ports, single requests, HTTP/2 and mirrors alike.
 pub trait Destination: Send + Sync {
-    /// Opens a stream for the client that arrived.
-    fn open<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>>;
+    /// Opens a stream for a client's connection.
+    fn open<'a>(&'a self, meta: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>>;
 
-    /// The same for a copy: nobody hears what is answered, so the destination may keep it to itself. It still tells when
-    /// the answers end.
-    fn open_copy<'a>(&'a self, arrival: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
-        self.open(arrival)
+    /// Opens a stream for a mirror. Responses are discarded, so the destination need not send them. It must still signal
+    /// their end.
+    fn open_mirror<'a>(&'a self, meta: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
+        self.open(meta)
     }
 
-    /// Whether nobody is there at the moment, who may come back.
-    fn away(&self) -> Option<Away> {
+    /// Set if the destination is temporarily unreachable.
+    fn unreachable(&self) -> Option<Unreachable> {
         None
     }
 }
 
-/// Somebody who cannot be reached, and may be again.
+/// A peer that is temporarily unreachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Away {
-    /// The longest time that he may still stay away before he is gone for good.
-    pub keeps_for: Duration,
+pub struct Unreachable {
+    /// The time that is left for the peer to reconnect. After that its session ends.
+    pub expires_in: Duration,
 }
 
-/// What became of a read.
+/// The result of a read.
 pub(crate) enum Read<T> {
     Bytes(T),
     End,
 }
 
-/// Reads once, into memory that is shared by all connections of the thread, and calls with what came.
+/// Reads once into the thread's shared read buffer, and calls `then` with the bytes.
 pub(crate) fn poll_read<T>(
     stream: &mut (impl AsyncRead + Unpin + ?Sized),
     context: &mut Context<'_>,
     then: impl FnOnce(&[u8], &mut Context<'_>) -> T,
 ) -> Poll<io::Result<Read<T>>> {
-    with_scratch(|scratch| {
-        let mut buffer = ReadBuf::new(scratch);
+    with_read_buffer(|buffer| {
+        let mut buffer = ReadBuf::new(buffer);
         ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
         let bytes = buffer.filled();
         Poll::Ready(Ok(if bytes.is_empty() {
@@ -93,30 +93,30 @@ pub(crate) fn poll_read<T>(
     })
 }
 
-/// Bytes on their way into a stream. It is empty as long as the stream takes them.
+/// Bytes that wait to be written to a stream. It is empty as long as the stream accepts all writes.
 #[derive(Debug, Default)]
-pub(crate) struct Outbox {
-    waiting: BytesMut,
+pub(crate) struct WriteBuffer {
+    pending: BytesMut,
     needs_flush: bool,
 }
 
-impl Outbox {
+impl WriteBuffer {
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && !self.needs_flush
+        self.pending.is_empty() && !self.needs_flush
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
-        self.waiting.extend_from_slice(bytes);
+        self.pending.extend_from_slice(bytes);
     }
 
-    /// Writes what the stream takes now, and keeps the rest.
+    /// Writes as many bytes as the stream accepts now, and buffers the rest.
     pub(crate) fn write(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin + ?Sized),
         context: &mut Context<'_>,
         mut bytes: &[u8],
     ) -> io::Result<()> {
-        if self.waiting.is_empty() {
+        if self.pending.is_empty() {
             while !bytes.is_empty() {
                 match Pin::new(&mut *stream).poll_write(context, bytes)? {
                     Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -126,25 +126,25 @@ impl Outbox {
             }
             self.needs_flush = true;
         }
-        self.waiting.extend_from_slice(bytes);
+        self.pending.extend_from_slice(bytes);
         Ok(())
     }
 
-    /// Writes what waits. Ready when nothing does.
+    /// Writes the buffered bytes. Ready when the buffer is empty and flushed.
     pub(crate) fn poll_empty(
         &mut self,
         stream: &mut (impl AsyncWrite + Unpin + ?Sized),
         context: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        while !self.waiting.is_empty() {
-            match ready!(Pin::new(&mut *stream).poll_write(context, &self.waiting))? {
+        while !self.pending.is_empty() {
+            match ready!(Pin::new(&mut *stream).poll_write(context, &self.pending))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                written => self.waiting.advance(written),
+                written => self.pending.advance(written),
             }
             self.needs_flush = true;
         }
-        if self.waiting.capacity() > 0 {
-            self.waiting = BytesMut::new();
+        if self.pending.capacity() > 0 {
+            self.pending = BytesMut::new();
         }
         if self.needs_flush {
             ready!(Pin::new(stream).poll_flush(context))?;
@@ -154,19 +154,19 @@ impl Outbox {
     }
 }
 
-/// A stream of which the first bytes have been read, and are read again.
-pub(crate) struct Rewound {
+/// A stream whose first bytes have already been read and are returned again.
+pub(crate) struct Rewind {
     first: BytesMut,
     stream: BoxStream,
 }
 
-impl Rewound {
+impl Rewind {
     pub(crate) fn new(first: BytesMut, stream: BoxStream) -> Self {
         Self { first, stream }
     }
 }
 
-impl AsyncRead for Rewound {
+impl AsyncRead for Rewind {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -184,7 +184,7 @@ impl AsyncRead for Rewound {
     }
 }
 
-impl AsyncWrite for Rewound {
+impl AsyncWrite for Rewind {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -202,8 +202,8 @@ impl AsyncWrite for Rewound {
     }
 }
 
-/// Whether a stream that nobody is using is open and silent.
-pub(crate) fn is_open_and_silent(stream: &mut BoxStream) -> bool {
+/// Whether an unused stream is open and has no unread bytes.
+pub(crate) fn is_idle_and_open(stream: &mut BoxStream) -> bool {
     let mut byte = [0];
     let mut buffer = ReadBuf::new(&mut byte);
     let mut context = Context::from_waker(std::task::Waker::noop());

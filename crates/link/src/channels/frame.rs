@@ -1,4 +1,4 @@
-//! What travels: a byte for the kind, four for the channel, and the rest.
+//! The frames of channels: one byte for the kind, four for the channel number, and the body.
 
 use std::io::{self, IoSlice};
 
@@ -8,8 +8,8 @@ const DATA: u8 = 0;
 const OPEN: u8 = 1;
 const CLOSE: u8 = 2;
 const CREDIT: u8 = 3;
-const NEWS: u8 = 4;
-const FAREWELL: u8 = 5;
+const MESSAGE: u8 = 4;
+const FINISHED: u8 = 5;
 
 const HEADER: usize = 5;
 
@@ -21,20 +21,20 @@ pub(super) enum Frame {
     },
     Open {
         channel: u32,
-        place: u32,
+        endpoint: u32,
     },
-    /// With a reason, if it was not a plain end.
+    /// The reason is empty for a regular end.
     Close {
         channel: u32,
         why: String,
     },
-    /// So many more bytes may be sent.
+    /// This many more bytes may be sent.
     Credit {
         channel: u32,
         bytes: u32,
     },
-    News(Bytes),
-    Farewell,
+    Message(Bytes),
+    Finished,
 }
 
 impl Frame {
@@ -48,31 +48,31 @@ impl Frame {
         };
         match self {
             Self::Data { channel, bytes } => whole(DATA, *channel, bytes),
-            Self::Open { channel, place } => whole(OPEN, *channel, &place.to_be_bytes()),
+            Self::Open { channel, endpoint } => whole(OPEN, *channel, &endpoint.to_be_bytes()),
             Self::Close { channel, why } => whole(CLOSE, *channel, why.as_bytes()),
             Self::Credit { channel, bytes } => whole(CREDIT, *channel, &bytes.to_be_bytes()),
-            Self::News(news) => whole(NEWS, 0, news),
-            Self::Farewell => whole(FAREWELL, 0, &[]),
+            Self::Message(message) => whole(MESSAGE, 0, message),
+            Self::Finished => whole(FINISHED, 0, &[]),
         }
     }
 
     pub(super) fn decode(mut bytes: Bytes) -> io::Result<Self> {
         if bytes.len() < HEADER {
-            return Err(super::invalid("a frame is too short"));
+            return Err(super::invalid_data("a frame is too short"));
         }
         let (kind, channel) = (bytes.get_u8(), bytes.get_u32());
         let number = |bytes: &Bytes| {
             let number: [u8; 4] = bytes
                 .as_ref()
                 .try_into()
-                .map_err(|_| super::invalid("a frame has the wrong length"))?;
+                .map_err(|_| super::invalid_data("a frame has the wrong length"))?;
             Ok::<_, io::Error>(u32::from_be_bytes(number))
         };
         Ok(match kind {
             DATA => Self::Data { channel, bytes },
             OPEN => Self::Open {
                 channel,
-                place: number(&bytes)?,
+                endpoint: number(&bytes)?,
             },
             CLOSE => Self::Close {
                 channel,
@@ -82,20 +82,20 @@ impl Frame {
                 channel,
                 bytes: number(&bytes)?,
             },
-            NEWS => Self::News(bytes),
-            FAREWELL => Self::Farewell,
-            _ => return Err(super::invalid("a frame is of no known kind")),
+            MESSAGE => Self::Message(bytes),
+            FINISHED => Self::Finished,
+            _ => return Err(super::invalid_data("a frame has an unknown kind")),
         })
     }
 }
 
-/// A frame with the first bytes of these, at most so many, and how many they are.
-pub(super) fn data(channel: u32, slices: &[IoSlice<'_>], most: usize) -> (Bytes, usize) {
+/// A data frame with the first bytes of the slices, at most `max`, and how many they are.
+pub(super) fn data(channel: u32, slices: &[IoSlice<'_>], max: usize) -> (Bytes, usize) {
     let length = slices
         .iter()
         .map(|slice| slice.len())
         .sum::<usize>()
-        .min(most);
+        .min(max);
     let mut frame = BytesMut::with_capacity(HEADER + length);
     frame.put_u8(DATA);
     frame.put_u32(channel);

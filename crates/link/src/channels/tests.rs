@@ -22,7 +22,7 @@ impl End {
 
     async fn opened(&mut self) -> (u32, Channel) {
         match self.events.recv().await {
-            Some(Event::Opened { place, channel }) => (place, channel),
+            Some(Event::Opened { endpoint, channel }) => (endpoint, channel),
             other => panic!("{other:?}"),
         }
     }
@@ -37,7 +37,7 @@ async fn ends() -> (End, End) {
 }
 
 #[test]
-fn frames_are_read_as_they_were_written() {
+fn frames_are_decoded_as_they_were_encoded() {
     let frames = [
         Frame::Data {
             channel: 7,
@@ -45,7 +45,7 @@ fn frames_are_read_as_they_were_written() {
         },
         Frame::Open {
             channel: 1,
-            place: u32::MAX,
+            endpoint: u32::MAX,
         },
         Frame::Close {
             channel: 2,
@@ -55,8 +55,8 @@ fn frames_are_read_as_they_were_written() {
             channel: 3,
             bytes: 9,
         },
-        Frame::News(Bytes::from_static(b"{}")),
-        Frame::Farewell,
+        Frame::Message(Bytes::from_static(b"{}")),
+        Frame::Finished,
     ];
     for frame in frames {
         assert_eq!(Frame::decode(frame.encode()).unwrap(), frame);
@@ -67,13 +67,13 @@ fn frames_are_read_as_they_were_written() {
 }
 
 #[tokio::test]
-async fn bytes_travel_both_ways_in_each_channel() {
+async fn channels_carry_bytes_in_both_directions() {
     let (client, mut server) = ends().await;
     let mut first = client.channels.open(3);
     let mut second = client.channels.open(3);
-    let (place, mut at_first) = server.opened().await;
+    let (endpoint, mut at_first) = server.opened().await;
     let (_, mut at_second) = server.opened().await;
-    assert_eq!(place, 3);
+    assert_eq!(endpoint, 3);
     first.write_all(b"one").await.unwrap();
     second.write_all(b"two").await.unwrap();
     let mut bytes = [0; 3];
@@ -89,24 +89,24 @@ async fn bytes_travel_both_ways_in_each_channel() {
 }
 
 #[tokio::test]
-async fn a_channel_that_nobody_reads_stops_itself_and_no_other() {
+async fn an_unread_channel_stops_only_its_own_sender() {
     let (client, mut server) = ends().await;
     let mut stalled = client.channels.open(1);
     let (_, mut at_stalled) = server.opened().await;
-    let whole = vec![7; CREDIT + PORTION];
+    let whole = vec![7; INITIAL_CREDIT + CREDIT_UPDATE];
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
     let writing = tokio::spawn(async move {
-        for part in whole.chunks(PORTION) {
+        for part in whole.chunks(CREDIT_UPDATE) {
             stalled.write_all(part).await.unwrap();
             counted.fetch_add(part.len(), Ordering::Relaxed);
         }
         stalled
     });
-    // Others go on, also after the stalled one has used up its credit.
+    // Others continue, even after the stalled one has used up its credit.
     let mut other = client.channels.open(2);
     let (_, mut at_other) = server.opened().await;
-    while sent.load(Ordering::Relaxed) < CREDIT {
+    while sent.load(Ordering::Relaxed) < INITIAL_CREDIT {
         other.write_all(b"x").await.unwrap();
         at_other.read_u8().await.unwrap();
     }
@@ -114,34 +114,34 @@ async fn a_channel_that_nobody_reads_stops_itself_and_no_other() {
         other.write_all(b"x").await.unwrap();
         at_other.read_u8().await.unwrap();
     }
-    assert_eq!(sent.load(Ordering::Relaxed), CREDIT);
-    let mut read = vec![0; CREDIT + PORTION];
+    assert_eq!(sent.load(Ordering::Relaxed), INITIAL_CREDIT);
+    let mut read = vec![0; INITIAL_CREDIT + CREDIT_UPDATE];
     at_stalled.read_exact(&mut read).await.unwrap();
     writing.await.unwrap();
     assert!(read.iter().all(|byte| *byte == 7));
 }
 
 #[tokio::test]
-async fn a_refusal_tells_why() {
+async fn a_refusal_has_a_reason() {
     let (client, mut server) = ends().await;
     let mut channel = client.channels.open(9);
-    server.opened().await.1.refuse("nobody is there");
+    server.opened().await.1.refuse("no agent there");
     let error = channel.read_u8().await.unwrap_err();
-    assert_eq!(error.to_string(), "nobody is there");
+    assert_eq!(error.to_string(), "no agent there");
     let error = channel.write_all(b"x").await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
 }
 
 #[tokio::test]
-async fn news_and_farewells_arrive() {
+async fn messages_and_finished_are_received() {
     let (mut client, mut server) = ends().await;
-    server.channels.say(Bytes::from_static(b"places"));
+    server.channels.send_message(Bytes::from_static(b"places"));
     match client.events.recv().await {
-        Some(Event::News(news)) => assert_eq!(news, "places"),
+        Some(Event::Message(message)) => assert_eq!(message, "places"),
         other => panic!("{other:?}"),
     }
-    client.channels.say_farewell();
-    assert!(matches!(server.events.recv().await, Some(Event::Farewell)));
+    client.channels.send_finished();
+    assert!(matches!(server.events.recv().await, Some(Event::Finished)));
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn channels_end_with_their_connection() {
 }
 
 #[tokio::test]
-async fn the_reason_of_an_end_is_told() {
+async fn the_reason_of_a_close_is_received() {
     let (mut client, server) = ends().await;
     server.channels.end("this replica ends");
     match client.events.recv().await {
@@ -171,55 +171,59 @@ async fn the_reason_of_an_end_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_that_is_silent_is_lost_and_one_that_is_idle_is_not() {
+async fn a_dead_peer_is_detected_and_an_idle_one_is_not() {
     let (client, _server) = ends().await;
-    tokio::time::sleep(10 * SILENCE).await;
+    tokio::time::sleep(10 * SILENCE_TIMEOUT).await;
     assert!(!client.driver.is_finished());
-    // Nobody reads or writes at the other end, as if the network were cut.
-    let (_held, silent) = duplex(64 * 1024);
-    let cut = End::over(silent, Role::Client).await;
+    // The other end is not driven, as if the network were cut.
+    let (_held, silence_error) = duplex(64 * 1024);
+    let cut = End::over(silence_error, Role::Client).await;
     let error = cut.driver.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 }
 
 #[tokio::test]
-async fn whoever_sends_more_than_it_may_is_cut_off() {
+async fn a_peer_that_exceeds_its_credit_is_disconnected() {
     let (client, mut server) = ends().await;
     let channel = client.channels.open(1);
     let (_, _not_reading) = server.opened().await;
-    // As a client would that does not count.
+    // Like a client that ignores its credit.
     channel
         .outgoing
         .credit
         .store(usize::MAX / 2, Ordering::Relaxed);
     let mut channel = channel;
     let writing = tokio::spawn(async move {
-        let part = vec![0; PORTION];
+        let part = vec![0; CREDIT_UPDATE];
         while channel.write_all(&part).await.is_ok() {}
     });
     let error = server.driver.await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "more came than was allowed");
+    assert_eq!(error.to_string(), "the peer exceeded its credit");
     writing.await.unwrap();
 }
 
-/// An end that speaks the WebSocket by hand, and an end of ours.
-async fn by_hand() -> (WebSocketStream<DuplexStream>, End) {
+/// A raw WebSocket, and an end with channels.
+async fn raw_end() -> (WebSocketStream<DuplexStream>, End) {
     let (one, other) = duplex(64 * 1024);
-    let by_hand = WebSocketStream::from_raw_socket(one, Role::Client, None).await;
-    let socket = WebSocketStream::from_raw_socket(other, Role::Server, Some(limits())).await;
+    let raw_end = WebSocketStream::from_raw_socket(one, Role::Client, None).await;
+    let socket =
+        WebSocketStream::from_raw_socket(other, Role::Server, Some(websocket_config())).await;
     let (channels, events, driver) = Channels::over(socket);
-    channels.hear_no_news();
+    channels.reject_messages();
     let end = End {
         channels,
         events,
         driver: tokio::spawn(driver),
     };
-    (by_hand, end)
+    (raw_end, end)
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_ends_the_connection() {
-    let open = |channel| Frame::Open { channel, place: 1 };
+async fn malformed_frames_end_the_connection() {
+    let open = |channel| Frame::Open {
+        channel,
+        endpoint: 1,
+    };
     let data = |bytes: Vec<u8>| Frame::Data {
         channel: 1,
         bytes: bytes.into(),
@@ -228,7 +232,7 @@ async fn what_makes_no_sense_ends_the_connection() {
         (
             "empty",
             vec![open(1), data(Vec::new())],
-            "a message has no bytes",
+            "a data message is empty",
         ),
         (
             "twice",
@@ -236,21 +240,21 @@ async fn what_makes_no_sense_ends_the_connection() {
             "a channel was opened twice",
         ),
         (
-            "news",
-            vec![Frame::News(Bytes::new())],
-            "nothing was to be said",
+            "message",
+            vec![Frame::Message(Bytes::new())],
+            "an application message was not expected",
         ),
         (
             "long",
-            vec![open(1), data(vec![0; 2 * MESSAGE])],
+            vec![open(1), data(vec![0; 2 * MAX_MESSAGE])],
             "Space limit exceeded",
         ),
     ];
     for (what, frames, expected) in cases {
-        let (mut by_hand, end) = by_hand().await;
+        let (mut raw_end, end) = raw_end().await;
         for frame in frames {
-            // The other end may be gone before all is said.
-            let _ = by_hand.send(Message::Binary(frame.encode())).await;
+            // The other end may have disconnected before everything is sent.
+            let _ = raw_end.send(Message::Binary(frame.encode())).await;
         }
         let error = end.driver.await.unwrap().unwrap_err();
         assert!(error.to_string().contains(expected), "{what}: {error}");
@@ -258,47 +262,56 @@ async fn what_makes_no_sense_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn the_other_end_cannot_open_channels_without_bound() {
-    let (mut by_hand, mut end) = by_hand().await;
-    let most = u32::try_from(MOST_CHANNELS).unwrap();
-    for channel in 0..=most {
-        let open = Frame::Open { channel, place: 1 };
-        by_hand.send(Message::Binary(open.encode())).await.unwrap();
+async fn the_number_of_channels_is_limited() {
+    let (mut raw_end, mut end) = raw_end().await;
+    let max = u32::try_from(MAX_CHANNELS).unwrap();
+    for channel in 0..=max {
+        let open = Frame::Open {
+            channel,
+            endpoint: 1,
+        };
+        raw_end.send(Message::Binary(open.encode())).await.unwrap();
     }
-    let refused = by_hand.next().await.unwrap().unwrap();
+    let refused = raw_end.next().await.unwrap().unwrap();
     let Frame::Close { channel, why } = Frame::decode(refused.into_data()).unwrap() else {
-        panic!("it was not refused");
+        panic!("the channel was not refused");
     };
-    assert_eq!(channel, most);
+    assert_eq!(channel, max);
     assert!(why.contains("no more can be opened"), "{why}");
-    // One that goes makes room for another.
+    // After one is closed, another can be opened.
     drop(end.opened().await);
     let again = Frame::Open {
-        channel: most + 1,
-        place: 9,
+        channel: max + 1,
+        endpoint: 9,
     };
-    by_hand.send(Message::Binary(again.encode())).await.unwrap();
-    for _ in 1..most {
+    raw_end.send(Message::Binary(again.encode())).await.unwrap();
+    for _ in 1..max {
         drop(end.opened().await);
     }
     assert_eq!(end.opened().await.0, 9);
 }
 
 #[tokio::test]
-async fn who_asks_and_does_not_listen_is_left() {
-    let (mut by_hand, mut end) = by_hand().await;
+async fn a_peer_that_does_not_read_responses_is_disconnected() {
+    let (mut raw_end, mut end) = raw_end().await;
     let refusing = tokio::spawn(async move {
         while let Some(Event::Opened { channel, .. }) = end.events.recv().await {
             channel.refuse(&"no ".repeat(100));
         }
     });
     for channel in 0.. {
-        let open = Frame::Open { channel, place: 1 };
-        if by_hand.send(Message::Binary(open.encode())).await.is_err() {
+        let open = Frame::Open {
+            channel,
+            endpoint: 1,
+        };
+        if raw_end.send(Message::Binary(open.encode())).await.is_err() {
             break;
         }
     }
     let error = end.driver.await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "more is asked than is listened to");
+    assert_eq!(
+        error.to_string(),
+        "the peer does not read responses to its requests"
+    );
     refusing.await.unwrap();
 }

@@ -5,21 +5,21 @@ use super::*;
 fn encode(frame: &Frame) -> Vec<u8> {
     let mut out = Vec::new();
     match frame {
-        Frame::Data { number, bytes } => {
-            put_data_header(&mut out, *number, bytes.len());
+        Frame::Data { offset, bytes } => {
+            put_data_header(&mut out, *offset, bytes.len());
             out.extend_from_slice(bytes);
         }
         Frame::Ack { received, limit } => put_ack(&mut out, *received, *limit),
         Frame::Ping { stamp } => put_ping(&mut out, *stamp),
         Frame::Pong { stamp } => put_pong(&mut out, *stamp),
-        Frame::Fin { number } => put_fin(&mut out, *number),
+        Frame::Fin { offset } => put_fin(&mut out, *offset),
         Frame::Abort { code, text } => put_abort(&mut out, *code, text),
         Frame::Closed => put_closed(&mut out),
     }
     out
 }
 
-/// Decodes bytes that arrive in pieces of this size. Parts of one DATA frame are joined.
+/// Decodes bytes that are received in pieces of this size. Parts of one DATA frame are joined.
 fn decode(bytes: &[u8], piece: usize) -> Result<Vec<Frame>, Malformed> {
     let mut decoder = Decoder::default();
     let mut buffer = BytesMut::new();
@@ -34,12 +34,12 @@ fn decode(bytes: &[u8], piece: usize) -> Result<Vec<Frame>, Malformed> {
 }
 
 fn join(frames: &mut Vec<Frame>, frame: Frame) {
-    if let Some(Frame::Data { number, bytes }) = frames.last_mut()
+    if let Some(Frame::Data { offset, bytes }) = frames.last_mut()
         && let Frame::Data {
-            number: next,
+            offset: next,
             bytes: more,
         } = &frame
-        && *number + bytes.len() as u64 == *next
+        && *offset + bytes.len() as u64 == *next
     {
         *bytes = [&bytes[..], more].concat().into();
         return;
@@ -50,14 +50,14 @@ fn join(frames: &mut Vec<Frame>, frame: Frame) {
 fn any_frame() -> impl Strategy<Value = Frame> {
     let bytes = prop::collection::vec(any::<u8>(), 1..3000);
     prop_oneof![
-        (0..u64::MAX / 2, bytes).prop_map(|(number, bytes)| Frame::Data {
-            number,
+        (0..u64::MAX / 2, bytes).prop_map(|(offset, bytes)| Frame::Data {
+            offset,
             bytes: bytes.into()
         }),
         any::<(u64, u64)>().prop_map(|(received, limit)| Frame::Ack { received, limit }),
         any::<u64>().prop_map(|stamp| Frame::Ping { stamp }),
         any::<u64>().prop_map(|stamp| Frame::Pong { stamp }),
-        any::<u64>().prop_map(|number| Frame::Fin { number }),
+        any::<u64>().prop_map(|offset| Frame::Fin { offset }),
         (any::<u16>(), "[a-zäöü€ ]{0,100}").prop_map(|(code, text)| Frame::Abort { code, text }),
         Just(Frame::Closed),
     ]
@@ -67,7 +67,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn frames_come_out_as_they_went_in_however_they_are_cut(
+    fn frames_are_decoded_as_they_were_encoded_in_pieces_of_any_size(
         frames in prop::collection::vec(any_frame(), 0..20),
         piece in 1_usize..4000,
     ) {
@@ -79,7 +79,7 @@ proptest! {
         prop_assert_eq!(decode(&bytes, piece).unwrap(), expected);
     }
 
-    /// Starts like frames, so that the fuzzing gets beyond the first byte.
+    /// The input starts like frames, so that it covers more than the first byte.
     #[test]
     fn damaged_frames_are_frames_or_errors(
         frames in prop::collection::vec(any_frame(), 1..10),
@@ -92,7 +92,7 @@ proptest! {
             bytes[place] = byte;
         }
         let whole = decode(&bytes, usize::MAX);
-        // Whatever comes out does not depend on how the bytes were cut.
+        // The result does not depend on the size of the pieces.
         prop_assert_eq!(decode(&bytes, piece), whole);
     }
 
@@ -103,7 +103,7 @@ proptest! {
 }
 
 #[test]
-fn every_start_of_every_kind_and_length_is_judged() {
+fn every_kind_and_length_is_checked() {
     for kind in 0..=255_u8 {
         for length in [
             0,
@@ -137,7 +137,7 @@ fn every_start_of_every_kind_and_length_is_judged() {
 }
 
 #[test]
-fn the_layout_is_this() {
+fn the_wire_format_is_stable() {
     let check = |frame: Frame, hex: &str| {
         let bytes = encode(&frame);
         let shown: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -145,7 +145,7 @@ fn the_layout_is_this() {
     };
     let bytes = Bytes::from_static(b"hi");
     check(
-        Frame::Data { number: 258, bytes },
+        Frame::Data { offset: 258, bytes },
         "01 00000a 0000000000000102 6869",
     );
     check(
@@ -157,7 +157,7 @@ fn the_layout_is_this() {
     );
     check(Frame::Ping { stamp: 9 }, "03 000008 0000000000000009");
     check(Frame::Pong { stamp: 9 }, "04 000008 0000000000000009");
-    check(Frame::Fin { number: 3 }, "05 000008 0000000000000003");
+    check(Frame::Fin { offset: 3 }, "05 000008 0000000000000003");
     check(
         Frame::Abort {
             code: 5,
@@ -169,7 +169,7 @@ fn the_layout_is_this() {
 }
 
 #[test]
-fn texts_are_cut_between_characters() {
+fn texts_are_truncated_between_characters() {
     let long = "€".repeat(1000);
     let frame = encode(&Frame::Abort {
         code: 0,

@@ -1,72 +1,74 @@
-//! A body that is written bit by bit.
+//! A body whose parts are sent one after the other.
 //!
-//! There is one channel, and how the body ends is looked at only when that is empty and closed. With a second channel for
-//! the ending, a reader can find the first one empty, then see the ending, and miss what was sent between the two.
+//! There is one channel, and the end reason is read only when the channel is empty and closed. With a second channel for
+//! the end reason, a reader could find the first channel empty, then receive the end reason, and miss a part that was sent
+//! between the two.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::BoxError;
 
-/// Why a body was broken off, once it was.
-type Reason = Arc<Mutex<Option<BoxError>>>;
+/// Why a body was aborted.
+type AbortReason = Arc<Mutex<Option<BoxError>>>;
 
-/// A body whose bytes are sent one part after the other; `parts` of them may wait. Dropping the sender ends the body;
-/// [`Sender::abort`] breaks it off.
-pub fn body(parts: usize) -> (Sender, Sent) {
+/// Creates a body whose bytes are sent one part after the other; up to `parts` of them are queued. Dropping the sender ends
+/// the body; [`BodySender::abort`] ends it with an error.
+pub fn body(parts: usize) -> (BodySender, StreamingBody) {
     let (sender, receiver) = mpsc::channel(parts);
-    let reason = Reason::default();
-    let sender = Sender {
+    let reason = AbortReason::default();
+    let sender = BodySender {
         parts: sender,
         reason: Arc::clone(&reason),
     };
-    let body = Sent {
+    let body = StreamingBody {
         parts: receiver,
         reason,
     };
     (sender, body)
 }
 
-/// Writes a body. From its owner to the connection.
+/// Sends the parts of a [`StreamingBody`].
 #[derive(Debug)]
-pub struct Sender {
+pub struct BodySender {
     parts: mpsc::Sender<Bytes>,
-    reason: Reason,
+    reason: AbortReason,
 }
 
-/// Nobody reads the body any more.
+/// The body was dropped, so its parts cannot be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("nobody reads this body any more")]
-pub struct Unread;
+#[error("the receiver of this body was dropped")]
+pub struct BodyDropped;
 
-impl Sender {
-    /// Waits while as many parts wait as may.
+impl BodySender {
+    /// Sends a part. Waits while the queue is full.
     ///
     /// # Errors
-    /// When nobody reads the body any more.
-    pub async fn send_data(&mut self, part: Bytes) -> Result<(), Unread> {
-        self.parts.send(part).await.map_err(|_| Unread)
+    /// When the body was dropped.
+    pub async fn send_data(&mut self, part: Bytes) -> Result<(), BodyDropped> {
+        self.parts.send(part).await.map_err(|_| BodyDropped)
     }
 
-    /// Ends the body with an error, after what was sent.
+    /// Ends the body with an error, after all parts that were sent.
     pub fn abort(self, reason: BoxError) {
-        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+        *self.reason.lock() = Some(reason);
     }
 }
 
-/// The body that a [`Sender`] writes.
+/// The body of a [`BodySender`].
 #[derive(Debug)]
-pub struct Sent {
+pub struct StreamingBody {
     parts: mpsc::Receiver<Bytes>,
-    reason: Reason,
+    reason: AbortReason,
 }
 
-impl Body for Sent {
+impl Body for StreamingBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -77,7 +79,7 @@ impl Body for Sent {
         if let Some(part) = ready!(self.parts.poll_recv(context)) {
             return Poll::Ready(Some(Ok(Frame::data(part))));
         }
-        let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reason = self.reason.lock();
         Poll::Ready(reason.take().map(Err))
     }
 }
@@ -88,9 +90,9 @@ mod tests {
 
     use super::*;
 
-    /// Sending and ending at once, while another thread looks: the last part is never missed.
+    /// A part is sent and the sender is dropped while another thread polls: the last part is never missed.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_is_sent_just_before_the_end_arrives() {
+    async fn a_part_just_before_the_end_is_received() {
         for round in 0..20_000 {
             let (mut sender, body) = body(4);
             let collected = tokio::spawn(body.collect());
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_is_broken_off_says_why_after_its_parts() {
+    async fn an_aborted_body_ends_with_its_reason_after_its_parts() {
         let (mut sender, mut body) = body(4);
         sender.send_data(Bytes::from_static(b"part")).await.unwrap();
         sender.abort("enough".into());
@@ -117,9 +119,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sender_learns_that_nobody_reads() {
+    async fn sending_to_a_dropped_body_fails() {
         let (mut sender, body) = body(1);
         drop(body);
-        assert_eq!(sender.send_data(Bytes::new()).await, Err(Unread));
+        assert_eq!(sender.send_data(Bytes::new()).await, Err(BodyDropped));
     }
 }

@@ -1,50 +1,50 @@
-//! What comes from the pipe.
+//! Processes bytes from the pipe.
 
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Ending, Machine, Phase, Side};
+use super::{EndReason, Machine, Phase, Side};
 use crate::error::{Abort, LinkError, Malformed};
 use crate::frame::Frame;
 
-/// How much is read from a pipe at once.
-const READ: usize = 256 * 1024;
-/// Read into what is left of the buffer as long as it is at least this.
-const READ_AT_LEAST: usize = 32 * 1024;
+/// Size of a read from a pipe.
+const READ_SIZE: usize = 256 * 1024;
+/// The read buffer grows when it has less free space than this.
+const MIN_READ_SIZE: usize = 32 * 1024;
 
 impl Machine {
-    /// Where to put the next bytes from the pipe. To be followed by [`Machine::received`].
+    /// The buffer for the next bytes from the pipe. Call [`Machine::received`] afterwards.
     pub(crate) fn raw(&mut self) -> Option<&mut BytesMut> {
         let Phase::Attached(attachment) = &mut self.phase else {
             return None;
         };
         let raw = &mut attachment.raw;
-        if raw.capacity() - raw.len() < READ_AT_LEAST {
-            raw.reserve(READ);
+        if raw.capacity() - raw.len() < MIN_READ_SIZE {
+            raw.reserve(READ_SIZE);
         }
         Some(raw)
     }
 
-    /// How many of the next bytes from the pipe may go straight to the user, past all buffers.
+    /// How many of the next bytes from the pipe may be read directly into the user's buffer.
     pub(crate) fn direct_room(&self) -> usize {
         let Phase::Attached(attachment) = &self.phase else {
             return 0;
         };
-        let straight = attachment.raw.is_empty()
-            && self.inbox.length() == 0
+        let is_direct = attachment.raw.is_empty()
+            && self.receive_buffer.length() == 0
             && self.abandoned.is_none()
             && !self.fin_received
-            && attachment.decoder.next_number() == Some(self.received);
-        if straight {
+            && attachment.decoder.next_offset() == Some(self.received);
+        if is_direct {
             let window = self.limits.receive_window as usize;
-            attachment.decoder.data_to_come().min(window)
+            attachment.decoder.data_remaining().min(window)
         } else {
             0
         }
     }
 
-    /// As many bytes went straight to the user.
+    /// Bytes were read directly into the user's buffer.
     pub(crate) fn received_directly(&mut self, now: Instant, count: usize) {
         if let Phase::Attached(attachment) = &mut self.phase {
             attachment.last_received = now;
@@ -73,12 +73,12 @@ impl Machine {
             return Ok(());
         };
         match frame {
-            Frame::Data { number, bytes } => self.take_data(number, bytes)?,
-            Frame::Fin { number } => {
-                self.expect(number)?;
+            Frame::Data { offset, bytes } => self.take_data(offset, bytes)?,
+            Frame::Fin { offset } => {
+                self.expect(offset)?;
                 self.fin_received = true;
                 self.received += 1;
-                self.malformed_in_a_row = 0;
+                self.malformed_connections = 0;
             }
             Frame::Ack { received, limit } => {
                 if received > attachment.sent {
@@ -89,49 +89,49 @@ impl Machine {
             }
             Frame::Ping { stamp } => attachment.pong_due = Some(stamp),
             Frame::Pong { stamp } => {
-                // The stamp is the number of the connection: an answer to nothing is no answer.
-                if let Some(asked) = attachment.ping.filter(|_| stamp == self.attachments) {
-                    self.round_trip = Some(now.saturating_duration_since(asked));
+                // The stamp is the number of the connection. A PONG for another one is ignored.
+                if let Some(sent) = attachment.ping.filter(|_| stamp == self.attachments) {
+                    self.round_trip = Some(now.saturating_duration_since(sent));
                 }
             }
             Frame::Abort { code, text } => {
                 let abort = Abort { code, text };
-                self.end(Ending::Failed(LinkError::Aborted(abort)));
+                self.end(EndReason::Failed(LinkError::Aborted(abort)));
             }
             Frame::Closed if self.side == Side::Client && self.is_complete() => {
-                self.end(Ending::Finished);
+                self.end(EndReason::Finished);
             }
             Frame::Closed => return Err(Malformed::ClosedEarly),
         }
         Ok(())
     }
 
-    fn take_data(&mut self, number: u64, bytes: Bytes) -> Result<(), Malformed> {
-        self.expect(number)?;
+    fn take_data(&mut self, offset: u64, bytes: Bytes) -> Result<(), Malformed> {
+        self.expect(offset)?;
         let length = bytes.len() as u64;
-        let waiting = self.received - self.consumed;
-        if waiting + length > u64::from(self.limits.receive_window) {
+        let unread = self.received - self.consumed;
+        if unread + length > u64::from(self.limits.receive_window) {
             return Err(Malformed::Overrun);
         }
         self.received += length;
-        self.malformed_in_a_row = 0;
+        self.malformed_connections = 0;
         if self.abandoned.is_some() {
             self.consumed += length;
         } else {
-            self.inbox.push(bytes);
+            self.receive_buffer.push(bytes);
         }
         Ok(())
     }
 
-    fn expect(&self, number: u64) -> Result<(), Malformed> {
+    fn expect(&self, offset: u64) -> Result<(), Malformed> {
         if self.fin_received {
-            return Err(Malformed::AfterTheEnd);
+            return Err(Malformed::AfterFin);
         }
-        if number != self.received {
+        if offset != self.received {
             let expected = self.received;
-            return Err(Malformed::Number {
+            return Err(Malformed::Offset {
                 expected,
-                got: number,
+                received: offset,
             });
         }
         Ok(())

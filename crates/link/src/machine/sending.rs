@@ -1,13 +1,14 @@
-//! What goes to the pipe.
+//! Produces bytes for the pipe.
 
 use std::io::IoSlice;
 
-use super::{Attachment, Ending, Machine, Phase, SLICES, Side};
+use super::{Attachment, EndReason, Machine, Phase, SLICES, Side};
 use crate::frame::{self, MAX_DATA};
-use crate::greeting::Position;
+use crate::handshake::Position;
 
 impl Machine {
-    /// The next bytes for the pipe, in order; how many of the slices are used. To be followed by [`Machine::written`].
+    /// Fills in the next bytes for the pipe, in order, and returns how many slices are used. Call [`Machine::written`]
+    /// afterwards.
     pub(crate) fn slices<'a>(&'a mut self, slices: &mut [IoSlice<'a>; SLICES]) -> usize {
         self.prepare();
         let Phase::Attached(attachment) = &self.phase else {
@@ -15,8 +16,8 @@ impl Machine {
         };
         let mut used = 0;
         let mut add = |slice| {
-            if let Some(place) = slices.get_mut(used) {
-                *place = slice;
+            if let Some(slot) = slices.get_mut(used) {
+                *slot = slice;
                 used += 1;
             }
         };
@@ -25,13 +26,13 @@ impl Machine {
             add(IoSlice::new(control));
         }
         if attachment.data_left > 0 {
-            self.outbox
+            self.replay_buffer
                 .slices(attachment.sent, attachment.data_left, &mut add);
         }
         used
     }
 
-    /// The pipe has taken as many bytes.
+    /// The pipe has accepted this many bytes.
     pub(crate) fn written(&mut self, count: usize) {
         let Phase::Attached(attachment) = &mut self.phase else {
             return;
@@ -43,13 +44,13 @@ impl Machine {
         attachment.sent += data as u64;
         self.highest_sent = self.highest_sent.max(attachment.sent);
         if attachment.has_written_all()
-            && let Some(ending) = attachment.closing.take()
+            && let Some(end_reason) = attachment.closing.take()
         {
-            self.end(ending);
+            self.end(end_reason);
         }
     }
 
-    /// Decides what is said next, when all that was decided before is written.
+    /// Prepares the next frames when all earlier ones are written.
     fn prepare(&mut self) {
         let complete = self.is_complete();
         let position = self.position();
@@ -63,10 +64,10 @@ impl Machine {
         attachment.control_written = 0;
         if let Some(abort) = &self.abort {
             frame::put_abort(&mut attachment.control, abort.code, &abort.text);
-            attachment.closing = Some(Ending::Aborted(abort.clone()));
+            attachment.closing = Some(EndReason::Aborted(abort.clone()));
             return;
         }
-        let end = self.outbox.end();
+        let end = self.replay_buffer.end();
         let available = end.min(self.peer_limit).saturating_sub(attachment.sent);
         attachment.put_ack(&position, available > 0, self.fin_received);
         attachment.put_keep_alive(self.attachments);
@@ -81,7 +82,7 @@ impl Machine {
         }
         if complete && self.side == Side::Server {
             frame::put_closed(&mut attachment.control);
-            attachment.closing = Some(Ending::Finished);
+            attachment.closing = Some(EndReason::Finished);
         }
     }
 }
@@ -91,19 +92,19 @@ impl Attachment {
         self.control_written == self.control.len() && self.data_left == 0
     }
 
-    /// Tells how far this end is when that is worth a frame. It is worth less when something is said anyway.
+    /// Adds an ACK if enough has changed. The threshold is lower when other frames are sent anyway.
     fn put_ack(&mut self, position: &Position, with_data: bool, fin_received: bool) {
-        let news = (position.received - self.told_received).max(position.limit - self.told_limit);
-        let worth = if fin_received || self.ping_due || self.pong_due.is_some() {
+        let change = (position.received - self.sent_received).max(position.limit - self.sent_limit);
+        let threshold = if fin_received || self.ping_due || self.pong_due.is_some() {
             1
         } else if with_data {
             (self.ack_step / 8).max(1)
         } else {
             self.ack_step
         };
-        if news >= worth {
+        if change >= threshold {
             frame::put_ack(&mut self.control, position.received, position.limit);
-            (self.told_received, self.told_limit) = (position.received, position.limit);
+            (self.sent_received, self.sent_limit) = (position.received, position.limit);
         }
     }
 

@@ -1,11 +1,11 @@
-//! The protocol without a network: what is said, and that everything arrives however often the pipe is cut.
+//! The state machine without a network: its frames, and complete delivery over pipes that are cut at any byte.
 
-mod world;
+mod simulation;
 
 use std::io::IoSlice;
 
 use proptest::prelude::*;
-use world::World;
+use simulation::Simulation;
 
 use super::*;
 use crate::frame;
@@ -16,54 +16,62 @@ fn limits(replay_capacity: u32, receive_window: u32) -> Limits {
     Limits {
         replay_capacity,
         receive_window,
-        ping_every: Duration::from_secs(5),
-        dead_after: Duration::from_secs(15),
-        farewell: Duration::from_secs(5),
+        ping_interval: Duration::from_secs(5),
+        keep_alive_timeout: Duration::from_secs(15),
+        close_timeout: Duration::from_secs(5),
     }
 }
 
-/// Cuts the pipe after as many bytes as each number says, and lets the rest pass.
-fn run(mut world: World, chunk: usize, mut cuts: impl Iterator<Item = u64>) -> World {
-    let mut stuck = 0;
+/// Runs the simulation. Cuts the pipe after each of these numbers of bytes.
+fn run(
+    mut simulation: Simulation,
+    chunk: usize,
+    mut cuts: impl Iterator<Item = u64>,
+) -> Simulation {
+    let mut idle_rounds = 0;
     let mut next = cuts.next();
-    while !world.is_over() {
+    while !simulation.has_ended() {
         let mut budget = next.unwrap_or(u64::MAX);
-        let before = world.moved;
-        world.step(chunk, &mut budget);
+        let before = simulation.handover;
+        simulation.step(chunk, &mut budget);
         if let Some(left) = &mut next {
             *left = budget;
             if budget == 0 {
-                world.cut();
+                simulation.cut();
                 next = cuts.next();
             }
         }
-        stuck = if world.moved == before { stuck + 1 } else { 0 };
-        assert!(stuck < 10, "nothing moves any more");
+        idle_rounds = if simulation.handover == before {
+            idle_rounds + 1
+        } else {
+            0
+        };
+        assert!(idle_rounds < 10, "no progress");
     }
-    world.assert_all_arrived();
-    world
+    simulation.assert_all_delivered();
+    simulation
 }
 
-/// A conversation with small buffers, so that it waits for acknowledgements and limits often.
-fn conversation(client_sends: u64, server_sends: u64) -> World {
-    World::new(limits(90, 70), limits(64, 100), client_sends, server_sends)
+/// A simulation with small buffers, so that it often waits for acknowledgements and limits.
+fn conversation(client_sends: u64, server_sends: u64) -> Simulation {
+    Simulation::new(limits(90, 70), limits(64, 100), client_sends, server_sends)
 }
 
 #[test]
-fn everything_arrives_when_the_pipe_is_cut_once_at_any_byte() {
-    let whole = run(conversation(700, 500), 33, std::iter::empty()).moved;
+fn everything_is_delivered_when_the_pipe_is_cut_once_at_any_byte() {
+    let whole = run(conversation(700, 500), 33, std::iter::empty()).handover;
     assert!(whole > 1200);
     for offset in 1..=whole {
-        let world = run(conversation(700, 500), 33, std::iter::once(offset));
-        assert_eq!(world.cuts, 1, "at {offset}");
+        let simulation = run(conversation(700, 500), 33, std::iter::once(offset));
+        assert_eq!(simulation.cuts, 1, "at {offset}");
     }
 }
 
 #[test]
-fn everything_arrives_when_the_pipe_is_cut_twice_at_any_bytes() {
-    let whole = run(conversation(30, 20), 33, std::iter::empty()).moved;
+fn everything_is_delivered_when_the_pipe_is_cut_twice_at_any_bytes() {
+    let whole = run(conversation(30, 20), 33, std::iter::empty()).handover;
     for first in 1..=whole {
-        // All second places in three conversations that are cut next to one another: the rest is only patience.
+        // All positions of the second cut, for three neighbouring positions of the first one. More would only take longer.
         for second in (1 + first % 3..=whole).step_by(3) {
             run(conversation(30, 20), 33, [first, second].into_iter());
         }
@@ -71,22 +79,22 @@ fn everything_arrives_when_the_pipe_is_cut_twice_at_any_bytes() {
 }
 
 #[test]
-fn everything_arrives_when_the_pipe_is_cut_again_and_again() {
-    // A greeting takes about 100 bytes: less than that never gets through.
+fn everything_is_delivered_when_the_pipe_is_cut_repeatedly() {
+    // A handshake takes about 100 bytes: shorter pipes never make progress.
     for period in 130..400 {
-        let world = run(
+        let simulation = run(
             conversation(3000, 2000),
             57,
             std::iter::repeat_n(period, 10_000),
         );
-        assert!(world.cuts > 10);
+        assert!(simulation.cuts > 10);
     }
 }
 
 #[test]
 fn one_end_may_send_nothing_at_all() {
     for (client, server) in [(0, 0), (0, 300), (300, 0)] {
-        let whole = run(conversation(client, server), 20, std::iter::empty()).moved;
+        let whole = run(conversation(client, server), 20, std::iter::empty()).handover;
         for offset in 1..=whole {
             run(conversation(client, server), 20, std::iter::once(offset));
         }
@@ -97,21 +105,21 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn everything_arrives_with_any_buffers_pieces_and_cuts(
+    fn everything_is_delivered_with_any_buffers_pieces_and_cuts(
         buffers in prop::array::uniform4(1_u32..5000),
         sends in prop::array::uniform2(0_u64..20_000),
         chunk in 1_usize..10_000,
         cuts in prop::collection::vec(1_u64..4000, 0..100),
     ) {
         let [a, b, c, d] = buffers;
-        // Smaller buffers make more round trips, not other ones.
+        // Smaller buffers only need more round trips.
         let shrink = if a.min(b).min(c).min(d) < 100 { 50 } else { 1 };
-        let world = World::new(limits(a, b), limits(c, d), sends[0] / shrink, sends[1] / shrink);
-        run(world, chunk, cuts.into_iter());
+        let simulation = Simulation::new(limits(a, b), limits(c, d), sends[0] / shrink, sends[1] / shrink);
+        run(simulation, chunk, cuts.into_iter());
     }
 
     #[test]
-    fn no_input_makes_it_panic_or_hold_more_than_it_may(
+    fn no_input_causes_a_panic_or_exceeds_the_limits(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..30),
         side in prop::sample::select(vec![Side::Client, Side::Server]),
     ) {
@@ -126,7 +134,7 @@ proptest! {
                 break;
             }
             take_all(&mut machine);
-            prop_assert!(machine.inbox_length() <= 1000);
+            prop_assert!(machine.receive_buffer_length() <= 1000);
         }
     }
 }
@@ -171,35 +179,35 @@ fn frames(build: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-fn data(number: u64, bytes: &[u8]) -> Vec<u8> {
-    let mut out = frames(|out| frame::put_data_header(out, number, bytes.len()));
+fn data(offset: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut out = frames(|out| frame::put_data_header(out, offset, bytes.len()));
     out.extend_from_slice(bytes);
     out
 }
 
 #[test]
-fn frames_that_make_no_sense_are_refused() {
+fn malformed_frames_are_rejected() {
     let check = |frames: &[&[u8]], expected: Malformed| {
         let now = Instant::now();
         let mut machine = attached(Side::Client, limits(100, 10), now);
         let result = receive(&mut machine, now, &frames.concat());
         assert_eq!(result, Err(expected));
     };
-    let fin = |number| frames(|out| frame::put_fin(out, number));
-    let (expected, got) = (0, 3);
-    check(&[&data(3, b"abc")], Malformed::Number { expected, got });
-    check(&[&fin(3)], Malformed::Number { expected, got });
-    let (expected, got) = (3, 0);
+    let fin = |offset| frames(|out| frame::put_fin(out, offset));
+    let (expected, received) = (0, 3);
+    check(
+        &[&data(3, b"abc")],
+        Malformed::Offset { expected, received },
+    );
+    check(&[&fin(3)], Malformed::Offset { expected, received });
+    let (expected, received) = (3, 0);
     check(
         &[&data(0, b"abc"), &data(0, b"abc")],
-        Malformed::Number { expected, got },
+        Malformed::Offset { expected, received },
     );
     check(&[&data(0, b"eleven byte")], Malformed::Overrun);
-    check(
-        &[&data(0, b"abc"), &fin(3), &fin(4)],
-        Malformed::AfterTheEnd,
-    );
-    check(&[&fin(0), &data(1, b"abc")], Malformed::AfterTheEnd);
+    check(&[&data(0, b"abc"), &fin(3), &fin(4)], Malformed::AfterFin);
+    check(&[&fin(0), &data(1, b"abc")], Malformed::AfterFin);
     check(
         &[&frames(|out| frame::put_ack(out, 1, 5))],
         Malformed::AckOfUnsent(1),
@@ -209,7 +217,7 @@ fn frames_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn nonsense_costs_the_connection_and_only_repeated_nonsense_the_link() {
+fn malformed_input_ends_the_connection_and_repeated_malformed_input_ends_the_link() {
     let now = Instant::now();
     let mut machine = attached(Side::Client, limits(100, 100), now);
     let position = Position {
@@ -224,23 +232,23 @@ fn nonsense_costs_the_connection_and_only_repeated_nonsense_the_link() {
     receive(&mut machine, now, &data(0, b"sense")).unwrap();
     machine.detach(now, Some(Malformed::NotALink));
     for _ in 0..2 {
-        assert!(machine.ending().is_none());
+        assert!(machine.end_reason().is_none());
         machine.attach(now, &position).unwrap();
         machine.detach(now, Some(Malformed::NotALink));
     }
     assert!(matches!(
-        machine.ending(),
-        Some(Ending::Failed(LinkError::Protocol(_)))
+        machine.end_reason(),
+        Some(EndReason::Failed(LinkError::Protocol(_)))
     ));
 }
 
 #[test]
-fn a_silent_peer_is_asked_every_5_s_and_given_up_after_15() {
+fn a_silent_peer_gets_pings_every_5_s_and_is_lost_after_15() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut machine = attached(Side::Client, limits(100, 100), start);
     for (seconds, pings) in [(4, false), (5, true), (6, false), (10, true), (14, false)] {
-        assert!(!machine.time_passed(at(seconds)));
+        assert!(!machine.handle_timeout(at(seconds)));
         assert_eq!(
             !take_all(&mut machine).is_empty(),
             pings,
@@ -248,38 +256,38 @@ fn a_silent_peer_is_asked_every_5_s_and_given_up_after_15() {
         );
     }
     assert_eq!(machine.deadline(), Some(at(15)));
-    assert!(machine.time_passed(at(15)));
+    assert!(machine.handle_timeout(at(15)));
 }
 
 #[test]
-fn a_ping_is_answered_and_an_answer_tells_the_round_trip() {
+fn a_pong_measures_the_round_trip() {
     let start = Instant::now();
     let mut client = attached(Side::Client, limits(100, 100), start);
     let mut server = attached(Side::Server, limits(100, 100), start);
-    let asked = start + Duration::from_secs(5);
-    assert!(!client.time_passed(asked));
-    receive(&mut server, asked, &take_all(&mut client)).unwrap();
-    let answered = asked + Duration::from_millis(40);
-    receive(&mut client, answered, &take_all(&mut server)).unwrap();
+    let sent = start + Duration::from_secs(5);
+    assert!(!client.handle_timeout(sent));
+    receive(&mut server, sent, &take_all(&mut client)).unwrap();
+    let received = sent + Duration::from_millis(40);
+    receive(&mut client, received, &take_all(&mut server)).unwrap();
     assert_eq!(client.round_trip(), Some(Duration::from_millis(40)));
-    assert_eq!(client.deadline(), Some(answered + Duration::from_secs(5)));
+    assert_eq!(client.deadline(), Some(received + Duration::from_secs(5)));
 }
 
 #[test]
-fn without_a_connection_the_window_decides() {
+fn a_disconnected_link_ends_after_the_resume_window() {
     let start = Instant::now();
     let mut machine = attached(Side::Server, limits(100, 100), start);
     machine.detach(start, None);
     assert_eq!(machine.deadline(), Some(start + WINDOW));
-    assert!(!machine.time_passed(start + WINDOW - Duration::from_millis(1)));
-    assert!(machine.ending().is_none());
-    machine.time_passed(start + WINDOW);
-    let ending = machine.ending().unwrap();
-    assert_eq!(ending.refusal(), Refusal::WindowExpired(WINDOW));
+    assert!(!machine.handle_timeout(start + WINDOW - Duration::from_millis(1)));
+    assert!(machine.end_reason().is_none());
+    machine.handle_timeout(start + WINDOW);
+    let end_reason = machine.end_reason().unwrap();
+    assert_eq!(end_reason.refusal(), Refusal::WindowExpired(WINDOW));
 }
 
 #[test]
-fn a_peer_that_knows_less_or_more_than_it_can_has_lost_its_state() {
+fn a_peer_with_an_impossible_position_has_lost_its_state() {
     let now = Instant::now();
     let position = |received| Position {
         received,
@@ -303,7 +311,7 @@ fn a_peer_that_knows_less_or_more_than_it_can_has_lost_its_state() {
 }
 
 #[test]
-fn many_pings_cost_one_answer() {
+fn many_pings_get_one_pong() {
     let now = Instant::now();
     let mut machine = attached(Side::Server, limits(100, 100), now);
     for stamp in 0..1000 {
@@ -321,7 +329,7 @@ fn many_pings_cost_one_answer() {
 }
 
 #[test]
-fn an_abort_is_the_last_word_and_ends_both() {
+fn an_abort_ends_both_ends() {
     let now = Instant::now();
     let mut client = attached(Side::Client, limits(100, 100), now);
     let mut server = attached(Side::Server, limits(100, 100), now);
@@ -331,9 +339,9 @@ fn an_abort_is_the_last_word_and_ends_both() {
     };
     server.abort(now, reason.clone());
     receive(&mut client, now, &take_all(&mut server)).unwrap();
-    assert!(matches!(server.ending(), Some(Ending::Aborted(abort)) if *abort == reason));
-    let Some(Ending::Failed(LinkError::Aborted(abort))) = client.ending() else {
-        panic!("{:?}", client.ending());
+    assert!(matches!(server.end_reason(), Some(EndReason::Aborted(abort)) if *abort == reason));
+    let Some(EndReason::Failed(LinkError::Aborted(abort))) = client.end_reason() else {
+        panic!("{:?}", client.end_reason());
     };
     assert_eq!((abort.code, abort.text.as_str()), (7, "no more\u{fffd}"));
 }
@@ -342,12 +350,12 @@ fn an_abort_is_the_last_word_and_ends_both() {
 fn acknowledgements_are_rare() {
     let now = Instant::now();
     let mut receiver = attached(Side::Server, limits(4000, 4000), now);
-    let mut said = 0;
-    for number in 0..100 {
-        receive(&mut receiver, now, &data(number * 10, &[0; 10])).unwrap();
+    let mut acks = 0;
+    for offset in 0..100 {
+        receive(&mut receiver, now, &data(offset * 10, &[0; 10])).unwrap();
         receiver.read(|_| {}, 10);
-        said += usize::from(!take_all(&mut receiver).is_empty());
+        acks += usize::from(!take_all(&mut receiver).is_empty());
     }
-    // After 250 bytes, a quarter of the smaller buffer, which is the sender's: with every 25th frame.
-    assert_eq!(said, 100 / 25);
+    // After 250 bytes, a quarter of the smaller buffer, which is the sender's: once per 25 frames.
+    assert_eq!(acks, 100 / 25);
 }

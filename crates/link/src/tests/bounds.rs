@@ -3,11 +3,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, split};
 use tokio::time::{sleep, timeout};
 
-use super::network::{Network, SMALL, Weather, stream};
+use super::network::{Network, NetworkState, SMALL, stream};
 use crate::Buffers;
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_does_not_read_holds_the_writer_and_neither_holds_more_than_it_may() {
+async fn backpressure_stops_the_writer_and_buffers_stay_within_their_limits() {
     let (_network, mut client, server) = Network::connected(SMALL, 500).await;
     let everything = client.write_all(&[7; 1_000_000]);
     assert!(
@@ -17,14 +17,14 @@ async fn a_reader_that_does_not_read_holds_the_writer_and_neither_holds_more_tha
     );
     assert_eq!(server.statistics().bytes_to_read, 3000);
     assert_eq!(client.statistics().bytes_to_acknowledge, 4000);
-    // The connection is alive all the while: keep-alives pass the bytes that wait.
+    // The connection stays alive: keep-alives are not blocked by unread bytes.
     assert_eq!(client.statistics().resumes, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_connection_writing_waits_when_the_buffer_is_full() {
+async fn while_disconnected_writes_wait_when_the_buffer_is_full() {
     let (network, mut client, mut server) = Network::connected(SMALL, 500).await;
-    network.set(Weather::Down);
+    network.set(NetworkState::Down);
     let text = stream(1, 10_000);
     let writing = async {
         client.write_all(&text).await.unwrap();
@@ -32,10 +32,10 @@ async fn without_a_connection_writing_waits_when_the_buffer_is_full() {
     };
     let repairing = async {
         sleep(Duration::from_secs(100)).await;
-        network.set(Weather::Good);
-        let mut arrived = Vec::new();
-        server.read_to_end(&mut arrived).await.unwrap();
-        assert_eq!(arrived, text);
+        network.set(NetworkState::Good);
+        let mut received = Vec::new();
+        server.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, text);
     };
     tokio::join!(writing, repairing);
 }
@@ -49,40 +49,40 @@ async fn a_slow_reader_gets_everything() {
         client.shutdown().await.unwrap();
     };
     let reading = async {
-        let (mut arrived, mut buffer) = (Vec::new(), [0; 77]);
+        let (mut received, mut buffer) = (Vec::new(), [0; 77]);
         loop {
             sleep(Duration::from_secs(1)).await;
             match server.read(&mut buffer).await.unwrap() {
-                0 => return arrived,
-                length => arrived.extend_from_slice(&buffer[..length]),
+                0 => return received,
+                length => received.extend_from_slice(&buffer[..length]),
             }
             assert!(server.statistics().bytes_to_read <= 3000);
         }
     };
-    let ((), arrived) = tokio::join!(writing, reading);
-    assert!(arrived == text);
+    let ((), received) = tokio::join!(writing, reading);
+    assert!(received == text);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_direction_that_stalls_does_not_stop_the_other() {
+async fn a_stalled_direction_does_not_stop_the_other() {
     let (_network, client, server) = Network::connected(SMALL, 500).await;
     let (mut client_in, mut client_out) = split(client);
     let (_server_in, mut server_out) = split(server);
-    // Nobody reads at the server, so this never ends.
+    // The server does not read, so this never completes.
     tokio::spawn(async move { client_out.write_all(&[0; 100_000]).await });
     let text = stream(2, 200_000);
     let sent = text.clone();
     let writing =
         tokio::spawn(async move { server_out.write_all(&sent).await.map(|()| server_out) });
-    let mut arrived = vec![0; text.len()];
-    client_in.read_exact(&mut arrived).await.unwrap();
-    assert!(arrived == text);
+    let mut received = vec![0; text.len()];
+    client_in.read_exact(&mut received).await.unwrap();
+    assert!(received == text);
     writing.await.unwrap().unwrap();
 }
 
-/// A read that was given up must not swallow the wake-up of a writer.
+/// A cancelled read must not consume the wakeup of a writer.
 #[tokio::test(start_paused = true)]
-async fn a_read_that_was_given_up_delays_nobody() {
+async fn a_cancelled_read_does_not_delay_a_writer() {
     let (_network, client, mut server) = Network::connected(SMALL, 500).await;
     let (mut client_in, mut client_out) = split(client);
     let mut byte = [0];
@@ -98,8 +98,8 @@ async fn a_read_that_was_given_up_delays_nobody() {
             .await
             .map(|()| client_out)
     });
-    let mut arrived = vec![0; 50_000];
-    server.read_exact(&mut arrived).await.unwrap();
+    let mut received = vec![0; 50_000];
+    server.read_exact(&mut received).await.unwrap();
     writing.await.unwrap().unwrap();
     assert!(
         start.elapsed() < Duration::from_secs(1),
@@ -109,7 +109,7 @@ async fn a_read_that_was_given_up_delays_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_reads_go_past_the_buffers_and_lose_nothing() {
+async fn large_reads_bypass_the_buffers_and_lose_nothing() {
     let buffers = Buffers::default();
     let (network, mut client, mut server) = Network::connected(buffers, 100_000).await;
     let text = stream(9, 3_000_000);
@@ -120,13 +120,13 @@ async fn large_reads_go_past_the_buffers_and_lose_nothing() {
         client.shutdown().await.unwrap();
     };
     let reading = async {
-        let (mut arrived, mut buffer) = (Vec::new(), vec![0; 200_000]);
+        let (mut received, mut buffer) = (Vec::new(), vec![0; 200_000]);
         while let length @ 1.. = server.read(&mut buffer).await.unwrap() {
-            arrived.extend_from_slice(&buffer[..length]);
+            received.extend_from_slice(&buffer[..length]);
         }
-        arrived
+        received
     };
-    let ((), arrived) = tokio::join!(writing, reading);
-    assert!(arrived == text);
+    let ((), received) = tokio::join!(writing, reading);
+    assert!(received == text);
     assert!(server.statistics().resumes >= 3);
 }

@@ -13,7 +13,7 @@ use super::network::{Network, stream};
 use crate::http2::{self, Client, Windows};
 use crate::{Buffers, Link};
 
-/// Sends every body back. A body sent to `/stall` is neither read nor answered with anything.
+/// Echoes every body. A body sent to `/stall` is not read, and gets no response body.
 #[derive(Clone)]
 struct Echo;
 
@@ -53,7 +53,7 @@ async fn client_with(windows: Windows, client: Link, server: Link) -> Client {
     Client::start(client, windows).await.unwrap()
 }
 
-/// Sends bytes in parts, and collects what comes back.
+/// Sends bytes in parts, and collects the response.
 async fn echo(mut client: Client, path: &str, bytes: Vec<u8>) -> Bytes {
     let (mut sender, body) = http2::body(4);
     tokio::spawn(async move {
@@ -72,7 +72,7 @@ async fn echo(mut client: Client, path: &str, bytes: Vec<u8>) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_survive_cuts_and_are_not_mixed_up() {
+async fn requests_survive_lost_connections() {
     let (network, client, server) = Network::connected(Buffers::default(), 20_000).await;
     let client = client_of_echo(client, server).await;
     network.set_budgets((1..200).map(|number| 10_000 + number * 997).collect());
@@ -87,13 +87,13 @@ async fn requests_survive_cuts_and_are_not_mixed_up() {
     for request in requests {
         request.await.unwrap();
     }
-    assert!(network.dialled() > 20, "{}", network.dialled());
+    assert!(network.dial_count() > 20, "{}", network.dial_count());
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_stall_do_not_stop_others() {
+async fn stalled_streams_do_not_stop_others() {
     let (_network, client, server) = Network::connected(Buffers::default(), 100_000).await;
-    // Small ones, so that all that stall have used theirs up.
+    // Small windows, so that the stalled streams have used theirs up.
     let windows = Windows {
         stream: 200_000,
         ..Windows::default()
@@ -109,7 +109,7 @@ async fn streams_that_stall_do_not_stop_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_shuts_down_ends_the_link_well() {
+async fn a_server_shutdown_finishes_the_link() {
     let (network, client, server) = Network::connected(Buffers::default(), 20_000).await;
     let status = server.status();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -133,9 +133,9 @@ async fn a_server_that_shuts_down_ends_the_link_well() {
     }
 }
 
-/// A generated gRPC client asks for no more than this.
+/// Generated gRPC clients require this trait.
 #[test]
-fn a_client_is_what_grpc_wants() {
+fn a_client_is_a_grpc_service() {
     fn check<T: tonic::client::GrpcService<tonic::body::Body>>() {}
     check::<Client>();
 }

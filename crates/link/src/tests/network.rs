@@ -1,4 +1,4 @@
-//! A network in memory between one client and one server, which a test can cut, silence and restart.
+//! An in-memory network between one client and one server. A test can cut and silence it, and restart the server.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,34 +30,34 @@ pub(super) const SMALL: Buffers = Buffers {
     receive_window: 3000,
 };
 
-/// Clones are the same network.
+/// Clones share the network.
 #[derive(Clone)]
 pub(super) struct Network(Arc<State>);
 
 struct State {
-    /// What the network does with bytes. Sent by the test to all pipes.
-    weather: watch::Sender<Weather>,
-    /// How many bytes each of the next pipes carries before it is cut.
+    /// Set by the test, watched by all pipes.
+    state: watch::Sender<NetworkState>,
+    /// Number of bytes that each of the next pipes carries before it is cut.
     budgets: Mutex<Vec<u64>>,
     server: Mutex<LinkServer<SharedToken>>,
     server_settings: ServerSettings,
-    /// New links, from the network to the test.
+    /// New links, to the test.
     links: mpsc::UnboundedSender<Result<Link, LinkError>>,
-    dialled: AtomicU32,
-    /// The client is to leave the pipe that it has, from the test to the client.
-    moves: Notify,
-    /// How many bytes a pipe holds.
+    dial_count: AtomicU32,
+    /// Requests for a handover, to the client.
+    handovers: Notify,
+    /// Buffer size of a pipe.
     depth: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Weather {
+pub(super) enum NetworkState {
     Good,
-    /// Pipes are cut as soon as they are made.
+    /// Existing pipes are cut, and dialing fails.
     Down,
-    /// No pipe is made. Those that there are stay.
+    /// Dialing fails. Existing pipes stay.
     Full,
-    /// Bytes vanish, in both directions, and nobody is told.
+    /// Bytes are dropped silently in both directions.
     Silent,
 }
 
@@ -73,7 +73,7 @@ impl Network {
     pub(super) fn new(server_settings: ServerSettings, depth: usize) -> (Self, NewLinks) {
         let (links, new_links) = mpsc::unbounded_channel();
         let network = Self(Arc::new(State {
-            weather: watch::Sender::new(Weather::Good),
+            state: watch::Sender::new(NetworkState::Good),
             budgets: Mutex::default(),
             server: Mutex::new(LinkServer::new(
                 server_settings.clone(),
@@ -81,14 +81,14 @@ impl Network {
             )),
             server_settings,
             links,
-            dialled: AtomicU32::new(0),
-            moves: Notify::new(),
+            dial_count: AtomicU32::new(0),
+            handovers: Notify::new(),
             depth,
         }));
         (network, NewLinks(new_links))
     }
 
-    /// With these buffers on both ends, and a client that is connected.
+    /// A network with a connected client, and these buffers on both ends.
     pub(super) async fn connected(buffers: Buffers, depth: usize) -> (Self, Link, Link) {
         let server_settings = ServerSettings {
             buffers,
@@ -102,28 +102,28 @@ impl Network {
         (network, client, server)
     }
 
-    pub(super) fn set(&self, weather: Weather) {
-        self.0.weather.send_replace(weather);
+    pub(super) fn set(&self, state: NetworkState) {
+        self.0.state.send_replace(state);
     }
 
-    /// Cuts all pipes that there are.
+    /// Cuts all pipes.
     pub(super) async fn cut(&self) {
-        self.set(Weather::Down);
+        self.set(NetworkState::Down);
         tokio::task::yield_now().await;
-        self.set(Weather::Good);
+        self.set(NetworkState::Good);
     }
 
-    /// Tells the client to leave the pipe that it has for another one.
-    pub(super) fn ask_to_move(&self) {
-        self.0.moves.notify_one();
+    /// Requests a handover of the client to another pipe.
+    pub(super) fn request_handover(&self) {
+        self.0.handovers.notify_one();
     }
 
-    /// Each of the next pipes carries as many bytes, the last number first. Pipes after these last.
+    /// Limits the bytes of the next pipes, starting with the last number. Later pipes are not limited.
     pub(super) fn set_budgets(&self, budgets: Vec<u64>) {
         *self.0.budgets.lock().unwrap() = budgets;
     }
 
-    /// The server forgets everything.
+    /// The server loses its state.
     pub(super) fn restart_server(&self) {
         let server = LinkServer::new(self.0.server_settings.clone(), SharedToken(token()));
         *self.0.server.lock().unwrap() = server;
@@ -133,8 +133,8 @@ impl Network {
         self.0.server.lock().unwrap().clone()
     }
 
-    pub(super) fn dialled(&self) -> u32 {
-        self.0.dialled.load(Ordering::Relaxed)
+    pub(super) fn dial_count(&self) -> u32 {
+        self.0.dial_count.load(Ordering::Relaxed)
     }
 }
 
@@ -142,8 +142,11 @@ impl Dial for Network {
     type Pipe = DuplexStream;
 
     async fn dial(&self) -> io::Result<DuplexStream> {
-        self.0.dialled.fetch_add(1, Ordering::Relaxed);
-        if matches!(*self.0.weather.borrow(), Weather::Down | Weather::Full) {
+        self.0.dial_count.fetch_add(1, Ordering::Relaxed);
+        if matches!(
+            *self.0.state.borrow(),
+            NetworkState::Down | NetworkState::Full
+        ) {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let budget = self.0.budgets.lock().unwrap().pop().unwrap_or(u64::MAX);
@@ -153,7 +156,7 @@ impl Dial for Network {
             client_far,
             server_far,
             budget,
-            self.0.weather.subscribe(),
+            self.0.state.subscribe(),
         ));
         let (accepting, links) = (self.server(), self.0.links.clone());
         tokio::spawn(async move {
@@ -166,23 +169,23 @@ impl Dial for Network {
         Ok(client)
     }
 
-    async fn moved(&self) {
-        self.0.moves.notified().await;
+    async fn handover(&self) {
+        self.0.handovers.notified().await;
     }
 }
 
-/// Carries bytes in both directions until one end is closed, the budget is used up, or the weather is bad.
+/// Carries bytes in both directions until one end is closed, the budget is used up, or the network is down.
 async fn carry(
     left: DuplexStream,
     right: DuplexStream,
     budget: u64,
-    mut weather: watch::Receiver<Weather>,
+    mut state: watch::Receiver<NetworkState>,
 ) {
     let budget = &Mutex::new(budget);
     let (left_in, left_out) = split(left);
     let (right_in, right_out) = split(right);
-    let silent = weather.clone();
-    let down = weather.wait_for(|weather| *weather == Weather::Down);
+    let silent = state.clone();
+    let down = state.wait_for(|state| *state == NetworkState::Down);
     tokio::select! {
         () = copy(left_in, right_out, budget, &silent) => {}
         () = copy(right_in, left_out, budget, &silent) => {}
@@ -194,17 +197,17 @@ async fn copy(
     mut from: ReadHalf<DuplexStream>,
     mut to: WriteHalf<DuplexStream>,
     budget: &Mutex<u64>,
-    weather: &watch::Receiver<Weather>,
+    state: &watch::Receiver<NetworkState>,
 ) {
     let mut buffer = [0; 1024];
     loop {
         let Ok(length @ 1..) = from.read(&mut buffer).await else {
-            // What is on its way in the other direction may arrive.
+            // Bytes in flight in the other direction may still be delivered.
             let _ = to.shutdown().await;
             tokio::time::sleep(Duration::from_millis(1)).await;
             return;
         };
-        if *weather.borrow() == Weather::Silent {
+        if *state.borrow() == NetworkState::Silent {
             continue;
         }
         let length = {
@@ -219,13 +222,13 @@ async fn copy(
     }
 }
 
-/// The bytes of a stream, which differ from those around them and between streams.
+/// The bytes of a stream. Neighbouring bytes differ, and streams with different seeds differ.
 pub(super) fn stream(seed: u8, length: usize) -> Vec<u8> {
     let byte = |number: usize| (number.wrapping_mul(31) >> 3) as u8 ^ seed;
     (0..length).map(byte).collect()
 }
 
-/// Writes everything, ends the stream, reads to the end of the other's, and gives what it read.
+/// Writes everything, ends the stream, reads the peer's stream to its end, and returns it.
 pub(super) async fn exchange(link: Link, to_write: Vec<u8>) -> io::Result<Vec<u8>> {
     let (mut reading, mut writing) = split(link);
     let write = async {

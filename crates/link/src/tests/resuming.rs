@@ -3,10 +3,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::network::{Network, SMALL, Weather, exchange, stream};
+use super::network::{Network, NetworkState, SMALL, exchange, stream};
 use crate::{Buffers, Status};
 
-/// An exchange in both directions over pipes that carry so much, and then one that lasts.
+/// An exchange in both directions over pipes with limited budgets, and then over an unlimited one.
 async fn check(buffers: Buffers, depth: usize, lengths: [usize; 2], budgets: Vec<u64>) -> u32 {
     let (network, client, server) = Network::connected(buffers, depth).await;
     network.set_budgets(budgets);
@@ -32,39 +32,42 @@ async fn check(buffers: Buffers, depth: usize, lengths: [usize; 2], budgets: Vec
     };
     assert_eq!(at_client.unwrap(), down);
     assert_eq!(at_server.unwrap(), up);
-    network.dialled()
+    network.dial_count()
 }
 
 #[tokio::test(start_paused = true)]
-async fn everything_arrives_when_the_pipe_is_cut_at_any_byte() {
+async fn everything_is_delivered_when_the_pipe_is_cut_at_any_byte() {
     for budget in 1..1400 {
-        let dialled = check(SMALL, 64, [600, 400], vec![budget]).await;
-        assert!(dialled >= 2);
+        let dial_count = check(SMALL, 64, [600, 400], vec![budget]).await;
+        assert!(dial_count >= 2);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn everything_arrives_after_thousands_of_resumes() {
+async fn everything_is_delivered_after_thousands_of_resumes() {
     let budgets = vec![600; 2100];
-    let dialled = check(SMALL, 200, [600_000, 500_000], budgets).await;
-    assert!(dialled > 2000, "{dialled}");
+    let dial_count = check(SMALL, 200, [600_000, 500_000], budgets).await;
+    assert!(dial_count > 2000, "{dial_count}");
 }
 
-/// Each connection brings something, so the pauses between them stay short. The clock is paused: this is the sum of them.
+/// Each connection makes progress, so the backoff stays short. Time is paused: the elapsed time is the sum of all delays.
 #[tokio::test(start_paused = true)]
 async fn a_network_that_cuts_every_connection_slows_a_link_and_does_not_stop_it() {
     let started = tokio::time::Instant::now();
-    let dialled = check(SMALL, 200, [60_000, 50_000], vec![600; 210]).await;
-    assert!(dialled > 100, "{dialled}");
+    let dial_count = check(SMALL, 200, [60_000, 50_000], vec![600; 210]).await;
+    assert!(dial_count > 100, "{dial_count}");
     let paused = started.elapsed();
-    assert!(paused < dialled * Duration::from_millis(150), "{paused:?}");
+    assert!(
+        paused < dial_count * Duration::from_millis(150),
+        "{paused:?}"
+    );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
 
     #[test]
-    fn everything_arrives_with_any_buffers_lengths_and_cuts(
+    fn everything_is_delivered_with_any_buffers_lengths_and_cuts(
         replay_capacity in 1_u32..100_000,
         receive_window in 1_u32..100_000,
         depth in 1_usize..5000,
@@ -91,19 +94,19 @@ async fn a_half_closed_link_stays_half_closed_when_it_resumes() {
     server.write_all(b"answer").await.unwrap();
     network.cut().await;
     server.shutdown().await.unwrap();
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).await.unwrap();
-    assert_eq!(answer, "answer");
+    let mut response = String::new();
+    client.read_to_string(&mut response).await.unwrap();
+    assert_eq!(response, "answer");
     assert!(client.statistics().resumes > 0);
     assert!(client.write_all(b"more").await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_status_tells_of_the_loss_and_of_the_return() {
+async fn the_status_reports_disconnects_and_reconnects() {
     let (network, client, mut server) = Network::connected(SMALL, 1000).await;
     let mut status = client.status();
     assert!(matches!(*status.borrow(), Status::Connected));
-    network.set(Weather::Down);
+    network.set(NetworkState::Down);
     let is_trying = |status: &Status| matches!(status, Status::Reconnecting { attempts: 3, .. });
     {
         let seen = status.wait_for(is_trying).await.unwrap();
@@ -115,7 +118,7 @@ async fn the_status_tells_of_the_loss_and_of_the_return() {
             "the other end cannot be reached: connection refused"
         );
     }
-    network.set(Weather::Good);
+    network.set(NetworkState::Good);
     status
         .wait_for(|status| matches!(status, Status::Connected))
         .await
@@ -125,17 +128,17 @@ async fn the_status_tells_of_the_loss_and_of_the_return() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_newer_connection_wins_over_one_that_only_seems_alive() {
+async fn a_newer_connection_replaces_one_that_only_seems_alive() {
     let (network, mut client, mut server) = Network::connected(SMALL, 1000).await;
     server.write_all(b"before").await.unwrap();
     let mut before = [0; 6];
     client.read_exact(&mut before).await.unwrap();
-    // The bytes vanish, so both ends believe in their connection; the client's is the first to doubt.
-    network.set(Weather::Silent);
+    // The bytes are dropped silently, so both ends seem to be connected. The client detects the loss first.
+    network.set(NetworkState::Silent);
     client.write_all(b"lost on the way").await.unwrap();
     tokio::time::sleep(Duration::from_secs(14)).await;
     network.cut().await;
-    let mut arrived = [0; 15];
-    server.read_exact(&mut arrived).await.unwrap();
-    assert_eq!(&arrived, b"lost on the way");
+    let mut received = [0; 15];
+    server.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"lost on the way");
 }

@@ -22,7 +22,7 @@ async fn check(dialer: impl Dial, accept: impl AsyncFn() -> Box<dyn Pipe>) {
     let server = server();
     let serving = async {
         let Accepted::New(link) = server.accept(accept().await).await.unwrap() else {
-            unreachable!("there was no link before")
+            unreachable!("there is no earlier link")
         };
         exchange(link, stream(1, 2_000_000)).await.unwrap()
     };
@@ -59,7 +59,7 @@ async fn tls_with_a_pinned_certificate_and_with_an_authority() {
     let acceptor = tls::acceptor(&identity).unwrap();
     let pinned = Trust::Pinned(identity.fingerprint());
     let authority = Trust::Authorities(vec![identity.certificate().clone()]);
-    // A pinned certificate may have any name.
+    // The name of a pinned certificate is not verified.
     for (name, trust) in [("other.test", pinned), ("agent.test", authority)] {
         let (listener, dialer) = listen().await;
         let name = ServerName::try_from(name).unwrap();
@@ -72,7 +72,7 @@ async fn tls_with_a_pinned_certificate_and_with_an_authority() {
 }
 
 #[tokio::test]
-async fn tls_with_a_certificate_that_is_not_known() {
+async fn tls_with_an_untrusted_certificate() {
     let ours = Identity::generate_named("agent.test").unwrap();
     let acceptor = tls::acceptor(&ours).unwrap();
     let theirs = Identity::generate_named("agent.test").unwrap();
@@ -99,16 +99,16 @@ async fn tls_with_a_certificate_that_is_not_known() {
 }
 
 #[tokio::test]
-async fn tls_for_one_client_that_pins_what_it_sees_first() {
+async fn tls_with_a_client_certificate_and_trust_on_first_use() {
     let (agent, other_agent) = (Identity::generate().unwrap(), Identity::generate().unwrap());
-    let (client, stranger) = (Identity::generate().unwrap(), Identity::generate().unwrap());
+    let (client, other) = (Identity::generate().unwrap(), Identity::generate().unwrap());
     let first_seen = FirstSeen::default();
     let name = || ServerName::try_from("agent").unwrap();
     let accept = async |listener: &TcpListener, agent: &Identity| {
         let acceptor = tls::acceptor_for_clients(agent, &[client.fingerprint()]).unwrap();
         accept_tls(listener, &acceptor).await
     };
-    // The certificate that was seen the first time is the one that counts the second time.
+    // The certificate of the first connection is required on the second one.
     for _ in 0..2 {
         let (listener, dialer) = listen().await;
         let trust = Trust::FirstSeen(first_seen.clone());
@@ -123,8 +123,8 @@ async fn tls_for_one_client_that_pins_what_it_sees_first() {
     let dialer = TlsDialer::with_identity(dialer, name(), trust, &client).unwrap();
     let (dialed, _) = tokio::join!(dialer.dial(), accept(&listener, &other_agent));
     assert!(dialed.is_err());
-    // Somebody else, and somebody without a certificate, are sent away.
-    for identity in [Some(&stranger), None] {
+    // Clients with another certificate, or without one, are rejected.
+    for identity in [Some(&other), None] {
         let (listener, dialer) = listen().await;
         let trust = Trust::FirstSeen(FirstSeen::default());
         let dialer = match identity {

@@ -1,4 +1,4 @@
-//! What a certificate is known by.
+//! Certificate fingerprints.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 
-/// The SHA-256 of a certificate.
+/// The SHA-256 hash of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(pub [u8; 32]);
 
@@ -16,8 +16,8 @@ impl Fingerprint {
     }
 }
 
-/// As [`Display`](fmt::Display) writes it: 64 hexadecimal digits. Colons between the bytes are allowed, as other tools
-/// write them.
+/// Parses the format of [`Display`](fmt::Display): 64 hexadecimal digits. Colons between the bytes are allowed, because other
+/// tools print them.
 impl FromStr for Fingerprint {
     type Err = MalformedFingerprint;
 
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fingerprints_are_read_as_they_are_written() {
+    fn fingerprints_are_parsed_as_they_are_printed() {
         let fingerprint = Fingerprint(std::array::from_fn(|index| index as u8 * 7));
         let text = fingerprint.to_string();
         assert_eq!(text.parse(), Ok(fingerprint));

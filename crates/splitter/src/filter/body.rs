@@ -7,14 +7,13 @@ use serde_json::Value;
 use serde_json_path::JsonPath;
 use serde_json_path::functions::{NodesType, ValueType};
 
-use super::pattern::{Pattern, Tried};
+use super::pattern::{Pattern, PatternMatch};
 use crate::Error;
 
-/// Each search through everything below a value multiplies the work by the depth of the document, so there are only so
-/// many in a query.
-const MOST_DESCENDANT_SEARCHES: usize = 2;
+/// Each descendant segment (`..`) multiplies the work by the depth of the document, so their number is limited.
+const MAX_DESCENDANT_SEGMENTS: usize = 2;
 
-/// What a query finds in a JSON body has a match.
+/// Matches the results of a JSONPath query on a JSON body.
 #[derive(Clone)]
 pub struct JsonBody {
     query: Arc<JsonPath>,
@@ -23,9 +22,10 @@ pub struct JsonBody {
 }
 
 impl JsonBody {
-    /// `query` is a JSONPath, `pattern` a regular expression for what it finds. What is not text is tried as JSON.
+    /// `query` is a JSONPath, `pattern` a regular expression for its results. Results that are not strings are matched as
+    /// JSON text.
     pub fn new(query: &str, pattern: &str) -> Result<Self, Error> {
-        if query.matches("..").count() > MOST_DESCENDANT_SEARCHES {
+        if query.matches("..").count() > MAX_DESCENDANT_SEGMENTS {
             return Err(Error::QueryTooExpensive {
                 query: query.to_owned(),
             });
@@ -43,12 +43,12 @@ impl JsonBody {
 
     pub(super) fn is_match(&self, body: &Value) -> bool {
         for found in self.query.query(body).iter() {
-            let tried = match found {
+            let result = match found {
                 Value::String(text) => self.pattern.is_match(text),
                 other => self.pattern.is_match(&other.to_string()),
             };
-            if tried != Tried::NoMatch {
-                return tried == Tried::Match;
+            if result != PatternMatch::NoMatch {
+                return result == PatternMatch::Match;
             }
         }
         false
@@ -67,7 +67,7 @@ impl PartialEq for JsonBody {
     }
 }
 
-/// The type that all nodes have, for queries such as `$.books[?typeof(@) == 'number']`.
+/// The common type of all nodes, for queries such as `$.books[?typeof(@) == 'number']`.
 #[serde_json_path::function(name = "typeof")]
 fn type_of(nodes: NodesType<'_>) -> ValueType<'_> {
     let mut names = nodes.iter().map(|value| match value {

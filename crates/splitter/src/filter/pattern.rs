@@ -1,4 +1,4 @@
-//! A regular expression that cannot take long, whatever it is and whatever it is tried on.
+//! A regular expression with bounded matching time, for every pattern and every text.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,40 +6,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fancy_regex::{Regex, RegexBuilder};
 
-use super::Judgement;
+use super::Verdict;
 use crate::Error;
 
-/// Expressions that look around can need exponential time. After so many steps, a few milliseconds, they have no match.
-const MOST_STEPS: usize = 100_000;
-/// The most memory that a compiled expression may take.
-const LARGEST_COMPILED: usize = 1024 * 1024;
+/// Patterns with look-around can need exponential time. After this number of backtracking steps, a few milliseconds,
+/// matching stops, and the pattern does not match.
+const MAX_BACKTRACKS: usize = 100_000;
+/// Maximum memory of a compiled pattern.
+const MAX_COMPILED_SIZE: usize = 1024 * 1024;
 
-/// A regular expression as mirrord takes it: case does not matter, and looking around is possible.
+/// A regular expression with mirrord's semantics: case-insensitive, with look-around.
 #[derive(Clone)]
 pub struct Pattern {
     regex: Arc<Regex>,
     text: Arc<str>,
-    /// It has been said that the expression takes too long.
+    /// Set when the warning about the backtracking limit has been logged.
     was_reported: Arc<AtomicBool>,
 }
 
-/// What trying a pattern told.
+/// The result of matching a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tried {
+pub(super) enum PatternMatch {
     Match,
     NoMatch,
-    /// It would take too long to know.
-    GivenUp,
+    /// The backtracking limit was exceeded.
+    LimitExceeded,
 }
 
 impl Pattern {
-    /// Reads a regular expression.
+    /// Compiles a regular expression.
     pub fn new(text: &str) -> Result<Self, Error> {
         let regex = RegexBuilder::new(text)
             .case_insensitive(true)
-            .backtrack_limit(MOST_STEPS)
-            .delegate_size_limit(LARGEST_COMPILED)
-            .delegate_dfa_size_limit(LARGEST_COMPILED)
+            .backtrack_limit(MAX_BACKTRACKS)
+            .delegate_size_limit(MAX_COMPILED_SIZE)
+            .delegate_dfa_size_limit(MAX_COMPILED_SIZE)
             .build()
             .map_err(|source| Error::Pattern {
                 text: text.to_owned(),
@@ -52,32 +53,32 @@ impl Pattern {
         })
     }
 
-    /// Whether there is a match anywhere in the text.
-    pub(super) fn is_match(&self, text: &str) -> Tried {
+    /// Searches for a match anywhere in the text.
+    pub(super) fn is_match(&self, text: &str) -> PatternMatch {
         match self.regex.is_match(text) {
-            Ok(true) => Tried::Match,
-            Ok(false) => Tried::NoMatch,
+            Ok(true) => PatternMatch::Match,
+            Ok(false) => PatternMatch::NoMatch,
             Err(error) => {
                 if !self.was_reported.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(pattern = %self.text, %error, "a filter takes too long; what it is tried on counts as no match");
+                    tracing::warn!(pattern = %self.text, %error, "filter pattern exceeded the backtracking limit, request does not match");
                 }
-                Tried::GivenUp
+                PatternMatch::LimitExceeded
             }
         }
     }
 }
 
-impl Tried {
-    /// The judgement, unless further text is to be tried. Giving up once is enough: other text of the same request may
-    /// take as long.
-    pub(super) fn stop_unless_no(self) -> Option<Judgement> {
+impl PatternMatch {
+    /// The verdict, or `None` if further text has to be matched. After the limit was exceeded once no further text is
+    /// tried: other text of the same request may take as long.
+    pub(super) fn decided(self) -> Option<Verdict> {
         (self != Self::NoMatch).then(|| self.into())
     }
 }
 
-impl From<Tried> for Judgement {
-    fn from(tried: Tried) -> Self {
-        (tried == Tried::Match).into()
+impl From<PatternMatch> for Verdict {
+    fn from(result: PatternMatch) -> Self {
+        (result == PatternMatch::Match).into()
     }
 }
 

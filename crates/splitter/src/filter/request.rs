@@ -1,4 +1,4 @@
-//! A request as filters see it, whichever version of HTTP it came in.
+//! A request head as filters see it, independent of the HTTP version.
 
 use std::cell::OnceCell;
 
@@ -11,7 +11,7 @@ use crate::http1::head::RequestHead;
 #[derive(Debug)]
 pub(crate) struct RequestView<'head> {
     source: Source<'head>,
-    /// All headers that are text, as `name: value`. They are written once, and only if somebody asks.
+    /// All headers that are valid UTF-8, as `name: value`. Built lazily, once.
     lines: OnceCell<HeaderLines>,
 }
 
@@ -73,7 +73,7 @@ impl<'head> RequestView<'head> {
         all.split_once('?').map_or(all, |(path, _)| path)
     }
 
-    /// The headers that are text, as `name: value`.
+    /// The headers that are valid UTF-8, as `name: value`.
     pub(crate) fn header_lines(&self) -> impl Iterator<Item = &str> {
         let lines = self.lines.get_or_init(|| self.write_lines());
         let starts = std::iter::once(0).chain(lines.ends.iter().copied());
@@ -82,7 +82,7 @@ impl<'head> RequestView<'head> {
             .map(|(start, end)| &lines.text[start..*end])
     }
 
-    /// The first value of a header, if it is text.
+    /// The first value of a header, if it is valid UTF-8.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         match self.source {
             Source::Http1 { headers, .. } => headers
@@ -102,7 +102,7 @@ impl<'head> RequestView<'head> {
                 }
             }
             Source::Http2(parts) => {
-                // HTTP/2 has the host elsewhere; a filter on it should work in both versions.
+                // HTTP/2 has the host in a pseudo-header. A filter on `host` should work in both versions.
                 if let Some(authority) = parts.uri.authority()
                     && !parts.headers.contains_key(http::header::HOST)
                 {
@@ -129,7 +129,7 @@ impl HeaderLines {
     }
 }
 
-/// The path of a target such as `http://host/path`, which is written to proxies.
+/// The path of an absolute-form target such as `http://host/path`, which clients send to proxies.
 fn without_scheme_and_authority(target: &str) -> &str {
     if target.starts_with('/') {
         return target;

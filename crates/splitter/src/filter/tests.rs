@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::http1::head::read_request;
+use crate::http1::head::parse_request;
 
 fn header(pattern: &str) -> Filter {
     Filter::header(pattern).unwrap()
@@ -15,15 +15,15 @@ fn body(query: &str, pattern: &str) -> Filter {
     Filter::json_body(query, pattern).unwrap()
 }
 
-fn judge(filter: &Filter, head: &str) -> Judgement {
-    read_request(head.as_bytes(), |head, _| {
-        filter.judge(&RequestView::http1(head))
+fn match_head(filter: &Filter, head: &str) -> Verdict {
+    parse_request(head.as_bytes(), |head, _| {
+        filter.match_head(&RequestView::http1(head))
     })
     .unwrap()
 }
 
 #[test]
-fn heads_are_judged() {
+fn request_heads_are_matched() {
     let get = "GET /api/items?user=7 HTTP/1.1\r\nHost: api.example\r\nUser-Agent: curl/8\r\nX-Team:blue\r\n\r\n";
     let probe = "GET /healthz HTTP/1.1\r\nHost: api.example\r\nUser-Agent: kube-probe/1.29\r\n\r\n";
     let proxied = "POST http://api.example/api HTTP/1.1\r\nHost: api.example\r\n\r\n";
@@ -66,7 +66,7 @@ fn heads_are_judged() {
     ];
     for (filter, head, expected) in cases {
         assert_eq!(
-            judge(&filter, head),
+            match_head(&filter, head),
             expected.into(),
             "{filter:?} on {head:?}"
         );
@@ -74,35 +74,32 @@ fn heads_are_judged() {
 }
 
 #[test]
-fn a_body_is_asked_for_only_when_it_decides() {
+fn a_body_is_only_needed_when_the_result_depends_on_it() {
     let head = "POST /buildings HTTP/1.1\r\nHost: a\r\n\r\n";
     let books = || body("$.books[*]", "^1$");
     let cases = [
-        (books(), Judgement::NeedsBody),
+        (books(), Verdict::NeedsBody),
         (
             Filter::AllOf(vec![books(), path("build")]),
-            Judgement::NeedsBody,
+            Verdict::NeedsBody,
         ),
         (
             Filter::AllOf(vec![books(), path("other")]),
-            Judgement::NotWanted,
+            Verdict::NoMatch,
         ),
-        (
-            Filter::AnyOf(vec![books(), path("build")]),
-            Judgement::Wanted,
-        ),
+        (Filter::AnyOf(vec![books(), path("build")]), Verdict::Match),
         (
             Filter::AnyOf(vec![books(), path("other")]),
-            Judgement::NeedsBody,
+            Verdict::NeedsBody,
         ),
     ];
     for (filter, expected) in cases {
-        assert_eq!(judge(&filter, head), expected, "{filter:?}");
+        assert_eq!(match_head(&filter, head), expected, "{filter:?}");
     }
 }
 
 #[test]
-fn bodies_are_judged() {
+fn json_bodies_are_matched() {
     let library = json!({"library": {"books": [34555, 1233, "text"]}, "deep": [{"id": "x7"}]});
     let cases = [
         (body("$.library.books[*]", "^\\d{3,4}$"), true),
@@ -120,12 +117,12 @@ fn bodies_are_judged() {
         (body("$.nothing", ""), false),
     ];
     for (filter, expected) in cases {
-        let seen = read_request(b"POST / HTTP/1.1\r\n\r\n", |head, _| {
+        let matched = parse_request(b"POST / HTTP/1.1\r\n\r\n", |head, _| {
             let request = RequestView::http1(head);
-            assert!(!filter.wants(&request, None), "without a body");
-            filter.wants(&request, Some(&library))
+            assert!(!filter.matches(&request, None), "without a body");
+            filter.matches(&request, Some(&library))
         });
-        assert_eq!(seen, Ok(expected), "{filter:?}");
+        assert_eq!(matched, Ok(expected), "{filter:?}");
     }
 }
 
@@ -138,29 +135,29 @@ fn the_host_is_matched_in_both_versions() {
         .unwrap()
         .into_parts();
     let view = RequestView::http2(&parts);
-    assert_eq!(header("^host: api").judge(&view), Judgement::Wanted);
-    assert_eq!(header("^x-team: blue$").judge(&view), Judgement::Wanted);
-    assert_eq!(path("^/path$").judge(&view), Judgement::Wanted);
-    assert_eq!(path("^/path\\?query$").judge(&view), Judgement::Wanted);
+    assert_eq!(header("^host: api").match_head(&view), Verdict::Match);
+    assert_eq!(header("^x-team: blue$").match_head(&view), Verdict::Match);
+    assert_eq!(path("^/path$").match_head(&view), Verdict::Match);
+    assert_eq!(path("^/path\\?query$").match_head(&view), Verdict::Match);
 }
 
-/// Without its bound, the first pattern would need more steps than there are atoms: this test would not end.
+/// Without the backtracking limit the first pattern would need exponential time, and this test would not end.
 #[test]
-fn a_pattern_that_explodes_is_given_up() {
+fn a_pattern_that_exceeds_the_backtracking_limit_does_not_match() {
     let long = "a".repeat(40_000);
     let head = format!("GET /{long} HTTP/1.1\r\nX-Long: {long}!\r\nX-Team: blue\r\n\r\n");
     for filter in [
         header("^x-long: (?=(a+)+$)b"),
         path("^/(?:(a|aa)+)\\1b$"),
-        // The same danger in an expression that needs no looking around has a linear engine.
+        // The same pattern without look-around is matched by a linear engine.
         header("^x-long: (a+)+$"),
     ] {
-        assert_eq!(judge(&filter, &head), Judgement::NotWanted, "{filter:?}");
+        assert_eq!(match_head(&filter, &head), Verdict::NoMatch, "{filter:?}");
     }
 }
 
 #[test]
-fn what_cannot_be_used_is_said() {
+fn errors_name_the_rejected_filter() {
     let cases = [
         (Filter::header("(unclosed"), "(unclosed"),
         (Filter::json_body("no query", ""), "no query"),

@@ -1,28 +1,28 @@
-//! Where a body ends.
+//! Finds the end of a body.
 
 use bytes::BytesMut;
 
 use super::head::Malformed;
 
-/// What is left of a body.
+/// The rest of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// So many bytes. Left when they have come.
+    /// This number of bytes.
     Length(u64),
-    /// Chunks until an empty one, and lines after it. Left after the empty line.
+    /// Chunks up to the last one, and the trailers.
     Chunked(Chunked),
 }
 
-/// Some of the bytes belong to the body.
+/// The part of some bytes that belongs to the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Consumed {
     pub(crate) length: usize,
-    /// The body ends with them.
+    /// The body ends with these bytes.
     pub(crate) is_end: bool,
 }
 
 impl Body {
-    /// Finds how many of the bytes belong to the body.
+    /// Returns how many of the bytes belong to the body.
     pub(crate) fn consume(&mut self, bytes: &[u8]) -> Result<Consumed, Malformed> {
         match self {
             Self::Length(left) => {
@@ -38,7 +38,7 @@ impl Body {
         }
     }
 
-    /// Like [`Self::consume`], and appends the content itself, without what only marks chunks.
+    /// Like [`Self::consume`], and appends the content without the chunk framing.
     pub(crate) fn consume_into(
         &mut self,
         bytes: &[u8],
@@ -55,8 +55,8 @@ impl Body {
     }
 }
 
-/// Where in a chunked body we are. It accepts what every reader reads alike: no white space around a size, no line
-/// that ends without a carriage return.
+/// The parse state of a chunked body. Only input that every parser reads the same way is accepted: no white space around a
+/// size, no line that ends without a carriage return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chunked {
     Size { value: u64, digits: u8 },
@@ -71,8 +71,8 @@ pub(crate) enum Chunked {
     LastLineFeed,
 }
 
-/// More digits than any chunk needs, and few enough that a size cannot overflow.
-const LARGEST_SIZE_DIGITS: u8 = 15;
+/// More digits than chunks need, and few enough that a size cannot overflow.
+const MAX_SIZE_DIGITS: u8 = 15;
 
 impl Default for Chunked {
     fn default() -> Self {
@@ -120,12 +120,12 @@ impl Chunked {
         })
     }
 
-    /// The state after one byte that is not data, or `None` if no such byte may come here.
+    /// The state after one byte of framing, or `None` if the byte is not allowed here.
     fn after(self, byte: u8) -> Option<Self> {
         match (self, byte) {
             (Self::Size { value, digits }, _) if byte.is_ascii_hexdigit() => {
                 let digit = u64::from(char::from(byte).to_digit(16)?);
-                (digits < LARGEST_SIZE_DIGITS).then_some(Self::Size {
+                (digits < MAX_SIZE_DIGITS).then_some(Self::Size {
                     value: value * 16 + digit,
                     digits: digits + 1,
                 })
@@ -135,7 +135,7 @@ impl Chunked {
             }
             (Self::Size { value, digits }, b';') if digits > 0 => Some(Self::Extension { value }),
             (Self::Extension { value }, b'\r') => Some(Self::SizeLineFeed { value }),
-            (Self::Extension { .. }, _) => may_be_in_a_line(byte).then_some(self),
+            (Self::Extension { .. }, _) => is_line_byte(byte).then_some(self),
             (Self::SizeLineFeed { value: 0 } | Self::TrailerLineFeed, b'\n') => {
                 Some(Self::TrailerStart)
             }
@@ -143,18 +143,16 @@ impl Chunked {
             (Self::DataCarriageReturn, b'\r') => Some(Self::DataLineFeed),
             (Self::DataLineFeed, b'\n') => Some(Self::default()),
             (Self::TrailerStart, b'\r') => Some(Self::LastLineFeed),
-            // A line that starts with white space continues the one before it for some, and not for others.
+            // Some parsers treat a line that starts with white space as a continuation of the previous one, others do not.
             (Self::TrailerStart, b' ' | b'\t') => None,
             (Self::Trailer, b'\r') => Some(Self::TrailerLineFeed),
-            (Self::TrailerStart | Self::Trailer, _) => {
-                may_be_in_a_line(byte).then_some(Self::Trailer)
-            }
+            (Self::TrailerStart | Self::Trailer, _) => is_line_byte(byte).then_some(Self::Trailer),
             _ => None,
         }
     }
 }
 
-fn may_be_in_a_line(byte: u8) -> bool {
+fn is_line_byte(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 
@@ -162,7 +160,7 @@ fn may_be_in_a_line(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    /// The body's length in bytes and its content, however the bytes are cut.
+    /// The body's length in bytes and its content. They must not depend on how the bytes are split into reads.
     fn read(bytes: &[u8]) -> Result<Option<(usize, Vec<u8>)>, Malformed> {
         let whole = read_in_pieces(bytes, bytes.len().max(1));
         for piece in 1..bytes.len() {
@@ -187,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_end_where_every_reader_ends_them() {
+    fn chunked_bodies_are_parsed() {
         let cases: &[(&str, usize, &str)] = &[
             ("0\r\n\r\n", 5, ""),
             ("5\r\nhello\r\n0\r\n\r\nGET /", 15, "hello"),
@@ -209,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_readers_read_differently_is_not_accepted() {
+    fn ambiguous_chunks_are_rejected() {
         for bytes in [
             "5\nhello\r\n0\r\n\r\n",
             " 5\r\nhello\r\n",
@@ -234,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_of_known_length_ends_there() {
+    fn a_body_with_a_length_ends_after_it() {
         let mut body = Body::Length(5);
         let first = body.consume(b"hel").unwrap();
         assert_eq!((first.length, first.is_end), (3, false));

@@ -1,11 +1,11 @@
-//! One client's connection that speaks HTTP/1.
+//! A client's HTTP/1 connection.
 //!
-//! At any time one leg is in use. Requests for the same place follow one another at once; a request for another place
-//! waits until all earlier ones have been answered, so answers keep their order without being kept in memory.
+//! One upstream connection is in use at a time. Requests for the same upstream follow one another immediately. A request for
+//! another upstream waits until all earlier ones have their responses, so responses keep their order without buffering.
 
-mod judge;
-mod patience;
-mod routes;
+mod route;
+mod switch;
+mod timeouts;
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
@@ -14,132 +14,135 @@ use bytes::{Buf, BytesMut};
 
 use super::body::Body;
 use super::head::{RequestScanner, RequestShape, Scan};
-use super::leg::{Leg, Route};
-use super::response::Leaving;
-use crate::port::Way;
+use super::response::PassthroughReason;
+use super::upstream::{Route, UpstreamConnection};
+use crate::port::Upstreams;
 use crate::relay::shutdown;
-use crate::settings::Reason;
-use crate::stream::{Arrival, BoxStream, Outbox, Read, poll_read};
-use judge::{Judging, judge};
-use patience::{Patience, Waiting};
-use routes::RequestCopies;
+use crate::settings::FailureReason;
+use crate::stream::{BoxStream, ConnectionMeta, Read, WriteBuffer, poll_read};
+use route::{RouteDecision, select_request_route};
+use switch::RequestMirrors;
+use timeouts::{PendingTimeout, TimeoutKind};
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// A client's connection.
 pub(crate) struct Connection {
-    way: Way,
-    arrival: Arrival,
+    upstreams: Upstreams,
+    meta: ConnectionMeta,
     client: BoxStream,
-    to_client: Outbox,
-    /// What the client has sent and nobody has got.
+    to_client: WriteBuffer,
+    /// Bytes from the client that have not been forwarded.
     input: BytesMut,
     client_has_ended: bool,
     scanner: RequestScanner,
     request: RequestState,
-    leg: Option<Leg>,
-    /// Legs that were used before and may be used again.
-    parked: Vec<Leg>,
-    copies: RequestCopies,
-    patience: Option<Patience>,
-    /// Bytes that went to legs, to notice progress.
+    upstream: Option<UpstreamConnection>,
+    /// Idle upstream connections of this client.
+    parked: Vec<UpstreamConnection>,
+    mirrors: RequestMirrors,
+    timeout: Option<PendingTimeout>,
+    /// Bytes that were sent upstream, to detect progress.
     sent: u64,
-    /// A body that would decide has been waited for long enough.
-    gave_up_on_body: bool,
-    /// The client has been told to send a body that decides.
-    said_continue: bool,
+    /// The body that determines the route did not arrive in time.
+    body_timed_out: bool,
+    /// `100 Continue` was sent to get the body that determines the route.
+    sent_continue: bool,
 }
 
-/// Where in a request we are.
+/// The parse state of the current request.
 enum RequestState {
-    /// Left when the head is complete, and the body if that decides.
+    /// Until the head is complete, and also the body if the route depends on it.
     Head,
-    /// It is known where it goes. Left when nothing is in the way.
-    Judged {
+    /// The route is selected. Until the upstream is free.
+    Routed {
         length: usize,
         shape: RequestShape,
         route: Route,
     },
-    /// Left when the body has been sent.
-    Body { body: Body, may_leave_http: bool },
-    /// The answer decides whether what comes next is a request. Left when it has come.
-    AwaitsAnswer,
+    /// Until the body has been sent.
+    Body {
+        body: Body,
+        may_switch_protocol: bool,
+    },
+    /// Until the response determines whether the connection stays HTTP.
+    AwaitingResponse,
 }
 
-/// What cannot be done while bytes move.
+/// An event that cannot be handled while polling.
 #[derive(Debug)]
 enum Event {
-    /// The next request goes to another place.
+    /// The next request needs another upstream connection.
     Switch,
-    /// What comes is not split any more.
+    /// The rest of the connection is forwarded unchanged.
     Raw,
-    /// The client has no further requests, or the answer was the last.
+    /// The client has no further requests, or this was the last response.
     Ended,
-    /// The place did not answer.
-    Failed(Reason),
-    /// The place closed the leg when nothing was going on.
-    LegClosed,
-    /// An answer or a request cannot be finished.
+    /// The upstream did not respond.
+    Failed(FailureReason),
+    /// The upstream closed an idle connection.
+    UpstreamClosed,
+    /// A request or a response cannot be completed.
     Broken,
 }
 
-/// What one step did.
+/// The result of one polling step.
 enum Step {
-    Moved,
-    Stuck,
+    Progress,
+    Pending,
     Event(Event),
 }
 
-/// Why no more of the input can be sent now.
+/// Why no more of the input can be forwarded now.
 enum Stop {
     NeedsMore,
-    Held,
+    Blocked,
     Event(Event),
 }
 
 impl Connection {
-    /// A connection of which the first bytes have been read, and for which a leg may already be there.
+    /// `first` has already been read from the client. `spare` is an upstream connection that is already open.
     pub(crate) fn new(
-        way: Way,
-        arrival: Arrival,
+        upstreams: Upstreams,
+        meta: ConnectionMeta,
         client: BoxStream,
         first: BytesMut,
-        spare: Option<Leg>,
+        spare: Option<UpstreamConnection>,
     ) -> Self {
         Self {
-            way,
-            arrival,
+            upstreams,
+            meta,
             client,
-            to_client: Outbox::default(),
+            to_client: WriteBuffer::default(),
             input: first,
             client_has_ended: false,
             scanner: RequestScanner::default(),
             request: RequestState::Head,
-            leg: None,
+            upstream: None,
             parked: spare.into_iter().collect(),
-            copies: RequestCopies::default(),
-            patience: None,
+            mirrors: RequestMirrors::default(),
+            timeout: None,
             sent: 0,
-            gave_up_on_body: false,
-            said_continue: false,
+            body_timed_out: false,
+            sent_continue: false,
         }
     }
 
-    /// Serves the client until it has gone. What is seldom needed is in boxes, so that a connection that waits is small.
+    /// Serves the client until it disconnects. Rarely used futures are boxed, so that an idle connection is small.
     pub(crate) async fn serve(mut self) {
         loop {
-            let goes_on = match poll_fn(|context| self.poll(context)).await {
+            let continues = match poll_fn(|context| self.poll(context)).await {
                 Event::Switch => Box::pin(self.switch()).await,
                 Event::Failed(reason) => Box::pin(self.fall_back(reason)).await,
-                Event::LegClosed => self.drop_closed_leg(),
-                Event::Raw => return Box::pin(self.pass_on()).await,
+                Event::UpstreamClosed => self.drop_closed_upstream(),
+                Event::Raw => return Box::pin(self.forward()).await,
                 Event::Ended => {
-                    self.keep_legs();
+                    self.pool_connections();
                     false
                 }
                 Event::Broken => false,
             };
-            if !goes_on {
+            if !continues {
                 let flush = poll_fn(|context| self.to_client.poll_empty(&mut self.client, context));
                 if flush.await.is_ok() {
                     shutdown(&mut self.client).await;
@@ -157,16 +160,16 @@ impl Connection {
             }
             match (requests, self.poll_responses(context)) {
                 (_, Step::Event(event)) => return Poll::Ready(event),
-                (Step::Stuck, Step::Stuck) => match self.poll_patience(context) {
-                    Some(Waiting::Head) => {
+                (Step::Pending, Step::Pending) => match self.poll_timeout(context) {
+                    Some(TimeoutKind::Head) => {
                         if let Stop::Event(event) = self.stop_splitting() {
                             return Poll::Ready(event);
                         }
                     }
-                    Some(Waiting::Answer { .. }) => {
-                        return Poll::Ready(Event::Failed(Reason::TooSlow));
+                    Some(TimeoutKind::Response { .. }) => {
+                        return Poll::Ready(Event::Failed(FailureReason::Timeout));
                     }
-                    Some(Waiting::Body) => self.gave_up_on_body = true,
+                    Some(TimeoutKind::Body) => self.body_timed_out = true,
                     None => return Poll::Pending,
                 },
                 _ => {}
@@ -174,32 +177,37 @@ impl Connection {
         }
     }
 
-    /// Moves bytes from the client to the leg.
+    /// Forwards bytes from the client to the upstream.
     fn poll_requests(&mut self, context: &mut Context<'_>) -> Step {
-        if let Some(leg) = &mut self.leg {
-            let had_waiting = !leg.outbox.is_empty();
-            match leg.outbox.poll_empty(&mut leg.stream, context) {
-                Poll::Pending => return Step::Stuck,
-                Poll::Ready(Err(_)) => leg.stop_writing(),
-                Poll::Ready(Ok(())) if had_waiting => return Step::Moved,
+        if let Some(upstream) = &mut self.upstream {
+            let had_pending = !upstream.write_buffer.is_empty();
+            match upstream
+                .write_buffer
+                .poll_empty(&mut upstream.stream, context)
+            {
+                Poll::Pending => return Step::Pending,
+                Poll::Ready(Err(_)) => upstream.stop_writing(),
+                Poll::Ready(Ok(())) if had_pending => return Step::Progress,
                 Poll::Ready(Ok(())) => {}
             }
-            // Nothing more goes there, and what comes from there may still be worth waiting for.
-            if leg.write_failed || leg.responses.leaving().is_some() {
-                return Step::Stuck;
+            // The upstream accepts no more bytes, but its response may still arrive.
+            if upstream.write_failed || upstream.responses.passthrough().is_some() {
+                return Step::Pending;
             }
         }
         match self.advance(context) {
             Stop::Event(event) => Step::Event(event),
             Stop::NeedsMore if self.client_has_ended => self.end_requests(context),
-            Stop::Held if self.client_has_ended => self.end_held_requests(context),
-            // What waits is bounded; reading on notices when the client goes.
-            Stop::Held if self.input.len() >= self.way.port.settings.head_limit => Step::Stuck,
-            Stop::NeedsMore | Stop::Held => self.read_client(context),
+            Stop::Blocked if self.client_has_ended => self.end_blocked_requests(context),
+            // The input is bounded. Reading further detects when the client disconnects.
+            Stop::Blocked if self.input.len() >= self.upstreams.port.settings.head_limit => {
+                Step::Pending
+            }
+            Stop::NeedsMore | Stop::Blocked => self.read_client(context),
         }
     }
 
-    /// Sends as much of the input as can be sent now.
+    /// Forwards as much of the input as possible.
     fn advance(&mut self, context: &mut Context<'_>) -> Stop {
         let mut sendable = 0;
         let stop = loop {
@@ -209,9 +217,9 @@ impl Connection {
             }
         };
         if sendable > 0 {
-            let limit = self.way.port.settings.replay_limit;
-            if let Some(leg) = &mut self.leg {
-                leg.send(context, &self.input[..sendable], limit);
+            let limit = self.upstreams.port.settings.replay_limit;
+            if let Some(upstream) = &mut self.upstream {
+                upstream.send(context, &self.input[..sendable], limit);
             }
             self.sent += sendable as u64;
             self.input.advance(sendable);
@@ -222,51 +230,51 @@ impl Connection {
         stop
     }
 
-    /// Looks at the input from `start` on, and says how many further bytes go to the leg.
+    /// Parses the input from `start` on, and returns how many further bytes can be forwarded.
     fn advance_once(&mut self, start: usize) -> Result<usize, Stop> {
         let input = &self.input[start..];
         match &mut self.request {
             RequestState::Head => {
                 let end = match self.scanner.scan(input) {
                     Scan::Complete(end) => end,
-                    Scan::More if input.len() <= self.way.port.settings.head_limit => {
+                    Scan::More if input.len() <= self.upstreams.port.settings.head_limit => {
                         return Err(Stop::NeedsMore);
                     }
                     Scan::More | Scan::Malformed => return Err(self.stop_splitting()),
                 };
-                self.judge_request(start, end)
+                self.route_request(start, end)
             }
-            RequestState::Judged {
+            RequestState::Routed {
                 length,
                 shape,
                 route,
             } => {
-                let Some(leg) = self.leg.as_mut() else {
+                let Some(upstream) = self.upstream.as_mut() else {
                     return Err(Stop::Event(Event::Switch));
                 };
-                if !leg.can_start(route) {
-                    return Err(if leg.responses.is_idle() {
+                if !upstream.can_start(route) {
+                    return Err(if upstream.responses.is_idle() {
                         Stop::Event(Event::Switch)
                     } else {
-                        Stop::Held
+                        Stop::Blocked
                     });
                 }
-                leg.start(shape);
+                upstream.start(shape);
                 let length = *length;
-                self.copies.push(&input[..length]);
-                let may_leave_http = shape.kind.may_leave_http();
+                self.mirrors.push(&input[..length]);
+                let may_switch_protocol = shape.kind.may_switch_protocol();
                 self.request = match shape.body.take() {
                     Some(body) => RequestState::Body {
                         body,
-                        may_leave_http,
+                        may_switch_protocol,
                     },
-                    None => RequestState::after_request(may_leave_http),
+                    None => RequestState::after_request(may_switch_protocol),
                 };
                 Ok(length)
             }
             RequestState::Body {
                 body,
-                may_leave_http,
+                may_switch_protocol,
             } => {
                 if input.is_empty() {
                     return Err(Stop::NeedsMore);
@@ -274,14 +282,14 @@ impl Connection {
                 let Ok(consumed) = body.consume(input) else {
                     return Err(self.stop_splitting());
                 };
-                self.copies.push(&input[..consumed.length]);
+                self.mirrors.push(&input[..consumed.length]);
                 if consumed.is_end {
-                    self.request = RequestState::after_request(*may_leave_http);
+                    self.request = RequestState::after_request(*may_switch_protocol);
                 }
                 Ok(consumed.length)
             }
-            RequestState::AwaitsAnswer => match &self.leg {
-                Some(leg) if !leg.responses.is_idle() => Err(Stop::Held),
+            RequestState::AwaitingResponse => match &self.upstream {
+                Some(upstream) if !upstream.responses.is_idle() => Err(Stop::Blocked),
                 _ => {
                     self.request = RequestState::Head;
                     Ok(0)
@@ -290,31 +298,34 @@ impl Connection {
         }
     }
 
-    /// Finds out where a request with a complete head goes.
-    fn judge_request(&mut self, start: usize, end: usize) -> Result<usize, Stop> {
-        let is_last_word = self.gave_up_on_body || self.client_has_ended;
+    /// Selects the route of a request with a complete head.
+    fn route_request(&mut self, start: usize, end: usize) -> Result<usize, Stop> {
+        let is_final = self.body_timed_out || self.client_has_ended;
         let input = &self.input[start..];
-        match judge(&self.way, input, end, is_last_word) {
+        match select_request_route(&self.upstreams, input, end, is_final) {
             Err(_) => Err(self.stop_splitting()),
-            Ok(Judging::NeedsBody { expects_continue }) => {
-                let is_free = self.leg.as_ref().is_none_or(|leg| leg.responses.is_idle());
-                if expects_continue && !self.said_continue && is_free {
-                    self.said_continue = true;
+            Ok(RouteDecision::NeedsBody { expects_continue }) => {
+                let is_free = self
+                    .upstream
+                    .as_ref()
+                    .is_none_or(|upstream| upstream.responses.is_idle());
+                if expects_continue && !self.sent_continue && is_free {
+                    self.sent_continue = true;
                     self.to_client.push(CONTINUE);
                 }
                 Err(Stop::NeedsMore)
             }
-            Ok(Judging::Done {
+            Ok(RouteDecision::Routed {
                 route,
                 shape,
                 mirrors,
             }) => {
                 self.scanner = RequestScanner::default();
-                self.gave_up_on_body = false;
-                self.said_continue = false;
-                self.copies
-                    .choose(&mirrors, &self.arrival, &self.way.port.settings);
-                self.request = RequestState::Judged {
+                self.body_timed_out = false;
+                self.sent_continue = false;
+                self.mirrors
+                    .select(&mirrors, &self.meta, &self.upstreams.port.settings);
+                self.request = RequestState::Routed {
                     length: end,
                     shape,
                     route,
@@ -324,29 +335,29 @@ impl Connection {
         }
     }
 
-    /// What comes is not understood: it goes on as it is, to the application or to the session that has the whole port.
-    /// What another session has got of it already cannot be taken back.
+    /// Handles input that cannot be parsed: it is forwarded unchanged, to the application or to the session that owns the
+    /// port. Bytes that another session has already received cannot be taken back.
     fn stop_splitting(&self) -> Stop {
-        let Some(leg) = &self.leg else {
+        let Some(upstream) = &self.upstream else {
             return Stop::Event(Event::Raw);
         };
         let is_half_sent = matches!(self.request, RequestState::Body { .. });
-        if leg.responses.is_idle() || leg.route == self.way.port.raw_route() {
+        if upstream.responses.is_idle() || upstream.route == self.upstreams.port.fallback_route() {
             Stop::Event(Event::Raw)
         } else if is_half_sent {
-            Stop::Event(if leg.route.is_original() {
+            Stop::Event(if upstream.route.is_application() {
                 Event::Raw
             } else {
                 Event::Broken
             })
         } else {
-            Stop::Held
+            Stop::Blocked
         }
     }
 
-    /// The client sends nothing more.
+    /// Handles the end of the client's stream.
     fn end_requests(&mut self, context: &mut Context<'_>) -> Step {
-        let Some(leg) = &mut self.leg else {
+        let Some(upstream) = &mut self.upstream else {
             let has_unfinished = !self.input.is_empty();
             return Step::Event(if has_unfinished {
                 Event::Raw
@@ -357,45 +368,47 @@ impl Connection {
         if !self.input.is_empty() {
             return match self.stop_splitting() {
                 Stop::Event(event) => Step::Event(event),
-                Stop::NeedsMore | Stop::Held => Step::Stuck,
+                Stop::NeedsMore | Stop::Blocked => Step::Pending,
             };
         }
-        if leg.responses.is_idle() {
+        if upstream.responses.is_idle() {
             return Step::Event(Event::Ended);
         }
-        leg.end(context);
-        Step::Stuck
+        upstream.end(context);
+        Step::Pending
     }
 
-    /// The client sends nothing more, and what it sent cannot be judged before an answer has come.
-    fn end_held_requests(&mut self, context: &mut Context<'_>) -> Step {
-        match (&mut self.leg, &self.request) {
-            (Some(leg), RequestState::AwaitsAnswer) if self.input.is_empty() => leg.end(context),
-            // The client did not wait for the answer, so it knows what it does.
-            (Some(leg), RequestState::AwaitsAnswer) if leg.route.is_original() => {
+    /// Handles the end of the client's stream while its input waits for a response.
+    fn end_blocked_requests(&mut self, context: &mut Context<'_>) -> Step {
+        match (&mut self.upstream, &self.request) {
+            (Some(upstream), RequestState::AwaitingResponse) if self.input.is_empty() => {
+                upstream.end(context);
+            }
+            // The client sent more bytes without waiting for the response, so they are forwarded as well.
+            (Some(upstream), RequestState::AwaitingResponse) if upstream.route.is_application() => {
                 return Step::Event(Event::Raw);
             }
             _ => {}
         }
-        Step::Stuck
+        Step::Pending
     }
 
-    /// Reads from the client. Bytes of a body go straight to the leg.
+    /// Reads from the client. Body bytes are forwarded without buffering.
     fn read_client(&mut self, context: &mut Context<'_>) -> Step {
-        let limit = self.way.port.settings.replay_limit;
+        let limit = self.upstreams.port.settings.replay_limit;
         let read = poll_read(&mut self.client, context, |bytes, context| {
             let mut rest = bytes;
-            if let (RequestState::Body { body, .. }, Some(leg), true) =
-                (&mut self.request, &mut self.leg, self.input.is_empty())
+            if let (RequestState::Body { body, .. }, Some(upstream), true) =
+                (&mut self.request, &mut self.upstream, self.input.is_empty())
             {
                 let mut ahead = body.clone();
-                // The end of a body, and what cannot be read, is left to be looked at with what follows.
+                // The end of a body, and malformed bytes, are left in the input and parsed with what follows.
                 if let Ok(consumed) = ahead.consume(bytes)
                     && !consumed.is_end
                 {
                     *body = ahead;
-                    self.copies.push(bytes);
-                    leg.send(context, bytes, limit);
+                    self.mirrors.push(bytes);
+                    upstream.send(context, bytes, limit);
                     self.sent += bytes.len() as u64;
                     rest = &[];
                 }
@@ -403,92 +416,101 @@ impl Connection {
             self.input.extend_from_slice(rest);
         });
         match read {
-            Poll::Pending => Step::Stuck,
-            Poll::Ready(Ok(Read::Bytes(()))) => Step::Moved,
+            Poll::Pending => Step::Pending,
+            Poll::Ready(Ok(Read::Bytes(()))) => Step::Progress,
             Poll::Ready(Ok(Read::End)) => {
                 self.client_has_ended = true;
-                Step::Moved
+                Step::Progress
             }
             Poll::Ready(Err(_)) => Step::Event(Event::Broken),
         }
     }
 
-    /// Moves bytes from the leg to the client.
+    /// Forwards bytes from the upstream to the client.
     fn poll_responses(&mut self, context: &mut Context<'_>) -> Step {
-        let had_waiting = !self.to_client.is_empty();
+        let had_pending = !self.to_client.is_empty();
         match self.to_client.poll_empty(&mut self.client, context) {
-            Poll::Pending => return Step::Stuck,
+            Poll::Pending => return Step::Pending,
             Poll::Ready(Err(_)) => return Step::Event(Event::Broken),
-            Poll::Ready(Ok(())) if had_waiting => return Step::Moved,
+            Poll::Ready(Ok(())) if had_pending => return Step::Progress,
             Poll::Ready(Ok(())) => {}
         }
-        let Some(leg) = &mut self.leg else {
-            return Step::Stuck;
+        let Some(upstream) = &mut self.upstream else {
+            return Step::Pending;
         };
-        let (client, to_client, responses) =
-            (&mut self.client, &mut self.to_client, &mut leg.responses);
-        let read = poll_read(&mut leg.stream, context, |bytes, context| {
+        let (client, to_client, responses) = (
+            &mut self.client,
+            &mut self.to_client,
+            &mut upstream.responses,
+        );
+        let read = poll_read(&mut upstream.stream, context, |bytes, context| {
             responses.observe(bytes);
             to_client.write(client, context, bytes)
         });
         match read {
-            Poll::Pending => Step::Stuck,
+            Poll::Pending => Step::Pending,
             Poll::Ready(Ok(Read::Bytes(Err(_)))) => Step::Event(Event::Broken),
             Poll::Ready(Ok(Read::Bytes(Ok(())))) => {
-                leg.was_answered();
-                match leg.responses.leaving() {
-                    Some(Leaving::Switched) => Step::Event(Event::Raw),
-                    Some(_) if leg.route.is_original() => Step::Event(Event::Raw),
-                    _ => Step::Moved,
+                upstream.response_started();
+                match upstream.responses.passthrough() {
+                    Some(PassthroughReason::ProtocolSwitched) => Step::Event(Event::Raw),
+                    Some(_) if upstream.route.is_application() => Step::Event(Event::Raw),
+                    _ => Step::Progress,
                 }
             }
-            Poll::Ready(Ok(Read::End) | Err(_)) => Step::Event(self.leg_ended()),
+            Poll::Ready(Ok(Read::End) | Err(_)) => Step::Event(self.upstream_ended()),
         }
     }
 
-    /// The other end of the leg has closed it.
-    fn leg_ended(&self) -> Event {
-        match &self.leg {
-            Some(leg) if leg.may_fail() => Event::Failed(Reason::NoAnswer),
-            Some(leg) if leg.responses.is_idle() => Event::LegClosed,
-            Some(leg) if leg.responses.leaving() == Some(Leaving::UntilClose) => Event::Ended,
+    /// The event for an upstream connection that was closed by the upstream.
+    fn upstream_ended(&self) -> Event {
+        match &self.upstream {
+            Some(upstream) if upstream.handles_no_response() => {
+                Event::Failed(FailureReason::NoResponse)
+            }
+            Some(upstream) if upstream.responses.is_idle() => Event::UpstreamClosed,
+            Some(upstream)
+                if upstream.responses.passthrough() == Some(PassthroughReason::UntilClose) =>
+            {
+                Event::Ended
+            }
             _ => Event::Broken,
         }
     }
 
-    /// Stops splitting, and passes bytes on until both ends have said all.
-    async fn pass_on(mut self) {
-        let route = self.way.port.raw_route();
-        // A leg on which something is going on is the one that the rest belongs to.
-        let kept = self
-            .leg
+    /// Stops splitting, and forwards bytes until both ends have ended their streams.
+    async fn forward(mut self) {
+        let route = self.upstreams.port.fallback_route();
+        // An upstream connection with a pending response gets the rest of the connection.
+        let current = self
+            .upstream
             .take()
-            .filter(|leg| leg.route == route || !leg.responses.is_idle());
-        let opened = match (kept, &route) {
-            (Some(leg), _) => Some(leg),
-            (None, Route::Claim(owner)) => self.way.open_owner(Some(owner), &self.arrival).await,
-            (None, Route::Original) => self.way.open_owner(None, &self.arrival).await,
+            .filter(|upstream| upstream.route == route || !upstream.responses.is_idle());
+        let opened = match (current, &route) {
+            (Some(upstream), _) => Some(upstream),
+            (None, Route::Claim(owner)) => self.upstreams.open_owner(Some(owner), &self.meta).await,
+            (None, Route::Application) => self.upstreams.open_owner(None, &self.meta).await,
         };
-        let Some(leg) = opened else {
+        let Some(upstream) = opened else {
             return;
         };
         drop(self.parked);
-        self.way
-            .pass_on(
+        self.upstreams
+            .forward(
                 &mut self.client,
-                leg,
+                upstream,
                 self.to_client,
                 &self.input,
-                &self.arrival,
+                &self.meta,
             )
             .await;
     }
 }
 
 impl RequestState {
-    fn after_request(may_leave_http: bool) -> Self {
-        if may_leave_http {
-            Self::AwaitsAnswer
+    fn after_request(may_switch_protocol: bool) -> Self {
+        if may_switch_protocol {
+            Self::AwaitingResponse
         } else {
             Self::Head
         }

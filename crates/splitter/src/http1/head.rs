@@ -1,4 +1,4 @@
-//! The head of a request: where it ends, what it says, and whether every program would read it alike.
+//! Parses request heads: where they end, what they contain, and whether every parser reads them the same way.
 
 use std::mem::MaybeUninit;
 
@@ -6,14 +6,14 @@ use httparse::Header;
 
 use super::body::{Body, Chunked};
 
-/// Longer methods than any that is registered.
-const LONGEST_METHOD: usize = 24;
-/// As many headers are looked at without asking for memory.
-const USUAL_HEADERS: usize = 64;
-/// More than any server accepts.
-const MOST_HEADERS: usize = 4096;
+/// Longer than any registered method.
+const MAX_METHOD_LENGTH: usize = 24;
+/// Number of headers that are parsed without allocating.
+const INLINE_HEADERS: usize = 64;
+/// More than servers accept.
+const MAX_HEADERS: usize = 4096;
 
-/// Why bytes are not split into requests. They are passed on untouched instead.
+/// Why bytes cannot be split into requests. They are forwarded unchanged instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     #[error("a request line is not one of HTTP/1")]
@@ -30,118 +30,122 @@ pub(crate) enum Malformed {
     Chunk,
 }
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scan {
     /// The head is not complete.
     More,
     /// The head ends before this position.
     Complete(usize),
-    /// This is not a head that every program reads alike.
+    /// Parsers may disagree about this head.
     Malformed,
 }
 
-/// Looks for the end of a request's head in bytes that become more. Each byte is looked at once, however they come.
+/// Finds the end of a request head in a growing buffer. Each byte is scanned once.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RequestScanner {
     at: usize,
-    stage: Stage,
+    state: ScanState,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Stage {
-    /// Empty lines before a request, which old clients send. Left at the first byte of a method.
+enum ScanState {
+    /// Empty lines before a request, which old clients send. Until the first byte of a method.
     #[default]
-    Filler,
-    /// Left at the space after it.
+    LeadingEmptyLines,
+    /// Until the space after it.
     Method { start: usize },
-    /// Left at the space after it.
+    /// Until the space after it.
     Target { start: usize },
-    /// Left at the end of the line.
+    /// Until the end of the line.
     Version { start: usize },
-    /// Lines of headers. Left at an empty one.
+    /// Header lines. Until an empty one.
     Headers { line: usize },
-    /// Never left.
+    /// Final.
     Complete { end: usize },
 }
 
 impl RequestScanner {
-    /// Goes on with all bytes of which an earlier call has seen the first part.
+    /// Continues the scan. `bytes` starts with the bytes of the earlier calls.
     pub(crate) fn scan(&mut self, bytes: &[u8]) -> Scan {
-        if let Stage::Complete { end } = self.stage {
+        if let ScanState::Complete { end } = self.state {
             return Scan::Complete(end);
         }
         while self.at < bytes.len() {
-            if let Stage::Headers { line } = self.stage {
+            if let ScanState::Headers { line } = self.state {
                 match scan_lines(bytes, &mut self.at, line) {
-                    Lines::More(line) => self.stage = Stage::Headers { line },
+                    Lines::More(line) => self.state = ScanState::Headers { line },
                     Lines::End(end) => {
-                        self.stage = Stage::Complete { end };
+                        self.state = ScanState::Complete { end };
                         return Scan::Complete(end);
                     }
                     Lines::Malformed => return Scan::Malformed,
                 }
                 continue;
             }
-            let Some(stage) = self.after(bytes[self.at]) else {
+            let Some(state) = self.after(bytes[self.at]) else {
                 return Scan::Malformed;
             };
-            self.stage = stage;
+            self.state = state;
             self.at += 1;
         }
         Scan::More
     }
 
-    /// Whether a whole request line has been seen.
+    /// Whether the request line is complete.
     pub(crate) fn has_request_line(&self) -> bool {
-        matches!(self.stage, Stage::Headers { .. })
+        matches!(self.state, ScanState::Headers { .. })
     }
 
     /// Whether the head is complete.
     pub(crate) fn is_complete(&self) -> bool {
-        matches!(self.stage, Stage::Complete { .. })
+        matches!(self.state, ScanState::Complete { .. })
     }
 
-    /// Whether nothing but empty lines has been seen.
-    pub(crate) fn has_only_filler(&self) -> bool {
-        self.stage == Stage::Filler
+    /// Whether only empty lines have been scanned.
+    pub(crate) fn has_only_empty_lines(&self) -> bool {
+        self.state == ScanState::LeadingEmptyLines
     }
 
-    fn after(&self, byte: u8) -> Option<Stage> {
+    fn after(&self, byte: u8) -> Option<ScanState> {
         let at = self.at;
-        match self.stage {
-            // An empty line is two bytes, so its carriage returns are at even positions.
-            Stage::Filler if byte == b'\r' => at.is_multiple_of(2).then_some(Stage::Filler),
-            Stage::Filler if byte == b'\n' => (!at.is_multiple_of(2)).then_some(Stage::Filler),
-            Stage::Filler => (at.is_multiple_of(2) && byte.is_ascii_uppercase())
-                .then_some(Stage::Method { start: at }),
-            Stage::Method { start } if byte == b' ' => {
-                (at - start <= LONGEST_METHOD).then_some(Stage::Target { start: at + 1 })
+        match self.state {
+            // An empty line has two bytes, so carriage returns are at even positions.
+            ScanState::LeadingEmptyLines if byte == b'\r' => {
+                at.is_multiple_of(2).then_some(ScanState::LeadingEmptyLines)
             }
-            Stage::Method { start } => (at - start < LONGEST_METHOD
+            ScanState::LeadingEmptyLines if byte == b'\n' => {
+                (!at.is_multiple_of(2)).then_some(ScanState::LeadingEmptyLines)
+            }
+            ScanState::LeadingEmptyLines => (at.is_multiple_of(2) && byte.is_ascii_uppercase())
+                .then_some(ScanState::Method { start: at }),
+            ScanState::Method { start } if byte == b' ' => {
+                (at - start <= MAX_METHOD_LENGTH).then_some(ScanState::Target { start: at + 1 })
+            }
+            ScanState::Method { start } => (at - start < MAX_METHOD_LENGTH
                 && (byte.is_ascii_uppercase() || matches!(byte, b'-' | b'_')))
-            .then_some(self.stage),
-            Stage::Target { start } if byte == b' ' => {
-                (at > start).then_some(Stage::Version { start: at + 1 })
+            .then_some(self.state),
+            ScanState::Target { start } if byte == b' ' => {
+                (at > start).then_some(ScanState::Version { start: at + 1 })
             }
-            Stage::Target { .. } => (byte > b' ' && byte != 0x7f).then_some(self.stage),
-            Stage::Version { start } => self.after_version_byte(at - start, byte),
-            Stage::Headers { .. } | Stage::Complete { .. } => Some(self.stage),
+            ScanState::Target { .. } => (byte > b' ' && byte != 0x7f).then_some(self.state),
+            ScanState::Version { start } => self.after_version_byte(at - start, byte),
+            ScanState::Headers { .. } | ScanState::Complete { .. } => Some(self.state),
         }
     }
 
-    fn after_version_byte(&self, index: usize, byte: u8) -> Option<Stage> {
+    fn after_version_byte(&self, index: usize, byte: u8) -> Option<ScanState> {
         const VERSION: &[u8; 7] = b"HTTP/1.";
         match index {
-            0..=6 => (byte == VERSION[index]).then_some(self.stage),
-            7 => matches!(byte, b'0' | b'1').then_some(self.stage),
-            8 => (byte == b'\r').then_some(self.stage),
-            _ => (byte == b'\n').then_some(Stage::Headers { line: self.at + 1 }),
+            0..=6 => (byte == VERSION[index]).then_some(self.state),
+            7 => matches!(byte, b'0' | b'1').then_some(self.state),
+            8 => (byte == b'\r').then_some(self.state),
+            _ => (byte == b'\n').then_some(ScanState::Headers { line: self.at + 1 }),
         }
     }
 }
 
-/// What was found among lines.
+/// The result of [`scan_lines`].
 pub(super) enum Lines {
     /// The line that starts here is not complete.
     More(usize),
@@ -150,7 +154,7 @@ pub(super) enum Lines {
     Malformed,
 }
 
-/// Goes on to the next end of a line. `at` is moved behind what was looked at.
+/// Scans to the next end of a line, and moves `at` past it.
 pub(super) fn scan_lines(bytes: &[u8], at: &mut usize, line: usize) -> Lines {
     let Some(found) = memchr::memchr(b'\n', &bytes[*at..]) else {
         *at = bytes.len();
@@ -158,7 +162,7 @@ pub(super) fn scan_lines(bytes: &[u8], at: &mut usize, line: usize) -> Lines {
     };
     let feed = *at + found;
     if feed == line || bytes[feed - 1] != b'\r' {
-        // It stays where it is, so that asking again gives the same answer.
+        // `at` is not moved, so that a repeated scan has the same result.
         return Lines::Malformed;
     }
     *at = feed + 1;
@@ -169,7 +173,7 @@ pub(super) fn scan_lines(bytes: &[u8], at: &mut usize, line: usize) -> Lines {
     }
 }
 
-/// A request's head, as it says itself.
+/// A parsed request head.
 #[derive(Debug)]
 pub(crate) struct RequestHead<'bytes, 'headers> {
     pub(crate) method: &'bytes str,
@@ -177,51 +181,51 @@ pub(crate) struct RequestHead<'bytes, 'headers> {
     pub(crate) headers: &'headers [Header<'bytes>],
 }
 
-/// What follows a request's head.
+/// The properties of a request that determine how it is forwarded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RequestShape {
     pub(crate) body: Option<Body>,
     pub(crate) kind: RequestKind,
-    /// The client waits for a word before it sends the body.
+    /// The client waits for `100 Continue` before it sends the body.
     pub(crate) expects_continue: bool,
-    /// Sending it twice does what sending it once does.
+    /// The request may safely be sent twice.
     pub(crate) is_idempotent: bool,
-    /// It logs in for as long as the connection lasts, so nobody else may use the connection.
+    /// The request authenticates the connection, so no other client may use it.
     pub(crate) binds_connection: bool,
 }
 
-/// What a request makes of its answer.
+/// How the request affects the parsing of its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Ordinary,
-    /// The answer never has a body.
+    /// The response never has a body.
     Head,
-    /// After a good answer the connection belongs to something else.
+    /// After a 2xx response the connection is a tunnel.
     Connect,
-    /// After an answer that says so the connection belongs to something else.
+    /// After a 101 response the connection uses another protocol.
     Upgrade,
 }
 
 impl RequestKind {
-    /// The answer may be the end of HTTP on the connection, so what the client sends cannot be judged before it.
-    pub(crate) fn may_leave_http(self) -> bool {
+    /// Whether the response may end HTTP on the connection. The client's next bytes cannot be parsed before it.
+    pub(crate) fn may_switch_protocol(self) -> bool {
         matches!(self, Self::Connect | Self::Upgrade)
     }
 }
 
-/// Reads a complete head, and calls with what it says.
-pub(crate) fn read_request<T>(
+/// Parses a complete head, and calls `then` with it.
+pub(crate) fn parse_request<T>(
     bytes: &[u8],
     then: impl FnOnce(&RequestHead<'_, '_>, RequestShape) -> T,
 ) -> Result<T, Malformed> {
-    // The parser fills the array, so it is not filled before.
-    let mut usual = [const { MaybeUninit::<Header<'_>>::uninit() }; USUAL_HEADERS];
+    // The parser initializes the array.
+    let mut inline = [const { MaybeUninit::<Header<'_>>::uninit() }; INLINE_HEADERS];
     let mut request = httparse::Request::new(&mut []);
     let config = httparse::ParserConfig::default();
-    match config.parse_request_with_uninit_headers(&mut request, bytes, &mut usual) {
+    match config.parse_request_with_uninit_headers(&mut request, bytes, &mut inline) {
         Ok(httparse::Status::Complete(_)) => finish_request(&request, then),
         Err(httparse::Error::TooManyHeaders) => {
-            let mut many = vec![httparse::EMPTY_HEADER; MOST_HEADERS];
+            let mut many = vec![httparse::EMPTY_HEADER; MAX_HEADERS];
             let mut request = httparse::Request::new(&mut many);
             match request.parse(bytes) {
                 Ok(httparse::Status::Complete(_)) => finish_request(&request, then),
@@ -242,7 +246,7 @@ fn finish_request<'bytes, T>(
         return Err(Malformed::RequestLine);
     };
     let headers: &[Header<'bytes>] = request.headers;
-    let framing = Framing::read(headers, version)?;
+    let framing = Framing::parse(headers, version)?;
     let mut shape = RequestShape {
         body: framing.body(),
         kind: match method {
@@ -263,7 +267,7 @@ fn finish_request<'bytes, T>(
         } else if header.name.eq_ignore_ascii_case("expect") {
             shape.expects_continue = true;
         } else if header.name.eq_ignore_ascii_case("authorization") {
-            shape.binds_connection |= logs_in_a_connection(header.value);
+            shape.binds_connection |= authenticates_connection(header.value);
         }
     }
     Ok(then(
@@ -276,8 +280,8 @@ fn finish_request<'bytes, T>(
     ))
 }
 
-/// NTLM and Negotiate log in a connection instead of a request.
-pub(super) fn logs_in_a_connection(value: &[u8]) -> bool {
+/// NTLM and Negotiate authenticate the connection instead of the request.
+pub(super) fn authenticates_connection(value: &[u8]) -> bool {
     let starts_with = |scheme: &str| {
         value
             .get(..scheme.len())
@@ -286,7 +290,7 @@ pub(super) fn logs_in_a_connection(value: &[u8]) -> bool {
     starts_with("ntlm") || starts_with("negotiate")
 }
 
-/// What headers say of a body's end.
+/// How the headers delimit the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Framing {
     Nothing,
@@ -295,13 +299,13 @@ pub(super) enum Framing {
 }
 
 impl Framing {
-    /// Takes only what every program reads alike: one length or one transfer coding, and no more.
-    pub(super) fn read(headers: &[Header<'_>], version: u8) -> Result<Self, Malformed> {
+    /// Accepts only what every parser reads the same way: one length or one transfer coding.
+    pub(super) fn parse(headers: &[Header<'_>], version: u8) -> Result<Self, Malformed> {
         let mut framing = Self::Nothing;
         for header in headers {
             if header.name.eq_ignore_ascii_case("content-length") {
                 framing = match framing {
-                    Self::Nothing => Self::Length(read_length(header.value)?),
+                    Self::Nothing => Self::Length(parse_length(header.value)?),
                     Self::Length(_) => return Err(Malformed::Length),
                     Self::Chunked => return Err(Malformed::LengthAndTransferCoding),
                 };
@@ -326,9 +330,9 @@ impl Framing {
     }
 }
 
-fn read_length(value: &[u8]) -> Result<u64, Malformed> {
-    const LONGEST: usize = 18;
-    if value.is_empty() || value.len() > LONGEST || !value.iter().all(u8::is_ascii_digit) {
+fn parse_length(value: &[u8]) -> Result<u64, Malformed> {
+    const MAX_DIGITS: usize = 18;
+    if value.is_empty() || value.len() > MAX_DIGITS || !value.iter().all(u8::is_ascii_digit) {
         return Err(Malformed::Length);
     }
     Ok(value
@@ -343,11 +347,11 @@ mod tests {
     fn scan(bytes: &str) -> Scan {
         let whole = RequestScanner::default().scan(bytes.as_bytes());
         let mut scanner = RequestScanner::default();
-        let bit_by_bit = (1..=bytes.len())
+        let incremental = (1..=bytes.len())
             .map(|length| scanner.scan(&bytes.as_bytes()[..length]))
             .find(|scan| *scan != Scan::More)
             .unwrap_or(Scan::More);
-        assert_eq!(bit_by_bit, whole, "{bytes:?}");
+        assert_eq!(incremental, whole, "{bytes:?}");
         whole
     }
 
@@ -374,11 +378,11 @@ mod tests {
     }
 
     fn shape(head: &str) -> Result<RequestShape, Malformed> {
-        read_request(head.as_bytes(), |_, shape| shape)
+        parse_request(head.as_bytes(), |_, shape| shape)
     }
 
     #[test]
-    fn a_body_ends_as_its_head_says() {
+    fn the_headers_delimit_the_body() {
         let body = |headers: &str| {
             shape(&format!("POST / HTTP/1.1\r\n{headers}\r\n")).map(|shape| shape.body)
         };
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn many_headers_are_read_too() {
+    fn more_headers_than_the_inline_array_are_parsed() {
         let many: String = (0..1000).map(|index| format!("x-{index}: y\r\n")).collect();
         let shape = shape(&format!("GET / HTTP/1.1\r\n{many}Upgrade: x\r\n\r\n")).unwrap();
         assert_eq!(shape.kind, RequestKind::Upgrade);

@@ -1,4 +1,4 @@
-//! Watches answers go by, to know where each of them ends. The bytes are passed on whatever it thinks of them.
+//! Tracks the responses on an upstream connection to find where each of them ends. The bytes are forwarded in any case.
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -7,75 +7,75 @@ use bytes::{Buf, BytesMut};
 use httparse::Header;
 
 use super::body::{Body, Chunked};
-use super::head::{Framing, Lines, Malformed, RequestKind, logs_in_a_connection, scan_lines};
+use super::head::{Framing, Lines, Malformed, RequestKind, authenticates_connection, scan_lines};
 
-/// More headers than any server sends.
-const MOST_HEADERS: usize = 256;
-/// A longer head is passed on without looking for its end.
-const LONGEST_HEAD: usize = 256 * 1024;
+/// More headers than servers send.
+const MAX_HEADERS: usize = 256;
+/// A longer head is forwarded without looking for its end.
+const MAX_HEAD: usize = 256 * 1024;
 
-/// Follows the answers on one connection.
+/// Tracks the responses on one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Responses {
-    /// Requests that were sent and not answered to the end, the oldest first.
+pub(crate) struct ResponseTracker {
+    /// Requests without a complete response, the oldest first.
     expected: VecDeque<RequestKind>,
     state: State,
-    /// The first part of a head that came in parts.
+    /// The first part of a head that is not complete.
     partial: BytesMut,
-    /// The other end closes the connection after an answer, or it belongs to one client for good.
+    /// The upstream closes the connection after a response, or the connection is bound to one client.
     must_not_be_reused: bool,
 }
 
-/// Where in the answers we are.
+/// The parse state of the responses.
 #[derive(Debug, Default)]
 enum State {
-    /// A head comes next. Left when it is complete.
+    /// Until the head is complete.
     #[default]
     Head,
-    /// Left when the body has come.
+    /// Until the body is complete.
     Body(Body),
-    /// What comes cannot be told apart any more. Never left.
-    Left(Leaving),
+    /// Responses are not parsed any more. Final.
+    Passthrough(PassthroughReason),
 }
 
-/// Why the answers are not told apart any more.
+/// Why responses are not parsed any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Leaving {
-    /// The body lasts as long as the connection.
+pub(crate) enum PassthroughReason {
+    /// The body ends with the connection.
     UntilClose,
-    /// The connection belongs to something else than HTTP now.
-    Switched,
-    /// It is not understood.
-    Unknown,
+    /// The connection has switched to another protocol.
+    ProtocolSwitched,
+    /// A response cannot be parsed.
+    Malformed,
 }
 
-/// What a head says.
-struct Answer {
+/// A parsed response head.
+struct ResponseHead {
     status: u16,
     framing: Result<Framing, Malformed>,
     closes: bool,
     binds_connection: bool,
 }
 
-impl Responses {
+impl ResponseTracker {
     /// A request has been sent.
     pub(crate) fn expect(&mut self, kind: RequestKind) {
         self.expected.push_back(kind);
     }
 
-    /// Every request has been answered to the end.
+    /// Whether every request has a complete response.
     pub(crate) fn is_idle(&self) -> bool {
         self.expected.is_empty() && matches!(self.state, State::Head) && self.partial.is_empty()
     }
 
-    pub(crate) fn leaving(&self) -> Option<Leaving> {
+    pub(crate) fn passthrough(&self) -> Option<PassthroughReason> {
         match self.state {
-            State::Left(leaving) => Some(leaving),
+            State::Passthrough(passthrough) => Some(passthrough),
             State::Head | State::Body(_) => None,
         }
     }
 
-    /// Whether the connection can be used for further requests, of this client or another.
+    /// Whether the connection can be used for further requests, of this or another client.
     pub(crate) fn may_be_reused(&self) -> bool {
         self.is_idle() && !self.must_not_be_reused
     }
@@ -84,11 +84,11 @@ impl Responses {
         self.must_not_be_reused = true;
     }
 
-    /// Looks at the next bytes.
+    /// Parses the next bytes.
     pub(crate) fn observe(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             match &mut self.state {
-                State::Left(_) => return,
+                State::Passthrough(_) => return,
                 State::Body(body) => match body.consume(bytes) {
                     Ok(consumed) => {
                         bytes.advance(consumed.length);
@@ -96,24 +96,26 @@ impl Responses {
                             self.finish();
                         }
                     }
-                    Err(_) => self.leave(Leaving::Unknown),
+                    Err(_) => self.pass_through(PassthroughReason::Malformed),
                 },
-                State::Head if self.expected.is_empty() => self.leave(Leaving::Unknown),
+                State::Head if self.expected.is_empty() => {
+                    self.pass_through(PassthroughReason::Malformed);
+                }
                 State::Head => bytes.advance(self.observe_head(bytes)),
             }
         }
     }
 
-    /// Looks at bytes of a head, and says how many of them belong to it.
+    /// Parses bytes of a head, and returns how many of them belong to it.
     fn observe_head(&mut self, bytes: &[u8]) -> usize {
         if self.partial.is_empty() {
             match end_of_head(bytes) {
                 Lines::End(end) => {
-                    self.answer(&bytes[..end]);
+                    self.start_response(&bytes[..end]);
                     return end;
                 }
                 Lines::More(_) => self.partial.extend_from_slice(bytes),
-                Lines::Malformed => self.leave(Leaving::Unknown),
+                Lines::Malformed => self.pass_through(PassthroughReason::Malformed),
             }
             return bytes.len();
         }
@@ -122,34 +124,36 @@ impl Responses {
         let head = std::mem::take(&mut self.partial);
         match end_of_head(&head) {
             Lines::End(end) => {
-                self.answer(&head[..end]);
-                // What came before did not have the end, so the end is in what came now.
+                self.start_response(&head[..end]);
+                // The earlier bytes did not contain the end, so it is in the new ones.
                 end.saturating_sub(before)
             }
-            Lines::More(_) if head.len() < LONGEST_HEAD => {
+            Lines::More(_) if head.len() < MAX_HEAD => {
                 self.partial = head;
                 bytes.len()
             }
             Lines::More(_) | Lines::Malformed => {
-                self.leave(Leaving::Unknown);
+                self.pass_through(PassthroughReason::Malformed);
                 bytes.len()
             }
         }
     }
 
-    fn answer(&mut self, head: &[u8]) {
-        let Some(answer) = read_response(head) else {
-            return self.leave(Leaving::Unknown);
+    fn start_response(&mut self, head: &[u8]) {
+        let Some(response) = parse_response(head) else {
+            return self.pass_through(PassthroughReason::Malformed);
         };
         let Some(kind) = self.expected.front().copied() else {
-            return self.leave(Leaving::Unknown);
+            return self.pass_through(PassthroughReason::Malformed);
         };
-        self.must_not_be_reused |= answer.closes || answer.binds_connection;
-        match (answer.status, answer.framing) {
-            (101, _) => self.leave(Leaving::Switched),
-            // It announces another answer to the same request.
+        self.must_not_be_reused |= response.closes || response.binds_connection;
+        match (response.status, response.framing) {
+            (101, _) => self.pass_through(PassthroughReason::ProtocolSwitched),
+            // An informational response: the final one follows.
             (100..=199, _) => {}
-            (200..=299, _) if kind == RequestKind::Connect => self.leave(Leaving::Switched),
+            (200..=299, _) if kind == RequestKind::Connect => {
+                self.pass_through(PassthroughReason::ProtocolSwitched);
+            }
             (204 | 304, _) => self.finish(),
             (_, _) if kind == RequestKind::Head => self.finish(),
             (_, Ok(Framing::Length(0))) => self.finish(),
@@ -157,8 +161,8 @@ impl Responses {
             (_, Ok(Framing::Chunked)) => {
                 self.state = State::Body(Body::Chunked(Chunked::default()));
             }
-            (_, Ok(Framing::Nothing)) => self.leave(Leaving::UntilClose),
-            (_, Err(_)) => self.leave(Leaving::Unknown),
+            (_, Ok(Framing::Nothing)) => self.pass_through(PassthroughReason::UntilClose),
+            (_, Err(_)) => self.pass_through(PassthroughReason::Malformed),
         }
     }
 
@@ -167,10 +171,10 @@ impl Responses {
         self.state = State::Head;
     }
 
-    fn leave(&mut self, leaving: Leaving) {
+    fn pass_through(&mut self, passthrough: PassthroughReason) {
         self.must_not_be_reused = true;
         self.partial = BytesMut::new();
-        self.state = State::Left(leaving);
+        self.state = State::Passthrough(passthrough);
     }
 }
 
@@ -179,7 +183,7 @@ fn end_of_head(bytes: &[u8]) -> Lines {
     let mut line = 0;
     while at < bytes.len() {
         match scan_lines(bytes, &mut at, line) {
-            // An answer never starts with an empty line.
+            // A response never starts with an empty line.
             Lines::End(2) => return Lines::Malformed,
             Lines::More(next) => line = next,
             found => return found,
@@ -188,9 +192,9 @@ fn end_of_head(bytes: &[u8]) -> Lines {
     Lines::More(line)
 }
 
-fn read_response(head: &[u8]) -> Option<Answer> {
-    // The parser fills the array, so it is not filled before.
-    let mut headers = [const { MaybeUninit::<Header<'_>>::uninit() }; MOST_HEADERS];
+fn parse_response(head: &[u8]) -> Option<ResponseHead> {
+    // The parser initializes the array.
+    let mut headers = [const { MaybeUninit::<Header<'_>>::uninit() }; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut []);
     let Ok(httparse::Status::Complete(_)) = httparse::ParserConfig::default()
         .parse_response_with_uninit_headers(&mut response, head, &mut headers)
@@ -199,69 +203,69 @@ fn read_response(head: &[u8]) -> Option<Answer> {
     };
     let version = response.version?;
     let headers: &[Header<'_>] = response.headers;
-    let mut answer = Answer {
+    let mut response_head = ResponseHead {
         status: response.code?,
-        framing: Framing::read(headers, version),
+        framing: Framing::parse(headers, version),
         closes: version == 0,
         binds_connection: false,
     };
     for header in headers {
         if header.name.eq_ignore_ascii_case("connection") {
-            if has_word(header.value, "close") {
-                answer.closes = true;
-            } else if has_word(header.value, "keep-alive") {
-                answer.closes = false;
+            if has_token(header.value, "close") {
+                response_head.closes = true;
+            } else if has_token(header.value, "keep-alive") {
+                response_head.closes = false;
             }
         } else if header.name.eq_ignore_ascii_case("www-authenticate") {
-            answer.binds_connection |= logs_in_a_connection(header.value);
+            response_head.binds_connection |= authenticates_connection(header.value);
         }
     }
-    Some(answer)
+    Some(response_head)
 }
 
-fn has_word(value: &[u8], word: &str) -> bool {
+fn has_token(value: &[u8], token: &str) -> bool {
     value
         .split(|byte| *byte == b',')
-        .any(|part| part.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
+        .any(|part| part.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Whether all requests are answered, whether the connection can be used again, and why answers are not told apart.
-    type Known = (bool, bool, Option<Leaving>);
+    /// `is_idle`, `may_be_reused` and `passthrough`.
+    type Tracked = (bool, bool, Option<PassthroughReason>);
 
-    /// What is known after the answers, however they are cut.
-    fn watch(kinds: &[RequestKind], answers: &str) -> Known {
-        let seen = |piece: usize| {
-            let mut responses = Responses::default();
+    /// The tracker's state after the responses. It must not depend on how they are split into reads.
+    fn track(kinds: &[RequestKind], responses: &str) -> Tracked {
+        let tracked = |piece: usize| {
+            let mut tracker = ResponseTracker::default();
             for kind in kinds {
-                responses.expect(*kind);
+                tracker.expect(*kind);
             }
-            for part in answers.as_bytes().chunks(piece) {
-                responses.observe(part);
+            for part in responses.as_bytes().chunks(piece) {
+                tracker.observe(part);
             }
             (
-                responses.is_idle(),
-                responses.may_be_reused(),
-                responses.leaving(),
+                tracker.is_idle(),
+                tracker.may_be_reused(),
+                tracker.passthrough(),
             )
         };
-        let whole = seen(answers.len());
-        for piece in 1..answers.len() {
-            assert_eq!(seen(piece), whole, "{answers:?} in pieces of {piece}");
+        let whole = tracked(responses.len());
+        for piece in 1..responses.len() {
+            assert_eq!(tracked(piece), whole, "{responses:?} in pieces of {piece}");
         }
         whole
     }
 
     #[test]
-    fn an_answer_ends_as_its_head_and_its_request_say() {
+    fn the_end_of_a_response_depends_on_its_head_and_request() {
         use RequestKind::{Connect, Head, Ordinary, Upgrade};
         let done = (true, true, None);
         let waiting = (false, false, None);
-        let left = |leaving| (false, false, Some(leaving));
-        let cases: &[(&[RequestKind], &str, Known)] = &[
+        let passthrough = |reason| (false, false, Some(reason));
+        let cases: &[(&[RequestKind], &str, Tracked)] = &[
             (
                 &[Ordinary],
                 "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
@@ -326,12 +330,12 @@ mod tests {
             (
                 &[Ordinary],
                 "HTTP/1.1 200 OK\r\n\r\nuntil the end",
-                left(Leaving::UntilClose),
+                passthrough(PassthroughReason::UntilClose),
             ),
             (
                 &[Upgrade],
                 "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n\x01\x02",
-                left(Leaving::Switched),
+                passthrough(PassthroughReason::ProtocolSwitched),
             ),
             (
                 &[Upgrade],
@@ -341,7 +345,7 @@ mod tests {
             (
                 &[Connect],
                 "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
-                left(Leaving::Switched),
+                passthrough(PassthroughReason::ProtocolSwitched),
             ),
             (
                 &[Connect],
@@ -351,23 +355,31 @@ mod tests {
             (
                 &[Ordinary],
                 "HTTP/1.1 200 OK\nContent-Length: 0\n\n",
-                left(Leaving::Unknown),
+                passthrough(PassthroughReason::Malformed),
             ),
             (
                 &[Ordinary],
                 "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
-                left(Leaving::Unknown),
+                passthrough(PassthroughReason::Malformed),
             ),
             (
                 &[Ordinary],
                 "\r\nHTTP/1.1 200 OK\r\n",
-                left(Leaving::Unknown),
+                passthrough(PassthroughReason::Malformed),
             ),
-            (&[Ordinary], "SSH-2.0-x\r\n\r\n", left(Leaving::Unknown)),
-            (&[], "HTTP/1.1 408 Too late\r\n\r\n", left(Leaving::Unknown)),
+            (
+                &[Ordinary],
+                "SSH-2.0-x\r\n\r\n",
+                passthrough(PassthroughReason::Malformed),
+            ),
+            (
+                &[],
+                "HTTP/1.1 408 Too late\r\n\r\n",
+                passthrough(PassthroughReason::Malformed),
+            ),
         ];
-        for (kinds, answers, expected) in cases {
-            assert_eq!(watch(kinds, answers), *expected, "{answers:?}");
+        for (kinds, responses, expected) in cases {
+            assert_eq!(track(kinds, responses), *expected, "{responses:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Bodies on their way from one stream to another.
+//! Forwards bodies from one stream to another.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -9,66 +9,66 @@ use bytes::{Bytes, BytesMut};
 use h2::{Reason, RecvStream, SendStream};
 use http::HeaderMap;
 
-use super::copy::StreamCopy;
+use super::mirror::StreamMirror;
 
-/// What a client sends, kept for as long as it may have to be sent elsewhere.
-pub(super) struct Intake {
+/// A client's request body, buffered for as long as it may have to be replayed.
+pub(super) struct RequestBody {
     stream: RecvStream,
-    /// What has been read, unless it was too much.
-    kept: Option<Vec<Bytes>>,
-    kept_length: usize,
+    /// All data that has been read. `None` if it exceeded the limit.
+    replay: Option<Vec<Bytes>>,
+    replay_length: usize,
     limit: usize,
-    /// What has been read and is to be sent, with whether the sender already may send more instead.
-    waiting: VecDeque<(Bytes, bool)>,
-    copies: Vec<StreamCopy>,
+    /// Data that has been read and not sent. The flag says whether its flow-control capacity has been released.
+    pending: VecDeque<(Bytes, bool)>,
+    mirrors: Vec<StreamMirror>,
     progress: Arc<AtomicU64>,
 }
 
-/// Why a body did not get through.
+/// Why a body was not forwarded completely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Broken {
-    /// The one that sends it gave up.
+    /// The sender failed or reset the stream.
     Sender(Reason),
-    /// The one that receives it gave up.
+    /// The receiver failed or reset the stream.
     Receiver(Reason),
 }
 
-impl Intake {
+impl RequestBody {
     pub(super) fn new(stream: RecvStream, limit: usize) -> Self {
         Self {
             stream,
-            kept: Some(Vec::new()),
-            kept_length: 0,
+            replay: Some(Vec::new()),
+            replay_length: 0,
             limit,
-            waiting: VecDeque::new(),
-            copies: Vec::new(),
+            pending: VecDeque::new(),
+            mirrors: Vec::new(),
             progress: Arc::default(),
         }
     }
 
-    /// Counts what has been sent.
+    /// Counts the bytes that have been sent.
     pub(super) fn progress(&self) -> Arc<AtomicU64> {
         self.progress.clone()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.stream.is_end_stream()
+        self.pending.is_empty() && self.stream.is_end_stream()
     }
 
-    /// Copies what has been read and all that follows.
-    pub(super) fn copy_to(&mut self, mut copies: Vec<StreamCopy>) {
-        for copy in &mut copies {
-            for (data, _) in &self.waiting {
-                copy.push(data);
+    /// Copies all data to the mirrors: what has been read, and what follows.
+    pub(super) fn mirror_to(&mut self, mut mirrors: Vec<StreamMirror>) {
+        for mirror in &mut mirrors {
+            for (data, _) in &self.pending {
+                mirror.push(data);
             }
         }
-        self.copies = copies;
+        self.mirrors = mirrors;
     }
 
-    /// The whole body, if it is not longer than `limit`. Nothing of it is lost for sending.
+    /// Reads the whole body, if it is not longer than `limit`. The data can still be sent.
     pub(super) async fn peek(&mut self, limit: usize) -> Option<BytesMut> {
         let mut content = BytesMut::new();
-        for (data, _) in &self.waiting {
+        for (data, _) in &self.pending {
             content.extend_from_slice(data);
         }
         while content.len() <= limit {
@@ -80,63 +80,63 @@ impl Intake {
                 Some(Err(_)) => return None,
                 Some(Ok(data)) => {
                     content.extend_from_slice(&data);
-                    // What is looked at must not stop the rest from coming.
+                    // Inspected data must not block the rest of the body.
                     let _ = self.stream.flow_control().release_capacity(data.len());
-                    self.keep(&data);
-                    self.waiting.push_back((data, true));
+                    self.record(&data);
+                    self.pending.push_back((data, true));
                 }
             }
         }
         None
     }
 
-    /// Whether all that has been read can be read again.
+    /// Prepares for sending the body again. Returns false if that is not possible.
     pub(super) fn rewind(&mut self) -> bool {
-        match &self.kept {
+        match &self.replay {
             None => false,
-            Some(kept) => {
-                self.waiting = kept.iter().map(|data| (data.clone(), true)).collect();
+            Some(replay) => {
+                self.pending = replay.iter().map(|data| (data.clone(), true)).collect();
                 true
             }
         }
     }
 
-    /// Keeps data that has just come, for those who get it later or get a copy.
-    fn keep(&mut self, data: &Bytes) {
-        for copy in &mut self.copies {
-            copy.push(data);
+    /// Records data that has been received, for replay and for mirrors.
+    fn record(&mut self, data: &Bytes) {
+        for mirror in &mut self.mirrors {
+            mirror.push(data);
         }
-        if let Some(kept) = &mut self.kept {
-            self.kept_length += data.len();
-            if self.kept_length > self.limit {
-                self.kept = None;
+        if let Some(replay) = &mut self.replay {
+            self.replay_length += data.len();
+            if self.replay_length > self.limit {
+                self.replay = None;
             } else {
-                kept.push(data.clone());
+                replay.push(data.clone());
             }
         }
     }
 
-    /// The next part of the body, and whether its sender already may send more instead.
+    /// The next part of the body, and whether its flow-control capacity has been released.
     async fn next(&mut self) -> Result<Option<(Bytes, bool)>, Broken> {
-        if let Some(part) = self.waiting.pop_front() {
+        if let Some(part) = self.pending.pop_front() {
             return Ok(Some(part));
         }
         match self.stream.data().await {
             None => Ok(None),
             Some(Ok(data)) => {
-                // Kept data must not use up the window: it may have to wait for another place.
-                let is_kept = self.kept.is_some();
-                self.keep(&data);
-                if is_kept {
+                // Buffered data must not use up the window: it may have to wait for another upstream.
+                let is_buffered = self.replay.is_some();
+                self.record(&data);
+                if is_buffered {
                     let _ = self.stream.flow_control().release_capacity(data.len());
                 }
-                Ok(Some((data, is_kept)))
+                Ok(Some((data, is_buffered)))
             }
             Some(Err(error)) => Err(Broken::Sender(reason(&error))),
         }
     }
 
-    /// Sends the body and what follows it.
+    /// Sends the body and the trailers.
     pub(super) async fn send(&mut self, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
         loop {
             let next = tokio::select! {
@@ -146,31 +146,31 @@ impl Intake {
             };
             let Some((data, is_released)) = next else {
                 let trailers = trailers(&mut self.stream).await?;
-                self.end_copies(trailers.as_ref());
+                self.end_mirrors(trailers.as_ref());
                 return send_end(trailers, to).await;
             };
-            let is_last = self.waiting.is_empty() && self.stream.is_end_stream();
+            let is_last = self.pending.is_empty() && self.stream.is_end_stream();
             let length = data.len();
             let progress = self.progress.clone();
             let flow = (!is_released).then(|| self.stream.flow_control().clone());
             send_data(to, data, is_last, flow).await?;
             progress.fetch_add(length as u64 + 1, Ordering::Relaxed);
             if is_last {
-                self.end_copies(None);
+                self.end_mirrors(None);
                 return Ok(());
             }
         }
     }
 
-    fn end_copies(&mut self, trailers: Option<&HeaderMap>) {
-        for copy in &mut self.copies {
-            copy.end(trailers);
+    fn end_mirrors(&mut self, trailers: Option<&HeaderMap>) {
+        for mirror in &mut self.mirrors {
+            mirror.end(trailers);
         }
     }
 }
 
-/// Passes an answer's body on.
-pub(super) async fn pass_on(
+/// Forwards a response body.
+pub(super) async fn forward(
     from: &mut RecvStream,
     to: &mut SendStream<Bytes>,
 ) -> Result<(), Broken> {
@@ -194,7 +194,7 @@ pub(super) async fn pass_on(
     }
 }
 
-/// Sends data as the receiver takes it, and lets the sender go on as far.
+/// Sends data as far as the receiver's window allows, and releases the same capacity to the sender.
 pub(super) async fn send_data(
     to: &mut SendStream<Bytes>,
     mut data: Bytes,
@@ -209,14 +209,14 @@ pub(super) async fn send_data(
             match poll_fn(|context| to.poll_capacity(context)).await {
                 Some(Ok(capacity)) => capacity.min(data.len()),
                 Some(Err(error)) => return Err(Broken::Receiver(reason(&error))),
-                None => return Err(Broken::Receiver(given_reason(to).await)),
+                None => return Err(Broken::Receiver(reset_reason(to).await)),
             }
         };
         let part = data.split_to(capacity);
         let length = part.len();
         let ends = is_last && data.is_empty();
         if to.send_data(part, ends).is_err() {
-            return Err(Broken::Receiver(given_reason(to).await));
+            return Err(Broken::Receiver(reset_reason(to).await));
         }
         if let Some(flow) = &mut flow {
             let _ = flow.release_capacity(length);
@@ -227,13 +227,13 @@ pub(super) async fn send_data(
     }
 }
 
-/// What follows a body.
+/// Reads the trailers.
 async fn trailers(from: &mut RecvStream) -> Result<Option<HeaderMap>, Broken> {
     let trailers = from.trailers().await;
     trailers.map_err(|error| Broken::Sender(reason(&error)))
 }
 
-/// Sends the trailers, or the end alone.
+/// Sends the trailers, or the end of the stream.
 async fn send_end(trailers: Option<HeaderMap>, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
     let sent = match trailers {
         Some(trailers) => to.send_trailers(trailers),
@@ -241,18 +241,18 @@ async fn send_end(trailers: Option<HeaderMap>, to: &mut SendStream<Bytes>) -> Re
     };
     match sent {
         Ok(()) => Ok(()),
-        Err(_) => Err(Broken::Receiver(given_reason(to).await)),
+        Err(_) => Err(Broken::Receiver(reset_reason(to).await)),
     }
 }
 
-/// Waits until the receiver gives up.
+/// Waits until the receiver resets the stream.
 async fn reset(stream: &mut SendStream<Bytes>) -> Reason {
     let reset = poll_fn(|context| stream.poll_reset(context)).await;
     reset.unwrap_or(Reason::CANCEL)
 }
 
-/// The reason with which a stream that does not take anything any more was reset.
-async fn given_reason(stream: &mut SendStream<Bytes>) -> Reason {
+/// The reset reason of a stream that accepts no more data.
+async fn reset_reason(stream: &mut SendStream<Bytes>) -> Reason {
     let reset = poll_fn(|context| match stream.poll_reset(context) {
         std::task::Poll::Pending => std::task::Poll::Ready(Ok(Reason::CANCEL)),
         ready => ready,

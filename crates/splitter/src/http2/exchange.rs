@@ -1,4 +1,4 @@
-//! One request and its answer.
+//! One request and its response.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -16,118 +16,121 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode, Version};
 use tokio::time::{Instant, timeout};
 
-use super::body::{Broken, Intake, pass_on, reason};
-use super::copy::StreamCopy;
-use super::upstream::Upstreams;
-use crate::claims::{Choice, HeldClaim, choose, mirrors};
+use super::body::{Broken, RequestBody, forward, reason};
+use super::connections::Http2Connections;
+use super::mirror::StreamMirror;
+use crate::claims::{ActiveClaim, RouteChoice, matching_mirrors, select_route};
 use crate::filter::RequestView;
-use crate::http1::leg::Route;
-use crate::settings::{Notice, Reason as Failure, RequestLine};
+use crate::http1::upstream::Route;
+use crate::settings::{FailureReason, Notice, RequestLine};
 
-/// Why a place did not answer.
-enum Unanswered {
-    /// The client has gone.
+/// Why there is no response.
+enum NoResponse {
+    /// The client has cancelled the request.
     Cancelled,
-    /// The place said so itself.
+    /// The upstream has reset the stream.
     Refused(Reason),
-    /// The place failed. `may_have_acted` if it may have begun with what was asked.
-    Failed { why: Failure, may_have_acted: bool },
+    /// The upstream has failed.
+    Failed {
+        why: FailureReason,
+        may_have_been_processed: bool,
+    },
 }
 
 /// Serves one stream of a client.
 pub(super) async fn exchange(
-    upstreams: Arc<Upstreams>,
+    connections: Arc<Http2Connections>,
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
 ) {
     let (parts, body) = request.into_parts();
-    let settings = &upstreams.way.port.settings;
-    let mut intake = Intake::new(body, settings.replay_limit.max(settings.body_limit));
-    let chosen = choose_route(&upstreams, &parts, &mut intake, &mut respond).await;
-    let (mut route, mirrors) = chosen;
-    let is_empty = intake.is_empty();
-    let copies = mirrors
+    let settings = &connections.upstreams.port.settings;
+    let mut body = RequestBody::new(body, settings.replay_limit.max(settings.body_limit));
+    let selected = select_stream_route(&connections, &parts, &mut body, &mut respond).await;
+    let (mut route, mirrors) = selected;
+    let is_empty = body.is_empty();
+    let mirrors = mirrors
         .iter()
-        .filter_map(|held| StreamCopy::start(&upstreams, held, &parts, is_empty));
-    intake.copy_to(copies.collect());
+        .filter_map(|active| StreamMirror::start(&connections, active, &parts, is_empty));
+    body.mirror_to(mirrors.collect());
     let mut has_retried = false;
     loop {
-        let attempt = attempt(&upstreams, &route, &parts, &mut intake, &mut respond).await;
-        let (why, may_have_acted) = match attempt {
-            Ok(()) | Err(Unanswered::Cancelled) => return,
-            Err(Unanswered::Refused(reason)) => return respond.send_reset(reason),
-            Err(Unanswered::Failed {
+        let attempt = attempt(&connections, &route, &parts, &mut body, &mut respond).await;
+        let (why, may_have_been_processed) = match attempt {
+            Ok(()) | Err(NoResponse::Cancelled) => return,
+            Err(NoResponse::Refused(reason)) => return respond.send_reset(reason),
+            Err(NoResponse::Failed {
                 why,
-                may_have_acted,
-            }) => (why, may_have_acted),
+                may_have_been_processed,
+            }) => (why, may_have_been_processed),
         };
-        upstreams.forget_route(&route);
-        let can_repeat = intake.rewind();
+        connections.remove_route(&route);
+        let can_replay = body.rewind();
         match &route {
-            Route::Claim(held) => {
-                held.suspend(Instant::now(), settings.pause_after_failure);
-                let notice = if can_repeat {
+            Route::Claim(active) => {
+                active.suspend(Instant::now(), settings.failure_cooldown);
+                let notice = if can_replay {
                     Notice::FellBack { reason: why }
                 } else {
                     Notice::Lost { reason: why }
                 };
                 let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-                held.tell_of(notice, Some(RequestLine::new(parts.method.as_str(), path)));
-                route = Route::Original;
+                active.notify_request(notice, Some(RequestLine::new(parts.method.as_str(), path)));
+                route = Route::Application;
             }
-            Route::Original => {
-                let is_safe = !may_have_acted || parts.method.is_idempotent();
+            Route::Application => {
+                let is_safe = !may_have_been_processed || parts.method.is_idempotent();
                 if has_retried || !is_safe {
                     return respond.send_reset(Reason::INTERNAL_ERROR);
                 }
                 has_retried = true;
             }
         }
-        if !can_repeat {
+        if !can_replay {
             return respond.send_reset(Reason::INTERNAL_ERROR);
         }
     }
 }
 
-/// Where a request goes, and who gets a copy.
-async fn choose_route(
-    upstreams: &Upstreams,
+/// Selects the route of a request, and the sessions that mirror it.
+async fn select_stream_route(
+    connections: &Http2Connections,
     parts: &Parts,
-    intake: &mut Intake,
+    body: &mut RequestBody,
     respond: &mut SendResponse<Bytes>,
-) -> (Route, Vec<Arc<HeldClaim>>) {
-    let port = &upstreams.way.port;
+) -> (Route, Vec<Arc<ActiveClaim>>) {
+    let port = &connections.upstreams.port;
     let claims = port.claims.snapshot();
-    let choose_with = |body: Option<Option<&serde_json::Value>>| {
+    let select = |body: Option<Option<&serde_json::Value>>| {
         let request = RequestView::http2(parts);
         (
-            choose(&claims, &port.probes(), &request, body, Instant::now()),
-            mirrors(&claims, &request, body),
+            select_route(&claims, &port.probes(), &request, body, Instant::now()),
+            matching_mirrors(&claims, &request, body),
         )
     };
-    let (mut choice, mut copied) = choose_with(None);
-    if matches!(choice, Choice::NeedsBody) || copied.is_none() {
+    let (mut choice, mut mirrors) = select(None);
+    if matches!(choice, RouteChoice::NeedsBody) || mirrors.is_none() {
         if expects_continue(parts) {
-            let _ = respond.send_informational(go_on());
+            let _ = respond.send_informational(continue_response());
         }
         let peeked = timeout(
-            port.settings.body_within,
-            intake.peek(port.settings.body_limit),
+            port.settings.body_timeout,
+            body.peek(port.settings.body_limit),
         )
         .await;
         let content = peeked.ok().flatten();
         let body: Option<serde_json::Value> =
             content.and_then(|content| serde_json::from_slice(&content).ok());
-        (choice, copied) = choose_with(Some(body.as_ref()));
+        (choice, mirrors) = select(Some(body.as_ref()));
     }
     let route = match choice {
-        Choice::Claim(held) => Route::Claim(held),
-        Choice::Original | Choice::NeedsBody => Route::Original,
+        RouteChoice::Claim(active) => Route::Claim(active),
+        RouteChoice::Application | RouteChoice::NeedsBody => Route::Application,
     };
-    (route, copied.unwrap_or_default())
+    (route, mirrors.unwrap_or_default())
 }
 
-/// Whether a client sends its body only when it is told to.
+/// Whether the client waits for `100 Continue` before it sends the body.
 fn expects_continue(parts: &Parts) -> bool {
     parts
         .headers
@@ -135,99 +138,99 @@ fn expects_continue(parts: &Parts) -> bool {
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-fn go_on() -> Response<()> {
+fn continue_response() -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::CONTINUE;
     response
 }
 
-/// Sends the request to one place, and passes its answer on if there is one.
+/// Sends the request to one upstream, and forwards its response.
 async fn attempt(
-    upstreams: &Upstreams,
+    connections: &Http2Connections,
     route: &Route,
     parts: &Parts,
-    intake: &mut Intake,
+    body: &mut RequestBody,
     respond: &mut SendResponse<Bytes>,
-) -> Result<(), Unanswered> {
-    let not_sent = |why| Unanswered::Failed {
+) -> Result<(), NoResponse> {
+    let not_sent = |why| NoResponse::Failed {
         why,
-        may_have_acted: false,
+        may_have_been_processed: false,
     };
-    let mut upstream = upstreams.ready(route).await.map_err(not_sent)?;
-    let is_empty = intake.is_empty();
-    let (answer, mut to_place) = upstream
-        .send_request(copy_of(parts), is_empty)
-        .map_err(|_| not_sent(Failure::Unreachable))?;
-    let within = match route {
-        Route::Claim(held) => held.answer_within(&upstreams.way.port.settings),
-        Route::Original => None,
+    let mut connection = connections.ready(route).await.map_err(not_sent)?;
+    let is_empty = body.is_empty();
+    let (response, mut to_upstream) = connection
+        .send_request(clone_head(parts), is_empty)
+        .map_err(|_| not_sent(FailureReason::Unreachable))?;
+    let response_timeout = match route {
+        Route::Claim(active) => active.response_timeout(&connections.upstreams.port.settings),
+        Route::Application => None,
     };
-    let progress = intake.progress();
+    let progress = body.progress();
     let mut sending = pin!(async {
         if is_empty {
             Ok(())
         } else {
-            intake.send(&mut to_place).await
+            body.send(&mut to_upstream).await
         }
     });
     let mut sent = None;
     let response = tokio::select! {
         biased;
-        response = await_answer(answer, sending.as_mut(), &mut sent, respond, &progress) => response?,
-        () = quiet_for(within, &progress) => {
-            return Err(Unanswered::Failed { why: Failure::TooSlow, may_have_acted: true });
+        response = await_response(response, sending.as_mut(), &mut sent, respond, &progress) => response?,
+        () = stalled_for(response_timeout, &progress) => {
+            return Err(NoResponse::Failed { why: FailureReason::Timeout, may_have_been_processed: true });
         }
     };
-    pass_answer_on(response, respond, sending, sent).await;
+    forward_response(response, respond, sending, sent).await;
     Ok(())
 }
 
-/// Waits for the head of the answer while the body is sent. What a place says before its answer is passed on.
-async fn await_answer(
-    mut answer: ResponseFuture,
+/// Waits for the response head while the body is sent. Informational responses are forwarded.
+async fn await_response(
+    mut pending: ResponseFuture,
     mut sending: Pin<&mut impl Future<Output = Result<(), Broken>>>,
     sent: &mut Option<Result<(), Broken>>,
     respond: &mut SendResponse<Bytes>,
     progress: &AtomicU64,
-) -> Result<Response<RecvStream>, Unanswered> {
+) -> Result<Response<RecvStream>, NoResponse> {
     loop {
         tokio::select! {
             biased;
-            said = poll_fn(|context| poll_answer(&mut answer, context)) => match said {
-                Said::Answer(response) => return response.map_err(|error| unanswered(&error)),
-                Said::Before(response) => {
+            event = poll_fn(|context| poll_response(&mut pending, context)) => match event {
+                UpstreamEvent::Response(response) => return response.map_err(|error| no_response(&error)),
+                UpstreamEvent::Informational(response) => {
                     progress.fetch_add(1, Ordering::Relaxed);
                     let _ = respond.send_informational(response);
                 }
             },
-            _ = poll_fn(|context| respond.poll_reset(context)) => return Err(Unanswered::Cancelled),
+            _ = poll_fn(|context| respond.poll_reset(context)) => return Err(NoResponse::Cancelled),
             result = sending.as_mut(), if sent.is_none() => {
                 if matches!(result, Err(Broken::Sender(_))) {
-                    return Err(Unanswered::Cancelled);
+                    return Err(NoResponse::Cancelled);
                 }
-                // Whoever does not want the rest of a body has an answer, or a reason.
+                // An upstream that rejects the rest of a body sends a response or a reset.
                 *sent = Some(result);
             }
         }
     }
 }
 
-/// What a place says.
-enum Said {
-    /// Something like "early hints", before the answer.
-    Before(Response<()>),
-    Answer(Result<Response<RecvStream>, h2::Error>),
+/// What an upstream sends.
+enum UpstreamEvent {
+    /// An informational response such as "early hints".
+    Informational(Response<()>),
+    Response(Result<Response<RecvStream>, h2::Error>),
 }
 
-fn poll_answer(answer: &mut ResponseFuture, context: &mut Context<'_>) -> Poll<Said> {
-    if let Poll::Ready(Some(Ok(response))) = answer.poll_informational(context) {
-        return Poll::Ready(Said::Before(response));
+fn poll_response(pending: &mut ResponseFuture, context: &mut Context<'_>) -> Poll<UpstreamEvent> {
+    if let Poll::Ready(Some(Ok(response))) = pending.poll_informational(context) {
+        return Poll::Ready(UpstreamEvent::Informational(response));
     }
-    Pin::new(answer).poll(context).map(Said::Answer)
+    Pin::new(pending).poll(context).map(UpstreamEvent::Response)
 }
 
-/// Passes an answer on, while what is left of the request is sent.
-async fn pass_answer_on(
+/// Forwards a response while the rest of the request is sent.
+async fn forward_response(
     response: Response<RecvStream>,
     respond: &mut SendResponse<Bytes>,
     mut sending: Pin<&mut impl Future<Output = Result<(), Broken>>>,
@@ -242,7 +245,7 @@ async fn pass_answer_on(
         if is_empty {
             Ok(())
         } else {
-            pass_on(&mut body, &mut to_client).await
+            forward(&mut body, &mut to_client).await
         }
     });
     let mut has_received = false;
@@ -262,42 +265,42 @@ async fn pass_answer_on(
     }
 }
 
-/// Waits until nothing has been sent for so long.
-async fn quiet_for(within: Option<Duration>, progress: &AtomicU64) {
-    let Some(within) = within else {
+/// Waits until nothing has been sent for this duration.
+async fn stalled_for(duration: Option<Duration>, progress: &AtomicU64) {
+    let Some(duration) = duration else {
         return std::future::pending().await;
     };
     loop {
         let before = progress.load(Ordering::Relaxed);
-        tokio::time::sleep(within).await;
+        tokio::time::sleep(duration).await;
         if progress.load(Ordering::Relaxed) == before {
             return;
         }
     }
 }
 
-fn unanswered(error: &h2::Error) -> Unanswered {
-    let given = reason(error);
-    if error.is_reset() && error.is_remote() && given != Reason::REFUSED_STREAM {
-        return Unanswered::Refused(given);
+fn no_response(error: &h2::Error) -> NoResponse {
+    let reason = reason(error);
+    if error.is_reset() && error.is_remote() && reason != Reason::REFUSED_STREAM {
+        return NoResponse::Refused(reason);
     }
-    Unanswered::Failed {
-        why: Failure::NoAnswer,
-        may_have_acted: !matches!(given, Reason::REFUSED_STREAM | Reason::NO_ERROR),
+    NoResponse::Failed {
+        why: FailureReason::NoResponse,
+        may_have_been_processed: !matches!(reason, Reason::REFUSED_STREAM | Reason::NO_ERROR),
     }
 }
 
-/// A request's head, to be sent once more.
-pub(super) fn copy_of(parts: &Parts) -> Request<()> {
+/// Clones a request head for sending it.
+pub(super) fn clone_head(parts: &Parts) -> Request<()> {
     let mut request = Request::new(());
     *request.method_mut() = parts.method.clone();
     *request.uri_mut() = parts.uri.clone();
     *request.headers_mut() = parts.headers.clone();
-    // What a tunnel is asked for, such as a WebSocket.
+    // The protocol of an extended CONNECT, such as WebSocket.
     if let Some(protocol) = parts.extensions.get::<Protocol>() {
         request.extensions_mut().insert(protocol.clone());
     }
-    // A request that names its host in a header only has no authority, which is allowed for those that look like older ones.
+    // A request that has only a `host` header has no authority. h2 accepts that only for a version below HTTP/2.
     *request.version_mut() = if parts.uri.authority().is_some() {
         Version::HTTP_2
     } else {

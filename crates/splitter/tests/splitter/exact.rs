@@ -5,9 +5,9 @@ use proptest::sample::select;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::exact_check::check;
-use super::stage::{Manner, Stage, bodies};
+use super::fixture::{Behavior, TestPort, bodies};
 
-/// What requests are made of, whole and broken.
+/// Fragments of valid and invalid requests.
 const FRAGMENTS: &[&str] = &[
     "GET / HTTP/1.1\r\n",
     "GET /a%20b?c=d HTTP/1.1\r\n",
@@ -55,13 +55,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn the_application_sees_what_the_client_sent(bytes in bytes(), pieces in vec(1_usize..40, 1..4)) {
+    fn the_application_receives_the_bytes_of_the_client(bytes in bytes(), pieces in vec(1_usize..40, 1..4)) {
         check(&bytes, &pieces);
     }
 }
 
 #[test]
-fn the_corpus_is_seen_as_it_is_sent() {
+fn the_corpus_is_forwarded_unchanged() {
     let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/exact");
     let mut seen = 0;
     for entry in std::fs::read_dir(corpus).unwrap() {
@@ -74,7 +74,7 @@ fn the_corpus_is_seen_as_it_is_sent() {
     assert!(seen > 20, "the corpus has {seen} files");
 }
 
-/// A request for somebody, with its number in its path.
+/// A request for a session, with its number in the path.
 fn numbered(number: usize, who: &str, shape: usize) -> String {
     let head = format!("/{number} HTTP/1.1\r\nX-For: {who}\r\n");
     match shape {
@@ -89,43 +89,43 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn everybody_gets_their_own_requests_and_clients_their_answers_in_order(
+    fn upstreams_get_their_requests_and_clients_get_responses_in_order(
         requests in vec((select(&["application", "alice", "bob"][..]), 0_usize..4), 0..12),
         piece in 1_usize..60,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            let stage = Stage::new(Manner::Answers);
-            let (alice, _alices) = stage.session("alice", Manner::Answers);
-            let (bob, _bobs) = stage.session("bob", Manner::Answers);
+            let fixture = TestPort::new(Behavior::Responds);
+            let (alice, _alices) = fixture.session("alice", Behavior::Responds);
+            let (bob, _bobs) = fixture.session("bob", Behavior::Responds);
             let texts: Vec<String> = requests
                 .iter()
                 .enumerate()
                 .map(|(number, (who, shape))| numbered(number, who, *shape))
                 .collect();
-            let mut client = stage.connect();
+            let mut client = fixture.connect();
             for part in texts.concat().as_bytes().chunks(piece) {
                 client.write_all(part).await.unwrap();
                 tokio::task::yield_now().await;
             }
             client.shutdown().await.unwrap();
-            let mut answers = String::new();
-            client.read_to_string(&mut answers).await.unwrap();
-            let seen: Vec<(&str, &str)> = bodies(&answers)
+            let mut responses = String::new();
+            client.read_to_string(&mut responses).await.unwrap();
+            let seen: Vec<(&str, &str)> = bodies(&responses)
                 .into_iter()
                 .map(|body| (body.split(' ').next().unwrap(), body.split(' ').nth(2).unwrap()))
                 .collect();
             let paths: Vec<String> = (0..requests.len()).map(|number| format!("/{number}")).collect();
             let expected: Vec<(&str, &str)> = requests.iter().map(|(who, _)| *who).zip(paths.iter().map(String::as_str)).collect();
             assert_eq!(seen, expected);
-            for place in [&stage.application, &alice, &bob] {
+            for upstream in [&fixture.application, &alice, &bob] {
                 let theirs: String = texts
                     .iter()
                     .zip(&requests)
-                    .filter(|(_, (who, _))| *who == place.name)
+                    .filter(|(_, (who, _))| *who == upstream.name)
                     .map(|(text, _)| text.as_str())
                     .collect();
-                assert_eq!(place.got(), theirs, "{}", place.name);
+                assert_eq!(upstream.received(), theirs, "{}", upstream.name);
             }
         });
     }

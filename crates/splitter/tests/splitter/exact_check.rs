@@ -1,4 +1,5 @@
-//! Whatever a client sends, in whatever pieces, the application sees exactly that when nobody wants it.
+//! Checks that the application receives exactly the client's bytes if no session matches, for all inputs and all ways to
+//! split them into writes.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -6,25 +7,25 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use splitter::{
-    Arrival, BoxFuture, BoxStream, Claim, Destination, Filter, Mode, Notices, OnConflict, Port,
-    Protocol, Settings, detect,
+    BoxFuture, BoxStream, Claim, ConnectionMeta, Destination, Filter, Mode, NoticeHandler,
+    OnConflict, Port, Protocol, Settings, detect,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-/// Sends the bytes in pieces of the given sizes, over and over, and checks what the application sees.
+/// Sends the bytes in pieces of the given sizes, repeatedly, and checks what the application receives.
 pub(crate) fn check(bytes: &[u8], pieces: &[usize]) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
-        .expect("a runtime can be had");
+        .expect("the runtime can be built");
     let seen = runtime.block_on(send(bytes, pieces));
-    // HTTP/2 is put together anew, so its bytes are not those that were sent. It is enough that nothing panics.
+    // HTTP/2 is encoded again, so its bytes differ. It is enough that nothing panics.
     if detect(bytes, false) == Some(Protocol::Http2) {
         return;
     }
-    // A connection on which nothing was sent is made in case the application speaks first.
+    // An empty connection is opened in case the application speaks first.
     let seen: Vec<_> = seen.iter().filter(|seen| !seen.is_empty()).collect();
     let expected: Vec<_> = [bytes]
         .into_iter()
@@ -33,37 +34,40 @@ pub(crate) fn check(bytes: &[u8], pieces: &[usize]) {
     assert_eq!(
         seen,
         expected,
-        "the application sees something else than {:?}",
+        "the application received something other than {:?}",
         String::from_utf8_lossy(bytes)
     );
 }
 
-/// Reading a pattern takes longer than all the rest, so it is done once.
-static NOBODYS: LazyLock<Filter> =
-    LazyLock::new(|| Filter::header("^x-nobody-sends-this: ever$").expect("it is a pattern"));
+/// Compiling a pattern takes longer than all the rest, so it is done once.
+static UNMATCHED: LazyLock<Filter> =
+    LazyLock::new(|| Filter::header("^x-never-sent: ever$").expect("the pattern is valid"));
 
-/// What the application sees on each connection.
+/// The bytes that the application receives on each connection.
 async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
     let (streams, mut opened) = mpsc::unbounded_channel();
-    let port = Arc::new(Port::new(Arc::new(Opened(streams)), Settings::default()));
+    let port = Arc::new(Port::new(
+        Arc::new(ApplicationStreams(streams)),
+        Settings::default(),
+    ));
     let _guard = port
         .claims()
         .claim(
             Claim {
-                holder: "nobody".to_owned(),
+                holder: "other".to_owned(),
                 owner: None,
-                held_for: Duration::ZERO,
+                age: Duration::ZERO,
                 mode: Mode::Steal,
-                filter: Some(NOBODYS.clone()),
+                filter: Some(UNMATCHED.clone()),
                 takes_probes: true,
-                answer_within: None,
+                response_timeout: None,
                 tls: None,
-                notices: Notices::default(),
-                destination: Arc::new(Nowhere),
+                on_notice: NoticeHandler::default(),
+                destination: Arc::new(RefusingSession),
             },
             OnConflict::Abort,
         )
-        .expect("nobody else claims it");
+        .expect("there is no other claim");
     let application = tokio::spawn(async move {
         let mut readers = tokio::task::JoinSet::new();
         while let Some(mut stream) = opened.recv().await {
@@ -77,12 +81,12 @@ async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
     });
     let (mut client, served) = tokio::io::duplex(1024);
     let serving = tokio::spawn(async move {
-        let arrival = Arrival {
+        let meta = ConnectionMeta {
             client: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
             server: SocketAddr::from((Ipv4Addr::LOCALHOST, 2)),
             tls: None,
         };
-        port.serve(Box::new(served), arrival).await;
+        port.serve(Box::new(served), meta).await;
     });
     let mut rest = bytes;
     let mut sizes = pieces.iter().copied().cycle();
@@ -95,17 +99,17 @@ async fn send(bytes: &[u8], pieces: &[usize]) -> Vec<Vec<u8>> {
         tokio::task::yield_now().await;
     }
     let _ = client.shutdown().await;
-    serving.await.expect("whatever comes, nothing panics");
+    serving.await.expect("serving does not panic");
     drop(client);
     drop(_guard);
     application.await.unwrap_or_default()
 }
 
-/// Streams whose other ends are handed out.
-struct Opened(mpsc::UnboundedSender<tokio::io::DuplexStream>);
+/// An application whose streams are sent to the check.
+struct ApplicationStreams(mpsc::UnboundedSender<tokio::io::DuplexStream>);
 
-impl Destination for Opened {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+impl Destination for ApplicationStreams {
+    fn open<'a>(&'a self, _: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async {
             let (ours, theirs) = tokio::io::duplex(1024);
             let _ = self.0.send(theirs);
@@ -114,10 +118,10 @@ impl Destination for Opened {
     }
 }
 
-struct Nowhere;
+struct RefusingSession;
 
-impl Destination for Nowhere {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+impl Destination for RefusingSession {
+    fn open<'a>(&'a self, _: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async { Err(io::ErrorKind::ConnectionRefused.into()) })
     }
 }

@@ -4,22 +4,24 @@ use bytes::Bytes;
 use splitter::{Filter, Mode};
 use tokio::io::AsyncWriteExt;
 
-use super::http2_stage::{Http2Place, Http2Stage, name, request, send_all};
-use super::stage::{Manner, Stage, read_until};
+use super::fixture::{Behavior, TestPort, read_until};
+use super::http2_fixture::{Http2TestPort, Http2Upstream, name, request, send_all};
 
 /// Streams of one client that wait for a session.
-const WAITING: usize = 200;
+const PENDING_STREAMS: usize = 200;
 
-/// A session that takes nothing has many connections and all that they carry before it. The clock stands still, so whoever
-/// had to wait for it would wait for ever.
+/// A session that reads nothing gets many connections with large bodies. Time is paused, so a client that had to wait for
+/// this session would wait forever.
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_stuck_and_flooded_holds_up_nobody_else() {
-    let stage = Stage::with(Manner::Answers, |settings| settings.answer_within = None);
-    let (alice, _alices) = stage.session("alice", Manner::Stuck);
-    let (_bob, _bobs) = stage.session("bob", Manner::Answers);
+async fn a_stalled_and_overloaded_session_does_not_slow_others() {
+    let fixture = TestPort::with(Behavior::Responds, |settings| {
+        settings.response_timeout = None;
+    });
+    let (alice, _alices) = fixture.session("alice", Behavior::Stalls);
+    let (_bob, _bobs) = fixture.session("bob", Behavior::Responds);
     let flood: Vec<_> = (0..1000)
         .map(|_| {
-            let mut client = stage.connect();
+            let mut client = fixture.connect();
             tokio::spawn(async move {
                 let head = "POST / HTTP/1.1\r\nX-For: alice\r\nContent-Length: 1000000\r\n\r\n";
                 client.write_all(head.as_bytes()).await.unwrap();
@@ -31,7 +33,7 @@ async fn a_session_that_is_stuck_and_flooded_holds_up_nobody_else() {
         tokio::task::yield_now().await;
     }
     for who in ["bob", "application"] {
-        let mut client = stage.connect();
+        let mut client = fixture.connect();
         for number in 0..100 {
             let request = format!("GET /{number} HTTP/1.1\r\nX-For: {who}\r\n\r\n");
             client.write_all(request.as_bytes()).await.unwrap();
@@ -44,15 +46,15 @@ async fn a_session_that_is_stuck_and_flooded_holds_up_nobody_else() {
     }
 }
 
-/// The same with streams of one connection, where windows are shared.
+/// The same with streams of one connection, which share a flow-control window.
 #[tokio::test]
-async fn streams_that_wait_for_a_session_hold_up_no_other_of_their_connection() {
-    let mut stage = Http2Stage::with(|settings| settings.answer_within = None);
+async fn stalled_streams_do_not_slow_other_streams_of_their_connection() {
+    let mut fixture = Http2TestPort::with(|settings| settings.response_timeout = None);
     let bob = Filter::header("^x-for: bob$").unwrap();
-    stage.claim(Http2Place::new("bob"), Mode::Steal, bob);
-    let client = stage.connect().await;
+    fixture.claim(Http2Upstream::new("bob"), Mode::Steal, bob);
+    let client = fixture.connect().await;
     let mut flood = Vec::new();
-    for _ in 0..WAITING {
+    for _ in 0..PENDING_STREAMS {
         let mut client = client.clone().ready().await.unwrap();
         let (response, mut send) = client
             .send_request(request("/silent", "alice"), false)
@@ -62,9 +64,9 @@ async fn streams_that_wait_for_a_session_hold_up_no_other_of_their_connection() 
             response.await
         }));
     }
-    stage
+    fixture
         .alice
-        .wait_until(|streams| streams.len() == WAITING)
+        .wait_until(|streams| streams.len() == PENDING_STREAMS)
         .await;
     for who in ["bob", "application"] {
         for _ in 0..10 {
@@ -83,16 +85,16 @@ async fn streams_that_wait_for_a_session_hold_up_no_other_of_their_connection() 
     }
 }
 
-/// Each of many clients sends a byte now and then and never a whole request. The application gets what there is of them,
-/// and others are served meanwhile.
+/// Many clients send a byte now and then and never a complete request. Their bytes are forwarded to the application, and
+/// others are served at the same time.
 #[tokio::test(start_paused = true)]
-async fn clients_that_never_finish_a_head_hold_up_nobody() {
-    let stage = Arc::new(Stage::new(Manner::Answers));
-    let (alice, _alices) = stage.session("alice", Manner::Answers);
+async fn clients_that_never_complete_a_head_do_not_slow_others() {
+    let fixture = Arc::new(TestPort::new(Behavior::Responds));
+    let (alice, _alices) = fixture.session("alice", Behavior::Responds);
     let head = "GET /slow HTTP/1.1\r\nX-For: alice\r\nX-More: ";
     let slow: Vec<_> = (0..500)
         .map(|_| {
-            let mut client = stage.connect();
+            let mut client = fixture.connect();
             tokio::spawn(async move {
                 for byte in head.bytes().chain(std::iter::repeat(b'x')) {
                     if client.write_all(&[byte]).await.is_err() {
@@ -105,34 +107,39 @@ async fn clients_that_never_finish_a_head_hold_up_nobody() {
         .collect();
     let quick = "GET /quick HTTP/1.1\r\nX-For: alice\r\n\r\n";
     for _ in 0..10 {
-        let mut client = stage.connect();
+        let mut client = fixture.connect();
         client.write_all(quick.as_bytes()).await.unwrap();
         read_until(&mut client, "alice GET /quick").await;
     }
-    let requests = alice.got();
-    // The head is given up long before it is whole, and goes on as it comes.
-    while stage.application.got_length() < slow.len() * (head.len() + 10) {
+    let requests = alice.received();
+    // The head times out long before it is complete, and is then forwarded as it is received.
+    while fixture.application.received_length() < slow.len() * (head.len() + 10) {
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     }
-    let mut client = stage.connect();
+    let mut client = fixture.connect();
     client.write_all(quick.as_bytes()).await.unwrap();
     read_until(&mut client, "alice GET /quick").await;
-    assert_eq!(alice.got(), requests + quick, "nothing of the slow clients");
+    assert_eq!(
+        alice.received(),
+        requests + quick,
+        "nothing of the slow clients"
+    );
     for client in slow {
         client.abort();
     }
 }
 
-/// A filter that would need longer than the universe has existed does not match, and everybody is served.
+/// A filter with exponential matching time does not match, and all clients are served.
 #[tokio::test]
-async fn a_filter_that_explodes_costs_its_session_the_request_and_nobody_else() {
-    let stage = Stage::new(Manner::Answers);
-    let explodes = Filter::header("^x-text: (a*)*(?!b)\\1c$").unwrap();
-    let (_alice, _alices) = stage.claim("alice", Manner::Answers, Mode::Steal, Some(explodes));
-    let (_bob, _bobs) = stage.session("bob", Manner::Answers);
+async fn an_exponential_filter_does_not_match_and_does_not_slow_others() {
+    let fixture = TestPort::new(Behavior::Responds);
+    let exponential = Filter::header("^x-text: (a*)*(?!b)\\1c$").unwrap();
+    let (_alice, _alices) =
+        fixture.claim("alice", Behavior::Responds, Mode::Steal, Some(exponential));
+    let (_bob, _bobs) = fixture.session("bob", Behavior::Responds);
     let text = "a".repeat(4000);
     for (session, who) in [("bob", "bob"), ("x", "application")] {
-        let mut client = stage.connect();
+        let mut client = fixture.connect();
         for number in 0..20 {
             let request =
                 format!("GET /{number} HTTP/1.1\r\nX-Text: {text}\r\nX-For: {session}\r\n\r\n");

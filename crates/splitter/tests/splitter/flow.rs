@@ -5,26 +5,26 @@ use splitter::{Filter, Mode, OnConflict, Port, Settings};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::time::timeout;
 
-use super::stage::{ToTest, arrival, claim, read_until};
+use super::fixture::{ToTest, claim, meta, read_until};
 
-/// More than anybody may keep in memory for one connection.
+/// More than may be buffered for one connection.
 const MUCH: usize = 1024 * 1024;
 
-/// A request on its way to alice, who wants those that are for her, or to the application: the client's end, and theirs.
+/// Sends a request head to alice or to the application, and returns the client's and the server's end.
 async fn send(who: &str, head: &str) -> (DuplexStream, DuplexStream) {
     let (to_application, mut application) = ToTest::new();
     let (to_alice, mut alice) = ToTest::new();
     let settings = Settings {
-        answer_within: None,
+        response_timeout: None,
         ..Settings::default()
     };
     let port = Arc::new(Port::new(to_application, settings));
     let filter = Filter::header("^x-for: alice$").unwrap();
-    let wanted = claim("alice", Mode::Steal, Some(filter), to_alice);
-    let guard = port.claims().claim(wanted, OnConflict::Abort).unwrap();
+    let alices = claim("alice", Mode::Steal, Some(filter), to_alice);
+    let guard = port.claims().claim(alices, OnConflict::Abort).unwrap();
     let (mut client, served) = tokio::io::duplex(64 * 1024);
     tokio::spawn(async move {
-        port.serve(Box::new(served), arrival()).await;
+        port.serve(Box::new(served), meta()).await;
         drop(guard);
     });
     let head = format!("{head}X-For: {who}\r\n\r\n");
@@ -40,7 +40,8 @@ async fn send(who: &str, head: &str) -> (DuplexStream, DuplexStream) {
     (client, server)
 }
 
-/// How much goes into a stream before its other end has to read. Time passes by itself when nothing else happens.
+/// Writes until backpressure stops it, and returns how many bytes were written. Time is paused, so it advances when all
+/// tasks are idle.
 async fn fill(stream: &mut (impl AsyncWrite + Unpin)) -> usize {
     let mut written = 0;
     while written < 2 * MUCH {
@@ -58,16 +59,16 @@ async fn drain(stream: &mut (impl AsyncRead + Unpin), count: usize) {
     assert!(bytes.iter().all(|byte| *byte == b'x'));
 }
 
-/// So a body may have any length.
+/// Backpressure is end to end, so a body may have any length.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_stalls_stops_its_writer() {
-    for who in ["alice", "nobody"] {
+    for who in ["alice", "other"] {
         let head = "POST / HTTP/1.1\r\nContent-Length: 9000000000\r\n";
         let (mut client, mut server) = send(who, head).await;
         let sent = fill(&mut client).await;
         assert!(sent < MUCH, "{who}: {sent}");
         drain(&mut server, sent).await;
-        assert!(fill(&mut client).await > 0, "{who}: it goes on");
+        assert!(fill(&mut client).await > 0, "{who}: it continues");
 
         let (mut client, mut server) = send(who, "GET / HTTP/1.1\r\n").await;
         let head = "HTTP/1.1 200 OK\r\nContent-Length: 9000000000\r\n\r\n";
@@ -76,13 +77,13 @@ async fn a_reader_that_stalls_stops_its_writer() {
         assert!(sent < MUCH, "{who}: {sent}");
         read_until(&mut client, "\r\n\r\n").await;
         drain(&mut client, sent).await;
-        assert!(fill(&mut server).await > 0, "{who}: it goes on");
+        assert!(fill(&mut server).await > 0, "{who}: it continues");
     }
 }
 
-/// As those of server-sent events, which have no end.
+/// For example server-sent events, which have no end.
 #[tokio::test(start_paused = true)]
-async fn each_part_of_an_answer_arrives_when_it_is_sent() {
+async fn each_part_of_a_response_is_forwarded_immediately() {
     let parts = [
         (
             "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n",
@@ -97,15 +98,15 @@ async fn each_part_of_an_answer_arrives_when_it_is_sent() {
             ],
         ),
     ];
-    for who in ["alice", "nobody"] {
+    for who in ["alice", "other"] {
         for (head, events) in parts {
             let (mut client, mut server) = send(who, "GET /events HTTP/1.1\r\n").await;
             for part in [head].into_iter().chain(events) {
                 server.write_all(part.as_bytes()).await.unwrap();
                 let mut seen = vec![0; part.len()];
-                // However long the next one takes.
-                let arrived = timeout(Duration::from_secs(3600), client.read_exact(&mut seen));
-                arrived.await.expect("it is not kept").unwrap();
+                // The next part is not sent before this one has been received.
+                let received = timeout(Duration::from_secs(3600), client.read_exact(&mut seen));
+                received.await.expect("the part is not buffered").unwrap();
                 assert_eq!(String::from_utf8_lossy(&seen), part, "{who}");
             }
         }

@@ -8,21 +8,23 @@ use h2::ext::Protocol;
 use http::{HeaderMap, Method, Request, StatusCode};
 use splitter::{Filter, Mode, Port, Settings};
 
-use super::http2_stage::{Http2Place, Http2Stage, greet, name, read, request, send_all};
-use super::stage::{Manner, Place, To};
+use super::fixture::{Behavior, TestUpstream, ToUpstream};
+use super::http2_fixture::{
+    Http2TestPort, Http2Upstream, handshake, name, read, request, send_all,
+};
 
 #[tokio::test]
-async fn streams_go_both_ways_to_who_wants_them_with_their_trailers() {
-    let stage = Http2Stage::new();
-    let mut client = stage.connect().await;
+async fn streams_are_forwarded_in_both_directions_with_trailers() {
+    let fixture = Http2TestPort::new();
+    let mut client = fixture.connect().await;
     for _ in 0..2 {
-        for (session, who) in [("nobody", "application"), ("alice", "alice")] {
+        for (session, who) in [("other", "application"), ("alice", "alice")] {
             let (response, mut send) = client
                 .send_request(request("/echo", session), false)
                 .unwrap();
             let mut response = response.await.unwrap();
             assert_eq!(name(&response), who);
-            // Each message is answered before the next is sent: nothing waits for the end.
+            // Each message is echoed before the next is sent: nothing is buffered until the end.
             for message in [&b"one"[..], b"two"] {
                 send.send_data(Bytes::from_static(message), false).unwrap();
                 let echoed = response.body_mut().data().await.unwrap().unwrap();
@@ -43,37 +45,37 @@ async fn streams_go_both_ways_to_who_wants_them_with_their_trailers() {
             );
         }
     }
-    assert_eq!(stage.application.opened(), 1, "connections are kept");
-    assert_eq!(stage.alice.opened(), 1);
+    assert_eq!(fixture.application.opened(), 1, "connections are reused");
+    assert_eq!(fixture.alice.opened(), 1);
 }
 
-/// Servers send their settings at once, so they seem to speak first.
+/// Servers send their settings immediately, so they seem to speak first.
 #[tokio::test]
-async fn a_server_that_sends_its_settings_first_is_no_stranger() {
-    let stage = Http2Stage::new();
-    let stream = stage.stream();
-    // The splitter has seen what the server sent.
-    let was_read = &stage.application.was_read;
+async fn a_server_that_sends_its_settings_first_is_detected_as_http2() {
+    let fixture = Http2TestPort::new();
+    let stream = fixture.stream();
+    // The splitter has read the server's settings.
+    let was_read = &fixture.application.was_read;
     was_read
         .subscribe()
         .wait_for(|read| *read > 0)
         .await
         .unwrap();
-    let mut client = greet(stream).await;
-    for (session, who) in [("nobody", "application"), ("alice", "alice")] {
+    let mut client = handshake(stream).await;
+    for (session, who) in [("other", "application"), ("alice", "alice")] {
         let (response, _) = client
             .send_request(request("/echo", session), true)
             .unwrap();
         assert_eq!(name(&response.await.unwrap()), who);
     }
-    assert_eq!(stage.application.opened(), 1);
+    assert_eq!(fixture.application.opened(), 1);
 }
 
 #[tokio::test]
 async fn resets_keep_their_reasons() {
-    let stage = Http2Stage::new();
-    let mut client = stage.connect().await;
-    for session in ["nobody", "alice"] {
+    let fixture = Http2TestPort::new();
+    let mut client = fixture.connect().await;
+    for session in ["other", "alice"] {
         let (response, _) = client
             .send_request(request("/reset", session), true)
             .unwrap();
@@ -87,7 +89,7 @@ async fn resets_keep_their_reasons() {
             match body.data().await {
                 Some(Ok(_)) => {}
                 Some(Err(error)) => break error,
-                None => panic!("the answer ended as if it were whole"),
+                None => panic!("the response ended as if it were complete"),
             }
         };
         assert_eq!(error.reason(), Some(Reason::INADEQUATE_SECURITY));
@@ -95,10 +97,10 @@ async fn resets_keep_their_reasons() {
 }
 
 #[tokio::test]
-async fn large_heads_and_bodies_get_through() {
-    let stage = Http2Stage::new();
-    let mut client = stage.connect().await;
-    for session in ["nobody", "alice"] {
+async fn large_heads_and_bodies_are_forwarded() {
+    let fixture = Http2TestPort::new();
+    let mut client = fixture.connect().await;
+    for session in ["other", "alice"] {
         let mut large = request("/echo", session);
         let long = http::HeaderValue::from_str(&"x".repeat(200_000)).unwrap();
         large.headers_mut().insert("x-long", long);
@@ -117,12 +119,12 @@ async fn large_heads_and_bodies_get_through() {
 }
 
 #[tokio::test]
-async fn a_reader_that_stalls_stops_its_sender_and_nobody_else() {
-    let stage = Http2Stage::new();
-    let mut client = stage.connect().await;
+async fn a_stalled_reader_stops_only_its_sender() {
+    let fixture = Http2TestPort::new();
+    let mut client = fixture.connect().await;
     let (stalled, mut send) = client.send_request(request("/echo", "x"), false).unwrap();
     let stalled = stalled.await.unwrap();
-    // Nobody reads the answer, so the sender has to stop: what is under way fits into a few windows.
+    // The response is not read, so flow control stops the sender: the data in flight fits into a few windows.
     let mut sent = 0;
     loop {
         send.reserve_capacity(16 * 1024);
@@ -147,11 +149,14 @@ async fn a_reader_that_stalls_stops_its_sender_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn json_bodies_decide() {
+async fn json_bodies_select_the_route() {
     let filter = Filter::json_body("$.user", "^alice$").unwrap();
-    let (application, alice) = (Http2Place::new("application"), Http2Place::new("alice"));
-    let stage = Http2Stage::of(application, alice, Mode::Steal, filter, |_| {});
-    let mut client = stage.connect().await;
+    let (application, alice) = (
+        Http2Upstream::new("application"),
+        Http2Upstream::new("alice"),
+    );
+    let fixture = Http2TestPort::of(application, alice, Mode::Steal, filter, |_| {});
+    let mut client = fixture.connect().await;
     for (body, who) in [
         ("{\"user\":\"alice\"}", "alice"),
         ("{\"user\":\"bob\"}", "application"),
@@ -166,24 +171,27 @@ async fn json_bodies_decide() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_session_does_not_answer_the_application_does() {
+async fn streams_without_a_session_response_fall_back_to_the_application() {
     for path in ["/die", "/silent"] {
-        let stage = Http2Stage::new();
-        let mut client = stage.connect().await;
+        let fixture = Http2TestPort::new();
+        let mut client = fixture.connect().await;
         let (response, mut send) = client.send_request(request(path, "alice"), false).unwrap();
         send.send_data(Bytes::from_static(b"body"), true).unwrap();
         if path == "/silent" {
-            // The application is as silent as the session, so it is enough that it was asked.
-            stage.application.wait_until(|got| got.len() == 1).await;
-            assert_eq!(stage.alice.streams.borrow().len(), 1);
+            // The application does not respond either, so it is enough that it received the request.
+            fixture
+                .application
+                .wait_until(|received| received.len() == 1)
+                .await;
+            assert_eq!(fixture.alice.streams.borrow().len(), 1);
             continue;
         }
-        // The application dies of it as well, and is asked once more: then the client is told.
+        // The application closes the connection as well, and gets one retry. Then the client gets a reset.
         assert_eq!(
             response.await.unwrap_err().reason(),
             Some(Reason::INTERNAL_ERROR)
         );
-        let mut client = stage.connect().await;
+        let mut client = fixture.connect().await;
         let (response, _) = client
             .send_request(request("/echo", "alice"), true)
             .unwrap();
@@ -192,39 +200,39 @@ async fn what_a_session_does_not_answer_the_application_does() {
 }
 
 #[tokio::test]
-async fn the_next_client_gets_the_last_ones_connection() {
-    let stage = Http2Stage::new();
+async fn idle_connections_are_reused_by_the_next_client() {
+    let fixture = Http2TestPort::new();
     for client_number in 1..=3 {
-        let mut client = stage.connect().await;
+        let mut client = fixture.connect().await;
         let (response, _) = client.send_request(request("/echo", "x"), true).unwrap();
         read(response.await.unwrap().into_body()).await;
         drop(client);
-        let mut ended = stage.ended.subscribe();
+        let mut ended = fixture.ended.subscribe();
         ended
             .wait_for(|ended| *ended == client_number)
             .await
             .unwrap();
     }
-    assert_eq!(stage.application.opened(), 1);
+    assert_eq!(fixture.application.opened(), 1);
 }
 
 #[tokio::test]
-async fn a_client_is_told_when_the_application_closes() {
-    let stage = Http2Stage::new();
-    let mut client = stage.connect().await;
+async fn the_client_gets_a_goaway_when_the_application_closes() {
+    let fixture = Http2TestPort::new();
+    let mut client = fixture.connect().await;
     let (response, _) = client.send_request(request("/close", "x"), true).unwrap();
     read(response.await.unwrap().into_body()).await;
-    // The client's own connection is closed in an orderly way, so no further stream can be opened.
+    // The client's connection is shut down gracefully, so no further stream can be opened.
     while client.clone().ready().await.is_ok() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
 #[tokio::test]
-async fn what_is_said_before_an_answer_is_heard_before_it() {
-    let stage = Http2Stage::new();
-    let mut client = stage.connect().await;
-    for (session, who) in [("nobody", "application"), ("alice", "alice")] {
+async fn informational_responses_are_forwarded() {
+    let fixture = Http2TestPort::new();
+    let mut client = fixture.connect().await;
+    for (session, who) in [("other", "application"), ("alice", "alice")] {
         let (mut response, _) = client
             .send_request(request("/hints", session), true)
             .unwrap();
@@ -237,48 +245,48 @@ async fn what_is_said_before_an_answer_is_heard_before_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_waits_for_a_word_gets_it() {
+async fn expect_continue_is_answered() {
     let filter = || Filter::json_body("$.user", "^alice$").unwrap();
-    for decides_by_body in [false, true] {
-        let mut stage = Http2Stage::new();
-        if decides_by_body {
-            stage.claim(Http2Place::new("bob"), Mode::Steal, filter());
+    for matches_by_body in [false, true] {
+        let mut fixture = Http2TestPort::new();
+        if matches_by_body {
+            fixture.claim(Http2Upstream::new("bob"), Mode::Steal, filter());
         }
-        let mut client = stage.connect().await;
+        let mut client = fixture.connect().await;
         let mut expecting = request("/echo", "alice");
-        let go_on = http::HeaderValue::from_static("100-continue");
-        expecting.headers_mut().insert("expect", go_on);
-        if decides_by_body {
+        let value = http::HeaderValue::from_static("100-continue");
+        expecting.headers_mut().insert("expect", value);
+        if matches_by_body {
             expecting.headers_mut().remove("x-for");
         }
         let (mut response, mut send) = client.send_request(expecting, false).unwrap();
-        let word = poll_fn(|context| response.poll_informational(context)).await;
-        assert_eq!(word.unwrap().unwrap().status(), StatusCode::CONTINUE);
+        let interim = poll_fn(|context| response.poll_informational(context)).await;
+        assert_eq!(interim.unwrap().unwrap().status(), StatusCode::CONTINUE);
         let body = Bytes::from_static(b"{\"user\":\"alice\"}");
         send.send_data(body.clone(), true).unwrap();
         let response = response.await.unwrap();
-        let who = if decides_by_body { "bob" } else { "alice" };
+        let who = if matches_by_body { "bob" } else { "alice" };
         assert_eq!(name(&response), who);
         assert_eq!(read(response.into_body()).await.0, body);
     }
 }
 
 #[tokio::test]
-async fn websockets_go_both_ways_to_who_wants_them() {
+async fn websockets_are_forwarded_in_both_directions() {
     let (application, alice) = (
-        Http2Place::with_tunnels("application"),
-        Http2Place::with_tunnels("alice"),
+        Http2Upstream::with_tunnels("application"),
+        Http2Upstream::with_tunnels("alice"),
     );
     let filter = Filter::header("^x-for: alice$").unwrap();
-    let stage = Http2Stage::of(application, alice, Mode::Steal, filter, |_| {});
+    let fixture = Http2TestPort::of(application, alice, Mode::Steal, filter, |_| {});
     for _ in 0..2 {
-        let mut client = stage.connect().await;
-        for (session, who) in [("nobody", "application"), ("alice", "alice")] {
-            let mut asking = request("/chat", session);
-            *asking.method_mut() = Method::CONNECT;
+        let mut client = fixture.connect().await;
+        for (session, who) in [("other", "application"), ("alice", "alice")] {
+            let mut connect = request("/chat", session);
+            *connect.method_mut() = Method::CONNECT;
             let websocket = Protocol::from_static("websocket");
-            asking.extensions_mut().insert(websocket);
-            let (response, mut send) = client.send_request(asking, false).unwrap();
+            connect.extensions_mut().insert(websocket);
+            let (response, mut send) = client.send_request(connect, false).unwrap();
             let mut response = response.await.unwrap();
             assert_eq!(name(&response), who);
             assert_eq!(response.headers()["x-protocol"], "websocket");
@@ -294,31 +302,32 @@ async fn websockets_go_both_ways_to_who_wants_them() {
     }
 }
 
-/// A client that is told so uses another connection, which works; one that is not would fail.
+/// A client that sees no support uses an HTTP/1 connection instead, which works.
 #[tokio::test]
-async fn websockets_are_promised_only_where_the_application_takes_them() {
+async fn extended_connect_is_announced_only_if_the_application_supports_it() {
     let (application, alice) = (
-        Http2Place::new("application"),
-        Http2Place::with_tunnels("alice"),
+        Http2Upstream::new("application"),
+        Http2Upstream::with_tunnels("alice"),
     );
     let filter = Filter::header("^x-for: alice$").unwrap();
-    let stage = Http2Stage::of(application, alice, Mode::Steal, filter, |_| {});
-    let mut client = stage.connect().await;
-    let ask = Request::get("http://host/").body(()).unwrap();
-    let (response, _) = client.send_request(ask, true).unwrap();
+    let fixture = Http2TestPort::of(application, alice, Mode::Steal, filter, |_| {});
+    let mut client = fixture.connect().await;
+    let request = Request::get("http://host/").body(()).unwrap();
+    let (response, _) = client.send_request(request, true).unwrap();
     response.await.unwrap();
     assert!(!client.is_extended_connect_protocol_enabled());
 }
 
-/// Nobody greets, so the first client stops waiting for it. What becomes of that greeting is no matter to the client.
+/// The application never sends its settings, so the first client stops waiting for them. The failed handshake must not
+/// affect the client later.
 #[tokio::test(start_paused = true)]
-async fn an_application_that_does_not_greet_does_not_end_its_clients() {
-    let mut stage = Http2Stage::new();
-    let stuck = Place::new("application", Manner::Stuck);
-    stage.port = Arc::new(Port::new(Arc::new(To(stuck)), Settings::default()));
+async fn an_application_without_settings_does_not_end_its_clients() {
+    let mut fixture = Http2TestPort::new();
+    let stuck = TestUpstream::new("application", Behavior::Stalls);
+    fixture.port = Arc::new(Port::new(Arc::new(ToUpstream(stuck)), Settings::default()));
     let filter = Filter::header("^x-for: alice$").unwrap();
-    stage.claim(stage.alice.clone(), Mode::Steal, filter);
-    let mut client = stage.connect().await;
+    fixture.claim(fixture.alice.clone(), Mode::Steal, filter);
+    let mut client = fixture.connect().await;
     for _ in 0..3 {
         let (response, _) = client
             .send_request(request("/echo", "alice"), true)

@@ -3,30 +3,30 @@
     clippy::expect_used,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on should stop"
+    reason = "a test that cannot continue should stop"
 )]
 
-/// Whatever a client sends, the application sees it unchanged: properties and a corpus.
+/// The application receives the client's bytes unchanged: property tests and a corpus.
 mod exact;
-/// The check that the fuzzer and the properties share.
+/// The check that the fuzzer and the property tests share.
 mod exact_check;
-/// Sessions that are slow or flooded, and everybody else.
+/// Slow or overloaded sessions do not affect others.
 mod fairness;
-/// Bodies that are long, or have no end.
+/// In-memory upstreams for tests.
+mod fixture;
+/// Backpressure, and bodies without an end.
 mod flow;
-/// HTTP/1: who gets which request, and what becomes of answers.
+/// HTTP/1: routing of requests and responses.
 mod http1;
-/// HTTP/2: streams, trailers, resets, windows.
+/// HTTP/2: streams, trailers, resets, flow control.
 mod http2;
-/// Places that speak HTTP/2.
-mod http2_stage;
-/// Copies that never slow what they are a copy of.
+/// HTTP/2 upstreams and clients for tests.
+mod http2_fixture;
+/// Mirrors never slow the mirrored traffic.
 mod mirror;
 /// Real servers and clients over the loopback interface.
 mod programs;
-/// Sessions that fail, hang, come and go.
+/// Sessions that fail, hang, connect and disconnect; conflicts between claims.
 mod safety;
-/// Places that connections go to, in memory.
-mod stage;
 /// TLS with the target's certificates.
 mod tls;

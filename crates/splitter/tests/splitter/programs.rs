@@ -5,16 +5,16 @@ use std::process::Stdio;
 use std::sync::Arc;
 
 use splitter::{
-    Arrival, BoxFuture, BoxStream, ClaimGuard, Destination, Filter, Mode, OnConflict, Port,
+    BoxFuture, BoxStream, ClaimGuard, ConnectionMeta, Destination, Filter, Mode, OnConflict, Port,
     Settings,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 
-use super::stage::{claim, read_until};
+use super::fixture::{claim, read_until};
 
-/// A program that has said on which port it listens. It ends with the test.
+/// A running server program that has printed its port. It is killed when the test ends.
 struct Program {
     address: SocketAddr,
     _child: Child,
@@ -66,7 +66,7 @@ fn folder() -> PathBuf {
 }
 
 impl Destination for Program {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+    fn open<'a>(&'a self, _: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async { Ok(Box::new(TcpStream::connect(self.address).await?) as BoxStream) })
     }
 }
@@ -94,12 +94,12 @@ async fn front_of(application: Program, alice: Program) -> Front {
     tokio::spawn(async move {
         while let Ok((stream, client)) = listener.accept().await {
             let port = port.clone();
-            let arrival = Arrival {
+            let meta = ConnectionMeta {
                 client,
                 server: address,
                 tls: None,
             };
-            tokio::spawn(async move { port.serve(Box::new(stream), arrival).await });
+            tokio::spawn(async move { port.serve(Box::new(stream), meta).await });
         }
     });
     Front {
@@ -138,7 +138,7 @@ async fn curl_and_python() {
             "alice GET /1 0\nalice GET /2?q 0\n"
         );
         assert!(curl(&["-I", &one]).await.contains("Content-Length: 22"));
-        // A body of this size makes curl wait for a word before it sends it.
+        // A body of this size makes curl send `Expect: 100-continue`.
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(2_000_000).unwrap();
         let body = format!("@{}", file.path().display());
@@ -154,11 +154,14 @@ async fn curl_and_node() {
     let front = front("node", "server.mjs", "http").await;
     let (one, events) = (format!("{}/1", front.url), format!("{}/events", front.url));
     for (header, who) in [("X-For: x", "application"), (FOR_ALICE, "alice")] {
-        let answers = curl(&["-H", header, &one, &events, &one]).await;
-        let said: String = (0..3)
+        let responses = curl(&["-H", header, &one, &events, &one]).await;
+        let stream: String = (0..3)
             .map(|count| format!("data: {who} {count}\n\n"))
             .collect();
-        assert_eq!(answers, format!("{who} GET /1 0\n{said}{who} GET /1 0\n"));
+        assert_eq!(
+            responses,
+            format!("{who} GET /1 0\n{stream}{who} GET /1 0\n")
+        );
         let chunked = [
             "-H",
             header,
@@ -185,14 +188,14 @@ async fn curl_and_node_with_http2() {
     let front = front("node", "server.mjs", "http2").await;
     let (one, events) = (format!("{}/1", front.url), format!("{}/events", front.url));
     for (header, who) in [("X-For: x", "application"), (FOR_ALICE, "alice")] {
-        let asked = ["--http2-prior-knowledge", "-H", header, "-d", "hello", &one];
-        assert_eq!(curl(&asked).await, format!("{who} POST /1 5\n"));
-        let said: String = (0..3)
+        let arguments = ["--http2-prior-knowledge", "-H", header, "-d", "hello", &one];
+        assert_eq!(curl(&arguments).await, format!("{who} POST /1 5\n"));
+        let stream: String = (0..3)
             .map(|count| format!("data: {who} {count}\n\n"))
             .collect();
         assert_eq!(
             curl(&["--http2-prior-knowledge", "-H", header, &events]).await,
-            said
+            stream
         );
     }
 }
@@ -237,26 +240,29 @@ async fn grpc_and_go() {
                 .body(())
                 .unwrap()
         };
-        // Each answer comes before the next question.
-        let (response, mut questions) = client.send_request(call("Scan"), false).unwrap();
-        questions.send_data(message("book"), false).unwrap();
-        let mut answers = response.await.unwrap().into_body();
+        // Each response message is received before the next request message is sent.
+        let (response, mut requests) = client.send_request(call("Scan"), false).unwrap();
+        requests.send_data(message("book"), false).unwrap();
+        let mut responses = response.await.unwrap().into_body();
         for next in ["lamp", "mug"] {
-            let answer = answers.data().await.unwrap().unwrap();
-            assert!(String::from_utf8_lossy(&answer).contains(who), "{answer:?}");
-            questions.send_data(message(next), false).unwrap();
+            let response = responses.data().await.unwrap().unwrap();
+            assert!(
+                String::from_utf8_lossy(&response).contains(who),
+                "{response:?}"
+            );
+            requests.send_data(message(next), false).unwrap();
         }
-        answers.data().await.unwrap().unwrap();
-        questions.send_data(bytes::Bytes::new(), true).unwrap();
-        assert!(answers.data().await.is_none());
-        let trailers = answers.trailers().await.unwrap().unwrap();
+        responses.data().await.unwrap().unwrap();
+        requests.send_data(bytes::Bytes::new(), true).unwrap();
+        assert!(responses.data().await.is_none());
+        let trailers = responses.trailers().await.unwrap().unwrap();
         assert_eq!(trailers["grpc-status"], "0");
-        // One question and an error.
-        let (response, mut question) = client.send_request(call("Reserve"), false).unwrap();
-        question.send_data(message("nothing"), true).unwrap();
-        let (head, mut answer) = response.await.unwrap().into_parts();
-        assert!(answer.data().await.is_none());
-        let trailers = answer.trailers().await.unwrap().unwrap_or(head.headers);
+        // A unary call that fails.
+        let (response, mut request) = client.send_request(call("Reserve"), false).unwrap();
+        request.send_data(message("nothing"), true).unwrap();
+        let (head, mut body) = response.await.unwrap().into_parts();
+        assert!(body.data().await.is_none());
+        let trailers = body.trailers().await.unwrap().unwrap_or(head.headers);
         assert_eq!(trailers["grpc-status"], "5");
     }
 }

@@ -1,4 +1,4 @@
-// A server of Node's standard library that says who it is. Arguments: its name, and `http` or `http2`.
+// A server of Node's standard library whose responses contain its name. Arguments: its name, and `http` or `http2`.
 import http from 'node:http';
 import http2 from 'node:http2';
 
@@ -19,7 +19,7 @@ async function handle(request, response) {
 }
 
 const server = kind === 'http2' ? http2.createServer(handle) : http.createServer(handle);
-// Sends back whatever comes on an upgraded connection.
+// Echoes upgraded connections.
 server.on('upgrade', (request, socket, head) => {
   socket.write(`HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\nConnection: Upgrade\r\n\r\n${name}:`);
   socket.write(head);

@@ -1,4 +1,4 @@
-"""A server of Python's standard library that says who it is. Arguments: its name and the version of HTTP."""
+"""A server of Python's standard library whose responses contain its name. Arguments: its name and the HTTP version."""
 
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,15 +10,15 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = VERSION
 
     def do_GET(self):
-        self.answer(b"")
+        self.respond(b"")
 
     def do_HEAD(self):
-        self.answer(b"")
+        self.respond(b"")
 
     def do_POST(self):
-        self.answer(self.rfile.read(int(self.headers["Content-Length"])))
+        self.respond(self.rfile.read(int(self.headers["Content-Length"])))
 
-    def answer(self, body):
+    def respond(self, body):
         text = f"{NAME} {self.command} {self.path} {len(body)}\n".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))

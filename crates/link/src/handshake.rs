@@ -1,22 +1,22 @@
-//! The greeting: the first thing each end says on a new connection.
+//! The handshake: the first message of each end on a new connection.
 //!
-//! The client says HELLO: which link this is, how far it has read, how long it would like to be able to come back, and
-//! a token. The server answers WELCOME with its own position, or REFUSE with a reason. Both then know where each of the
-//! two streams continues, and frames follow.
+//! The client sends HELLO with the link ID, the offset up to which it has received, the resume window that it requests, and
+//! a token. The server responds with WELCOME and its own position, or with REFUSE and a reason. Both ends then know at which
+//! offset each stream continues, and frames follow.
 //!
-//! A greeting starts with ten bytes that stay the same in every version of the protocol: `SLNK`, the version (2), the
-//! kind (1), a zero, and the length of the body (2). So an end of any version can read a greeting of any other, and say
-//! what is wrong. The bodies of HELLO and WELCOME belong to their version; that of REFUSE never changes.
+//! A handshake message starts with ten bytes that are the same in every version of the protocol: `SLNK`, the version (2),
+//! the kind (1), a zero, and the length of the body (2). So each version can parse the messages of every other, and report
+//! the mismatch. The bodies of HELLO and WELCOME depend on the version; that of REFUSE never changes.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::error::{LinkError, Malformed};
-use crate::frame::{MAX_TEXT, readable, shortened};
+use crate::frame::{MAX_TEXT, readable, truncated};
 
-/// The version of the protocol that this crate speaks.
+/// The version of the protocol that this crate implements.
 pub const VERSION: u16 = 1;
-/// The longest token, in bytes.
+/// Maximum length of a token, in bytes.
 pub const MAX_TOKEN: usize = 8 * 1024;
 
 pub(crate) const PREAMBLE: usize = 10;
@@ -28,7 +28,7 @@ const HELLO_FIXED: usize = 16 + 4 + 1 + POSITION + 4;
 const WELCOME_LENGTH: usize = POSITION + 4;
 const POSITION: usize = 8 + 8 + 4;
 
-/// The name of a link, random, so that nobody can guess that of another's.
+/// The ID of a link. It is random, so that no client can guess the ID of another client's link.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkId(pub(crate) [u8; 16]);
 
@@ -39,7 +39,7 @@ impl LinkId {
 }
 
 impl fmt::Display for LinkId {
-    /// The first half: enough to tell links apart in a log, and not enough to take one over.
+    /// The first four bytes: enough to distinguish links in a log, and not enough to take one over.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
         write!(formatter, "{:08x}", u32::from_be_bytes([a, b, c, d]))
@@ -52,12 +52,12 @@ impl fmt::Debug for LinkId {
     }
 }
 
-/// What a client shows to be let in. It is never printed.
+/// A client's credential. It is never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Token(Vec<u8>);
 
 impl Token {
-    /// Longer tokens than [`MAX_TOKEN`] are refused here, so that they never fail later.
+    /// Tokens longer than [`MAX_TOKEN`] are rejected here, so that encoding cannot fail later.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, LinkError> {
         let bytes = bytes.into();
         if bytes.len() > MAX_TOKEN {
@@ -78,27 +78,26 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Where one end stands, as it tells the other.
+/// The receive position of one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Position {
-    /// The number of the first byte that has not arrived here.
+    /// The offset of the first byte that has not been received.
     pub(crate) received: u64,
-    /// The number of the first byte for which there is no room here yet.
+    /// The offset of the first byte for which there is no room yet.
     pub(crate) limit: u64,
-    /// How many bytes this end can keep for sending them again: it has to hear of some of them earlier.
+    /// The size of this end's replay buffer. The peer must acknowledge bytes before it is full.
     pub(crate) replay_capacity: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) id: LinkId,
-    /// Counts the connections that the client tries to make, so that one that was on its way for long does not
-    /// replace a newer one.
+    /// Counts the client's attempts to connect, so that a delayed connection does not replace a newer one.
     pub(crate) attempt: u32,
-    /// The client has never been welcomed: the server may make the link when it does not know it.
+    /// The client has never received WELCOME: the server may create the link if it does not exist.
     pub(crate) fresh: bool,
     pub(crate) position: Position,
-    /// How long the client would like to be able to come back after a connection is lost.
+    /// The requested resume window.
     pub(crate) window: Duration,
     pub(crate) token: Token,
 }
@@ -106,39 +105,39 @@ pub(crate) struct Hello {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Welcome {
     pub(crate) position: Position,
-    /// How long the client may really take to come back.
+    /// The granted resume window.
     pub(crate) window: Duration,
 }
 
-/// Why a server does not welcome a client.
+/// Why a server refuses a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The text is empty; the preamble has the server's version.
+    /// The body is empty; the preamble contains the server's version.
     Version,
     Token(String),
     StateLost,
     WindowExpired(Duration),
-    /// The link was given up while the client was away.
+    /// The link was aborted while the client was disconnected.
     Aborted(crate::Abort),
-    /// Both streams had ended, and everything had arrived.
+    /// Both streams had ended, and everything was delivered.
     Finished,
-    /// A newer connection of the same link is there.
+    /// The link has a newer connection.
     Superseded,
     Other(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum HandshakeResponse {
     Welcome(Welcome),
     Refuse { refusal: Refusal, version: u16 },
 }
 
-/// The first bytes of a greeting, which every version can read.
+/// The first bytes of a handshake message, which every version can parse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Preamble {
     pub(crate) version: u16,
     kind: u8,
-    /// How many bytes follow. At most a few more than [`MAX_TOKEN`].
+    /// The length of the body. At most a few bytes more than [`MAX_TOKEN`].
     pub(crate) length: usize,
 }
 
@@ -150,7 +149,7 @@ impl Preamble {
         }
         let length = usize::from(u16::from_be_bytes([high, low]));
         if length > HELLO_FIXED + MAX_TOKEN {
-            return Err(Malformed::GreetingLength { kind, length });
+            return Err(Malformed::HandshakeLength { kind, length });
         }
         Ok(Self {
             version: u16::from_be_bytes([version_high, version_low]),
@@ -160,7 +159,7 @@ impl Preamble {
     }
 
     fn bad_length(self) -> Malformed {
-        Malformed::GreetingLength {
+        Malformed::HandshakeLength {
             kind: self.kind,
             length: self.length,
         }
@@ -180,10 +179,10 @@ impl Hello {
         out
     }
 
-    /// Of this version; the caller has compared it.
+    /// Decodes a HELLO of this version. The caller has checked the version.
     pub(crate) fn decode(preamble: Preamble, body: &[u8]) -> Result<Self, Malformed> {
         if preamble.kind != HELLO {
-            return Err(Malformed::Greeting(preamble.kind));
+            return Err(Malformed::Handshake(preamble.kind));
         }
         let decode = |mut fields: Fields<'_>| {
             Some(Self {
@@ -207,7 +206,7 @@ impl Welcome {
     }
 }
 
-impl Answer {
+impl HandshakeResponse {
     pub(crate) fn decode(preamble: Preamble, body: &[u8]) -> Result<Self, Malformed> {
         match preamble.kind {
             WELCOME if preamble.version == VERSION => {
@@ -232,7 +231,7 @@ impl Answer {
                     version: preamble.version,
                 })
             }
-            kind => Err(Malformed::Greeting(kind)),
+            kind => Err(Malformed::Handshake(kind)),
         }
     }
 }
@@ -249,7 +248,7 @@ impl Refusal {
             Self::Superseded => (7, 0, ""),
             Self::Other(text) => (8, 0, text.as_str()),
         };
-        let text = shortened(text);
+        let text = truncated(text);
         let mut out = start(REFUSE, 1 + 4 + text.len());
         out.push(code);
         out.extend_from_slice(&number.to_be_bytes());
@@ -271,13 +270,13 @@ impl Refusal {
             3 => Self::StateLost,
             4 => Self::WindowExpired(Duration::from_millis(number.into())),
             5 => Self::Aborted(crate::Abort {
-                // Codes have two bytes; the rest is zero.
+                // Codes have two bytes; the upper two are zero.
                 code: number as u16,
                 text,
             }),
             6 => Self::Finished,
             7 => Self::Superseded,
-            // A later version may have more reasons. Their text still says why.
+            // A later version may have more reasons. Their text is still shown.
             _ => Self::Other(text),
         })
     }
@@ -288,7 +287,7 @@ fn start(kind: u8, length: usize) -> Vec<u8> {
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&VERSION.to_be_bytes());
     out.extend_from_slice(&[kind, 0]);
-    // A token is the longest part, and bounded.
+    // The token is the longest part, and its length is limited.
     out.extend_from_slice(&(length as u16).to_be_bytes());
     out
 }
@@ -303,7 +302,7 @@ fn milliseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// Takes fields of fixed size from the front of a body.
+/// Decodes fields of fixed size from the front of a body.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

@@ -1,46 +1,46 @@
-//! The bytes that have arrived and that the user has not read yet.
+//! The receive buffer: bytes that were received and that the user has not read yet.
 
 use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Parts smaller than this are copied together while others wait. Otherwise a peer that sends single bytes would make each cost a
-/// hundred, and the bound on what is kept here would not bound memory.
+/// Parts smaller than this are merged while other parts are unread. Otherwise a peer that sends single bytes would make each
+/// of them cost a hundred bytes, and the limit of the buffer would not bound its memory.
 const SMALL: usize = 16 * 1024;
-const GATHER: usize = 64 * 1024;
+const MERGED_SIZE: usize = 64 * 1024;
 
 #[derive(Debug, Default)]
-pub(crate) struct Inbox {
+pub(crate) struct ReceiveBuffer {
     parts: VecDeque<Bytes>,
-    /// The small parts that came last, after all of `parts`.
-    gathered: BytesMut,
+    /// Merged small parts. They follow all of `parts`.
+    merged: BytesMut,
     length: usize,
 }
 
-impl Inbox {
+impl ReceiveBuffer {
     pub(crate) fn length(&self) -> usize {
         self.length
     }
 
     pub(crate) fn push(&mut self, bytes: Bytes) {
         self.length += bytes.len();
-        let gathering = !self.parts.is_empty() || !self.gathered.is_empty();
-        if bytes.len() < SMALL && gathering {
-            self.gathered.extend_from_slice(&bytes);
-            if self.gathered.len() >= GATHER {
-                self.end_gathering();
+        let may_merge = !self.parts.is_empty() || !self.merged.is_empty();
+        if bytes.len() < SMALL && may_merge {
+            self.merged.extend_from_slice(&bytes);
+            if self.merged.len() >= MERGED_SIZE {
+                self.finish_merging();
             }
             return;
         }
-        self.end_gathering();
+        self.finish_merging();
         self.parts.push_back(bytes);
     }
 
-    /// Hands out at most `room` bytes, in pieces, and says how many.
+    /// Reads at most `room` bytes, in pieces, and returns how many.
     pub(crate) fn read(&mut self, mut add: impl FnMut(&[u8]), mut room: usize) -> usize {
         let mut count = 0;
         if self.parts.is_empty() {
-            self.end_gathering();
+            self.finish_merging();
         }
         while let Some(part) = self.parts.front_mut() {
             let length = part.len().min(room);
@@ -52,7 +52,7 @@ impl Inbox {
             }
             self.parts.pop_front();
             if self.parts.is_empty() {
-                self.end_gathering();
+                self.finish_merging();
             }
         }
         self.length -= count;
@@ -63,9 +63,9 @@ impl Inbox {
         *self = Self::default();
     }
 
-    fn end_gathering(&mut self) {
-        if !self.gathered.is_empty() {
-            self.parts.push_back(self.gathered.split().freeze());
+    fn finish_merging(&mut self) {
+        if !self.merged.is_empty() {
+            self.parts.push_back(self.merged.split().freeze());
         }
     }
 }
@@ -75,33 +75,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_all_sizes_come_out_in_order_and_small_ones_are_gathered() {
-        let mut inbox = Inbox::default();
+    fn parts_of_all_sizes_are_read_in_order() {
+        let mut receive_buffer = ReceiveBuffer::default();
         let (mut expected, mut read) = (Vec::new(), Vec::new());
         let sizes = [5000, 1, 1, 1023, 1024, 3, 20_000, 7];
         for round in 0..200_u32 {
             for size in sizes {
                 let part = vec![(round % 256) as u8; size];
                 expected.extend_from_slice(&part);
-                inbox.push(part.into());
+                receive_buffer.push(part.into());
             }
-            inbox.read(|bytes| read.extend_from_slice(bytes), 26_000);
+            receive_buffer.read(|bytes| read.extend_from_slice(bytes), 26_000);
         }
-        while inbox.read(|bytes| read.extend_from_slice(bytes), 9) > 0 {}
+        while receive_buffer.read(|bytes| read.extend_from_slice(bytes), 9) > 0 {}
         assert_eq!(read, expected);
-        assert_eq!(inbox.length(), 0);
+        assert_eq!(receive_buffer.length(), 0);
     }
 
     #[test]
     fn single_bytes_do_not_cost_a_part_each() {
-        let mut inbox = Inbox::default();
+        let mut receive_buffer = ReceiveBuffer::default();
         for _ in 0..100_000 {
-            inbox.push(Bytes::from_static(b"x"));
+            receive_buffer.push(Bytes::from_static(b"x"));
         }
         assert!(
-            inbox.parts.len() <= 2 + 100_000 / GATHER,
+            receive_buffer.parts.len() <= 2 + 100_000 / MERGED_SIZE,
             "{}",
-            inbox.parts.len()
+            receive_buffer.parts.len()
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The turn of a connection among the tasks that use it.
+//! Polls a connection after the tasks that use it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,32 +8,32 @@ use std::task::{Context, Poll};
 
 use hyper::rt::Executor;
 
-/// A future that lets all tasks go first that are ready when it is woken.
+/// A future that yields to all tasks that are ready when it is woken.
 ///
-/// A runtime runs next whoever the running task has woken. A connection would so write after each of its streams: as many
-/// packets as streams that have something to say at the same time. When it waits for its turn they leave together. With
-/// nobody else there it goes on at once.
+/// The runtime polls a task that was woken by the running task next. A connection would therefore write after each of its
+/// streams: as many packets as there are streams with data at the same time. When the connection yields first, the data of
+/// all streams is written together. If no other task is ready, it is polled immediately.
 #[derive(Debug)]
-pub struct AfterOthers<F> {
+pub struct PollLast<F> {
     future: F,
-    has_let_others_go: bool,
+    has_yielded: bool,
 }
 
-/// Polls a future after all who are ready before it.
-pub fn after_others<F: Future + Unpin>(future: F) -> AfterOthers<F> {
-    AfterOthers {
+/// Polls a future after all other tasks that are ready.
+pub fn poll_last<F: Future + Unpin>(future: F) -> PollLast<F> {
+    PollLast {
         future,
-        has_let_others_go: false,
+        has_yielded: false,
     }
 }
 
-impl<F: Future + Unpin> Future for AfterOthers<F> {
+impl<F: Future + Unpin> Future for PollLast<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        self.has_let_others_go = !self.has_let_others_go;
-        if self.has_let_others_go {
-            // A task that wakes itself is the last in the queue.
+        self.has_yielded = !self.has_yielded;
+        if self.has_yielded {
+            // A task that wakes itself is put at the end of the queue.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -41,14 +41,14 @@ impl<F: Future + Unpin> Future for AfterOthers<F> {
     }
 }
 
-/// Runs the tasks of one HTTP/2 client, of which the first is the connection: hyper starts it with the handshake, and later a
-/// task for each body. The connection goes after all others.
+/// Runs the tasks of one HTTP/2 client. The first task is the connection: hyper spawns it with the handshake, and later one
+/// task for each body. The connection is polled after all others.
 #[derive(Debug, Clone, Default)]
-pub struct ConnectionAfterOthers {
+pub struct ConnectionPolledLast {
     has_connection: Arc<AtomicBool>,
 }
 
-impl<F> Executor<F> for ConnectionAfterOthers
+impl<F> Executor<F> for ConnectionPolledLast
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -56,7 +56,7 @@ where
     fn execute(&self, future: F) {
         match self.has_connection.swap(true, Ordering::Relaxed) {
             true => drop(tokio::spawn(future)),
-            false => drop(tokio::spawn(after_others(Box::pin(future)))),
+            false => drop(tokio::spawn(poll_last(Box::pin(future)))),
         }
     }
 }
@@ -69,8 +69,8 @@ mod tests {
 
     use super::*;
 
-    /// How often somebody is woken whom many tasks wake, each of them ready before the first ran.
-    async fn turns(waits: bool) -> usize {
+    /// How often a task is polled that is woken by many tasks, all of which were ready before the first one ran.
+    async fn count_polls(polled_last: bool) -> usize {
         const TASKS: usize = 50;
         let (polls, wake) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let done = Arc::new(AtomicUsize::new(0));
@@ -81,8 +81,8 @@ mod tests {
                 counted.fetch_add(1, Ordering::SeqCst);
             }
         });
-        let waiting = match waits {
-            true => tokio::spawn(after_others(waiting)),
+        let waiting = match polled_last {
+            true => tokio::spawn(poll_last(waiting)),
             false => tokio::spawn(waiting),
         };
         tokio::task::yield_now().await;
@@ -101,8 +101,11 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn what_many_have_to_say_is_heard_at_once() {
-        let (alone, together) = (turns(false).await, turns(true).await);
-        assert!(together * 4 < alone, "{together} turns instead of {alone}");
+    async fn wakeups_of_many_tasks_are_merged() {
+        let (separate, merged) = (count_polls(false).await, count_polls(true).await);
+        assert!(
+            merged * 4 < separate,
+            "{merged} polls instead of {separate}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Places that connections go to, in memory: what they got is written down, and what they answer says who they are.
+//! In-memory upstreams for tests. They record the bytes that they receive, and their responses contain their name.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,125 +15,125 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use splitter::{
-    Arrival, BoxFuture, BoxStream, Claim, ClaimGuard, Destination, Filter, Mode, Notice, Notices,
-    OnConflict, Port, Settings,
+    BoxFuture, BoxStream, Claim, ClaimGuard, ConnectionMeta, Destination, Filter, Mode, Notice,
+    NoticeHandler, OnConflict, Port, Settings,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_util::io::InspectReader;
 
-/// How a place answers.
+/// How an upstream behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// Each request, with its name, the method, the path and the body.
-    Answers,
-    /// Takes everything and says nothing.
+pub(crate) enum Behavior {
+    /// Responds to each request with its name, the method, the path and the body.
+    Responds,
+    /// Reads everything and sends nothing.
     Silent,
-    /// Takes nothing and says nothing.
-    Stuck,
-    /// Closes at once.
+    /// Reads nothing and sends nothing.
+    Stalls,
+    /// Closes the connection immediately.
     Closes,
-    /// Takes what comes, and then something breaks.
-    Breaks,
-    /// The same, when this has come.
-    BreaksAt(&'static str),
-    /// Cannot be reached.
+    /// Resets the connection.
+    Resets,
+    /// Resets the connection after it has received this text.
+    ResetsAfter(&'static str),
+    /// Refuses connections.
     Refuses,
-    /// Speaks first, and then sends back what comes.
+    /// Speaks first, and then echoes.
     SpeaksFirst,
-    /// Answers any request with 101 and then sends back what comes.
+    /// Responds to any request with 101, and then echoes.
     Upgrades,
 }
 
-/// A place.
+/// An in-memory upstream.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TestUpstream {
     pub(crate) name: &'static str,
-    manner: Mutex<Manner>,
-    /// What it got, by connection.
-    got: Mutex<Vec<Arc<Mutex<Vec<u8>>>>>,
+    behavior: Mutex<Behavior>,
+    /// The received bytes, by connection.
+    received: Mutex<Vec<Arc<Mutex<Vec<u8>>>>>,
     opened: AtomicUsize,
-    /// Connections close after each answer.
-    pub(crate) closes_after_answer: AtomicBool,
+    /// Connections are closed after each response.
+    pub(crate) closes_after_response: AtomicBool,
 }
 
-impl Place {
-    pub(crate) fn new(name: &'static str, manner: Manner) -> Arc<Self> {
+impl TestUpstream {
+    pub(crate) fn new(name: &'static str, behavior: Behavior) -> Arc<Self> {
         Arc::new(Self {
             name,
-            manner: Mutex::new(manner),
-            got: Mutex::default(),
+            behavior: Mutex::new(behavior),
+            received: Mutex::default(),
             opened: AtomicUsize::new(0),
-            closes_after_answer: AtomicBool::new(false),
+            closes_after_response: AtomicBool::new(false),
         })
     }
 
-    pub(crate) fn set_manner(&self, manner: Manner) {
-        *self.manner.lock().unwrap() = manner;
+    pub(crate) fn set_behavior(&self, behavior: Behavior) {
+        *self.behavior.lock().unwrap() = behavior;
     }
 
     pub(crate) fn opened(&self) -> usize {
         self.opened.load(Ordering::SeqCst)
     }
 
-    /// All that it got, one connection after the other.
-    pub(crate) fn got(&self) -> String {
-        let got = self.got.lock().unwrap();
-        let all: Vec<u8> = got
+    /// All received bytes, one connection after the other.
+    pub(crate) fn received(&self) -> String {
+        let received = self.received.lock().unwrap();
+        let all: Vec<u8> = received
             .iter()
             .flat_map(|one| one.lock().unwrap().clone())
             .collect();
         String::from_utf8_lossy(&all).into_owned()
     }
 
-    pub(crate) fn got_length(&self) -> usize {
-        let got = self.got.lock().unwrap();
-        got.iter().map(|one| one.lock().unwrap().len()).sum()
+    pub(crate) fn received_length(&self) -> usize {
+        let received = self.received.lock().unwrap();
+        received.iter().map(|one| one.lock().unwrap().len()).sum()
     }
 
-    /// Waits until it has got this.
-    pub(crate) async fn wait_until_got(&self, wanted: &str) {
-        while self.got() != wanted {
+    /// Waits until it has received exactly this.
+    pub(crate) async fn wait_until_received(&self, expected: &str) {
+        while self.received() != expected {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
     }
 
-    async fn serve(self: Arc<Self>, stream: BoxStream, breaks: Arc<AtomicBool>) {
-        let manner = *self.manner.lock().unwrap();
-        match manner {
-            Manner::Answers => self.answer(stream).await,
-            Manner::Silent => {
+    async fn serve(self: Arc<Self>, stream: BoxStream, resets: Arc<AtomicBool>) {
+        let behavior = *self.behavior.lock().unwrap();
+        match behavior {
+            Behavior::Responds => self.respond(stream).await,
+            Behavior::Silent => {
                 let mut stream = stream;
                 let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
             }
-            Manner::Stuck => {
+            Behavior::Stalls => {
                 std::future::pending::<()>().await;
                 drop(stream);
             }
-            Manner::Closes | Manner::Refuses => {}
-            Manner::Breaks => breaks.store(true, Ordering::SeqCst),
-            Manner::BreaksAt(end) => {
+            Behavior::Closes | Behavior::Refuses => {}
+            Behavior::Resets => resets.store(true, Ordering::SeqCst),
+            Behavior::ResetsAfter(end) => {
                 let mut stream = stream;
                 let mut seen = Vec::new();
                 while !seen.ends_with(end.as_bytes()) {
                     seen.push(stream.read_u8().await.unwrap());
                 }
-                breaks.store(true, Ordering::SeqCst);
+                resets.store(true, Ordering::SeqCst);
             }
-            Manner::SpeaksFirst => {
+            Behavior::SpeaksFirst => {
                 let (mut read, mut write) = tokio::io::split(stream);
                 let _ = write
                     .write_all(format!("220 {}\r\n", self.name).as_bytes())
                     .await;
                 let _ = tokio::io::copy(&mut read, &mut write).await;
             }
-            Manner::Upgrades => upgrade(stream).await,
+            Behavior::Upgrades => upgrade(stream).await,
         }
     }
 
-    async fn answer(self: Arc<Self>, stream: BoxStream) {
+    async fn respond(self: Arc<Self>, stream: BoxStream) {
         let service = service_fn(|request: Request<Incoming>| {
-            let place = self.clone();
+            let upstream = self.clone();
             async move {
                 let (head, body) = request.into_parts();
                 let body = body
@@ -142,13 +142,13 @@ impl Place {
                     .map(http_body_util::Collected::to_bytes);
                 let text = format!(
                     "{} {} {} {}",
-                    place.name,
+                    upstream.name,
                     head.method,
                     head.uri,
                     String::from_utf8_lossy(&body.unwrap_or_default())
                 );
                 let mut response = Response::new(Full::new(bytes::Bytes::from(text)));
-                if place.closes_after_answer.load(Ordering::SeqCst) {
+                if upstream.closes_after_response.load(Ordering::SeqCst) {
                     let close = http::HeaderValue::from_static("close");
                     response.headers_mut().insert("connection", close);
                 }
@@ -171,39 +171,39 @@ async fn upgrade(mut stream: BoxStream) {
             Err(_) => return,
         }
     }
-    let answer = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\n\r\n";
+    let response = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\n\r\n";
     let (mut read, mut write) = tokio::io::split(stream);
-    let _ = write.write_all(answer).await;
+    let _ = write.write_all(response).await;
     let _ = tokio::io::copy(&mut read, &mut write).await;
 }
 
-/// A place as a destination.
+/// A test upstream as a destination.
 #[derive(Debug)]
-pub(crate) struct To(pub(crate) Arc<Place>);
+pub(crate) struct ToUpstream(pub(crate) Arc<TestUpstream>);
 
-impl Destination for To {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+impl Destination for ToUpstream {
+    fn open<'a>(&'a self, _: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async {
-            if *self.0.manner.lock().unwrap() == Manner::Refuses {
+            if *self.0.behavior.lock().unwrap() == Behavior::Refuses {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
             self.0.opened.fetch_add(1, Ordering::SeqCst);
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
-            let got = Arc::<Mutex<Vec<u8>>>::default();
-            self.0.got.lock().unwrap().push(got.clone());
-            let breaks = Arc::<AtomicBool>::default();
-            let record = move |bytes: &[u8]| got.lock().unwrap().extend_from_slice(bytes);
+            let received = Arc::<Mutex<Vec<u8>>>::default();
+            self.0.received.lock().unwrap().push(received.clone());
+            let resets = Arc::<AtomicBool>::default();
+            let record = move |bytes: &[u8]| received.lock().unwrap().extend_from_slice(bytes);
             let theirs = Box::new(InspectReader::new(theirs, record));
-            tokio::spawn(self.0.clone().serve(theirs, breaks.clone()));
-            Ok(Box::new(Breakable {
+            tokio::spawn(self.0.clone().serve(theirs, resets.clone()));
+            Ok(Box::new(Resettable {
                 stream: ours,
-                breaks,
+                resets,
             }) as BoxStream)
         })
     }
 }
 
-/// A destination that leaves it to the test what becomes of its streams.
+/// A destination whose streams are handled by the test.
 #[derive(Debug)]
 pub(crate) struct ToTest(mpsc::UnboundedSender<DuplexStream>);
 
@@ -215,7 +215,7 @@ impl ToTest {
 }
 
 impl Destination for ToTest {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+    fn open<'a>(&'a self, _: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async {
             let (ours, theirs) = tokio::io::duplex(64 * 1024);
             self.0.send(theirs).map_err(io::Error::other)?;
@@ -224,13 +224,13 @@ impl Destination for ToTest {
     }
 }
 
-/// A stream whose end is an error if its other end broke.
-struct Breakable {
+/// A stream that ends with an error if its other end has been reset.
+struct Resettable {
     stream: DuplexStream,
-    breaks: Arc<AtomicBool>,
+    resets: Arc<AtomicBool>,
 }
 
-impl AsyncRead for Breakable {
+impl AsyncRead for Resettable {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -239,14 +239,14 @@ impl AsyncRead for Breakable {
         let before = buffer.filled().len();
         let poll = Pin::new(&mut self.stream).poll_read(context, buffer);
         let is_end = poll.is_ready() && buffer.filled().len() == before;
-        if is_end && self.breaks.load(Ordering::SeqCst) {
+        if is_end && self.resets.load(Ordering::SeqCst) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         poll
     }
 }
 
-impl AsyncWrite for Breakable {
+impl AsyncWrite for Resettable {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -266,25 +266,28 @@ impl AsyncWrite for Breakable {
 
 /// A port with an application behind it.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct TestPort {
     pub(crate) port: Arc<Port>,
-    pub(crate) application: Arc<Place>,
-    pub(crate) notices: Told,
+    pub(crate) application: Arc<TestUpstream>,
+    pub(crate) notices: NoticeLog,
 }
 
-impl Stage {
-    pub(crate) fn new(application: Manner) -> Self {
+impl TestPort {
+    pub(crate) fn new(application: Behavior) -> Self {
         Self::with(application, |_| {})
     }
 
-    pub(crate) fn with(application: Manner, change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) fn with(application: Behavior, change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = Settings::default();
         change(&mut settings);
-        let application = Place::new("application", application);
+        let application = TestUpstream::new("application", application);
         Self {
-            port: Arc::new(Port::new(Arc::new(To(application.clone())), settings)),
+            port: Arc::new(Port::new(
+                Arc::new(ToUpstream(application.clone())),
+                settings,
+            )),
             application,
-            notices: Told::default(),
+            notices: NoticeLog::default(),
         }
     }
 
@@ -292,47 +295,51 @@ impl Stage {
         self.notices.all()
     }
 
-    /// A session that wants requests with the header `x-for` and its name.
-    pub(crate) fn session(&self, name: &'static str, manner: Manner) -> (Arc<Place>, ClaimGuard) {
+    /// A session that claims requests with the header `x-for: <name>`.
+    pub(crate) fn session(
+        &self,
+        name: &'static str,
+        behavior: Behavior,
+    ) -> (Arc<TestUpstream>, ClaimGuard) {
         let filter = Filter::header(&format!("^x-for: {name}$")).unwrap();
-        self.claim(name, manner, Mode::Steal, Some(filter))
+        self.claim(name, behavior, Mode::Steal, Some(filter))
     }
 
     pub(crate) fn claim(
         &self,
         name: &'static str,
-        manner: Manner,
+        behavior: Behavior,
         mode: Mode,
         filter: Option<Filter>,
-    ) -> (Arc<Place>, ClaimGuard) {
-        let place = Place::new(name, manner);
-        let mut claim = claim(name, mode, filter, Arc::new(To(place.clone())));
-        claim.notices = self.notices.tell(name);
+    ) -> (Arc<TestUpstream>, ClaimGuard) {
+        let upstream = TestUpstream::new(name, behavior);
+        let mut claim = claim(name, mode, filter, Arc::new(ToUpstream(upstream.clone())));
+        claim.on_notice = self.notices.handler(name);
         let guard = self.port.claims().claim(claim, OnConflict::Abort).unwrap();
-        (place, guard)
+        (upstream, guard)
     }
 
     /// A client's connection.
     pub(crate) fn connect(&self) -> DuplexStream {
         let (client, served) = tokio::io::duplex(64 * 1024);
         let port = self.port.clone();
-        tokio::spawn(async move { port.serve(Box::new(served), arrival()).await });
+        tokio::spawn(async move { port.serve(Box::new(served), meta()).await });
         client
     }
 
-    /// Sends bytes, ends, and reads all answers.
-    pub(crate) async fn ask(&self, bytes: &str) -> String {
+    /// Sends bytes, ends the stream, and reads all responses.
+    pub(crate) async fn exchange(&self, bytes: &str) -> String {
         let mut client = self.connect();
         client.write_all(bytes.as_bytes()).await.unwrap();
         client.shutdown().await.unwrap();
-        let mut answers = Vec::new();
-        client.read_to_end(&mut answers).await.unwrap();
-        String::from_utf8_lossy(&answers).into_owned()
+        let mut responses = Vec::new();
+        client.read_to_end(&mut responses).await.unwrap();
+        String::from_utf8_lossy(&responses).into_owned()
     }
 }
 
-pub(crate) fn arrival() -> Arrival {
-    Arrival {
+pub(crate) fn meta() -> ConnectionMeta {
+    ConnectionMeta {
         client: SocketAddr::from((Ipv4Addr::LOCALHOST, 40_000)),
         server: SocketAddr::from((Ipv4Addr::LOCALHOST, 80)),
         tls: None,
@@ -348,47 +355,47 @@ pub(crate) fn claim(
     Claim {
         holder: holder.to_owned(),
         owner: None,
-        held_for: Duration::ZERO,
+        age: Duration::ZERO,
         mode,
         filter,
         takes_probes: false,
-        answer_within: None,
+        response_timeout: None,
         tls: None,
-        notices: Notices::default(),
+        on_notice: NoticeHandler::default(),
         destination,
     }
 }
 
-/// What sessions were told, with the name of each.
+/// Records the notices of all sessions, with the session's name.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Told(Arc<Mutex<Vec<(&'static str, Notice)>>>);
+pub(crate) struct NoticeLog(Arc<Mutex<Vec<(&'static str, Notice)>>>);
 
-impl Told {
+impl NoticeLog {
     pub(crate) fn all(&self) -> Vec<(&'static str, Notice)> {
         self.0.lock().unwrap().clone()
     }
 
-    /// Tells a session.
-    pub(crate) fn tell(&self, name: &'static str) -> Notices {
-        let told = self.clone();
-        Notices::new(move |notice, _| told.0.lock().unwrap().push((name, notice)))
+    /// The handler of one session.
+    pub(crate) fn handler(&self, name: &'static str) -> NoticeHandler {
+        let log = self.clone();
+        NoticeHandler::new(move |notice, _| log.0.lock().unwrap().push((name, notice)))
     }
 }
 
-/// The last lines of answers: what the places said.
-pub(crate) fn bodies(answers: &str) -> Vec<&str> {
-    answers
+/// The bodies of responses.
+pub(crate) fn bodies(responses: &str) -> Vec<&str> {
+    responses
         .split("HTTP/1.1 ")
         .skip(1)
-        .filter_map(|answer| answer.split_once("\r\n\r\n"))
+        .filter_map(|response| response.split_once("\r\n\r\n"))
         .map(|(_, body)| body.trim_end())
         .collect()
 }
 
-/// Reads until this has come.
-pub(crate) async fn read_until(client: &mut (impl AsyncRead + Unpin), wanted: &str) -> String {
+/// Reads until the text has been received.
+pub(crate) async fn read_until(client: &mut (impl AsyncRead + Unpin), expected: &str) -> String {
     let mut seen = Vec::new();
-    while !String::from_utf8_lossy(&seen).contains(wanted) {
+    while !String::from_utf8_lossy(&seen).contains(expected) {
         match client.read_u8().await {
             Ok(byte) => seen.push(byte),
             Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&seen)),

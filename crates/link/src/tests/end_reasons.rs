@@ -3,7 +3,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
-use super::network::{Network, SMALL, Weather, exchange, stream};
+use super::network::{Network, NetworkState, SMALL, exchange, stream};
 use crate::{Abort, Link, LinkError, Status};
 
 async fn ended(link: &Link) -> Status {
@@ -12,15 +12,15 @@ async fn ended(link: &Link) -> Status {
     status.wait_for(over).await.unwrap().clone()
 }
 
-/// Waits until the server has nothing left of any link.
-async fn forgotten(network: &Network) {
+/// Waits until the server has removed all links.
+async fn wait_until_removed(network: &Network) {
     while network.server().links() > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_link_that_ended_well_leaves_nothing_and_takes_no_time() {
+async fn a_finished_link_is_removed_immediately() {
     let (network, client, server) = Network::connected(SMALL, 1000).await;
     let start = Instant::now();
     let statuses = [client.status(), server.status()];
@@ -35,25 +35,25 @@ async fn a_link_that_ended_well_leaves_nothing_and_takes_no_time() {
             .await
             .unwrap();
     }
-    forgotten(&network).await;
+    wait_until_removed(&network).await;
     assert!(
         start.elapsed() < Duration::from_secs(1),
         "{:?}",
         start.elapsed()
     );
-    assert_eq!(network.dialled(), 1);
+    assert_eq!(network.dial_count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_a_link_tells_the_peer() {
+async fn dropping_a_link_aborts_it() {
     let (network, client, mut server) = Network::connected(SMALL, 1000).await;
     drop(client);
     let error = server.read(&mut [0; 10]).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the other end gave the link up: its user is gone"
+        "the other end aborted the link: it was dropped"
     );
-    forgotten(&network).await;
+    wait_until_removed(&network).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -73,9 +73,9 @@ async fn an_abort_has_a_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_abort_while_the_client_is_away_is_told_when_it_comes_back() {
+async fn an_abort_while_the_client_is_disconnected_is_reported_when_it_reconnects() {
     let (network, mut client, server) = Network::connected(SMALL, 1000).await;
-    network.set(Weather::Down);
+    network.set(NetworkState::Down);
     drop(
         server
             .status()
@@ -86,16 +86,16 @@ async fn an_abort_while_the_client_is_away_is_told_when_it_comes_back() {
         code: 9,
         text: "enough".to_owned(),
     });
-    forgotten(&network).await;
-    network.set(Weather::Good);
+    wait_until_removed(&network).await;
+    network.set(NetworkState::Good);
     let error = client.read(&mut [0; 10]).await.unwrap_err();
-    assert_eq!(error.to_string(), "the other end gave the link up: enough");
+    assert_eq!(error.to_string(), "the other end aborted the link: enough");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_is_dropped_without_a_connection_still_tries_to_say_so() {
+async fn a_client_that_is_dropped_while_disconnected_still_sends_its_abort() {
     let (network, client, server) = Network::connected(SMALL, 1000).await;
-    network.set(Weather::Down);
+    network.set(NetworkState::Down);
     drop(
         client
             .status()
@@ -103,18 +103,18 @@ async fn a_client_that_is_dropped_without_a_connection_still_tries_to_say_so() {
             .await,
     );
     drop(client);
-    network.set(Weather::Good);
+    network.set(NetworkState::Good);
     assert!(matches!(
         ended(&server).await,
         Status::Failed(LinkError::Aborted(_))
     ));
-    forgotten(&network).await;
+    wait_until_removed(&network).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_shut_down_arrives_after_the_link_is_dropped() {
+async fn a_stream_that_was_shut_down_is_delivered_after_the_link_is_dropped() {
     let (network, mut client, mut server) = Network::connected(SMALL, 1000).await;
-    network.set(Weather::Down);
+    network.set(NetworkState::Down);
     drop(
         client
             .status()
@@ -122,20 +122,20 @@ async fn what_was_shut_down_arrives_after_the_link_is_dropped() {
             .await,
     );
     client.write_all(&stream(5, 3500)).await.unwrap();
-    // There is no connection, so this cannot be done yet; it is asked for nevertheless.
+    // The link is disconnected, so the shutdown cannot complete yet, but it has been requested.
     let shutdown = tokio::time::timeout(Duration::from_secs(1), client.shutdown()).await;
     assert!(shutdown.is_err());
     drop(client);
-    network.set(Weather::Good);
-    let mut arrived = Vec::new();
-    server.read_to_end(&mut arrived).await.unwrap();
-    assert_eq!(arrived, stream(5, 3500));
+    network.set(NetworkState::Good);
+    let mut received = Vec::new();
+    server.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, stream(5, 3500));
     server.shutdown().await.unwrap();
-    forgotten(&network).await;
+    wait_until_removed(&network).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_talks_on_to_nobody_is_told_so() {
+async fn a_peer_that_keeps_writing_to_a_dropped_link_gets_an_error() {
     let (network, mut client, mut server) = Network::connected(SMALL, 1000).await;
     client.shutdown().await.unwrap();
     drop(client);
@@ -148,14 +148,14 @@ async fn a_peer_that_talks_on_to_nobody_is_told_so() {
     };
     assert_eq!(
         error.to_string(),
-        "the other end gave the link up: its user is gone"
+        "the other end aborted the link: it was dropped"
     );
     assert!(start.elapsed() < Duration::from_secs(7));
-    forgotten(&network).await;
+    wait_until_removed(&network).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_can_give_up_all_links_at_once() {
+async fn a_server_can_abort_all_links() {
     let (network, mut client, _server) = Network::connected(SMALL, 1000).await;
     network.server().abort_all(&Abort {
         code: 1,
@@ -164,7 +164,7 @@ async fn a_server_can_give_up_all_links_at_once() {
     let error = client.read(&mut [0; 10]).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the other end gave the link up: shutting down"
+        "the other end aborted the link: shutting down"
     );
-    forgotten(&network).await;
+    wait_until_removed(&network).await;
 }

@@ -1,4 +1,4 @@
-//! Knowing somebody by the certificate alone.
+//! Verifies a peer by its certificate alone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-/// Takes a server or a client whose certificate passes a check of ours. That it has the key is verified as always; names,
-/// dates and issuers do not matter.
-pub struct ByCertificate<Check> {
+/// Accepts a server or a client whose certificate passes a custom check. Possession of the key is verified as usual; names,
+/// dates and issuers are not.
+pub struct CertificateVerifier<Check> {
     check: Check,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl<Check> ByCertificate<Check>
+impl<Check> CertificateVerifier<Check>
 where
     Check: Fn(&CertificateDer<'_>) -> Result<(), Error> + Send + Sync,
 {
-    /// [`unknown`] is what a check says that fails.
+    /// A check that fails returns [`untrusted_certificate`].
     pub fn new(provider: &CryptoProvider, check: Check) -> Arc<Self> {
         let algorithms = provider.signature_verification_algorithms;
         Arc::new(Self { check, algorithms })
     }
 }
 
-/// It is somebody else's certificate.
+/// The error for a certificate that is not trusted.
 #[must_use]
-pub fn unknown() -> Error {
+pub fn untrusted_certificate() -> Error {
     Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)
 }
 
-impl<Check> ServerCertVerifier for ByCertificate<Check>
+impl<Check> ServerCertVerifier for CertificateVerifier<Check>
 where
     Check: Fn(&CertificateDer<'_>) -> Result<(), Error> + Send + Sync,
 {
@@ -73,7 +73,7 @@ where
     }
 }
 
-impl<Check> ClientCertVerifier for ByCertificate<Check>
+impl<Check> ClientCertVerifier for CertificateVerifier<Check>
 where
     Check: Fn(&CertificateDer<'_>) -> Result<(), Error> + Send + Sync,
 {
@@ -113,8 +113,8 @@ where
     }
 }
 
-impl<Check> fmt::Debug for ByCertificate<Check> {
+impl<Check> fmt::Debug for CertificateVerifier<Check> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("ByCertificate")
+        formatter.write_str("CertificateVerifier")
     }
 }

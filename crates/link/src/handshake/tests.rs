@@ -24,7 +24,7 @@ fn hello() -> Hello {
 }
 
 #[test]
-fn greetings_come_out_as_they_went_in() {
+fn messages_are_decoded_as_they_were_encoded() {
     let bytes = hello().encode();
     let (preamble, body) = parts(&bytes).unwrap();
     assert_eq!(preamble.version, VERSION);
@@ -38,7 +38,10 @@ fn greetings_come_out_as_they_went_in() {
     let mut bytes = Vec::new();
     welcome.put(&mut bytes);
     let (preamble, body) = parts(&bytes).unwrap();
-    assert_eq!(Answer::decode(preamble, body), Ok(Answer::Welcome(welcome)));
+    assert_eq!(
+        HandshakeResponse::decode(preamble, body),
+        Ok(HandshakeResponse::Welcome(welcome))
+    );
 
     let text = || "because".to_owned();
     for refusal in [
@@ -58,32 +61,32 @@ fn greetings_come_out_as_they_went_in() {
         let (preamble, body) = parts(&bytes).unwrap();
         let version = VERSION;
         assert_eq!(
-            Answer::decode(preamble, body),
-            Ok(Answer::Refuse { refusal, version })
+            HandshakeResponse::decode(preamble, body),
+            Ok(HandshakeResponse::Refuse { refusal, version })
         );
     }
 }
 
 #[test]
-fn a_refusal_of_another_version_can_be_read_and_its_welcome_is_a_refusal() {
+fn a_refusal_of_another_version_is_decoded_and_its_welcome_is_a_version_refusal() {
     let mut bytes = Refusal::Version.encode();
     bytes[5] = 9;
     let (preamble, body) = parts(&bytes).unwrap();
-    let refused = Ok(Answer::Refuse {
+    let refused = Ok(HandshakeResponse::Refuse {
         refusal: Refusal::Version,
         version: 9,
     });
-    assert_eq!(Answer::decode(preamble, body), refused);
+    assert_eq!(HandshakeResponse::decode(preamble, body), refused);
 
     let mut bytes = start(WELCOME, 3);
     bytes[5] = 9;
     bytes.extend_from_slice(b"new");
     let (preamble, body) = parts(&bytes).unwrap();
-    assert_eq!(Answer::decode(preamble, body), refused);
+    assert_eq!(HandshakeResponse::decode(preamble, body), refused);
 }
 
 #[test]
-fn the_layout_is_this() {
+fn the_wire_format_is_stable() {
     let shown: String = hello()
         .encode()
         .iter()
@@ -108,7 +111,7 @@ fn the_layout_is_this() {
 }
 
 #[test]
-fn secrets_are_not_shown() {
+fn secrets_are_not_printed() {
     let shown = format!("{:?}", hello());
     assert!(
         shown.contains("LinkId(abababab)") && shown.contains("Token(11 bytes)"),
@@ -121,7 +124,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_are_a_greeting_or_an_error(
+    fn any_bytes_are_a_message_or_an_error(
         kind in 0_u8..5,
         body in prop::collection::vec(any::<u8>(), 0..600),
         noise in prop::option::of((0_usize..10, any::<u8>())),
@@ -134,7 +137,7 @@ proptest! {
         if let Ok((preamble, body)) = parts(&bytes) {
             prop_assert!(preamble.length <= HELLO_FIXED + MAX_TOKEN);
             let _ = Hello::decode(preamble, body);
-            let _ = Answer::decode(preamble, body);
+            let _ = HandshakeResponse::decode(preamble, body);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Links that leave a pipe for another one while it still works.
+//! Handover of links from a working pipe to another one.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::network::{Network, SMALL, Weather, exchange, stream};
+use super::network::{Network, NetworkState, SMALL, exchange, stream};
 use crate::{Link, Status};
 
-/// Panics when there is a moment without a connection, until the link has ended.
-async fn is_never_missed(mut status: watch::Receiver<Status>) {
+/// Panics if the link is ever disconnected before it ends.
+async fn assert_always_connected(mut status: watch::Receiver<Status>) {
     loop {
         match &*status.borrow_and_update() {
             Status::Connected => {}
@@ -30,26 +30,26 @@ async fn exchange_both(client: Link, server: Link, length: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn everything_arrives_and_nobody_is_missed_however_often_a_link_moves() {
+async fn everything_is_delivered_without_a_disconnect_over_many_handovers() {
     for depth in [1, 7, 64, 5000] {
         let (network, client, server) = Network::connected(SMALL, depth).await;
-        let watching = [client.status(), server.status()].map(is_never_missed);
+        let watching = [client.status(), server.status()].map(assert_always_connected);
         let watching = watching.map(tokio::spawn);
         let meter = server.meter();
-        let moving = async {
-            // Each after another piece of the way, so that they hit every place in a frame.
+        let handing_over = async {
+            // Each after a different number of bytes, so that handovers happen at every position in a frame.
             for step in 1..200 {
-                let arrived = meter.statistics().bytes_received;
-                while meter.statistics().bytes_received < arrived + step {
+                let received = meter.statistics().bytes_received;
+                while meter.statistics().bytes_received < received + step {
                     tokio::task::yield_now().await;
                 }
-                network.ask_to_move();
+                network.request_handover();
             }
             std::future::pending::<()>().await;
         };
         tokio::select! {
             () = exchange_both(client, server, 60_000) => {}
-            () = moving => unreachable!(),
+            () = handing_over => unreachable!(),
         }
         assert!(meter.statistics().resumes > 5, "{:?}", meter.statistics());
         for watching in watching {
@@ -59,32 +59,35 @@ async fn everything_arrives_and_nobody_is_missed_however_often_a_link_moves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_link_that_finds_no_other_pipe_stays_where_it_is() {
+async fn a_link_without_another_pipe_keeps_the_current_one() {
     let (network, mut client, mut server) = Network::connected(SMALL, 1000).await;
-    let (mut heard, watching) = ([0; 5], tokio::spawn(is_never_missed(server.status())));
-    network.set(Weather::Full);
-    network.ask_to_move();
+    let (mut received, watching) = (
+        [0; 5],
+        tokio::spawn(assert_always_connected(server.status())),
+    );
+    network.set(NetworkState::Full);
+    network.request_handover();
     sleep(Duration::from_secs(30)).await;
-    assert!(network.dialled() > 3, "{}", network.dialled());
+    assert!(network.dial_count() > 3, "{}", network.dial_count());
     client.write_all(b"still").await.unwrap();
-    server.read_exact(&mut heard).await.unwrap();
+    server.read_exact(&mut received).await.unwrap();
     assert_eq!(server.statistics().resumes, 0);
-    network.set(Weather::Good);
+    network.set(NetworkState::Good);
     sleep(Duration::from_secs(30)).await;
     client.write_all(b"moved").await.unwrap();
-    server.read_exact(&mut heard).await.unwrap();
+    server.read_exact(&mut received).await.unwrap();
     assert_eq!(server.statistics().resumes, 1);
     assert!(!watching.is_finished());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pipe_that_breaks_while_a_link_moves_to_it_is_one_more_loss() {
-    // The greeting and its answer are longer than each of these.
+async fn a_pipe_that_is_lost_during_a_handover_is_handled_as_a_disconnect() {
+    // The handshake is longer than each of these.
     for budget in 0..60 {
         let (network, client, server) = Network::connected(SMALL, 1000).await;
         network.set_budgets(vec![budget]);
-        network.ask_to_move();
+        network.request_handover();
         exchange_both(client, server, 1000).await;
-        assert!(network.dialled() >= 2);
+        assert!(network.dial_count() >= 2);
     }
 }

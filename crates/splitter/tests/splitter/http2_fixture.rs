@@ -1,4 +1,4 @@
-//! Places that speak HTTP/2. What they do is said by the path, and what they got is written down.
+//! HTTP/2 upstreams for tests. The path of a request selects their behaviour, and they record what they receive.
 
 use std::future::poll_fn;
 use std::io;
@@ -10,52 +10,52 @@ use h2::ext::Protocol;
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use splitter::{
-    Arrival, BoxFuture, BoxStream, ClaimGuard, Destination, Filter, Mode, OnConflict, Port,
+    BoxFuture, BoxStream, ClaimGuard, ConnectionMeta, Destination, Filter, Mode, OnConflict, Port,
     Settings,
 };
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 use tokio_util::io::InspectReader;
 
-use super::stage::{Told, arrival, claim};
+use super::fixture::{NoticeLog, claim, meta};
 
-/// A place that speaks HTTP/2.
+/// An in-memory HTTP/2 upstream.
 #[derive(Debug)]
-pub(crate) struct Http2Place {
+pub(crate) struct Http2Upstream {
     name: &'static str,
-    takes_tunnels: bool,
+    accepts_tunnels: bool,
     pub(crate) opened: watch::Sender<usize>,
-    /// How many bytes of it have been read.
+    /// How many bytes of its output have been read.
     pub(crate) was_read: Arc<watch::Sender<usize>>,
-    /// The streams that it got, in their order.
-    pub(crate) streams: watch::Sender<Vec<Got>>,
+    /// The received streams, in order.
+    pub(crate) streams: watch::Sender<Vec<ReceivedStream>>,
 }
 
-/// What a place got of a stream.
+/// What an upstream received on a stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Got {
+pub(crate) struct ReceivedStream {
     pub(crate) path: String,
     pub(crate) body: Vec<u8>,
     pub(crate) trailers: Option<HeaderMap>,
     pub(crate) end: Option<Result<(), Reason>>,
 }
 
-impl Http2Place {
+impl Http2Upstream {
     pub(crate) fn new(name: &'static str) -> Arc<Self> {
         Arc::new(Self::named(name))
     }
 
-    /// A place that takes WebSockets.
+    /// An upstream that accepts WebSockets.
     pub(crate) fn with_tunnels(name: &'static str) -> Arc<Self> {
-        let mut place = Self::named(name);
-        place.takes_tunnels = true;
-        Arc::new(place)
+        let mut upstream = Self::named(name);
+        upstream.accepts_tunnels = true;
+        Arc::new(upstream)
     }
 
     fn named(name: &'static str) -> Self {
         Self {
             name,
-            takes_tunnels: false,
+            accepts_tunnels: false,
             opened: watch::Sender::new(0),
             was_read: Arc::new(watch::Sender::new(0)),
             streams: watch::Sender::new(Vec::new()),
@@ -66,15 +66,15 @@ impl Http2Place {
         *self.opened.borrow()
     }
 
-    /// Waits until what it got is so.
-    pub(crate) async fn wait_until(&self, is_so: impl FnMut(&Vec<Got>) -> bool) {
-        self.streams.subscribe().wait_for(is_so).await.unwrap();
+    /// Waits until the received streams satisfy the condition.
+    pub(crate) async fn wait_until(&self, condition: impl FnMut(&Vec<ReceivedStream>) -> bool) {
+        self.streams.subscribe().wait_for(condition).await.unwrap();
     }
 
     async fn serve(self: Arc<Self>, stream: DuplexStream) -> Result<(), h2::Error> {
         let mut builder = h2::server::Builder::new();
         builder.max_header_list_size(1024 * 1024);
-        if self.takes_tunnels {
+        if self.accepts_tunnels {
             builder.enable_connect_protocol();
         }
         let mut connection = builder.handshake::<_, Bytes>(stream).await?;
@@ -88,18 +88,18 @@ impl Http2Place {
             let index = self.streams.borrow().len();
             let path = request.uri().path().to_owned();
             self.streams.send_modify(|streams| {
-                streams.push(Got {
+                streams.push(ReceivedStream {
                     path,
-                    ..Got::default()
+                    ..ReceivedStream::default()
                 });
             });
-            tokio::spawn(self.clone().answer(index, request, respond));
+            tokio::spawn(self.clone().respond(index, request, respond));
         }
         Ok(())
     }
 
-    /// Sends back what comes as it comes, with trailers, or does what the path says.
-    async fn answer(
+    /// Echoes the body and the trailers, or does what the path selects.
+    async fn respond(
         self: Arc<Self>,
         index: usize,
         request: Request<RecvStream>,
@@ -110,11 +110,11 @@ impl Http2Place {
         match path.as_str() {
             "/reset" => return respond.send_reset(Reason::ENHANCE_YOUR_CALM),
             "/silent" => return std::future::pending().await,
-            // Whoever waits for it gives up some day.
+            // Never responds: waits until the proxy resets the stream.
             "/ignored" if self.name == "alice" => {
                 let reset = poll_fn(|context| respond.poll_reset(context)).await;
                 let end = reset.unwrap_or(Reason::INTERNAL_ERROR);
-                return self.note(index, |got| got.end = Some(Err(end)));
+                return self.update(index, |received| received.end = Some(Err(end)));
             }
             "/hints" => {
                 let hints = interim(StatusCode::EARLY_HINTS, "link", self.name);
@@ -123,8 +123,8 @@ impl Http2Place {
             _ => {}
         }
         if request.headers().contains_key("expect") {
-            let go_on = interim(StatusCode::CONTINUE, "x-name", self.name);
-            respond.send_informational(go_on).unwrap();
+            let interim_response = interim(StatusCode::CONTINUE, "x-name", self.name);
+            respond.send_informational(interim_response).unwrap();
         }
         let mut send = respond
             .send_response(self.response(&request), false)
@@ -141,7 +141,7 @@ impl Http2Place {
                 Some(Err(error)) => break Err(error.reason().unwrap_or(Reason::INTERNAL_ERROR)),
                 Some(Ok(data)) => {
                     let _ = body.flow_control().release_capacity(data.len());
-                    self.note(index, |got| got.body.extend_from_slice(&data));
+                    self.update(index, |received| received.body.extend_from_slice(&data));
                     if path != "/quiet" {
                         send_all(&mut send, data).await;
                     }
@@ -149,9 +149,9 @@ impl Http2Place {
             }
         };
         let trailers = body.trailers().await.ok().flatten();
-        self.note(index, |got| {
-            got.trailers.clone_from(&trailers);
-            got.end = Some(end);
+        self.update(index, |received| {
+            received.trailers.clone_from(&trailers);
+            received.end = Some(end);
         });
         if is_tunnel {
             let _ = send.send_data(Bytes::new(), true);
@@ -173,7 +173,7 @@ impl Http2Place {
             .unwrap()
     }
 
-    fn note(&self, index: usize, change: impl FnOnce(&mut Got)) {
+    fn update(&self, index: usize, change: impl FnOnce(&mut ReceivedStream)) {
         self.streams
             .send_modify(|streams| change(&mut streams[index]));
     }
@@ -187,71 +187,74 @@ fn interim(status: StatusCode, header: &'static str, value: &'static str) -> Res
         .unwrap()
 }
 
-/// A place as a destination.
+/// A test upstream as a destination.
 #[derive(Debug)]
-pub(crate) struct ToHttp2(pub(crate) Arc<Http2Place>);
+pub(crate) struct ToHttp2(pub(crate) Arc<Http2Upstream>);
 
 impl Destination for ToHttp2 {
-    fn open<'a>(&'a self, _: &'a Arrival) -> BoxFuture<'a, io::Result<BoxStream>> {
+    fn open<'a>(&'a self, _: &'a ConnectionMeta) -> BoxFuture<'a, io::Result<BoxStream>> {
         Box::pin(async {
             let (stream, theirs) = tokio::io::duplex(64 * 1024);
             tokio::spawn(self.0.clone().serve(theirs));
             self.0.opened.send_modify(|opened| *opened += 1);
             let was_read = self.0.was_read.clone();
-            // It is known how much was read.
+            // Counts the bytes that the proxy reads.
             let count = move |bytes: &[u8]| was_read.send_modify(|read| *read += bytes.len());
             Ok(Box::new(InspectReader::new(stream, count)) as BoxStream)
         })
     }
 }
 
-/// A port with an application behind it and a session of alice.
-pub(crate) struct Http2Stage {
+/// A port with an application, and a session of alice.
+pub(crate) struct Http2TestPort {
     pub(crate) port: Arc<Port>,
-    pub(crate) application: Arc<Http2Place>,
-    pub(crate) alice: Arc<Http2Place>,
-    /// How many connections of clients are over.
+    pub(crate) application: Arc<Http2Upstream>,
+    pub(crate) alice: Arc<Http2Upstream>,
+    /// How many client connections have ended.
     pub(crate) ended: Arc<watch::Sender<usize>>,
-    pub(crate) notices: Told,
+    pub(crate) notices: NoticeLog,
     guards: Vec<ClaimGuard>,
 }
 
-impl Http2Stage {
-    /// Alice wants requests with the header `x-for: alice`.
+impl Http2TestPort {
+    /// Alice claims requests with the header `x-for: alice`.
     pub(crate) fn new() -> Self {
         Self::with(|_| {})
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut Settings)) -> Self {
-        let (application, alice) = (Http2Place::new("application"), Http2Place::new("alice"));
+        let (application, alice) = (
+            Http2Upstream::new("application"),
+            Http2Upstream::new("alice"),
+        );
         let filter = Filter::header("^x-for: alice$").unwrap();
         Self::of(application, alice, Mode::Steal, filter, change)
     }
 
     pub(crate) fn of(
-        application: Arc<Http2Place>,
-        alice: Arc<Http2Place>,
+        application: Arc<Http2Upstream>,
+        alice: Arc<Http2Upstream>,
         mode: Mode,
         filter: Filter,
         change: impl FnOnce(&mut Settings),
     ) -> Self {
         let mut settings = Settings::default();
         change(&mut settings);
-        let mut stage = Self {
+        let mut fixture = Self {
             port: Arc::new(Port::new(Arc::new(ToHttp2(application.clone())), settings)),
             application,
             alice: alice.clone(),
             ended: Arc::new(watch::Sender::new(0)),
-            notices: Told::default(),
+            notices: NoticeLog::default(),
             guards: Vec::new(),
         };
-        stage.claim(alice, mode, filter);
-        stage
+        fixture.claim(alice, mode, filter);
+        fixture
     }
 
-    /// One more session.
-    pub(crate) fn claim(&mut self, place: Arc<Http2Place>, mode: Mode, filter: Filter) {
-        self.claim_to(place.name, Arc::new(ToHttp2(place)), mode, filter);
+    /// Adds a session.
+    pub(crate) fn claim(&mut self, upstream: Arc<Http2Upstream>, mode: Mode, filter: Filter) {
+        self.claim_to(upstream.name, Arc::new(ToHttp2(upstream)), mode, filter);
     }
 
     pub(crate) fn claim_to(
@@ -262,29 +265,29 @@ impl Http2Stage {
         filter: Filter,
     ) {
         let mut claim = claim(name, mode, Some(filter), destination);
-        claim.notices = self.notices.tell(name);
+        claim.on_notice = self.notices.handler(name);
         let guard = self.port.claims().claim(claim, OnConflict::Abort).unwrap();
         self.guards.push(guard);
     }
 
-    /// A client's connection, on which nothing has been sent.
+    /// A client's connection before the HTTP/2 handshake.
     pub(crate) fn stream(&self) -> DuplexStream {
         let (client, served) = tokio::io::duplex(64 * 1024);
         let (port, ended) = (self.port.clone(), Arc::clone(&self.ended));
         tokio::spawn(async move {
-            port.serve(Box::new(served), arrival()).await;
+            port.serve(Box::new(served), meta()).await;
             ended.send_modify(|ended| *ended += 1);
         });
         client
     }
 
     pub(crate) async fn connect(&self) -> SendRequest<Bytes> {
-        greet(self.stream()).await
+        handshake(self.stream()).await
     }
 }
 
 /// Starts HTTP/2 on a client's connection.
-pub(crate) async fn greet(stream: DuplexStream) -> SendRequest<Bytes> {
+pub(crate) async fn handshake(stream: DuplexStream) -> SendRequest<Bytes> {
     let (send, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
     send.ready().await.unwrap()
