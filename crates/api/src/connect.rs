@@ -1,4 +1,5 @@
-//! What a client says when it connects: in the query of the address, or in a header where the query would be too long.
+//! The parameters of a client's connection, in the query or in a header, and the agent endpoints that the operator sends
+//! over the connection.
 
 use std::fmt::Write as _;
 
@@ -9,38 +10,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::SessionData;
 
-/// The query, in base64.
+/// The query in base64, for parameters that are too long for a URL.
 pub const PARAMETERS_HEADER: &str = "x-mirrord-connect-params";
-/// The session's number, in decimal digits. It is the client's, and the same each time that it comes back.
+/// The session's number, in decimal digits. The client chooses it and sends the same number when it reconnects.
 pub const SESSION_ID_HEADER: &str = "x-session-id";
-/// The client's certificate: DER in base64. Agents of its session let nobody in who does not have the key.
+/// The client's certificate: DER in base64. Agents of the session accept only a client that has its key.
 pub const CLIENT_CERTIFICATE_HEADER: &str = "x-client-der";
 pub const CLIENT_NAME_HEADER: &str = "x-client-name";
 pub const CLIENT_HOSTNAME_HEADER: &str = "x-client-hostname";
 pub const CLIENT_VERSION_HEADER: &str = "x-mirrord-cli-version";
 
-/// Why the operator ends a connection that is not to be made again: somebody has ended the session.
-pub const SESSION_IS_OVER: &str = "the session is over";
+/// The reason with which the operator closes a connection that must not be reopened, because the session was ended.
+pub const SESSION_ENDED: &str = "the session is over";
 
-/// What a session wants, beside its target. Parameters that are not known are kept out, not refused: a newer client may
-/// send some that only a newer operator understands.
+/// The options of a session, beside its target. Unknown parameters are ignored, not refused: a newer client may send
+/// some that only a newer operator understands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnectParameters {
-    /// Whether this is a connection at all, and not a question about a target.
+    /// Whether the request opens a connection. Without it, the request only reads the target.
     pub connect: bool,
     pub on_concurrent_steal: Option<OnConcurrentSteal>,
     pub profile: Option<String>,
-    /// The labels of the pods, for a target of the kind `label`.
+    /// The label selector of the pods, for a target of the kind `label`.
     pub label_target: Option<String>,
     pub key: Option<String>,
-    /// How long the session waits for its client after a lost connection, in seconds. Ours.
+    /// How long the session waits for its client to reconnect, in seconds. Ours.
     pub resume_window: Option<u64>,
-    /// Whether other clusters take part, where the operator has some. They do, when nothing is said.
+    /// Whether the session spans the member clusters, where the operator has some. The default is yes.
     pub multi_cluster: Option<bool>,
     pub data: SessionData,
 }
 
-/// What happens when somebody else has the port.
+/// What happens when another session already steals from the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnConcurrentSteal {
     Abort,
@@ -63,8 +64,8 @@ pub enum InvalidParameters {
 }
 
 impl ConnectParameters {
-    /// From the query of an address, and the header if there is one. The header's values win: it is sent when the query
-    /// could not hold them.
+    /// Parses the query of a URL, and the header if there is one. The header's values win: it is sent when they are too
+    /// long for the query.
     pub fn read(query: &str, header: Option<&str>) -> Result<Self, InvalidParameters> {
         let mut parameters = Self::default();
         parameters.add(query)?;
@@ -81,10 +82,10 @@ impl ConnectParameters {
     fn add(&mut self, query: &str) -> Result<(), InvalidParameters> {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = decoded(name, value)?;
+            let value = decode(name, value)?;
             match name {
-                "connect" => self.connect = truth("connect", &value)?,
-                "on_concurrent_steal" => self.on_concurrent_steal = Some(on_steal(&value)?),
+                "connect" => self.connect = parse_bool("connect", &value)?,
+                "on_concurrent_steal" => self.on_concurrent_steal = Some(parse_on_steal(&value)?),
                 "profile" => self.profile = Some(value),
                 "label_target" => self.label_target = Some(value),
                 "key" => self.key = Some(value),
@@ -96,14 +97,14 @@ impl ConnectParameters {
                     })?;
                     self.resume_window = Some(seconds);
                 }
-                "multi_cluster" => self.multi_cluster = Some(truth("multi_cluster", &value)?),
+                "multi_cluster" => self.multi_cluster = Some(parse_bool("multi_cluster", &value)?),
                 other => self.data.add(other, &value)?,
             }
         }
         Ok(())
     }
 
-    /// The query that says all this.
+    /// The query with all parameters that are set.
     pub fn query(&self) -> String {
         let steal = self.on_concurrent_steal.map(OnConcurrentSteal::as_str);
         let window = self.resume_window.map(|seconds| seconds.to_string());
@@ -114,7 +115,7 @@ impl ConnectParameters {
             ("label_target", self.label_target.as_deref()),
             ("key", self.key.as_deref()),
             ("resume_window", window.as_deref()),
-            ("multi_cluster", self.multi_cluster.map(written)),
+            ("multi_cluster", self.multi_cluster.map(bool_text)),
         ];
         let data = self.data.parameters();
         let data = data.iter().map(|(name, value)| (*name, value.as_deref()));
@@ -141,7 +142,7 @@ impl OnConcurrentSteal {
     }
 }
 
-fn decoded(name: &str, value: &str) -> Result<String, InvalidParameters> {
+fn decode(name: &str, value: &str) -> Result<String, InvalidParameters> {
     let spaced = value.replace('+', " ");
     percent_decode_str(&spaced)
         .decode_utf8()
@@ -149,11 +150,11 @@ fn decoded(name: &str, value: &str) -> Result<String, InvalidParameters> {
         .map_err(|_| InvalidParameters::NotText(name.to_owned()))
 }
 
-fn written(truth: bool) -> &'static str {
-    if truth { "true" } else { "false" }
+fn bool_text(value: bool) -> &'static str {
+    if value { "true" } else { "false" }
 }
 
-fn truth(name: &'static str, value: &str) -> Result<bool, InvalidParameters> {
+fn parse_bool(name: &'static str, value: &str) -> Result<bool, InvalidParameters> {
     match value {
         "true" => Ok(true),
         "false" => Ok(false),
@@ -165,7 +166,7 @@ fn truth(name: &'static str, value: &str) -> Result<bool, InvalidParameters> {
     }
 }
 
-fn on_steal(value: &str) -> Result<OnConcurrentSteal, InvalidParameters> {
+fn parse_on_steal(value: &str) -> Result<OnConcurrentSteal, InvalidParameters> {
     match value {
         "abort" => Ok(OnConcurrentSteal::Abort),
         "continue" => Ok(OnConcurrentSteal::Continue),
@@ -178,75 +179,80 @@ fn on_steal(value: &str) -> Result<OnConcurrentSteal, InvalidParameters> {
     }
 }
 
-/// What the operator says over the connection, first and whenever it changes: where agents are.
+/// The agents of a session. The operator sends this over the connection, first when the client has connected and then
+/// whenever it changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Places {
-    pub places: Vec<Place>,
-    /// The clusters of a session over several. Empty, where there is one.
+pub struct AgentEndpoints {
+    pub endpoints: Vec<AgentEndpoint>,
+    /// The clusters of a session over several clusters. Empty in a session in one cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub clusters: Vec<PlaceCluster>,
-    /// This replica of the operator is about to end: the client should connect to another, and then leave.
+    pub clusters: Vec<ClusterEndpoints>,
+    /// This replica of the operator is shutting down: the client should connect to another one, and then close this
+    /// connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub leaving: bool,
+    pub draining: bool,
 }
 
 /// A cluster of a session, as seen from the Primary.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PlaceCluster {
+pub struct ClusterEndpoints {
     pub name: String,
-    /// Whether environment, files, names and outgoing connections are this cluster's.
+    /// Whether environment, files, DNS names and outgoing connections come from this cluster.
     #[serde(default)]
     pub is_default: bool,
-    /// Why it cannot be reached now.
+    /// Why the cluster is unreachable now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// How often the Primary has left a replica of the cluster's operator for another one, because that replica was about
-    /// to end. After each time, channels to this cluster should be opened anew, and then the old ones closed.
-    #[serde(default, skip_serializing_if = "is_never")]
-    pub moves: u32,
+    /// How often the Primary has switched to another replica of the cluster's operator, because the old one was shutting
+    /// down. After each handover, clients should reopen the channels to this cluster, and then close the old ones.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub handovers: u32,
 }
 
 #[expect(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes fields by reference"
 )]
-fn is_never(times: &u32) -> bool {
-    *times == 0
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
-impl Places {
-    /// How often channels to a place had to be opened anew over this connection. None, if there is no such place in any
-    /// of several clusters.
-    pub fn moves(&self, place: u32) -> Option<u32> {
-        let place = self.places.iter().find(|known| known.number == place)?;
+impl AgentEndpoints {
+    /// How many handovers the cluster of this endpoint has had over this connection. `None` in a session in one cluster,
+    /// and for an endpoint that does not exist.
+    pub fn handovers(&self, endpoint: u32) -> Option<u32> {
+        let endpoint = self
+            .endpoints
+            .iter()
+            .find(|other| other.number == endpoint)?;
         let mut clusters = self.clusters.iter();
-        let cluster = clusters.find(|known| Some(&known.name) == place.cluster.as_ref())?;
-        Some(cluster.moves)
+        let cluster = clusters.find(|cluster| Some(&cluster.name) == endpoint.cluster.as_ref())?;
+        Some(cluster.handovers)
     }
 }
 
-/// One pod of the session, to which channels can be opened.
+/// The agent of one pod of the session, to which channels can be opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Place {
-    /// What a channel to it is opened with. Another pod never gets the same number.
+pub struct AgentEndpoint {
+    /// The number with which channels to the agent are opened. Another pod never gets the same number.
     pub number: u32,
-    /// Where the pod is, in a session over several clusters.
+    /// The pod's cluster, in a session over several clusters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     pub pod: String,
     pub container: String,
     pub ready: bool,
-    /// The SHA-256 of the agent's certificate, where the operator knows it: then believe no other. Without it, the first
-    /// one that is seen has to do.
+    /// The SHA-256 of the agent's certificate, where the operator knows it. The client then accepts no other
+    /// certificate. Without it, the client trusts the first certificate that it sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
-    /// The name of the agent. Another agent in the same pod has another one, and knows nothing of what this one did.
+    /// The name of the agent. Another agent in the same pod has another name and none of this one's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
-    /// A digest of what the session may do there. Another one means that the administrators' rules have changed.
+    /// A digest of the session's grant in this pod. It changes when the administrators' policies change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -258,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn parameters_round_trip() {
         let parameters = ConnectParameters {
             connect: true,
             on_concurrent_steal: Some(OnConcurrentSteal::Override),
@@ -280,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_of_newer_clients_are_let_through() {
+    fn unknown_parameters_are_ignored() {
         let parameters = ConnectParameters::read("connect=true&kafka_splits=%7B%7D&x", None);
         assert_eq!(
             parameters,
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_named() {
+    fn errors_name_invalid_values() {
         let cases = [
             (
                 "connect=yes",

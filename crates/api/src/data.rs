@@ -1,5 +1,5 @@
-//! A session's own data: branches of databases, and its share of queues. The operator carries what a client says of them
-//! to where it will be used; nothing uses it yet.
+//! A session's own data: database branches and queue splits. The operator passes the client's values on to the session
+//! objects; nothing uses them yet.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::connect::InvalidParameters;
 
-/// In the query of an address, each value is JSON.
+/// Database branches and queue splits of one session. In the query of a URL, each value is JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionData {
@@ -19,24 +19,24 @@ pub struct SessionData {
     pub mysql_branch_names: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mongodb_branch_names: Vec<String>,
-    /// By the identifier of a queue: which messages are the session's, as a pattern for each attribute.
+    /// By queue identifier: which messages belong to the session, as a pattern for each attribute.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sqs_splits: BTreeMap<String, BTreeMap<String, String>>,
-    /// By the name of a queue: the temporary one that takes its place.
+    /// By queue name: the temporary queue that replaces it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sqs_output_queues: BTreeMap<String, String>,
 }
 
-const NAMES: &str = "a JSON list of names";
-const SPLITS: &str = "a JSON object with an object of patterns for each queue";
-const QUEUES: &str = "a JSON object with a name for each queue";
+const ALLOWED_NAMES: &str = "a JSON list of names";
+const ALLOWED_SPLITS: &str = "a JSON object with an object of patterns for each queue";
+const ALLOWED_QUEUES: &str = "a JSON object with a name for each queue";
 
 impl SessionData {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What a cluster gets that is not the Default: a branch is there once, while each cluster has queues of its own.
+    /// The data for a cluster that is not the Default: a branch exists once, while each cluster has its own queues.
     #[must_use]
     pub fn without_branches(&self) -> Self {
         Self {
@@ -46,38 +46,43 @@ impl SessionData {
         }
     }
 
-    /// Reads a parameter, if it is one of these.
+    /// Parses a connect parameter. Names that are not session data are ignored.
     pub(crate) fn add(&mut self, name: &str, value: &str) -> Result<(), InvalidParameters> {
         match name {
-            "pg_branch_names" => self.pg_branch_names = read("pg_branch_names", value, NAMES)?,
+            "pg_branch_names" => {
+                self.pg_branch_names = parse("pg_branch_names", value, ALLOWED_NAMES)?;
+            }
             "mysql_branch_names" => {
-                self.mysql_branch_names = read("mysql_branch_names", value, NAMES)?;
+                self.mysql_branch_names = parse("mysql_branch_names", value, ALLOWED_NAMES)?;
             }
             "mongodb_branch_names" => {
-                self.mongodb_branch_names = read("mongodb_branch_names", value, NAMES)?;
+                self.mongodb_branch_names = parse("mongodb_branch_names", value, ALLOWED_NAMES)?;
             }
-            "sqs_splits" => self.sqs_splits = read("sqs_splits", value, SPLITS)?,
+            "sqs_splits" => self.sqs_splits = parse("sqs_splits", value, ALLOWED_SPLITS)?,
             "sqs_output_queues" => {
-                self.sqs_output_queues = read("sqs_output_queues", value, QUEUES)?;
+                self.sqs_output_queues = parse("sqs_output_queues", value, ALLOWED_QUEUES)?;
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// The parameters that say all this.
+    /// The connect parameters of this data. Empty values have none.
     pub(crate) fn parameters(&self) -> [(&'static str, Option<String>); 5] {
         [
-            ("pg_branch_names", names(&self.pg_branch_names)),
-            ("mysql_branch_names", names(&self.mysql_branch_names)),
-            ("mongodb_branch_names", names(&self.mongodb_branch_names)),
-            ("sqs_splits", by_queue(&self.sqs_splits)),
-            ("sqs_output_queues", by_queue(&self.sqs_output_queues)),
+            ("pg_branch_names", names_json(&self.pg_branch_names)),
+            ("mysql_branch_names", names_json(&self.mysql_branch_names)),
+            (
+                "mongodb_branch_names",
+                names_json(&self.mongodb_branch_names),
+            ),
+            ("sqs_splits", queues_json(&self.sqs_splits)),
+            ("sqs_output_queues", queues_json(&self.sqs_output_queues)),
         ]
     }
 }
 
-fn read<T: DeserializeOwned>(
+fn parse<T: DeserializeOwned>(
     name: &'static str,
     value: &str,
     allowed: &'static str,
@@ -89,12 +94,12 @@ fn read<T: DeserializeOwned>(
     })
 }
 
-fn names(names: &[String]) -> Option<String> {
+fn names_json(names: &[String]) -> Option<String> {
     let text = serde_json::to_string(names);
     text.ok().filter(|_| !names.is_empty())
 }
 
-fn by_queue<T: Serialize>(queues: &BTreeMap<String, T>) -> Option<String> {
+fn queues_json<T: Serialize>(queues: &BTreeMap<String, T>) -> Option<String> {
     let text = serde_json::to_string(queues);
     text.ok().filter(|_| !queues.is_empty())
 }
@@ -120,24 +125,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_into_an_address_is_read() {
+    fn queries_round_trip() {
         let parameters = ConnectParameters {
             data: data(),
             ..ConnectParameters::default()
         };
         let query = parameters.query();
         assert_eq!(ConnectParameters::read(&query, None), Ok(parameters));
-        // As clients write it that speak of one database only.
+        // The form of clients that know one database only.
         let query = "connect=true&pg_branch_names=%5B%22postgres-test-pg-branch-5www5%22%5D";
-        let read = ConnectParameters::read(query, None).unwrap();
-        assert_eq!(read.data.pg_branch_names, ["postgres-test-pg-branch-5www5"]);
-        assert!(!read.data.is_empty());
-        let nothing = ConnectParameters::default();
-        assert!(nothing.data.is_empty() && nothing.query().is_empty());
+        let parsed = ConnectParameters::read(query, None).unwrap();
+        assert_eq!(
+            parsed.data.pg_branch_names,
+            ["postgres-test-pg-branch-5www5"]
+        );
+        assert!(!parsed.data.is_empty());
+        let empty = ConnectParameters::default();
+        assert!(empty.data.is_empty() && empty.query().is_empty());
     }
 
     #[test]
-    fn what_is_stored_is_read() {
+    fn stored_data_round_trips() {
         let stored = serde_json::to_value(data()).unwrap();
         let keys: Vec<_> = stored.as_object().unwrap().keys().cloned().collect();
         assert_eq!(
@@ -161,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_are_taken_away_and_queues_are_not() {
+    fn other_clusters_get_queues_and_no_branches() {
         let rest = data().without_branches();
         let names = [
             rest.pg_branch_names,
@@ -174,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_named() {
+    fn errors_name_invalid_values() {
         let cases = [
-            ("pg_branch_names", "one", NAMES),
-            ("mysql_branch_names", "{}", NAMES),
-            ("mongodb_branch_names", "[1]", NAMES),
-            ("sqs_splits", r#"{"orders":"all"}"#, SPLITS),
-            ("sqs_output_queues", "[]", QUEUES),
+            ("pg_branch_names", "one", ALLOWED_NAMES),
+            ("mysql_branch_names", "{}", ALLOWED_NAMES),
+            ("mongodb_branch_names", "[1]", ALLOWED_NAMES),
+            ("sqs_splits", r#"{"orders":"all"}"#, ALLOWED_SPLITS),
+            ("sqs_output_queues", "[]", ALLOWED_QUEUES),
         ];
         for (name, value, allowed) in cases {
             let error = SessionData::default().add(name, value).unwrap_err();

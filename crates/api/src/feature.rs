@@ -1,25 +1,25 @@
-//! What an operator can do, as clients read it from `supported_features`.
+//! The features that an operator advertises to clients in `supported_features`.
 
-/// Names that clients know. An operator lists those that work, and a client uses nothing that is not listed. In objects
-/// they are text, because a newer operator lists features that an older client has never heard of.
+/// Features that clients know by name. An operator lists those that work, and a client uses only features that are
+/// listed. In objects they are text, because a newer operator may list features that an older client does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// Connecting below `proxy/`, where requests may last.
+    /// Connections below `proxy/`, where the API server sets no request timeout.
     ProxyApi,
     /// Sessions can be listed and ended.
     SessionManagement,
-    /// A session goes on over another connection.
+    /// A client can reconnect to its session.
     LayerReconnect,
-    /// Connect parameters in a header, for those that are too long for an address.
+    /// Connect parameters in a header, for those that are too long for a URL.
     ConnectParamsInHeader,
-    /// Targets by labels.
+    /// Targets that are selected by labels.
     LabelTargeting,
-    /// Sessions over several clusters begin here. Only an operator that has members lists it.
+    /// The operator coordinates sessions over several clusters. Only an operator that has member clusters lists it.
     MultiClusterPrimary,
 }
 
 impl Feature {
-    /// What every operator of this version can do.
+    /// The features of every operator of this version.
     pub const SUPPORTED: [Feature; 5] = [
         Feature::ProxyApi,
         Feature::SessionManagement,

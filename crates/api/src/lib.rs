@@ -1,8 +1,20 @@
-//! The Kubernetes API of the operator, as types: custom resources, objects that are served live, addresses of targets,
-//! and what a client says when it connects.
+//! The Kubernetes API of the operator, as types: custom resources, objects that are served live, resource names of
+//! targets, and the parameters of a connection.
 //!
-//! Groups, kinds and fields have the names that existing clients, manifests and RBAC rules speak. Where a field is ours
-//! alone, its documentation says so. Nothing here does I/O or reads a clock.
+//! Groups, kinds and fields have the names that existing clients, manifests and RBAC rules use. A field that only this
+//! operator has is marked "Ours" in its documentation. Nothing here does I/O or reads a clock.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`connect`] | connect parameters of a client, and the agent endpoints that the operator sends back |
+//! | [`data`] | database branches and queue splits of a session |
+//! | [`feature`] | the features that an operator advertises |
+//! | [`multicluster`] | the parent object of a session over several clusters |
+//! | [`node`] | the protocol between the operator and agents: serve, list, grant, ports, end |
+//! | [`operator`] | the object `mirrordoperators/operator`: version, features, running sessions |
+//! | [`policy`] | the administrators' policies |
+//! | [`session`] | the stored session object, and the one that `standin operator session` lists |
+//! | [`target`] | target paths, and the object `targets/…` |
 
 pub mod connect;
 pub mod data;
@@ -25,12 +37,12 @@ pub use policy::{MirrordClusterPolicy, MirrordPolicy};
 pub use session::{MirrordClusterSession, MirrordClusterSessionSpec, MirrordClusterSessionStatus};
 pub use target::{InvalidTarget, Target, TargetKind, TargetPath, TargetSpec};
 
-/// The group that the operator serves live, and its version.
+/// The API group that the operator serves as an aggregated API server, and its version.
 pub const GROUP: &str = "operator.metalbear.co";
 pub const VERSION: &str = "v1";
 pub const GROUP_VERSION: &str = "operator.metalbear.co/v1";
 
-/// The custom resources that the operator stores, for charts and for tests.
+/// The definitions of the custom resources that the operator stores, for the chart and for tests.
 pub fn custom_resource_definitions()
 -> Vec<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition>
 {

@@ -1,4 +1,4 @@
-//! A session over several clusters: the parent, which the client knows, of one child in each cluster.
+//! A session over several clusters: the parent object in the Primary, with one child session in each cluster.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 use crate::data::SessionData;
 use crate::session::{SessionClosed, SessionId, SessionOwner, SessionPod, SessionPort};
 
-/// Keeps a parent's object until its children are gone.
+/// The finalizer that keeps a parent's object until its children are removed.
 pub const PARENT_FINALIZER: &str = "operator.metalbear.co/multi-cluster-session-cleanup";
-/// The Primary's question for a child's connection has the child's name in this header. Ours.
+/// The header with the child's name in the Primary's connect request to a member cluster. Ours.
 pub const CHILD_HEADER: &str = "x-multi-cluster-child";
-/// Children have this label, with the parent's name. Ours.
+/// The label of children with the parent's name. Ours.
 pub const PARENT_LABEL: &str = "operator.metalbear.co/multi-cluster-parent";
-/// And this one, with the parent's uid: two Primaries may have sessions of one number. Ours.
+/// The label of children with the parent's uid: two Primaries may have sessions with the same number. Ours.
 pub const PARENT_UID_LABEL: &str = "operator.metalbear.co/multi-cluster-parent-uid";
 
 const PREFIX: &str = "mc-";
 
-/// One session of one user with one target in several clusters, as the Primary drives it.
+/// One session of one user with one target in several clusters, which the Primary reconciles.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "operator.metalbear.co",
@@ -42,37 +42,36 @@ pub struct MirrordMultiClusterSessionSpec {
     pub owner: SessionOwner,
     /// The target's namespace, which is the same in all clusters.
     pub namespace: String,
-    /// As people write it: `deployment/checkout/container/app`.
+    /// The form for users: `deployment/checkout/container/app`.
     pub target: String,
-    /// As it is in addresses: `deployment.checkout.container.app`.
+    /// As in resource names: `deployment.checkout.container.app`.
     pub target_alias: String,
-    /// The clusters that take part. Their order never changes: places are numbered by it.
+    /// The clusters of the session. Their order never changes: endpoint numbers depend on it.
     pub clusters: Vec<String>,
     pub primary_cluster: String,
-    /// The cluster of what must have one answer.
+    /// The cluster that serves stateful operations: environment, files, DNS names and outgoing connections.
     pub default_cluster: String,
-    /// What becomes of the session without one of its clusters. Ours.
+    /// What happens to the session when one of its clusters is unreachable. Ours.
     #[serde(default)]
     pub on_unreachable: OnUnreachable,
-    /// The labels of the pods, for the target `label`. Ours.
+    /// The label selector of the pods, for the target `label`. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_target: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_cli_version: Option<String>,
-    /// How long the session and its children wait for the client, in seconds. Ours.
+    /// How long the session and its children wait for the client to reconnect, in seconds. Ours.
     pub resume_window_secs: u64,
     /// The SHA-256 of the client's certificate, in hexadecimal digits. Ours.
     pub client_certificate: String,
-    /// As the client said it. Its parts get what is theirs. Ours.
+    /// Database branches and queue splits as the client sent them. Children get their part of it. Ours.
     #[serde(default, skip_serializing_if = "SessionData::is_empty")]
     pub data: SessionData,
 }
 
 impl MirrordMultiClusterSessionSpec {
-    /// The data of the session's part in a cluster. A branch is there once, in the Default; each cluster has queues of its
-    /// own.
+    /// The data of the child in a cluster. A branch exists once, in the Default; each cluster has its own queues.
     pub fn data_in(&self, cluster: &str) -> SessionData {
         match cluster == self.default_cluster {
             true => self.data.clone(),
@@ -86,51 +85,51 @@ impl MirrordMultiClusterSessionSpec {
 pub struct MirrordMultiClusterSessionStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<MultiClusterPhase>,
-    /// Why the phase is what it is, for people.
+    /// A readable reason for the phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The children, by cluster. A child is here before it is made, so that none is forgotten.
+    /// The children, by cluster. A child is recorded here before it is created, so that none is leaked.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cluster_sessions: BTreeMap<String, ClusterSession>,
-    /// When the client was last seen. Written by the replica that carries the connection.
+    /// When the client was last connected. Written by the replica that relays the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected_timestamp: Option<String>,
-    /// When the session failed. It is kept for a while, so that its client and people find the reason. Ours.
+    /// When the session failed. Its object is kept for a while, so that the client and users find the reason. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_timestamp: Option<String>,
-    /// Set once, when the session is over.
+    /// Set once, when the session has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<SessionClosed>,
 }
 
-/// What becomes of a session without one of its clusters. It never goes on without its Default.
+/// What happens to a session when one of its clusters is unreachable. A session always needs its Default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnUnreachable {
-    /// It starts with all of them, and ends with the first child that ends.
+    /// The session starts when all clusters are ready, and ends when any child ends.
     #[default]
     Fail,
-    /// It starts with the Default. Others join when they can, leave, and join again.
+    /// The session starts when the Default is ready. Other clusters join when they are reachable, leave, and join again.
     Continue,
 }
 
-/// Where a session is in its life. It is left as its documentation says.
+/// The phase of a session over several clusters. Each variant documents when the session leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MultiClusterPhase {
-    /// It is written down which children there will be. Left when they are being made.
+    /// The children are being recorded in the status. Left when their creation begins.
     Initializing,
-    /// Children are being made. Left when all are ready that must be, or when one of these cannot be.
+    /// Children are being created. Left when all required children are ready, or when one of them cannot become ready.
     Pending,
-    /// A client can connect. Left when the client stays away for longer than the resume window, when it says that it is
-    /// done, when somebody ends the session or a child without which it does not go on.
+    /// A client can connect. Left when the client is disconnected for longer than the resume window, when it ends its
+    /// session, or when a user ends the session or a required child.
     Ready,
-    /// Nothing will come of it. The message says why. Left only by deletion.
+    /// The session could not start. The message has the reason. Left only by deletion.
     Failed,
-    /// Children are being removed. Left when they are gone, and the object with them.
+    /// Children are being removed. Left when they are gone; the object is then removed as well.
     Terminating,
 }
 
-/// One child, as the Primary knows it.
+/// One child, as last observed by the Primary.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterSession {
@@ -139,23 +138,23 @@ pub struct ClusterSession {
     pub ready: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// When the child last had its client, by the clock of its cluster.
+    /// When the child's client was last connected, by the clock of its cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_heartbeat: Option<String>,
-    /// Whether the child has been seen in its cluster. One that has been and is not any more was ended. Ours.
+    /// Whether the child has been observed in its cluster. A child that was observed and is missing now was ended. Ours.
     #[serde(default)]
     pub made: bool,
-    /// How many children there were before it, for a cluster that has joined again. Ours.
+    /// How many earlier children the cluster had in this session. It grows when the cluster joins again. Ours.
     #[serde(default)]
     pub generation: u32,
-    /// The pods that take part there, as the cluster said last. A client that comes back after a restart of the Primary is
-    /// told of them at once, and does not take them for gone. Ours.
+    /// The pods of the child, as last reported by its cluster. A client that reconnects after a restart of the Primary gets
+    /// them at once, and does not drop their agents. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<SessionPod>,
-    /// The ports whose traffic it has there. Ours.
+    /// The ports that the child steals from or mirrors. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<SessionPort>,
-    /// When the one before it was found to be gone. Ours.
+    /// When the previous child was observed to be gone. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_timestamp: Option<String>,
 }
@@ -177,18 +176,18 @@ pub fn parent_name(id: SessionId) -> String {
     format!("{PREFIX}{id}")
 }
 
-/// The number of the session whose parent has this name.
+/// The session number in a parent's name.
 pub fn parent_id(name: &str) -> Option<SessionId> {
     SessionId::from_hexadecimal(name.strip_prefix(PREFIX)?)
 }
 
-/// The name of the child in a cluster. EKS allows letters in names that Kubernetes does not.
+/// The name of the child in a cluster. EKS allows characters in cluster names that Kubernetes does not allow in names.
 pub fn child_name(parent: &str, cluster: &str) -> String {
     let cluster = cluster.to_ascii_lowercase().replace('_', "-");
     format!("{parent}-{cluster}")
 }
 
-/// The number of the session of which an object of this name is a child.
+/// The session number in a child's name.
 pub fn child_id(name: &str) -> Option<SessionId> {
     let (id, cluster) = name.strip_prefix(PREFIX)?.split_once('-')?;
     SessionId::from_hexadecimal(id).filter(|_| id.len() == 16 && !cluster.is_empty())
@@ -199,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_childs_name_says_whose_it_is() {
+    fn child_names_contain_the_session_number() {
         let id = SessionId(0x4dbe_55ab_68bb_a16c);
         let parent = parent_name(id);
         assert_eq!(parent, "mc-4dbe55ab68bba16c");

@@ -1,4 +1,5 @@
-//! `mirrordoperators/operator`: what an operator is and what it is doing. It is served live and stored nowhere.
+//! The object `mirrordoperators/operator`: version, features and running sessions of an operator. It is served live and
+//! not stored.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::GROUP_VERSION;
 use crate::session::SessionPort;
 
-/// The only object of its kind.
+/// The name of the only object of its kind.
 pub const NAME: &str = "operator";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -39,29 +40,29 @@ impl MirrordOperator {
     }
 }
 
-/// What an operator is. One of another version may say less.
+/// Version, features and settings of an operator. An operator of another version may set fewer fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MirrordOperatorSpec {
-    /// Whether copies of targets can be made.
+    /// Whether copies of targets can be created.
     #[serde(default)]
     pub copy_target_enabled: bool,
     /// The namespace of targets that are named without one.
     #[serde(default)]
     pub default_namespace: String,
-    /// The features that the oldest clients look for.
+    /// The features in the form that the oldest clients read.
     #[serde(default)]
     pub features: Vec<String>,
-    /// Absent where no licence was given.
+    /// Absent without a licence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license: Option<License>,
-    /// The part of this cluster among those that the operator coordinates. Absent in an operator for one cluster. Ours.
+    /// The roles of the clusters that the operator coordinates. Absent in an operator for one cluster. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multi_cluster: Option<MultiClusterRoles>,
     /// The namespace in which the operator runs.
     #[serde(default)]
     pub operator_namespace: String,
     pub operator_version: String,
-    /// The version of what agents and clients speak with one another.
+    /// The version of the protocol between agents and clients.
     #[serde(default)]
     pub protocol_version: String,
     /// All features that work.
@@ -69,18 +70,18 @@ pub struct MirrordOperatorSpec {
     pub supported_features: Vec<String>,
 }
 
-/// Which cluster has which part in a session over several.
+/// The roles of clusters in sessions over several clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MultiClusterRoles {
-    /// What this cluster, the Primary, is called.
+    /// The name of this cluster, the Primary.
     pub cluster_name: String,
-    /// The cluster of which environment, files, names and outgoing connections are.
+    /// The cluster that environment, files, DNS names and outgoing connections come from.
     pub default_cluster: String,
     /// Whether this cluster has no targets.
     pub management_only: bool,
 }
 
-/// Whose operator it is, from a Secret of the administrator.
+/// The licensee of the operator, from a Secret of the administrator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct License {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,17 +94,17 @@ pub struct License {
     pub subscription_id: Option<String>,
 }
 
-/// What an operator is doing.
+/// Running sessions and connected clusters of an operator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MirrordOperatorStatus {
-    /// Other clusters, where there are some. Empty in an operator for one cluster.
+    /// The member clusters. Empty in an operator for one cluster.
     #[serde(default)]
     pub connected_clusters: Vec<ConnectedCluster>,
     #[serde(default)]
     pub copy_targets: Vec<String>,
     #[serde(default)]
     pub sessions: Vec<RunningSession>,
-    /// Absent where nobody counts them.
+    /// Absent where users are not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub statistics: Option<Statistics>,
 }
@@ -111,20 +112,20 @@ pub struct MirrordOperatorStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectedCluster {
     pub name: String,
-    /// When it was last asked.
+    /// When its health was last checked.
     #[serde(rename = "lastCheck")]
     pub last_check: String,
-    /// The operator there, if it answered.
+    /// The operator there, if it responded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected: Option<ConnectedOperator>,
-    /// What will go wrong if nobody does anything, such as a credential that ends. Ours.
+    /// What will fail without intervention, such as a credential that expires. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The operator of another cluster, as it says of itself.
+/// The operator of another cluster, as it describes itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectedOperator {
     /// Absent where that operator has no licence data.
@@ -133,7 +134,7 @@ pub struct ConnectedOperator {
     pub operator_version: String,
 }
 
-/// One session, in a line.
+/// A summary of one session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RunningSession {
     /// The session's number, in hexadecimal digits.
@@ -143,12 +144,13 @@ pub struct RunningSession {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     pub duration_secs: u64,
-    /// The ports whose traffic it has. Ours.
+    /// The ports that the session steals from or mirrors. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<SessionPort>,
 }
 
-/// How many different users have had sessions, on this day and in thirty with it. Days are those of UTC.
+/// Daily and monthly active users: how many different users had sessions on this day, and on the last thirty days
+/// including this one. Days are those of UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Statistics {
     pub dau: u32,

@@ -1,4 +1,4 @@
-//! What administrators forbid, whatever a client asks for. Agents enforce it.
+//! The administrators' policies: what sessions must not do, whatever the client requests. Agents enforce them.
 
 use std::collections::BTreeMap;
 
@@ -37,14 +37,15 @@ pub struct MirrordClusterPolicySpec {
     pub rules: PolicyRules,
 }
 
-/// Which targets a policy is for, and what it forbids there. One without `targetPath` and `selector` is for all.
+/// Which targets a policy selects, and what it forbids there. A policy without `targetPath` and `selector` selects all
+/// targets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRules {
-    /// A pattern of targets as people write them, with `*` for any characters: `deployment/check*`.
+    /// A pattern of targets in the form for users, with `*` for any characters: `deployment/check*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_path: Option<String>,
-    /// The labels that a target's pods have.
+    /// A selector of the labels of a target's pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<PolicySelector>,
     /// What sessions must not do with the target's traffic.
@@ -58,7 +59,7 @@ pub struct PolicyRules {
     pub network: Option<NetworkRules>,
 }
 
-/// A label selector as everywhere in Kubernetes.
+/// A Kubernetes label selector.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicySelector {
@@ -103,7 +104,7 @@ pub struct EnvironmentRules {
     pub exclude: Vec<String>,
 }
 
-/// Regular expressions of paths. What one matches is handled so, whatever the client's configuration says.
+/// Regular expressions of paths. They take precedence over the client's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FileRules {
@@ -139,7 +140,7 @@ pub struct HttpFilterRule {
     pub header: Option<String>,
 }
 
-/// Addresses, networks, names and ports, as in a session's own outgoing filter.
+/// Addresses, networks, DNS names and ports, as in a session's own outgoing filter.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OutgoingRules {

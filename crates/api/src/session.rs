@@ -1,4 +1,5 @@
-//! Sessions: the stored object, from which any replica of the operator can carry on, and the one that people list.
+//! Sessions: the stored object, from which any replica of the operator can continue a session, and the object that users
+//! list.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::CustomResource;
@@ -9,10 +10,10 @@ use crate::GROUP_VERSION;
 use crate::data::SessionData;
 use crate::target::{InvalidTarget, TargetPath};
 
-/// Keeps a session's object until its agents are gone.
+/// The finalizer that keeps a session's object until its agents are removed.
 pub const FINALIZER: &str = "mirrord.metalbear.co/session-cleanup";
 
-/// One session of one user with one target, as the operator's controller drives it.
+/// One session of one user with one target, which the operator's controller reconciles.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "mirrord.metalbear.co",
@@ -32,27 +33,27 @@ pub struct MirrordClusterSessionSpec {
     pub owner: SessionOwner,
     /// The target's namespace.
     pub namespace: String,
-    /// As people write it: `deployment/checkout/container/app`.
+    /// The form for users: `deployment/checkout/container/app`.
     pub target: String,
-    /// The labels of the pods, for the target `label`.
+    /// The label selector of the pods, for the target `label`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_target: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_cli_version: Option<String>,
-    /// The session of which this one is a part, where several clusters take part.
+    /// The parent of this session, in a session over several clusters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multi_cluster_parent_name: Option<String>,
-    /// How many sessions of the same name there were before it in this cluster, where it is a part of another one. Its
-    /// agents have other names and numbers than theirs. Ours.
+    /// How many sessions of the same name this cluster had before, where the session is the child of another one. Its
+    /// agents have other names and numbers than those of earlier generations. Ours.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub generation: u32,
-    /// How long the session waits for its client, in seconds. Ours.
+    /// How long the session waits for its client to reconnect, in seconds. Ours.
     pub resume_window_secs: u64,
-    /// The SHA-256 of the client's certificate, in hexadecimal digits: agents let nobody else in. Ours.
+    /// The SHA-256 of the client's certificate, in hexadecimal digits. Agents accept no other client. Ours.
     pub client_certificate: String,
-    /// Branches are those of this cluster's own databases, and only the Default of several clusters has some. Ours.
+    /// Database branches and queue splits. In a session over several clusters, only the Default has branches. Ours.
     #[serde(default, skip_serializing_if = "SessionData::is_empty")]
     pub data: SessionData,
 }
@@ -63,17 +64,18 @@ impl MirrordClusterSessionSpec {
     }
 }
 
-/// Who a session belongs to. The first three are what the client says of itself; the last is what Kubernetes knows.
+/// The user of a session. The client sets the first three fields; the others are the identity that Kubernetes
+/// authenticated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionOwner {
-    /// Tells users apart who have the same name.
+    /// Distinguishes users that have the same name.
     pub user_id: String,
     pub username: String,
     pub hostname: String,
-    /// The authenticated user. Only this one has rights.
+    /// The authenticated user name. Only this one counts for authorization.
     pub k8s_username: String,
-    /// The user's groups, where other clusters take part: the Primary vouches for both to its members. Ours.
+    /// The user's groups, in a session over several clusters: the Primary asserts user and groups to its members. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub k8s_groups: Vec<String>,
 }
@@ -88,43 +90,44 @@ fn is_zero(number: &u32) -> bool {
 pub struct MirrordClusterSessionStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<SessionPhase>,
-    /// Why the phase is what it is, for people.
+    /// A readable reason for the phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The pods that take part, one agent each.
+    /// The pods of the session, with one agent each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<SessionPod>,
-    /// The channel that the next pod gets.
+    /// The channel number of the next pod.
     #[serde(default)]
     pub next_channel: u32,
-    /// The ports whose traffic the session has, as its agents say. Written by the replica that carries the connection. Ours.
+    /// The ports that the session steals from or mirrors, as its agents report. Written by the replica that relays the
+    /// connection. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<SessionPort>,
-    /// When a client was first connected. Written by the replica that carries the connection.
+    /// When a client was first connected. Written by the replica that relays the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connected_timestamp: Option<String>,
-    /// When a client was last seen. Written by the replica that carries the connection.
+    /// When a client was last connected. Written by the replica that relays the connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_seen_timestamp: Option<String>,
-    /// When the session failed. It is kept for a while, so that people find the reason. Ours.
+    /// When the session failed. Its object is kept for a while, so that users find the reason. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_timestamp: Option<String>,
-    /// Set once, when the session is over.
+    /// Set once, when the session has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<SessionClosed>,
 }
 
-/// Where a session is in its life. It is left as its documentation says.
+/// The phase of a session. Each variant documents when the session leaves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SessionPhase {
-    /// Agents are being started. Left when one is ready, or when none can be.
+    /// Agents are being started. Left when one is ready, or when none can become ready.
     Pending,
-    /// A client can connect. Left when the client stays away for longer than the resume window, when it says that it is
-    /// done, or when somebody ends the session.
+    /// A client can connect. Left when the client is disconnected for longer than the resume window, when it ends its
+    /// session, or when a user ends the session.
     Ready,
-    /// Nothing will come of it. The message says why. Left only by deletion.
+    /// The session could not start. The message has the reason. Left only by deletion.
     Failed,
-    /// Agents are being removed. Left when they are gone, and the object with them.
+    /// Agents are being removed. Left when they are gone; the object is then removed as well.
     Terminating,
 }
 
@@ -139,37 +142,37 @@ impl SessionPhase {
     }
 }
 
-/// One pod of a session, and where its agent is.
+/// One pod of a session, and the address of its agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionPod {
     pub name: String,
     pub uid: String,
-    /// The container beside which the agent works.
+    /// The target container.
     pub container: String,
-    /// The number of the pod's channel in the session's connection. It is never given to another pod.
+    /// The number of the pod's channel in the session's connection. It is never reused for another pod.
     pub channel: u32,
     pub ready: bool,
-    /// Where the operator reaches the agent, when it is ready.
+    /// The address at which the operator reaches the agent, when it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// The name of the agent's container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
-    /// The SHA-256 of the agent's certificate, where the operator knows it: clients then believe no other.
+    /// The SHA-256 of the agent's certificate, where the operator knows it. Clients then accept no other certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
-    /// Which policies the agent knows of, as a digest of all that there were. Ours.
+    /// A digest of all policies that the agent's grant was computed from. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policies: Option<String>,
-    /// What the session may do there, as a digest. Ours.
+    /// A digest of the session's grant in this pod. Ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grant: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A port of the target whose traffic a session has, all of it or what a filter lets through.
+/// A port of the target that a session steals from or mirrors: all of its traffic, or what a filter matches.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -178,9 +181,9 @@ pub struct SessionPort {
     pub port: u16,
     /// `TCP` or `UDP`.
     pub protocol: String,
-    /// `steal`, or `mirror` for copies.
+    /// `steal` or `mirror`.
     pub mode: String,
-    /// Which requests, in words for people. Absent: everything on the port.
+    /// A readable description of the filter. Absent: everything on the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
 }
@@ -191,7 +194,7 @@ impl SessionPort {
     pub const STEAL: &str = "steal";
     pub const MIRROR: &str = "mirror";
 
-    /// The number, and the protocol where it is not the usual one.
+    /// The port number, and the protocol if it is not TCP.
     pub fn number(&self) -> String {
         match self.protocol.as_str() {
             Self::UDP => format!("{}/{}", self.port, Self::UDP),
@@ -200,7 +203,7 @@ impl SessionPort {
     }
 }
 
-/// In a cell of a table.
+/// The form for a cell of a table.
 impl std::fmt::Display for SessionPort {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} ({}", self.number(), self.mode)?;
@@ -214,13 +217,13 @@ impl std::fmt::Display for SessionPort {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionClosed {
-    /// One word, for programs.
+    /// A machine-readable reason in one word.
     pub reason: String,
-    /// A sentence, for people.
+    /// A readable message.
     pub message: String,
 }
 
-/// A session as people list it, served live.
+/// A session as users list it, served live.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Session {
@@ -242,20 +245,20 @@ pub struct SessionSpec {
     pub phase: String,
     pub duration_secs: u64,
     pub pods: Vec<String>,
-    /// The ports whose traffic it has, in whichever pod and cluster.
+    /// The ports that the session steals from or mirrors, in all pods and clusters.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<SessionPort>,
-    /// The clusters of a session over several: those that are not ready now have a reason.
+    /// The clusters of a session over several clusters. Those that are not ready have an error.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clusters: Vec<SessionCluster>,
 }
 
-/// A cluster's part of a session over several.
+/// One cluster of a session over several clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionCluster {
     pub name: String,
-    /// Whether environment, files, names and outgoing connections are this cluster's.
+    /// Whether environment, files, DNS names and outgoing connections come from this cluster.
     #[serde(default)]
     pub is_default: bool,
     pub ready: bool,
@@ -276,7 +279,7 @@ impl Session {
     }
 }
 
-/// A session's number, as the client made it.
+/// A session's number, which the client chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
@@ -286,7 +289,7 @@ impl SessionId {
         format!("session-{self}")
     }
 
-    /// Of a session of this cluster alone, or of the child of one over several.
+    /// The number in the name of a session's object: a session in one cluster, or the child of one over several clusters.
     pub fn from_object_name(name: &str) -> Option<Self> {
         match name.strip_prefix("session-") {
             Some(id) => Self::from_hexadecimal(id),
@@ -294,7 +297,7 @@ impl SessionId {
         }
     }
 
-    /// As people see it.
+    /// Parses the form that users see.
     pub fn from_hexadecimal(text: &str) -> Option<Self> {
         let plausible = text.len() <= 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         (plausible && !text.is_empty())
@@ -309,7 +312,7 @@ impl std::fmt::Display for SessionId {
     }
 }
 
-/// As kubectl writes ages: the largest unit that is not too coarse.
+/// Formats an age as kubectl does: in the largest unit that is not too coarse.
 pub fn age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_told_in_few_words() {
+    fn ports_have_a_short_description() {
         let port = |protocol: &str, mode: &str, filter: Option<&str>| {
             let port = SessionPort {
                 port: 8080,
@@ -356,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sessions_number_is_its_objects_name() {
+    fn object_names_contain_the_session_number() {
         let id = SessionId(0x1f);
         assert_eq!(id.object_name(), "session-000000000000001f");
         assert_eq!(SessionId::from_object_name(&id.object_name()), Some(id));

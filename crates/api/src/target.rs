@@ -1,4 +1,4 @@
-//! What a session can be for: `deployment.checkout.container.app` in an address, `deployment/checkout` for people.
+//! Targets of sessions: `deployment.checkout.container.app` in a resource name, `deployment/checkout` for users.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::GROUP_VERSION;
 use crate::session::SessionPort;
 
-/// The kinds of targets, by the names that they have in addresses.
+/// The kinds of targets, with their names in resource names.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -25,9 +25,9 @@ pub enum TargetKind {
     Service,
     Pod,
     Rollout,
-    /// Pods that have certain labels.
+    /// The pods that match a label selector.
     Label,
-    /// No pod at all: a place in the cluster.
+    /// No pod: the session only uses the cluster's network.
     Targetless,
 }
 
@@ -62,8 +62,8 @@ impl TargetKind {
         }
     }
 
-    /// Whether an address names one object of this kind. Labels come in a parameter, and a session without a target has
-    /// nothing to name.
+    /// Whether a path of this kind names an object. Labels come in a parameter, and a session without a target has
+    /// no object.
     pub fn is_named(self) -> bool {
         !matches!(self, Self::Label | Self::Targetless)
     }
@@ -75,23 +75,23 @@ impl fmt::Display for TargetKind {
     }
 }
 
-/// One target, as addresses and people name it.
+/// One target, as parsed from a resource name or from a user's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetPath {
     pub kind: TargetKind,
     /// Empty for a kind that has no name.
     pub name: String,
-    /// The container beside which the agent works; chosen by itself when absent.
+    /// The target container. If absent, the operator chooses one.
     pub container: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTarget {
-    #[error("`{0}` is no kind of target; there are {known}", known = known_kinds())]
+    #[error("`{0}` is no kind of target; there are {known}", known = kind_names())]
     UnknownKind(String),
     #[error(
         "`{0}` names no {kind}; write `{kind}.NAME` or `{kind}.NAME.container.CONTAINER`",
-        kind = known_kind(.0)
+        kind = kind_part(.0)
     )]
     NoName(String),
     #[error("`{0}` is not a name that an object of Kubernetes can have")]
@@ -100,16 +100,16 @@ pub enum InvalidTarget {
     InvalidContainer(String),
 }
 
-fn known_kinds() -> String {
+fn kind_names() -> String {
     TargetKind::ALL.map(TargetKind::as_str).join(", ")
 }
 
-fn known_kind(text: &str) -> &str {
+fn kind_part(text: &str) -> &str {
     text.split(['.', '/']).next().unwrap_or(text)
 }
 
 impl TargetPath {
-    /// As in addresses: the object's own name may have dots, the container's cannot.
+    /// Parses the form of resource names. The name of the object may contain dots, the container's cannot.
     pub fn from_address(text: &str) -> Result<Self, InvalidTarget> {
         let (kind, rest) = text.split_once('.').unwrap_or((text, ""));
         let kind = kind_of(kind)?;
@@ -147,7 +147,7 @@ impl TargetPath {
         })
     }
 
-    /// The name of the object `targets/…`, and what a RBAC rule's `resourceNames` has to contain.
+    /// The name of the object `targets/…`, which the `resourceNames` of RBAC rules contain.
     pub fn address(&self) -> String {
         self.joined(".")
     }
@@ -163,7 +163,7 @@ impl TargetPath {
         text
     }
 
-    /// The target without its container: what rights are asked for.
+    /// The target without its container, for authorization.
     pub fn without_container(&self) -> Self {
         Self {
             container: None,
@@ -172,7 +172,7 @@ impl TargetPath {
     }
 }
 
-/// As people write it: `deployment/checkout/container/app`.
+/// The form for users: `deployment/checkout/container/app`.
 impl fmt::Display for TargetPath {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.joined("/"))
@@ -201,7 +201,7 @@ fn kind_of(text: &str) -> Result<TargetKind, InvalidTarget> {
         .ok_or_else(|| InvalidTarget::UnknownKind(text.to_owned()))
 }
 
-/// A name in the manner of DNS: labels joined by dots.
+/// Whether this is a DNS subdomain name: labels joined by dots.
 fn is_object_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
@@ -215,7 +215,7 @@ fn is_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-/// Something that a session can be for, served live.
+/// A possible target of sessions, served live.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Target {
@@ -249,9 +249,9 @@ impl Target {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetSpec {
-    /// As people write it: `deployment/checkout`.
+    /// The form for users: `deployment/checkout`.
     pub target: String,
-    /// The containers beside which an agent can work.
+    /// The containers that can be the target container.
     pub containers: Vec<String>,
     /// The ports that the containers declare.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -261,29 +261,29 @@ pub struct TargetSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetStatus {
-    /// How many pods it should have, where that is known.
+    /// The desired number of pods, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// The sessions that are there now.
+    /// The running sessions with this target.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sessions: Vec<TargetSession>,
-    /// The clusters that have it, where the operator coordinates several. Ours.
+    /// The clusters that have the target, where the operator coordinates several. Ours.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clusters: Vec<String>,
 }
 
-/// Whoever is at a target already.
+/// A running session with a target.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetSession {
     pub id: String,
     pub user: String,
-    /// The ports whose traffic it has.
+    /// The ports that the session steals from or mirrors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<SessionPort>,
 }
 
-/// Metadata, whose schema is Kubernetes' own.
+/// Object metadata, whose schema Kubernetes defines.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[schemars(inline)]
 pub(crate) struct AnyObject {}
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_peoples_names_mean_the_same() {
+    fn both_forms_parse_and_print() {
         use TargetKind::{CronJob, Deployment, Pod, Targetless};
         let cases = [
             (
@@ -319,7 +319,7 @@ mod tests {
                 "deployment/shop.example/container/app",
                 path(Deployment, "shop.example", Some("app")),
             ),
-            // A name that looks like a container's: only the last one is.
+            // Only the last `.container.` separates the container.
             (
                 "cronjob.a.container.b.container.c",
                 "cronjob/a.container.b/container/c",
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_target_says_why() {
+    fn errors_explain_invalid_targets() {
         let cases = [
             (
                 "deploy.checkout",

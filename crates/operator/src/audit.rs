@@ -1,31 +1,31 @@
-//! Lines that say who did what. They are this program's own, and have no secret.
+//! The audit log: which user did what. Its entries contain no secrets.
 
 use api::MirrordClusterSession;
 use api::session::SessionPort;
 use kube::ResourceExt as _;
 
-/// A session has traffic of its target that it had not.
-pub(crate) fn port_begins(session: &MirrordClusterSession, port: &SessionPort) {
-    tell(session, port, "a session has a port");
+/// A session claims traffic of a port of its target.
+pub(crate) fn port_claimed(session: &MirrordClusterSession, port: &SessionPort) {
+    log_port(session, port, "port claimed");
 }
 
-/// It has it no more.
-pub(crate) fn port_ends(session: &MirrordClusterSession, port: &SessionPort) {
-    tell(session, port, "a session has a port no more");
+/// A session no longer claims traffic of a port.
+pub(crate) fn port_released(session: &MirrordClusterSession, port: &SessionPort) {
+    log_port(session, port, "port released");
 }
 
-/// It is over, and nothing of it is left.
-pub(crate) fn session_ends(session: &MirrordClusterSession) {
+/// A session has ended and its agents are removed.
+pub(crate) fn session_ended(session: &MirrordClusterSession) {
     let spec = &session.spec;
     tracing::info!(
         target: "audit",
         user = spec.owner.k8s_username, namespace = spec.namespace, workload = spec.target,
         session = session.name_any(), reason = reason(session),
-        "a session is over"
+        "session ended"
     );
 }
 
-/// Why it was closed; who goes with a word, or is ended by somebody, has no other reason.
+/// Why the session was closed. A session that its client or a user ended has no recorded reason.
 fn reason(session: &MirrordClusterSession) -> &str {
     let closed = session
         .status
@@ -34,7 +34,7 @@ fn reason(session: &MirrordClusterSession) -> &str {
     closed.map_or("Ended", |closed| closed.reason.as_str())
 }
 
-fn tell(session: &MirrordClusterSession, port: &SessionPort, what: &'static str) {
+fn log_port(session: &MirrordClusterSession, port: &SessionPort, event: &'static str) {
     let spec = &session.spec;
     tracing::info!(
         target: "audit",
@@ -42,6 +42,6 @@ fn tell(session: &MirrordClusterSession, port: &SessionPort, what: &'static str)
         session = session.name_any(),
         port = port.port, protocol = port.protocol, mode = port.mode,
         filter = port.filter.as_deref().unwrap_or_default(),
-        "{what}"
+        "{event}"
     );
 }

@@ -1,4 +1,4 @@
-//! Whether a user may have a session with a target: the cluster's own rules decide, before anything starts.
+//! Authorization of a session: the cluster's own RBAC rules decide, before anything is started.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use crate::answer::Refusal;
-use crate::error::Doing as _;
+use crate::error::KubeResultExt as _;
 use crate::front_proxy::User;
+use crate::response::Refusal;
 
 const VERB: &str = "proxy";
 const RESOURCE: &str = "targets";
 
-/// Asks about each name by which a rule may allow it.
+/// Reviews access by each resource name that a rule may allow.
 pub(crate) async fn authorize(
     client: &Client,
     user: &User,
@@ -26,19 +26,19 @@ pub(crate) async fn authorize(
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     for name in names(target) {
         let review = review(user, namespace, name);
-        let answer = reviews
+        let reviewed = reviews
             .create(&PostParams::default(), &review)
             .await
-            .doing("review a user's rights")?;
-        if answer.status.is_some_and(|status| status.allowed) {
+            .action("review a user's rights")?;
+        if reviewed.status.is_some_and(|status| status.allowed) {
             return Ok(());
         }
     }
     Err(Refusal::forbidden(refusal(user, namespace, target)))
 }
 
-/// A rule may name a target with its container or without. Labels can choose every pod of the namespace, also those that
-/// are made later, so they take the right to all of its targets: a question without a name.
+/// A rule may name a target with or without its container. Labels can select every pod of the namespace, also pods that
+/// are created later, so they require the permission for all of its targets: a review without a name.
 fn names(target: &TargetPath) -> Vec<Option<String>> {
     if target.kind == TargetKind::Label {
         return vec![None];
@@ -75,9 +75,9 @@ fn review(user: &User, namespace: &str, name: Option<String>) -> SubjectAccessRe
     }
 }
 
-/// What to ask an administrator for.
+/// The message of a refusal, with the rule that an administrator has to add.
 fn refusal(user: &User, namespace: &str, target: &TargetPath) -> String {
-    let (names, why) = match target.kind {
+    let (names, note) = match target.kind {
         TargetKind::Label => (
             String::new(),
             " Labels can choose any pod, so they take the right to all targets.",
@@ -88,7 +88,7 @@ fn refusal(user: &User, namespace: &str, target: &TargetPath) -> String {
         }
     };
     format!(
-        "{} may not have a session with {target} in {namespace}.{why} Ask for this rule in a Role there: {{apiGroups: \
+        "{} may not have a session with {target} in {namespace}.{note} Ask for this rule in a Role there: {{apiGroups: \
          [{GROUP}], resources: [{RESOURCE}], {names}verbs: [{VERB}]}}",
         user.name,
     )
@@ -110,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn the_question_is_about_this_user_and_this_target() {
+    fn the_review_names_the_user_and_the_target() {
         let review = review(&user(), "shop", Some("deployment.checkout".to_owned())).spec;
         assert_eq!(review.user.as_deref(), Some("anna"));
         assert_eq!(review.groups, Some(vec!["developers".to_owned()]));
         assert_eq!(review.extra.unwrap()["team"], ["shop", "web"]);
         let attributes = review.resource_attributes.unwrap();
-        let asked = [
+        let reviewed = [
             attributes.group,
             attributes.resource,
             attributes.verb,
@@ -124,7 +124,7 @@ mod tests {
             attributes.name,
         ];
         assert_eq!(
-            asked.map(Option::unwrap),
+            reviewed.map(Option::unwrap),
             [
                 "operator.metalbear.co",
                 "targets",
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_to_one_target_is_none_to_whatever_labels_choose() {
+    fn permission_for_one_target_does_not_allow_labels() {
         let cases: [(&str, &[Option<&str>]); 4] = [
             ("deployment.web", &[Some("deployment.web")]),
             (

@@ -1,8 +1,8 @@
-//! Work that a replica cannot be without: the copies of what is stored, certificates, probes, the leader's election.
+//! Background tasks that a replica needs: caches, certificates, probes, leader election.
 //!
-//! None of it ever ends by itself. A replica in which one of these tasks is gone would go on answering with what it knew last,
-//! so it says which one that was, is neither healthy nor ready any more, sends its clients elsewhere and ends with an error.
-//! Kubernetes starts it again.
+//! None of these tasks ever returns. A replica in which one has ended would serve stale data, so it logs the task, reports
+//! itself as unhealthy and not ready, hands its clients over to other replicas and exits with an error. Kubernetes restarts
+//! it.
 
 use std::any::Any;
 use std::future::Future;
@@ -15,24 +15,24 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::error::Error;
 use crate::metrics::{FailedTasks, TaskLabels};
 
-/// Clones start tasks of the same replica.
+/// Spawns background tasks and records the first failure. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct Background {
     failed_tasks: FailedTasks,
-    /// Cancelled when a task has failed, so that the replica ends.
+    /// Cancelled when a task has failed, so that the replica shuts down.
     ending: CancellationToken,
-    /// Cancelled when no task is needed any more.
+    /// Cancelled when the tasks are not needed any more.
     done: CancellationToken,
-    /// The first one. Others may only follow from it.
-    failure: Arc<OnceLock<Failure>>,
+    /// The first failure. Later ones may be consequences of it.
+    failure: Arc<OnceLock<TaskFailure>>,
 }
 
-/// A task that is not there any more.
+/// A background task that ended or panicked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the task `{task}` {why}")]
-pub(crate) struct Failure {
+#[error("the task `{task}` {reason}")]
+pub(crate) struct TaskFailure {
     pub(crate) task: &'static str,
-    pub(crate) why: String,
+    pub(crate) reason: String,
 }
 
 impl Background {
@@ -46,7 +46,7 @@ impl Background {
         }
     }
 
-    /// Starts a task that never ends by itself.
+    /// Starts a task that must not return.
     pub(crate) fn spawn(
         &self,
         task: &'static str,
@@ -55,65 +55,67 @@ impl Background {
         let background = self.clone();
         tokio::spawn(async move {
             let done = background.done.clone();
-            let why = match done.run_until_cancelled_owned(caught(work)).await {
+            let reason = match done.run_until_cancelled_owned(catch_panic(work)).await {
                 None => return,
-                Some(Ok(())) => "has ended by itself".to_owned(),
-                Some(Err(Panicked(said))) => format!("has panicked: {said}"),
+                Some(Ok(())) => "has ended unexpectedly".to_owned(),
+                Some(Err(Panicked(message))) => format!("has panicked: {message}"),
             };
-            background.fail(Failure { task, why });
+            background.fail(TaskFailure { task, reason });
         });
     }
 
-    /// Counts what has failed and goes on all the same.
+    /// Counts a failed task without shutting the replica down.
     pub(crate) fn count(&self, task: &'static str) {
         self.failed_tasks.get_or_create(&TaskLabels { task }).inc();
     }
 
-    /// What this replica ends for, if it does.
-    pub(crate) fn failure(&self) -> Option<&Failure> {
+    /// The failure for which this replica shuts down, if any.
+    pub(crate) fn failure(&self) -> Option<&TaskFailure> {
         self.failure.get()
     }
 
-    /// Ends all tasks, which is no failure of theirs, when it is dropped.
-    pub(crate) fn end_with_guard(&self) -> DropGuard {
+    /// Returns a guard that stops all tasks when it is dropped. Stopped tasks have not failed.
+    pub(crate) fn stop_guard(&self) -> DropGuard {
         self.done.clone().drop_guard()
     }
 
-    fn fail(&self, failure: Failure) {
+    fn fail(&self, failure: TaskFailure) {
         self.count(failure.task);
         tracing::error!(
             task = failure.task,
-            why = failure.why,
-            "this replica cannot go on, and ends"
+            reason = failure.reason,
+            "background task failed, shutting down"
         );
         let _ = self.failure.set(failure);
         self.ending.cancel();
     }
 }
 
-/// What somebody who panicked has said.
+/// The message of a panic.
 #[derive(Debug)]
 pub(crate) struct Panicked(String);
 
 impl From<Panicked> for Error {
-    fn from(Panicked(said): Panicked) -> Self {
-        Self::Panicked(said)
+    fn from(Panicked(message): Panicked) -> Self {
+        Self::Panicked(message)
     }
 }
 
-/// Work that may panic without taking its caller along.
-pub(crate) async fn caught<Done>(work: impl Future<Output = Done>) -> Result<Done, Panicked> {
-    // Whoever asks for it drops the work, and looks at nothing that it may have left half done.
+/// Runs work that may panic, and returns a panic as an error.
+pub(crate) async fn catch_panic<Done>(work: impl Future<Output = Done>) -> Result<Done, Panicked> {
+    // The caller drops the work and does not use state that it may have left inconsistent.
     let done = AssertUnwindSafe(work).catch_unwind().await;
-    done.map_err(|said| Panicked(text(said.as_ref())))
+    done.map_err(|payload| Panicked(panic_message(payload.as_ref())))
 }
 
-fn text(said: &(dyn Any + Send)) -> String {
-    let literal = said.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let made = || said.downcast_ref::<String>().cloned();
+fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let literal = payload
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned());
+    let formatted = || payload.downcast_ref::<String>().cloned();
     literal
-        .or_else(made)
-        .unwrap_or_else(|| "nothing in words".to_owned())
+        .or_else(formatted)
+        .unwrap_or_else(|| "a payload that is not text".to_owned())
 }
 
 #[cfg(test)]
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    /// What becomes of a replica with one task.
+    /// The failure and the metrics of a replica that runs this task.
     async fn failure_of(work: impl Future<Output = ()> + Send + 'static) -> (String, String) {
         let (metrics, ending) = (Metrics::new(), CancellationToken::new());
         let background = Background::new(ending.clone(), metrics.failed_tasks.clone());
@@ -133,9 +135,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_ends_or_panics_ends_the_replica_by_name() {
-        let dead = [
-            (failure_of(async {}).await, "has ended by itself"),
+    async fn a_task_that_ends_or_panics_shuts_the_replica_down() {
+        let failed = [
+            (failure_of(async {}).await, "has ended unexpectedly"),
             (
                 failure_of(async { panic!("out of {}", "luck") }).await,
                 "has panicked: out of luck",
@@ -145,41 +147,41 @@ mod tests {
                 "has panicked: literally",
             ),
         ];
-        for ((failure, numbers), why) in dead {
-            assert_eq!(failure, format!("the task `worker` {why}"));
+        for ((failure, metrics), reason) in failed {
+            assert_eq!(failure, format!("the task `worker` {reason}"));
             let counted = "standin_operator_failed_tasks_total{task=\"worker\"} 1\n";
-            assert!(numbers.contains(counted), "{numbers}");
+            assert!(metrics.contains(counted), "{metrics}");
         }
     }
 
     #[tokio::test]
-    async fn a_task_that_is_not_needed_any_more_has_not_failed() {
+    async fn a_stopped_task_has_not_failed() {
         let ending = CancellationToken::new();
         let background = Background::new(ending.clone(), FailedTasks::default());
-        let (is_there, mut is_gone) = tokio::sync::oneshot::channel::<()>();
+        let (running, mut stopped) = tokio::sync::oneshot::channel::<()>();
         let work = async move {
-            let _is_there = is_there;
+            let _running = running;
             std::future::pending::<()>().await;
         };
         background.spawn("worker", work);
         tokio::task::yield_now().await;
         assert!(
-            is_gone
+            stopped
                 .try_recv()
                 .is_err_and(|it| it == tokio::sync::oneshot::error::TryRecvError::Empty)
         );
-        drop(background.end_with_guard());
-        assert!(is_gone.await.is_err());
+        drop(background.stop_guard());
+        assert!(stopped.await.is_err());
         assert_eq!(background.failure(), None);
         assert!(!ending.is_cancelled());
     }
 
     #[tokio::test]
-    async fn what_panics_while_it_is_caught_is_an_error() {
-        let looked = caught(async { Ok::<(), Error>(()) }).await;
-        assert!(matches!(looked, Ok(Ok(()))));
-        let panicked = caught(async { panic!("{}", 7) }).await;
+    async fn a_caught_panic_is_an_error() {
+        let finished = catch_panic(async { Ok::<(), Error>(()) }).await;
+        assert!(matches!(finished, Ok(Ok(()))));
+        let panicked = catch_panic(async { panic!("{}", 7) }).await;
         let error = panicked.map_err(Error::from).unwrap_err();
-        assert_eq!(error.to_string(), "the operator has a mistake: 7");
+        assert_eq!(error.to_string(), "bug in the operator: 7");
     }
 }

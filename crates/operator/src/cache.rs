@@ -1,13 +1,14 @@
-//! All sessions, as this replica knows them: a copy of what is stored, and a bell that rings when it changes.
+//! Caches of the stored objects, and a notification when one changes.
 //!
-//! Everybody who carries a session listens to the bell, so it does not ring for what each session does all the time: with
-//! hundreds of them, their heartbeats alone would keep a processor busy.
+//! Each relay of a session subscribes to the notifications, so heartbeats do not cause one: with hundreds of sessions, they
+//! alone would keep a processor busy.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use api::{MirrordClusterPolicy, MirrordClusterSession, MirrordMultiClusterSession, MirrordPolicy};
+use error_chain::error_chain;
 use futures_util::StreamExt as _;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::Event;
@@ -18,32 +19,31 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::background::Background;
-use crate::error::chain;
 
 /// Sessions of this cluster.
 pub(crate) type SessionCache = ObjectCache<MirrordClusterSession>;
 /// Sessions over several clusters, in their Primary.
 pub(crate) type ParentCache = ObjectCache<MirrordMultiClusterSession>;
 
-/// What others have to hear about.
-pub(crate) trait Notable {
-    /// The same for two versions of an object, if they differ only in that its client is still there, or in what it does.
-    fn note(&self) -> u64;
+/// An object whose relevant changes can be detected.
+pub(crate) trait ChangeHash {
+    /// A hash that ignores heartbeats and port claims. Two versions of an object with the same hash need no notification.
+    fn change_hash(&self) -> u64;
 }
 
-impl Notable for MirrordClusterSession {
-    fn note(&self) -> u64 {
+impl ChangeHash for MirrordClusterSession {
+    fn change_hash(&self) -> u64 {
         let mut session = self.clone();
         if let Some(status) = &mut session.status {
             status.last_seen_timestamp = None;
             status.ports = Vec::new();
         }
-        note(session)
+        hash_without_version(session)
     }
 }
 
-impl Notable for MirrordMultiClusterSession {
-    fn note(&self) -> u64 {
+impl ChangeHash for MirrordMultiClusterSession {
+    fn change_hash(&self) -> u64 {
         let mut parent = self.clone();
         if let Some(status) = &mut parent.status {
             status.connected_timestamp = None;
@@ -52,78 +52,78 @@ impl Notable for MirrordMultiClusterSession {
                 child.ports = Vec::new();
             }
         }
-        note(parent)
+        hash_without_version(parent)
     }
 }
 
-impl Notable for MirrordClusterPolicy {
-    fn note(&self) -> u64 {
-        note(self.clone())
+impl ChangeHash for MirrordClusterPolicy {
+    fn change_hash(&self) -> u64 {
+        hash_without_version(self.clone())
     }
 }
 
-impl Notable for MirrordPolicy {
-    fn note(&self) -> u64 {
-        note(self.clone())
+impl ChangeHash for MirrordPolicy {
+    fn change_hash(&self) -> u64 {
+        hash_without_version(self.clone())
     }
 }
 
-fn note(mut object: impl Resource + Serialize) -> u64 {
+fn hash_without_version(mut object: impl Resource + Serialize) -> u64 {
     let metadata = object.meta_mut();
     metadata.resource_version = None;
     metadata.managed_fields = None;
     let mut hasher = DefaultHasher::new();
-    // What cannot be written is the same as nothing.
+    // An object that cannot be serialized hashes like an empty one.
     serde_json::to_string(&object)
         .unwrap_or_default()
         .hash(&mut hasher);
     hasher.finish()
 }
 
-/// Whether an event is news. `known` has the notes of all objects.
-fn is_news<Object: Resource<DynamicType = ()> + Notable>(
-    known: &mut HashMap<ObjectRef<Object>, u64>,
+/// Whether an event is a relevant change. `hashes` has the change hashes of all objects.
+fn is_relevant<Object: Resource<DynamicType = ()> + ChangeHash>(
+    hashes: &mut HashMap<ObjectRef<Object>, u64>,
     event: &Event<Object>,
 ) -> bool {
     match event {
         Event::Apply(object) => {
-            let note = object.note();
-            known.insert(ObjectRef::from_obj(object), note) != Some(note)
+            let hash = object.change_hash();
+            hashes.insert(ObjectRef::from_obj(object), hash) != Some(hash)
         }
         Event::Delete(object) => {
-            known.remove(&ObjectRef::from_obj(object));
+            hashes.remove(&ObjectRef::from_obj(object));
             true
         }
         Event::Init => {
-            known.clear();
+            hashes.clear();
             false
         }
-        // None is there for others before all are.
+        // The store shows no object of a list before the list is complete.
         Event::InitApply(object) => {
-            known.insert(ObjectRef::from_obj(object), object.note());
+            hashes.insert(ObjectRef::from_obj(object), object.change_hash());
             false
         }
         Event::InitDone => true,
     }
 }
 
-/// Clones are the same copy.
+/// A cache of all objects of one kind. Clones share it.
 #[derive(Clone)]
 pub(crate) struct ObjectCache<Object>
 where
     Object: Resource<DynamicType = ()> + 'static,
 {
     store: Store<Object>,
-    /// From the follower to everybody: how many changes there were.
+    /// The number of relevant changes so far.
     changes: watch::Receiver<u64>,
-    /// From the follower to everybody: whether the copy has ever been complete.
+    /// Whether the cache has ever been complete.
     filled: watch::Receiver<bool>,
 }
 
 impl<Object> ObjectCache<Object>
 where
     Object: Resource<DynamicType = ()>
-        + Notable
+        + ChangeHash
         + Clone
         + std::fmt::Debug
         + DeserializeOwned
@@ -131,32 +131,28 @@ where
         + Sync
         + 'static,
 {
-    /// Begins to follow. The copy is filled a little later. `what` is followed, in a word.
-    pub(crate) fn follow(client: Client, background: &Background, what: &'static str) -> Self {
+    /// Starts to watch. The cache is filled a little later. `task` is the name of the background task.
+    pub(crate) fn start(client: Client, background: &Background, task: &'static str) -> Self {
         let (reader, writer) = store();
-        let (bell, changes) = watch::channel(0);
-        let (fill, filled) = watch::channel(false);
+        let (change_sender, changes) = watch::channel(0);
+        let (filled_sender, filled) = watch::channel(false);
         let objects: Api<Object> = Api::all(client);
-        background.spawn(what, async move {
+        background.spawn(task, async move {
             let events = watcher(objects, watcher::Config::default()).default_backoff();
             let mut events = std::pin::pin!(reflector(writer, events));
-            let mut known = HashMap::new();
+            let mut hashes = HashMap::new();
             while let Some(event) = events.next().await {
                 match event {
                     Ok(event) => {
                         if matches!(event, Event::InitDone) {
-                            fill.send_replace(true);
+                            filled_sender.send_replace(true);
                         }
-                        if is_news(&mut known, &event) {
-                            bell.send_modify(|count| *count += 1);
+                        if is_relevant(&mut hashes, &event) {
+                            change_sender.send_modify(|count| *count += 1);
                         }
                     }
                     Err(error) => {
-                        tracing::warn!(
-                            what,
-                            error = chain(&error),
-                            "objects cannot be followed now"
-                        );
+                        tracing::warn!(task, error = error_chain(&error), "watch failed");
                     }
                 }
             }
@@ -168,7 +164,7 @@ where
         }
     }
 
-    /// Whether what is not in the copy is not there.
+    /// Whether the cache is complete, so that an object that is not in it does not exist.
     pub(crate) fn is_filled(&self) -> bool {
         *self.filled.borrow()
     }
@@ -181,11 +177,11 @@ where
         self.store.state()
     }
 
-    /// Rings from now on.
-    pub(crate) fn bell(&self) -> watch::Receiver<u64> {
-        let mut bell = self.changes.clone();
-        bell.mark_changed();
-        bell
+    /// Notifies of changes from now on, and once at once.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        let mut changes = self.changes.clone();
+        changes.mark_changed();
+        changes
     }
 }
 
@@ -213,20 +209,20 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_is_no_news() {
-        let mut known = HashMap::new();
-        let mut is_news = |event| is_news(&mut known, &event);
-        assert!(!is_news(Event::Init));
-        assert!(!is_news(Event::InitApply(session("1", "Pending", "1"))));
-        assert!(is_news(Event::InitDone));
-        assert!(!is_news(Event::Apply(session("2", "Pending", "2"))));
-        assert!(is_news(Event::Apply(session("2", "Ready", "3"))));
-        assert!(!is_news(Event::Apply(session("3", "Ready", "4"))));
+    fn heartbeats_are_no_relevant_changes() {
+        let mut hashes = HashMap::new();
+        let mut is_relevant = |event| is_relevant(&mut hashes, &event);
+        assert!(!is_relevant(Event::Init));
+        assert!(!is_relevant(Event::InitApply(session("1", "Pending", "1"))));
+        assert!(is_relevant(Event::InitDone));
+        assert!(!is_relevant(Event::Apply(session("2", "Pending", "2"))));
+        assert!(is_relevant(Event::Apply(session("2", "Ready", "3"))));
+        assert!(!is_relevant(Event::Apply(session("3", "Ready", "4"))));
         let mut with_port = session("3", "Ready", "4");
         let port = api::session::SessionPort::default();
         with_port.status.as_mut().unwrap().ports.push(port);
-        assert!(!is_news(Event::Apply(with_port)));
-        assert!(is_news(Event::Delete(session("3", "Ready", "4"))));
-        assert!(is_news(Event::Apply(session("3", "Ready", "5"))));
+        assert!(!is_relevant(Event::Apply(with_port)));
+        assert!(is_relevant(Event::Delete(session("3", "Ready", "4"))));
+        assert!(is_relevant(Event::Apply(session("3", "Ready", "5"))));
     }
 }

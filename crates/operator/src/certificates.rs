@@ -1,10 +1,10 @@
 //! The operator's certificates: its own authority, and a certificate for its Service.
 //!
-//! They are in one Secret that all replicas share, and the authority is in the APIService, where the API server looks for
-//! it. Both are made anew before they expire. A new authority is trusted beside the one before it, because replicas do
-//! not change theirs in the same moment.
+//! They are stored in one Secret that all replicas share. The API server reads the authority from the APIService. Both are
+//! renewed before they expire. A new authority is trusted together with the previous one, because replicas do not switch at
+//! the same moment.
 
-mod keeper;
+mod rotator;
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,13 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use time::OffsetDateTime;
 use x509_parser::prelude::FromDer as _;
 
-pub(crate) use self::keeper::CertificateKeeper;
+pub(crate) use self::rotator::CertificateRotator;
 use crate::error::{Error, Result};
 
-const AUTHORITY_LIFE: SignedDuration = SignedDuration::from_hours(3 * 365 * 24);
-const CERTIFICATE_LIFE: SignedDuration = SignedDuration::from_hours(90 * 24);
-/// Clocks differ.
-const BACKDATED: SignedDuration = SignedDuration::from_hours(1);
+const AUTHORITY_LIFETIME: SignedDuration = SignedDuration::from_hours(3 * 365 * 24);
+const CERTIFICATE_LIFETIME: SignedDuration = SignedDuration::from_hours(90 * 24);
+/// Certificates are backdated because clocks differ.
+const BACKDATING: SignedDuration = SignedDuration::from_hours(1);
 
 /// The keys of the Secret.
 const AUTHORITY: &str = "ca.crt";
@@ -33,19 +33,19 @@ const AUTHORITY_KEY: &str = "ca.key";
 const BUNDLE: &str = "ca-bundle.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
-/// Who the operator is for agents. It stays the same, because agents that run know it.
+/// The operator's identity for agents. It never changes, because running agents have pinned it.
 const IDENTITY: &str = "agents.crt";
 const IDENTITY_KEY: &str = "agents.key";
-/// Who the agents on nodes are for the operator. The chart gives them these two, and the certificate above.
+/// The identity of node agents. The chart mounts these two and the certificate above into their pods.
 const NODE: &str = "node.crt";
 const NODE_KEY: &str = "node.key";
 
-/// What the Secret holds, in PEM.
+/// The contents of the Secret, in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Certificates {
     authority: String,
     authority_key: String,
-    /// This authority and those before it that have not expired.
+    /// This authority and earlier ones that have not expired.
     bundle: String,
     certificate: String,
     key: String,
@@ -62,11 +62,11 @@ impl std::fmt::Debug for Certificates {
     }
 }
 
-/// What must be made anew.
+/// What must be renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Renewal {
     Nothing,
-    /// The certificate, by the same authority.
+    /// The certificate, signed by the same authority.
     Certificate,
     /// The authority and the certificate.
     Authority,
@@ -105,12 +105,12 @@ impl Certificates {
         .collect()
     }
 
-    /// What the API server has to trust.
+    /// The authorities that the API server has to trust.
     pub(crate) fn bundle(&self) -> &str {
         &self.bundle
     }
 
-    /// The certificate with its authority, and its key, for a server.
+    /// The certificate chain and the key of the server.
     pub(crate) fn for_server(
         &self,
     ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
@@ -126,7 +126,7 @@ impl Certificates {
 }
 
 impl Certificates {
-    /// Who the operator is for agents.
+    /// The operator's identity for agents.
     pub(crate) fn identity(&self) -> Result<Identity> {
         let unreadable =
             |error: rustls::pki_types::pem::Error| Error::UnreadableCertificate(error.to_string());
@@ -136,7 +136,7 @@ impl Certificates {
         ))
     }
 
-    /// By what the operator knows the agents on nodes.
+    /// The fingerprint of the node agents' certificate.
     pub(crate) fn node(&self) -> Result<Fingerprint> {
         let certificate = CertificateDer::from_pem_slice(self.node.as_bytes())
             .map_err(|error| Error::UnreadableCertificate(error.to_string()))?;
@@ -144,19 +144,23 @@ impl Certificates {
     }
 }
 
-/// Decides what must be made anew: everything that is missing, unreadable, for other names, or has passed two thirds of
-/// its life.
-pub(crate) fn needed(found: Option<&Certificates>, names: &[String], now: Timestamp) -> Renewal {
+/// Decides what must be renewed: everything that is missing, unreadable, for other DNS names, or past two thirds of its
+/// lifetime.
+pub(crate) fn required_renewal(
+    found: Option<&Certificates>,
+    names: &[String],
+    now: Timestamp,
+) -> Renewal {
     let Some(found) = found else {
         return Renewal::Authority;
     };
-    let (Some(authority), Some(certificate)) = (read(&found.authority), read(&found.certificate))
+    let (Some(authority), Some(certificate)) = (parse(&found.authority), parse(&found.certificate))
     else {
         return Renewal::Authority;
     };
-    if authority.is_old(now) || KeyPair::from_pem(&found.authority_key).is_err() {
+    if authority.needs_renewal(now) || KeyPair::from_pem(&found.authority_key).is_err() {
         Renewal::Authority
-    } else if certificate.is_old(now)
+    } else if certificate.needs_renewal(now)
         || names.iter().any(|name| !certificate.names.contains(name))
         || KeyPair::from_pem(&found.key).is_err()
         || found.node.is_empty()
@@ -167,8 +171,8 @@ pub(crate) fn needed(found: Option<&Certificates>, names: &[String], now: Timest
     }
 }
 
-/// Makes what is needed, and keeps the rest.
-pub(crate) fn renewed(
+/// Renews what is required, and keeps the rest.
+pub(crate) fn renew(
     found: Option<Certificates>,
     renewal: Renewal,
     names: &[String],
@@ -179,7 +183,7 @@ pub(crate) fn renewed(
         (Some(found), Renewal::Certificate) => {
             let authority_key = KeyPair::from_pem(&found.authority_key)?;
             let issuer = Issuer::from_ca_cert_pem(&found.authority, authority_key)?;
-            let (certificate, key) = certificate_by(&issuer, names, now)?;
+            let (certificate, key) = new_certificate(&issuer, names, now)?;
             let (node, node_key) = match found.node.is_empty() {
                 true => new_identity()?,
                 false => (found.node, found.node_key),
@@ -197,7 +201,7 @@ pub(crate) fn renewed(
             let parameters = authority_parameters(now)?;
             let authority = parameters.self_signed(&authority_key)?.pem();
             let issuer = Issuer::from_params(&parameters, &authority_key);
-            let (certificate, key) = certificate_by(&issuer, names, now)?;
+            let (certificate, key) = new_certificate(&issuer, names, now)?;
             let (identity, identity_key) = match &found {
                 Some(found) => (found.identity.clone(), found.identity_key.clone()),
                 None => new_identity()?,
@@ -211,7 +215,7 @@ pub(crate) fn renewed(
             Ok(Certificates {
                 node,
                 node_key,
-                bundle: format!("{authority}{}", still_trusted(found.as_ref(), now)),
+                bundle: format!("{authority}{}", previous_authority(found.as_ref(), now)),
                 authority,
                 authority_key: authority_key.serialize_pem(),
                 certificate,
@@ -223,32 +227,32 @@ pub(crate) fn renewed(
     }
 }
 
-/// Agents know it by its fingerprint, so nobody has to vouch for it, and it does not expire.
+/// Creates a self-signed certificate that does not expire. Its peers pin its fingerprint, so it needs no authority.
 fn new_identity() -> Result<(String, String)> {
-    let made = rcgen::generate_simple_self_signed(["standin-operator".to_owned()])?;
-    Ok((made.cert.pem(), made.signing_key.serialize_pem()))
+    let identity = rcgen::generate_simple_self_signed(["standin-operator".to_owned()])?;
+    Ok((identity.cert.pem(), identity.signing_key.serialize_pem()))
 }
 
-/// The authority before this one, as long as its certificates can be in use.
-fn still_trusted(found: Option<&Certificates>, now: Timestamp) -> String {
+/// The previous authority, as long as its certificates can be in use.
+fn previous_authority(found: Option<&Certificates>, now: Timestamp) -> String {
     found
-        .filter(|found| read(&found.authority).is_some_and(|before| now < before.ends))
+        .filter(|found| parse(&found.authority).is_some_and(|previous| now < previous.not_after))
         .map(|found| found.authority.clone())
         .unwrap_or_default()
 }
 
 fn authority_parameters(now: Timestamp) -> Result<CertificateParams> {
     let mut parameters = CertificateParams::default();
-    // Two authorities of the same name would be hard to tell apart.
+    // Verifiers could confuse two authorities of the same name.
     let name = format!("standin-operator-ca@{}", now.as_second());
     parameters.distinguished_name.push(DnType::CommonName, name);
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    lives(&mut parameters, now, AUTHORITY_LIFE)?;
+    set_validity(&mut parameters, now, AUTHORITY_LIFETIME)?;
     Ok(parameters)
 }
 
-fn certificate_by<S: rcgen::SigningKey>(
+fn new_certificate<S: rcgen::SigningKey>(
     issuer: &Issuer<'_, S>,
     names: &[String],
     now: Timestamp,
@@ -261,39 +265,39 @@ fn certificate_by<S: rcgen::SigningKey>(
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,
     ];
-    lives(&mut parameters, now, CERTIFICATE_LIFE)?;
+    set_validity(&mut parameters, now, CERTIFICATE_LIFETIME)?;
     let certificate = parameters.signed_by(&key, issuer)?;
     Ok((certificate.pem(), key.serialize_pem()))
 }
 
-fn lives(
+fn set_validity(
     parameters: &mut CertificateParams,
     now: Timestamp,
-    life: SignedDuration,
+    lifetime: SignedDuration,
 ) -> Result<(), rcgen::Error> {
     let date = |at: Timestamp| {
         OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| rcgen::Error::Time)
     };
-    parameters.not_before = date(now - BACKDATED)?;
-    parameters.not_after = date(now + life)?;
+    parameters.not_before = date(now - BACKDATING)?;
+    parameters.not_after = date(now + lifetime)?;
     Ok(())
 }
 
-/// What decisions need of a certificate.
-struct Read {
-    begins: Timestamp,
-    ends: Timestamp,
+/// The fields of a certificate that decide about its renewal.
+struct ParsedCertificate {
+    not_before: Timestamp,
+    not_after: Timestamp,
     names: Vec<String>,
 }
 
-impl Read {
-    fn is_old(&self, now: Timestamp) -> bool {
-        let life = self.begins.duration_until(self.ends);
-        now >= self.begins + life * 2 / 3
+impl ParsedCertificate {
+    fn needs_renewal(&self, now: Timestamp) -> bool {
+        let lifetime = self.not_before.duration_until(self.not_after);
+        now >= self.not_before + lifetime * 2 / 3
     }
 }
 
-fn read(pem: &str) -> Option<Read> {
+fn parse(pem: &str) -> Option<ParsedCertificate> {
     let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
     let (_, certificate) = x509_parser::certificate::X509Certificate::from_der(&der).ok()?;
     let validity = certificate.validity();
@@ -306,9 +310,9 @@ fn read(pem: &str) -> Option<Read> {
             .collect(),
         _ => Vec::new(),
     };
-    Some(Read {
-        begins: Timestamp::from_second(validity.not_before.timestamp()).ok()?,
-        ends: Timestamp::from_second(validity.not_after.timestamp()).ok()?,
+    Some(ParsedCertificate {
+        not_before: Timestamp::from_second(validity.not_before.timestamp()).ok()?,
+        not_after: Timestamp::from_second(validity.not_after.timestamp()).ok()?,
         names,
     })
 }

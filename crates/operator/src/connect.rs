@@ -1,8 +1,8 @@
-//! A client connects: who it is, whether it may, its session, and then bytes in both directions.
+//! Connections of clients: authorization, the session's object, and the relay of bytes in both directions.
 
 pub(crate) mod ports;
 pub(crate) mod relay;
-pub(crate) mod returning;
+pub(crate) mod resume;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,59 +29,63 @@ use link::upgrade::PROTOCOL;
 use link::websocket::{Role, WebSocketStream, accept_key};
 use tokio::time::{Instant, timeout};
 
-use self::returning::find_or_make;
+use self::resume::find_or_create;
 use crate::Shared;
-use crate::answer::{Answer, Refusal};
 use crate::authorize::authorize;
 use crate::controller::workload;
 use crate::front_proxy::User;
-use crate::multicluster::envoy;
+use crate::multicluster::member_clusters;
 use crate::multicluster::sessions::assertion;
-use crate::multicluster::sessions::attach::{self, Attaching};
+use crate::multicluster::sessions::attach::{self, AttachRequest};
+use crate::response::{ApiResponse, Refusal};
 use crate::settings::SessionSettings;
 
-/// How long a client waits for its session's agents. They are given up a little sooner.
-const PATIENCE: Duration = Duration::from_secs(75);
+/// How long a client waits for its session's agents. The controller's startup timeout is a little shorter.
+const READY_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// What a client asks for.
-pub(crate) struct Asking {
+/// A client's request for a session.
+pub(crate) struct ConnectRequest {
     pub(crate) namespace: String,
     pub(crate) target: TargetPath,
     pub(crate) parameters: ConnectParameters,
 }
 
-/// Answers a request to connect. The bytes travel in a task of their own.
+/// Handles a request to connect. A separate task relays the bytes.
 pub(crate) async fn connect(
     shared: &Arc<Shared>,
     user: &User,
-    asking: Asking,
+    connect_request: ConnectRequest,
     mut request: Request<Incoming>,
-) -> Result<Answer, Refusal> {
+) -> Result<ApiResponse, Refusal> {
     let began = Instant::now();
     let key = handshake(request.headers())?;
-    if shared.leaving.is_cancelled() {
-        return Err(Refusal::unavailable("this replica ends; come back"));
+    if shared.draining.is_cancelled() {
+        return Err(Refusal::unavailable(
+            "this replica is shutting down; reconnect",
+        ));
     }
-    // What comes from a Primary is for this cluster alone.
-    let envoy = shared.envoy.as_ref().filter(|envoy| {
-        envoy.takes(&asking.parameters) && attach::child_asked(request.headers()).is_none()
+    // A request of a Primary is for this cluster alone.
+    let members = shared.members.as_ref().filter(|members| {
+        members.accepts(&connect_request.parameters)
+            && attach::requested_child(request.headers()).is_none()
     });
-    let is_over_several = envoy.is_some();
-    let outcome = match envoy {
-        Some(envoy) => {
-            envoy::connect::admitted(shared, envoy, user, &asking, request.headers()).await
+    let is_multi_cluster = members.is_some();
+    let outcome = match members {
+        Some(members) => {
+            let headers = request.headers();
+            member_clusters::connect::admit(shared, members, user, &connect_request, headers).await
         }
-        None => admitted(shared, user, &asking, request.headers())
+        None => admit(shared, user, &connect_request, request.headers())
             .await
             .map(|session| session.name_any()),
     };
-    let (namespace, target) = (&asking.namespace, &asking.target);
+    let (namespace, target) = (&connect_request.namespace, &connect_request.target);
     tracing::info!(
         target: "audit",
         user = user.name, %namespace, workload = %target,
         session = outcome.as_deref().unwrap_or_default(),
         outcome = outcome.as_ref().err().map_or("connected", |refusal| refusal.message.as_str()),
-        "a client asks for a session"
+        "session requested"
     );
     let name = outcome?;
     shared
@@ -95,53 +99,59 @@ pub(crate) async fn connect(
         match upgrade.await {
             Ok(upgraded) => {
                 let socket = TokioIo::new(upgraded);
-                let limits = Some(link::channels::limits());
+                let limits = Some(link::channels::websocket_config());
                 let socket = WebSocketStream::from_raw_socket(socket, Role::Server, limits).await;
-                if is_over_several {
-                    envoy::relay::relay(&shared, name, socket).await;
+                if is_multi_cluster {
+                    member_clusters::relay::relay(&shared, name, socket).await;
                 } else {
                     relay::relay(&shared, name, socket).await;
                 }
             }
-            Err(error) => tracing::debug!(%error, "a client went away at once"),
+            Err(error) => tracing::debug!(%error, "upgrade failed"),
         }
     });
-    Ok(switching(&accept_key(&key)))
+    Ok(switching_protocols(&accept_key(&key)))
 }
 
-/// The session, when its agents are there.
-async fn admitted(
+/// Authorizes the user, finds or creates the session, and waits until it is ready.
+async fn admit(
     shared: &Shared,
     user: &User,
-    asking: &Asking,
+    connect_request: &ConnectRequest,
     headers: &HeaderMap,
 ) -> Result<MirrordClusterSession, Refusal> {
-    authorize(&shared.client, user, &asking.namespace, &asking.target).await?;
-    if let Some(child) = attach::child_asked(headers) {
-        let asked = Attaching {
-            namespace: &asking.namespace,
-            target: &asking.target,
-            parameters: &asking.parameters,
+    authorize(
+        &shared.client,
+        user,
+        &connect_request.namespace,
+        &connect_request.target,
+    )
+    .await?;
+    if let Some(child) = attach::requested_child(headers) {
+        let attach_request = AttachRequest {
+            namespace: &connect_request.namespace,
+            target: &connect_request.target,
+            parameters: &connect_request.parameters,
         };
-        let child = attach::attach(&shared.client, user, child, &asked).await?;
-        assertion::judge(shared, &child).await?;
-        return ready(shared, &child).await;
+        let child = attach::attach(&shared.client, user, child, &attach_request).await?;
+        assertion::authorize_child(shared, &child).await?;
+        return wait_until_ready(shared, &child).await;
     }
     let client = Caller::read(headers)?;
-    let labels = asking.parameters.label_target.as_deref();
-    let target = workload(&asking.namespace, &asking.target, labels)
+    let labels = connect_request.parameters.label_target.as_deref();
+    let target = workload(&connect_request.namespace, &connect_request.target, labels)
         .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
     if target.is_none() && !shared.settings.targetless {
         return Err(Refusal::unprocessable(
-            "this operator serves no sessions without a target (`operator.agent.targetless` of its chart)",
+            "this operator does not allow sessions without a target (`operator.agent.targetless` of its chart)",
         ));
     }
-    let session = wanted(user, asking, &client, &shared.settings.session);
-    let session = find_or_make(&shared.client, &session).await?;
-    ready(shared, &session).await
+    let session = new_session(user, connect_request, &client, &shared.settings.session);
+    let session = find_or_create(&shared.client, &session).await?;
+    wait_until_ready(shared, &session).await
 }
 
-/// Both ends must speak the same protocol. Others use the same address for another one.
+/// Checks the WebSocket upgrade and returns its key. Other clients use the same path with another protocol.
 pub(crate) fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
     let text = |name| {
         headers
@@ -168,20 +178,20 @@ pub(crate) fn handshake(headers: &HeaderMap) -> Result<String, Refusal> {
     Ok(key.to_owned())
 }
 
-pub(crate) fn switching(accept: &str) -> Answer {
-    let mut answer = Response::new(Full::new(Bytes::new()));
-    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let headers = answer.headers_mut();
+pub(crate) fn switching_protocols(accept: &str) -> ApiResponse {
+    let mut response = Response::new(Full::new(Bytes::new()));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
     if let Ok(accept) = HeaderValue::from_str(accept) {
         headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     }
-    answer
+    response
 }
 
-/// What a client says of itself. Only the certificate proves anything, and that only to agents.
+/// The client's own description in its headers. Only the certificate proves anything, and only to agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) id: SessionId,
@@ -214,7 +224,7 @@ impl Caller {
 }
 
 impl Caller {
-    /// Whose the session of a user is.
+    /// The owner of the user's session.
     pub(crate) fn owner(&self, user: &User) -> SessionOwner {
         SessionOwner {
             user_id: self.certificate.to_string(),
@@ -226,12 +236,12 @@ impl Caller {
     }
 }
 
-impl Asking {
-    /// How long the client may be away.
+impl ConnectRequest {
+    /// How long the client may stay disconnected.
     pub(crate) fn resume_window(&self, settings: &SessionSettings) -> Duration {
-        let asked = self.parameters.resume_window.map(Duration::from_secs);
-        let window = asked.unwrap_or(settings.time_to_live);
-        window.min(settings.most_resume)
+        let requested = self.parameters.resume_window.map(Duration::from_secs);
+        let window = requested.unwrap_or(settings.time_to_live);
+        window.min(settings.max_resume)
     }
 }
 
@@ -239,65 +249,68 @@ fn missing(header: &str, what: &str) -> Refusal {
     Refusal::bad_request(format!("the header {header} must have {what}"))
 }
 
-fn wanted(
+fn new_session(
     user: &User,
-    asking: &Asking,
+    connect_request: &ConnectRequest,
     client: &Caller,
     settings: &SessionSettings,
 ) -> MirrordClusterSession {
     let spec = MirrordClusterSessionSpec {
         owner: client.owner(user),
-        namespace: asking.namespace.clone(),
-        target: asking.target.to_string(),
-        label_target: asking.parameters.label_target.clone(),
-        key: asking.parameters.key.clone(),
+        namespace: connect_request.namespace.clone(),
+        target: connect_request.target.to_string(),
+        label_target: connect_request.parameters.label_target.clone(),
+        key: connect_request.parameters.key.clone(),
         client_cli_version: client.version.clone(),
         multi_cluster_parent_name: None,
         generation: 0,
-        resume_window_secs: asking.resume_window(settings).as_secs(),
+        resume_window_secs: connect_request.resume_window(settings).as_secs(),
         client_certificate: client.certificate.to_string(),
-        data: asking.parameters.data.clone(),
+        data: connect_request.parameters.data.clone(),
     };
     let mut session = MirrordClusterSession::new(&client.id.object_name(), spec);
     session.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     session
 }
 
-/// Waits until a client can connect, or never will.
-async fn ready(
+/// Waits until the session is ready, has failed or was ended.
+async fn wait_until_ready(
     shared: &Shared,
     session: &MirrordClusterSession,
 ) -> Result<MirrordClusterSession, Refusal> {
-    let mut bell = shared.sessions.bell();
+    let mut changes = shared.sessions.subscribe();
     let name = session.name_any();
-    let waited = timeout(PATIENCE, async {
-        let mut was_seen = false;
+    let ready = timeout(READY_TIMEOUT, async {
+        let mut was_cached = false;
         loop {
-            let known = shared
+            let cached = shared
                 .sessions
                 .get(&name)
-                .filter(|known| known.uid() == session.uid());
-            was_seen |= known.is_some();
-            match known.as_deref().map(judged) {
+                .filter(|cached| cached.uid() == session.uid());
+            was_cached |= cached.is_some();
+            match cached.as_deref().map(outcome) {
                 Some(Some(Ok(()))) => return Ok(session.clone()),
                 Some(Some(Err(refusal))) => return Err(refusal),
-                None if was_seen => return Err(Refusal::gone("the session was ended")),
+                None if was_cached => return Err(Refusal::gone("the session was ended")),
                 Some(None) | None => {}
             }
-            if bell.changed().await.is_err() {
-                return Err(Refusal::unavailable("the operator ends; try again"));
+            if changes.changed().await.is_err() {
+                return Err(Refusal::unavailable(
+                    "the operator is shutting down; try again",
+                ));
             }
         }
     });
-    waited.await.unwrap_or_else(|_| {
+    ready.await.unwrap_or_else(|_| {
         Err(Refusal::unavailable(format!(
-            "no agent was ready within {} s; `kubectl get mirrordclustersession {name} -o yaml` says more",
-            PATIENCE.as_secs()
+            "no agent was ready within {} s; `kubectl get mirrordclustersession {name} -o yaml` shows details",
+            READY_TIMEOUT.as_secs()
         )))
     })
 }
 
-fn judged(session: &MirrordClusterSession) -> Option<Result<(), Refusal>> {
+/// Whether a client can connect. `None` while that is undecided.
+fn outcome(session: &MirrordClusterSession) -> Option<Result<(), Refusal>> {
     let status = session.status.as_ref()?;
     let message = status.message.clone().unwrap_or_default();
     match status.phase? {

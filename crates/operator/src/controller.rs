@@ -1,8 +1,8 @@
-//! Drives sessions from their first moment to their last. One replica does it at a time.
+//! The controller of sessions in this cluster. It runs in the leader.
 //!
-//! Each look at a session goes through the same steps, of which only the first and the last two speak with the cluster:
-//! *validate* what is asked for, *observe* what there is, *plan* what to do, *apply* it, *report* it in the object's status.
-//! Nothing is remembered between two looks, so any replica can make the next one.
+//! Each reconciliation has the same steps: *validate* the spec, *observe* pods and agents, *plan* what to do, *apply* the
+//! plan, *report* the result in the object's status. Only observe, apply and report access the cluster. The controller has no
+//! state between two reconciliations, so any replica can run the next one.
 
 mod apply;
 mod observe;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use api::MirrordClusterSession;
 use api::session::SessionPhase;
 use cluster::Cluster;
+use error_chain::error_chain;
 use futures_util::stream::{iter, select};
 use futures_util::{FutureExt as _, StreamExt as _};
 use http::StatusCode;
@@ -27,27 +28,27 @@ use kube::runtime::reflector::{ObjectRef, store};
 use kube::runtime::{PredicateConfig, WatchStreamExt as _, reflector, watcher};
 use kube::{Api, ResourceExt as _};
 
-pub(crate) use self::plan::closing;
-use self::plan::{Observed, Plan, ending, plan};
+pub(crate) use self::plan::plan_close;
+use self::plan::{Observed, Plan, plan, plan_deletion};
 use self::validate::Invalid;
-pub(crate) use self::validate::Wanted;
+pub(crate) use self::validate::ValidatedSpec;
 pub(crate) use self::validate::{agent_mode, workload};
 use crate::Shared;
-use crate::background::caught;
-use crate::cache::Notable as _;
-use crate::error::{Error, chain};
+use crate::background::catch_panic;
+use crate::cache::ChangeHash as _;
+use crate::error::Error;
 use crate::multicluster::sessions::assertion;
 
-/// After a failure of the cluster. What is asked for wrongly is no failure.
-const AFTER_A_FAILURE: Duration = Duration::from_secs(2);
+/// The requeue delay after a failure of the cluster. An invalid spec is no failure.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// Runs until it is dropped.
+/// Runs the controller until it is dropped.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let sessions: Api<MirrordClusterSession> = Api::all(shared.client.clone());
     let pods: Api<Pod> = Api::all(shared.client.clone());
-    let seen_by = Arc::clone(&shared);
-    // A pod that comes or goes is looked at by the sessions of its namespace, and one in which agents are by all.
-    let concerned = move |pod: Pod| {
+    let mapper_shared = Arc::clone(&shared);
+    // A change of a pod requeues the sessions of its namespace; a change of a pod that contains agents requeues all sessions.
+    let sessions_of_pod = move |pod: Pod| {
         let namespace = pod.namespace().unwrap_or_default();
         let labels = pod.labels();
         let has_agents = labels.contains_key(observe::SESSION_LABEL)
@@ -55,40 +56,44 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 .get("app.kubernetes.io/component")
                 .map(String::as_str)
                 == Some("node-agent");
-        let sessions = seen_by.sessions.all().into_iter();
-        let concerned: Vec<_> = sessions
+        let sessions = mapper_shared.sessions.all().into_iter();
+        let affected: Vec<_> = sessions
             .filter(move |session| has_agents || session.spec.namespace == namespace)
             .map(|session| ObjectRef::new(&session.name_any()))
             .collect();
-        if !concerned.is_empty() {
-            seen_by.nodes.forget();
+        if !affected.is_empty() {
+            mapper_shared.nodes.invalidate();
         }
-        concerned
+        affected
     };
     let (stored, writer) = store();
-    let followed = reflector(writer, watcher(sessions, watcher::Config::default()))
+    let changed_sessions = reflector(writer, watcher(sessions, watcher::Config::default()))
         .default_backoff()
         .applied_objects()
-        // That the client is there is written down every few seconds, and is looked at by the clock.
+        // Heartbeats are written every few seconds. They trigger nothing; the periodic requeue checks them.
         .predicate_filter(
-            |session: &MirrordClusterSession| Some(session.note()),
+            |session: &MirrordClusterSession| Some(session.change_hash()),
             PredicateConfig::default(),
         );
     let pods = watcher(pods, watcher::Config::default())
         .default_backoff()
         .touched_objects();
-    let by_pods = trigger_with(pods, concerned);
-    let known = stored.clone();
+    let by_pods = trigger_with(pods, sessions_of_pod);
+    let all_sessions = stored.clone();
     let by_policies = shared.policies.changes().flat_map(move |()| {
-        let all = known.state().into_iter();
+        let all = all_sessions.state().into_iter();
         iter(all.map(|session| Ok(ReconcileRequest::from(ObjectRef::from_obj(&*session)))))
     });
-    let requests = select(select(trigger_self(followed, ()), by_pods), by_policies);
-    // A mistake about one session is not one about all others, nor does it come again with each new leader.
-    let look = |session, shared| Box::pin(caught(look(session, shared)).map(|looked| looked?));
+    let requests = select(
+        select(trigger_self(changed_sessions, ()), by_pods),
+        by_policies,
+    );
+    // A panic about one session must not stop the others, nor end one leader after another.
+    let reconcile =
+        |session, shared| Box::pin(catch_panic(reconcile(session, shared)).map(|result| result?));
     applier(
-        look,
-        after_failure,
+        reconcile,
+        requeue_after_error,
         shared,
         stored,
         requests,
@@ -98,82 +103,86 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     .await;
 }
 
-async fn look(session: Arc<MirrordClusterSession>, shared: Arc<Shared>) -> Result<Action, Error> {
+async fn reconcile(
+    session: Arc<MirrordClusterSession>,
+    shared: Arc<Shared>,
+) -> Result<Action, Error> {
     let now = Timestamp::now();
     let status = session.status.as_ref();
     if status.is_some_and(|status| status.connected_timestamp.is_some()) {
-        shared.users.saw(&session.spec.owner);
+        shared.users.record(&session.spec.owner);
     }
-    let wanted = validate::validate(&session);
+    let spec = validate::validate(&session);
     let plan = if session.metadata.deletion_timestamp.is_some() {
-        let left = match &wanted {
-            Ok(wanted) => observe::left(&shared, wanted).await?,
+        let remaining = match &spec {
+            Ok(spec) => observe::remaining_agents(&shared, spec).await?,
             Err(_) => Vec::new(),
         };
-        ending(&session, &left, now)
-    } else if let Some(closing) = closing(&session, &shared.settings.session, now) {
-        // Before anything is asked of the cluster, so that nothing there can keep a session from its end.
-        closing
+        plan_deletion(&session, &remaining, now)
+    } else if let Some(close) = plan_close(&session, &shared.settings.session, now) {
+        // Before the cluster is accessed, so that no failure there can delay the end of a session.
+        close
     } else {
-        going_on(&shared, &session, wanted, now).await?
+        reconcile_active(&shared, &session, spec, now).await?
     };
     apply::report(&shared, &session, &plan).await?;
-    Ok(Action::requeue(plan.look_again))
+    Ok(Action::requeue(plan.requeue_after))
 }
 
-async fn going_on(
+/// Reconciles a session that has not ended.
+async fn reconcile_active(
     shared: &Shared,
     session: &MirrordClusterSession,
-    wanted: Result<Wanted, Invalid>,
+    spec: Result<ValidatedSpec, Invalid>,
     now: Timestamp,
 ) -> Result<Plan, Error> {
     let mode = shared.settings.agent_mode;
-    let wanted = match wanted {
-        Ok(wanted) => wanted,
+    let spec = match spec {
+        Ok(spec) => spec,
         Err(invalid) => {
-            let nothing = Observed::nothing(invalid.to_string());
-            return Ok(plan(session, None, &nothing, mode, now));
+            let missing = Observed::missing(invalid.to_string());
+            return Ok(plan(session, None, &missing, mode, now));
         }
     };
     if is_new(session)
-        && let Err(refusal) = assertion::judge(shared, session).await
+        && let Err(refusal) = assertion::authorize_child(shared, session).await
     {
         return match refusal.code {
             StatusCode::FORBIDDEN => {
-                let nothing = Observed::nothing(refusal.message);
-                Ok(plan(session, None, &nothing, mode, now))
+                let missing = Observed::missing(refusal.message);
+                Ok(plan(session, None, &missing, mode, now))
             }
-            _ => Err(Error::NotJudged(refusal.message)),
+            _ => Err(Error::AccessReview(refusal.message)),
         };
     }
     let cluster = Cluster::new(shared.client.clone(), session.spec.namespace.clone());
-    let mut observed = observe::observe(shared, &cluster, &wanted).await?;
-    let first = plan(session, Some(&wanted), &observed, mode, now);
+    let mut observed = observe::observe(shared, &cluster, &spec).await?;
+    let first = plan(session, Some(&spec), &observed, mode, now);
     if first.start.is_empty() && first.regrant.is_empty() {
         return Ok(first);
     }
-    apply::start(shared, &cluster, &wanted, &first, &mut observed).await;
-    apply::regrant(shared, &wanted, &first, &mut observed).await;
-    // What came of it is part of what is reported.
-    Ok(plan(session, Some(&wanted), &observed, mode, now))
+    apply::start(shared, &cluster, &spec, &first, &mut observed).await;
+    apply::regrant(shared, &spec, &first, &mut observed).await;
+    // The report includes the results of the first plan.
+    Ok(plan(session, Some(&spec), &observed, mode, now))
 }
 
-/// Before anything of it has been started for sure.
+/// Whether no agent of the session has become ready yet.
 fn is_new(session: &MirrordClusterSession) -> bool {
     let phase = session.status.as_ref().and_then(|status| status.phase);
     matches!(phase, None | Some(SessionPhase::Pending))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]
-fn after_failure(
+fn requeue_after_error(
     session: Arc<MirrordClusterSession>,
     error: &Error,
     _shared: Arc<Shared>,
 ) -> Action {
     tracing::warn!(
         session = session.name_any(),
-        error = chain(error),
-        "a session could not be looked after"
+        error = error_chain(error),
+        "reconciliation failed"
     );
-    Action::requeue(AFTER_A_FAILURE)
+    Action::requeue(RETRY_DELAY)
 }

@@ -1,13 +1,13 @@
-//! What there is: the documents from which clients learn the operator's resources.
+//! The discovery documents, from which clients learn the operator's resources.
 
 use api::{GROUP, GROUP_VERSION, VERSION};
 use http::header::ACCEPT;
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, json as answer, with_type};
+use crate::response::{ApiResponse, json as json_response, with_type};
 
-/// One kind of thing.
+/// A resource that the operator serves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resource {
     pub(crate) plural: &'static str,
@@ -43,8 +43,8 @@ pub(crate) const RESOURCES: [Resource; 3] = [
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
-/// All groups: in one document for whoever understands it, else the list of their names.
-pub(crate) fn groups(headers: &HeaderMap) -> Answer {
+/// All groups: aggregated discovery for clients that accept it, else the list of groups.
+pub(crate) fn groups(headers: &HeaderMap) -> ApiResponse {
     let aggregated = headers
         .get_all(ACCEPT)
         .iter()
@@ -64,18 +64,18 @@ pub(crate) fn groups(headers: &HeaderMap) -> Answer {
     if aggregated {
         return with_type(StatusCode::OK, AGGREGATED, &aggregated_document());
     }
-    answer(&json!({"apiVersion": "v1", "kind": "APIGroupList", "groups": [group_fields()]}))
+    json_response(&json!({"apiVersion": "v1", "kind": "APIGroupList", "groups": [group_fields()]}))
 }
 
-pub(crate) fn group() -> Answer {
+pub(crate) fn group() -> ApiResponse {
     let mut document = group_fields();
     document["apiVersion"] = "v1".into();
     document["kind"] = "APIGroup".into();
-    answer(&document)
+    json_response(&document)
 }
 
-pub(crate) fn resources() -> Answer {
-    answer(&resources_document())
+pub(crate) fn resources() -> ApiResponse {
+    json_response(&resources_document())
 }
 
 fn group_fields() -> Value {
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documents_are_these() {
+    fn documents_match_the_golden_files() {
         golden::check("discovery_resources.json", &resources_document());
         golden::check("discovery_aggregated.json", &aggregated_document());
     }

@@ -1,27 +1,27 @@
-//! What stops an operator, or one of its steps.
+//! The errors of the operator.
 
 use std::io;
 
-/// What the crate's functions return.
+/// The result type of the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the API server refused to {doing}")]
+    #[error("the API server refused to {action}")]
     Kubernetes {
-        doing: String,
+        action: String,
         #[source]
         source: Box<kube::Error>,
     },
-    #[error("the target's pods cannot be looked at")]
+    #[error("cannot inspect the target's pods")]
     Cluster(#[source] Box<cluster::Error>),
     #[error(
         "cannot find the API server: this runs in a pod with a service account, or with a kubeconfig"
     )]
     NoCluster(#[source] Box<kube::config::InferConfigError>),
     #[error(
-        "the Secret {name} is not there; the chart makes it empty, and the operator fills it. Reinstall the chart, or \
-         make an empty Secret of that name"
+        "the Secret {name} is not there; the chart creates it empty, and the operator fills it. Reinstall the chart, or \
+         create an empty Secret of that name"
     )]
     NoSecret { name: String },
     #[error(
@@ -37,7 +37,7 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    #[error("no certificate could be made")]
+    #[error("cannot create a certificate")]
     Certificate(#[from] rcgen::Error),
     #[error("the certificates cannot be used")]
     Tls(#[from] rustls::Error),
@@ -48,13 +48,13 @@ pub enum Error {
          see that the cluster's webhook for roles of accounts runs"
     )]
     NoRole { cluster: String },
-    #[error("the rules of this cluster cannot be asked about a user: {0}")]
-    NotJudged(String),
-    #[error("a member was asked to {doing}, and gave none")]
-    NoToken { doing: String },
-    #[error("the operator has a mistake: {0}")]
+    #[error("cannot check whether this cluster allows the user: {0}")]
+    AccessReview(String),
+    #[error("a member was asked to {action}, and returned no token")]
+    NoToken { action: String },
+    #[error("bug in the operator: {0}")]
     Panicked(String),
-    #[error("{0}: this replica cannot go on without it, and is to be started again")]
+    #[error("{0}: this replica needs that task and must be restarted")]
     TaskFailed(String),
     #[error("cannot listen on {address}")]
     Listen {
@@ -64,27 +64,16 @@ pub enum Error {
     },
 }
 
-/// Adds what was being done to an error of the Kubernetes client.
-pub(crate) trait Doing<T> {
-    fn doing(self, doing: impl Into<String>) -> Result<T>;
+/// Adds the attempted action to an error of the Kubernetes client.
+pub(crate) trait KubeResultExt<T> {
+    fn action(self, action: impl Into<String>) -> Result<T>;
 }
 
-impl<T> Doing<T> for std::result::Result<T, kube::Error> {
-    fn doing(self, doing: impl Into<String>) -> Result<T> {
+impl<T> KubeResultExt<T> for std::result::Result<T, kube::Error> {
+    fn action(self, action: impl Into<String>) -> Result<T> {
         self.map_err(|source| Error::Kubernetes {
-            doing: doing.into(),
+            action: action.into(),
             source: Box::new(source),
         })
     }
-}
-
-/// An error with everything behind it, for logs.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }

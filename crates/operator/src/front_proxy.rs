@@ -1,7 +1,7 @@
-//! Who asks: the API server, and the user for whom it does.
+//! Authentication of requests: the API server, and the user for whom it forwards a request.
 //!
-//! The API server shows a certificate of the cluster's front-proxy authority and names the user in headers. Those headers
-//! are worth nothing from anybody else, so a request without that certificate is refused whatever it says.
+//! The API server presents a certificate of the cluster's front-proxy authority and names the user in headers. The headers
+//! of other clients cannot be trusted, so a request without that certificate is refused.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use x509_parser::prelude::FromDer as _;
 
-use crate::answer::Refusal;
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, KubeResultExt as _, Result};
+use crate::response::Refusal;
 
 const NAMESPACE: &str = "kube-system";
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
 
-/// How the cluster's front proxy is recognised, and which headers it writes.
+/// How the cluster's front proxy is authenticated, and which headers it sets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FrontProxy {
     authority: String,
@@ -33,7 +33,7 @@ pub(crate) struct FrontProxy {
     extra_prefixes: Vec<String>,
 }
 
-/// The user for whom the API server asks.
+/// The user for whom the API server forwards a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) name: String,
@@ -47,7 +47,7 @@ impl FrontProxy {
         let config_map = config_maps
             .get(CONFIG_MAP)
             .await
-            .doing(format!("read the ConfigMap {NAMESPACE}/{CONFIG_MAP}"))?;
+            .action(format!("read the ConfigMap {NAMESPACE}/{CONFIG_MAP}"))?;
         Self::from_config_map(&config_map)
     }
 
@@ -77,7 +77,8 @@ impl FrontProxy {
         })
     }
 
-    /// Accepts certificates of the front proxy's authority, and connections without one, which get a readable refusal.
+    /// A verifier that accepts certificates of the front proxy's authority, and connections without a certificate, which get
+    /// a readable refusal.
     pub(crate) fn verifier(&self) -> Result<Arc<dyn ClientCertVerifier>> {
         let key = "requestheader-client-ca-file";
         let wrong = |source| Error::FrontProxy { key, source };
@@ -93,7 +94,7 @@ impl FrontProxy {
             .map_err(|error| wrong(Box::new(error)))
     }
 
-    /// Whether a connection is the front proxy's. Its certificate is by the right authority, or it would not be here.
+    /// Whether a connection comes from the front proxy. The verifier has already checked the authority of the certificate.
     pub(crate) fn recognise(&self, certificate: Option<&CertificateDer<'_>>) -> bool {
         let Some(certificate) = certificate else {
             return false;
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_aggregation_is_told_what_to_do() {
+    fn the_error_without_an_aggregation_layer_explains_what_to_do() {
         let error = FrontProxy::from_config_map(&config_map(&[])).unwrap_err();
         assert!(
             error.to_string().contains("--requestheader-client-ca-file"),

@@ -1,11 +1,11 @@
-//! Documents that others read are compared with files, so that a change of them is seen.
+//! Compares documents that clients read with golden files, so that a change of them is noticed.
 
 use std::path::Path;
 use std::{env, fs};
 
 use serde_json::Value;
 
-/// With `UPDATE_GOLDEN` set, the file is written instead.
+/// Compares a document with a golden file. With `UPDATE_GOLDEN` set, the file is written first.
 pub(crate) fn check(name: &str, found: &Value) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("golden")
@@ -18,7 +18,7 @@ pub(crate) fn check(name: &str, found: &Value) {
     let expected = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == expected,
-        "{} is not this any more; `UPDATE_GOLDEN=1 cargo test -p operator` writes it:\n{found}",
+        "{} differs; `UPDATE_GOLDEN=1 cargo test -p operator` updates it:\n{found}",
         path.display()
     );
 }

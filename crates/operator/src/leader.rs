@@ -1,9 +1,9 @@
-//! Which replica runs the controllers: the one that holds the Lease. All replicas serve; this is only about who changes
-//! things.
+//! Leader election: the replica that holds the Lease runs the controllers. All replicas serve requests.
 
 use std::future::Future;
 use std::time::Duration;
 
+use error_chain::error_chain;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -11,47 +11,53 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::error::{Doing as _, Result, chain};
+use crate::error::{KubeResultExt as _, Result};
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 
-/// A holder that has not renewed for so long is gone.
-const LEASE: Duration = Duration::from_secs(15);
-/// A holder that could not renew for so long steps back, well before another one can step up.
-const STEP_BACK: Duration = Duration::from_secs(10);
-const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
+/// A Lease that was not renewed for this time can be acquired by another replica.
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// A leader that could not renew for this time stops leading, well before another replica can acquire the Lease.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// The interval between attempts to acquire or renew the Lease.
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
 /// What to do about a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// It is ours: say that we are still there.
+enum LeaseAction {
+    /// This replica holds the Lease.
     Renew,
-    /// It is nobody's.
-    Take,
-    /// Somebody else has it.
+    /// The Lease has no holder, or its holder did not renew it.
+    Acquire,
+    /// Another replica holds the Lease.
     Wait,
 }
 
-/// Decides by what this replica has seen, not by what the holder's clock said: `unchanged` is how long the Lease has
-/// looked the same to us.
-fn step(spec: &LeaseSpec, replica: &str, unchanged: Duration) -> Step {
+/// Decides by the observations of this replica, not by the holder's clock: `unchanged` is the time for which this replica
+/// has observed the same Lease.
+fn lease_action(spec: &LeaseSpec, replica: &str, unchanged: Duration) -> LeaseAction {
     match spec.holder_identity.as_deref() {
-        None | Some("") => Step::Take,
-        Some(holder) if holder == replica => Step::Renew,
-        Some(_) if unchanged > LEASE => Step::Take,
-        Some(_) => Step::Wait,
+        None | Some("") => LeaseAction::Acquire,
+        Some(holder) if holder == replica => LeaseAction::Renew,
+        Some(_) if unchanged > LEASE_DURATION => LeaseAction::Acquire,
+        Some(_) => LeaseAction::Wait,
     }
 }
 
-fn held(spec: &LeaseSpec, replica: &str, step: Step, now: Timestamp) -> LeaseSpec {
+fn renewed_lease(
+    spec: &LeaseSpec,
+    replica: &str,
+    action: LeaseAction,
+    now: Timestamp,
+) -> LeaseSpec {
     let now = MicroTime(now);
     let mut next = LeaseSpec {
         holder_identity: Some(replica.to_owned()),
-        lease_duration_seconds: i32::try_from(LEASE.as_secs()).ok(),
+        lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
         renew_time: Some(now.clone()),
         ..spec.clone()
     };
-    if step == Step::Take {
+    if action == LeaseAction::Acquire {
         next.acquire_time = Some(now);
         next.lease_transitions = Some(spec.lease_transitions.unwrap_or_default() + 1);
     }
@@ -62,8 +68,8 @@ pub(crate) struct Election {
     leases: Api<Lease>,
     name: String,
     replica: String,
-    /// What the Lease looked like, and since when.
-    seen: Option<(LeaseSpec, Instant)>,
+    /// The Lease as last observed, and since when it is unchanged.
+    observed: Option<(LeaseSpec, Instant)>,
 }
 
 impl Election {
@@ -72,70 +78,75 @@ impl Election {
             leases: Api::namespaced(client, &settings.namespace),
             name: settings.lease.clone(),
             replica: settings.replica.clone(),
-            seen: None,
+            observed: None,
         }
     }
 
-    /// Runs `work` while this replica is the leader, again and again.
+    /// Runs `work` whenever this replica is the leader. Never returns.
     pub(crate) async fn lead<Work, Working>(mut self, metrics: &Metrics, work: Work)
     where
         Work: Fn() -> Working,
         Working: Future<Output = ()>,
     {
         loop {
-            while !self.look().await {
-                sleep(BETWEEN_LOOKS).await;
+            while !self.try_lead().await {
+                sleep(RETRY_PERIOD).await;
             }
-            tracing::info!("this replica runs the controllers now");
+            tracing::info!("became leader");
             metrics.is_leader.set(1);
             tokio::select! {
-                // Whatever has ended it may be there still.
-                () = work() => sleep(BETWEEN_LOOKS).await,
+                // The cause of its end may persist.
+                () = work() => sleep(RETRY_PERIOD).await,
                 () = self.until_lost() => {}
             }
             metrics.is_leader.set(0);
-            tracing::warn!("this replica does not run the controllers any more");
+            tracing::warn!("stopped leading");
         }
     }
 
     async fn until_lost(&mut self) {
         let mut renewed = Instant::now();
-        while renewed.elapsed() < STEP_BACK {
-            sleep(BETWEEN_LOOKS).await;
-            if timeout(BETWEEN_LOOKS, self.look()).await == Ok(true) {
+        while renewed.elapsed() < RENEW_DEADLINE {
+            sleep(RETRY_PERIOD).await;
+            if timeout(RETRY_PERIOD, self.try_lead()).await == Ok(true) {
                 renewed = Instant::now();
             }
         }
     }
 
-    /// Says whether the Lease is ours now.
-    async fn look(&mut self) -> bool {
-        match self.try_once().await {
-            Ok(ours) => ours,
+    /// Acquires or renews the Lease, and returns whether this replica holds it now.
+    async fn try_lead(&mut self) -> bool {
+        match self.update_lease().await {
+            Ok(is_leader) => is_leader,
             Err(error) => {
-                tracing::warn!(error = chain(&error), "no leader can be agreed on now");
+                tracing::warn!(error = error_chain(&error), "leader election failed");
                 false
             }
         }
     }
 
-    async fn try_once(&mut self) -> Result<bool> {
-        let doing = format!("read the Lease {}", self.name);
-        let mut lease = self.leases.get(&self.name).await.doing(doing)?;
+    async fn update_lease(&mut self) -> Result<bool> {
+        let action = format!("read the Lease {}", self.name);
+        let mut lease = self.leases.get(&self.name).await.action(action)?;
         let spec = lease.spec.clone().unwrap_or_default();
-        let unchanged = match &self.seen {
-            Some((seen, since)) if *seen == spec => since.elapsed(),
+        let unchanged = match &self.observed {
+            Some((observed, since)) if *observed == spec => since.elapsed(),
             _ => {
-                self.seen = Some((spec.clone(), Instant::now()));
+                self.observed = Some((spec.clone(), Instant::now()));
                 Duration::ZERO
             }
         };
-        let step = step(&spec, &self.replica, unchanged);
-        if step == Step::Wait {
+        let action = lease_action(&spec, &self.replica, unchanged);
+        if action == LeaseAction::Wait {
             return Ok(false);
         }
-        lease.spec = Some(held(&spec, &self.replica, step, Timestamp::now()));
-        // The version that was read goes along: of two that take it, one is told that it came too late.
+        lease.spec = Some(renewed_lease(
+            &spec,
+            &self.replica,
+            action,
+            Timestamp::now(),
+        ));
+        // The write contains the resource version that was read: of two replicas that acquire the Lease, one gets a conflict.
         let written = self
             .leases
             .replace(&self.name, &PostParams::default(), &lease)
@@ -143,12 +154,12 @@ impl Election {
         match written {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
-            Err(error) => Err(error).doing(format!("write the Lease {}", self.name)),
+            Err(error) => Err(error).action(format!("write the Lease {}", self.name)),
         }
     }
 
-    /// Gives the Lease back, so that another replica need not wait.
-    pub(crate) async fn resign(client: Client, settings: &Settings) {
+    /// Releases the Lease, so that another replica need not wait until it expires.
+    pub(crate) async fn release(client: Client, settings: &Settings) {
         let leases: Api<Lease> = Api::namespaced(client, &settings.namespace);
         let Ok(mut lease) = leases.get(&settings.lease).await else {
             return;
@@ -163,7 +174,7 @@ impl Election {
             .replace(&settings.lease, &PostParams::default(), &lease)
             .await
         {
-            tracing::debug!(%error, "the Lease runs out by itself");
+            tracing::debug!(%error, "failed to release the Lease");
         }
     }
 }
@@ -180,34 +191,37 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_taken_when_its_holder_is_gone() {
+    fn a_lease_is_acquired_when_its_holder_does_not_renew_it() {
         let fresh = Duration::from_secs(14);
         let stale = Duration::from_secs(16);
         let cases = [
-            (None, fresh, Step::Take),
-            (Some(""), fresh, Step::Take),
-            (Some("us"), fresh, Step::Renew),
-            (Some("us"), stale, Step::Renew),
-            (Some("them"), fresh, Step::Wait),
-            (Some("them"), stale, Step::Take),
+            (None, fresh, LeaseAction::Acquire),
+            (Some(""), fresh, LeaseAction::Acquire),
+            (Some("us"), fresh, LeaseAction::Renew),
+            (Some("us"), stale, LeaseAction::Renew),
+            (Some("them"), fresh, LeaseAction::Wait),
+            (Some("them"), stale, LeaseAction::Acquire),
         ];
         for (holder, unchanged, expected) in cases {
             assert_eq!(
-                step(&held_by(holder), "us", unchanged),
+                lease_action(&held_by(holder), "us", unchanged),
                 expected,
                 "{holder:?}"
             );
         }
-        assert!(STEP_BACK + BETWEEN_LOOKS * 2 < LEASE, "never two leaders");
+        assert!(
+            RENEW_DEADLINE + RETRY_PERIOD * 2 < LEASE_DURATION,
+            "never two leaders"
+        );
     }
 
     #[test]
-    fn only_taking_is_a_transition() {
+    fn only_an_acquisition_is_a_transition() {
         let now = Timestamp::UNIX_EPOCH;
-        let taken = held(&held_by(Some("them")), "us", Step::Take, now);
-        assert_eq!(taken.holder_identity.as_deref(), Some("us"));
-        assert_eq!(taken.lease_transitions, Some(1));
-        let renewed = held(&taken, "us", Step::Renew, now);
+        let acquired = renewed_lease(&held_by(Some("them")), "us", LeaseAction::Acquire, now);
+        assert_eq!(acquired.holder_identity.as_deref(), Some("us"));
+        assert_eq!(acquired.lease_transitions, Some(1));
+        let renewed = renewed_lease(&acquired, "us", LeaseAction::Renew, now);
         assert_eq!(renewed.lease_transitions, Some(1));
     }
 }

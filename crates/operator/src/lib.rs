@@ -1,13 +1,31 @@
-//! The operator: sessions for teams, through the API server that everybody can reach already.
+//! The operator: sessions for teams, through the API server that users can reach already.
 //!
-//! It is an *aggregated API server*: the cluster's own API server authenticates users, checks their rights and passes
-//! requests of the group `operator.metalbear.co` on. Read [`run`] first, then [`server`] for what is answered.
+//! It is an *aggregated API server*: the cluster's own API server authenticates users, checks their rights and forwards
+//! requests for the group `operator.metalbear.co`. Read [`run`] first, then [`server`] for the request handling.
 //!
-//! Several replicas serve at once. What matters is in objects of the cluster; memory is a cache, so a replica that ends
+//! Several replicas serve at once. All state is in objects of the cluster; memory is only a cache, so a replica that exits
 //! costs its clients a reconnect and nothing else.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`audit`] | audit log entries |
+//! | [`authorize`] | asks the cluster whether a user may have a session with a target |
+//! | [`background`] | tasks without which a replica must exit |
+//! | [`cache`] | watches objects and keeps them in memory |
+//! | [`certificates`] | creates and rotates the operator's certificates |
+//! | [`connect`] | a client's connection: admission, relay to agents, tracking of its ports |
+//! | [`controller`] | reconciles sessions in this cluster |
+//! | [`discovery`], [`openapi`] | the documents by which clients discover the API |
+//! | [`front_proxy`] | authenticates the API server and reads the user from its headers |
+//! | [`leader`] | leader election |
+//! | [`metrics`], [`probes`] | metrics and health endpoints |
+//! | [`multicluster`] | sessions over several clusters |
+//! | [`nodes`] | requests to node agents |
+//! | [`overview`], [`sessions`], [`targets`] | the objects that the API serves |
+//! | [`policies`] | the administrators' policies, compiled into grants |
+//! | [`routes`], [`response`], [`server`] | HTTP requests and responses |
+//! | [`users`] | daily and monthly active users |
 
-mod address;
-mod answer;
 mod audit;
 mod authorize;
 mod background;
@@ -29,6 +47,8 @@ mod openapi;
 mod overview;
 mod policies;
 mod probes;
+mod response;
+mod routes;
 mod server;
 mod sessions;
 mod settings;
@@ -55,17 +75,17 @@ pub use crate::uninstall::uninstall;
 
 use crate::background::Background;
 use crate::cache::SessionCache;
-use crate::certificates::CertificateKeeper;
+use crate::certificates::CertificateRotator;
 use crate::leader::Election;
 use crate::listening::listen;
 use crate::metrics::Metrics;
-use crate::multicluster::envoy::Envoy;
+use crate::multicluster::member_clusters::MemberClusters;
 use crate::nodes::Nodes;
 use crate::policies::PolicyCache;
-use crate::server::{Trust, TrustKeeper};
+use crate::server::{Trust, TrustReloader};
 use crate::users::Users;
 
-/// What all parts of an operator have in common.
+/// State that all parts of the operator share.
 pub(crate) struct Shared {
     pub(crate) client: Client,
     pub(crate) settings: Settings,
@@ -73,56 +93,56 @@ pub(crate) struct Shared {
     pub(crate) trust: watch::Receiver<Arc<Trust>>,
     pub(crate) sessions: SessionCache,
     pub(crate) policies: PolicyCache,
-    /// Who the operator is for agents: whoever has it may end them.
+    /// The certificate with which the operator authenticates to agents. Its holder may end them.
     pub(crate) identity: Identity,
-    /// Other clusters, where this operator is their Primary.
-    pub(crate) envoy: Option<Envoy>,
+    /// The member clusters, if this operator is a Primary.
+    pub(crate) members: Option<MemberClusters>,
     pub(crate) nodes: Nodes,
     pub(crate) background: Background,
     pub(crate) users: Users,
-    /// Cancelled when this replica is about to end, so that nobody new is sent to it.
+    /// Cancelled when this replica begins to shut down: it is not ready any more and gets no new clients.
     pub(crate) ending: CancellationToken,
-    /// Cancelled a little later, when nobody new comes any more: those who are here are told to go elsewhere.
-    pub(crate) leaving: CancellationToken,
-    /// The tasks that carry sessions.
+    /// Cancelled a little later, when no new clients arrive: connected clients are asked to move to another replica.
+    pub(crate) draining: CancellationToken,
+    /// The tasks that relay sessions.
     pub(crate) relays: TaskTracker,
 }
 
-/// How long a client may take to go to another replica. It has found one before it leaves this one.
-const MOVES_WITHIN: Duration = Duration::from_secs(8);
+/// How long a client may take to move to another replica. It connects to the other one before it closes this connection.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(8);
 
 impl Shared {
-    /// Waits until this replica carries nobody any more.
-    pub(crate) async fn left(&self) {
-        self.leaving.cancelled().await;
-        sleep(MOVES_WITHIN).await;
+    /// Waits until the replica is draining and the time for handovers is over.
+    pub(crate) async fn handover_deadline(&self) {
+        self.draining.cancelled().await;
+        sleep(HANDOVER_TIMEOUT).await;
     }
 }
 
-/// Runs an operator until `shutdown`, and then until what is under way is done.
+/// Runs an operator until `shutdown`, and then until its requests and relays have ended.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> {
     let config = kube::Config::infer()
         .await
         .map_err(|error| Error::NoCluster(Box::new(error)))?;
     let client = Client::try_from(config).map_err(|source| Error::Kubernetes {
-        doing: "be reached".to_owned(),
+        action: "be reached".to_owned(),
         source: Box::new(source),
     })?;
-    // A failure of our own is for us alone, not for whoever may tell us to end.
+    // A failure of this operator must not cancel the caller's token.
     let (metrics, ending) = (Metrics::new(), shutdown.child_token());
     let background = Background::new(ending.clone(), metrics.failed_tasks.clone());
-    let needed = background.end_with_guard();
-    let envoy = Envoy::new(&client, &settings, &background)?;
-    let certificates = CertificateKeeper::start(client.clone(), settings.clone()).await?;
-    let trust = TrustKeeper::start(client.clone(), certificates.subscribe()).await?;
+    let tasks = background.stop_guard();
+    let members = MemberClusters::new(&client, &settings, &background)?;
+    let certificates = CertificateRotator::start(client.clone(), settings.clone()).await?;
+    let trust = TrustReloader::start(client.clone(), certificates.subscribe()).await?;
     let (listener, probes) = (
         listen(settings.listen).await?,
         listen(settings.listen_for_probes).await?,
     );
     let shared = Arc::new(Shared {
-        sessions: SessionCache::follow(client.clone(), &background, "sessions"),
-        policies: PolicyCache::follow(&client, &background),
-        users: Users::write_down(client.clone(), &settings, &background),
+        sessions: SessionCache::start(client.clone(), &background, "sessions"),
+        policies: PolicyCache::start(&client, &background),
+        users: Users::start(client.clone(), &settings, &background),
         identity: certificates.identity()?,
         nodes: Nodes::new(
             client.clone(),
@@ -133,37 +153,37 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> Result<()> 
         client,
         metrics,
         trust: trust.subscribe(),
-        envoy,
+        members,
         background: background.clone(),
         ending: ending.clone(),
-        leaving: CancellationToken::new(),
+        draining: CancellationToken::new(),
         relays: TaskTracker::new(),
         settings,
     });
     tracing::info!(
         address = %shared.settings.listen,
         version = env!("CARGO_PKG_VERSION"),
-        "the operator is there"
+        "operator started"
     );
-    background.spawn("certificates", certificates.keep());
-    background.spawn("trust", trust.keep());
+    background.spawn("certificates", certificates.run());
+    background.spawn("trust", trust.run());
     background.spawn("probes", probes::serve(Arc::clone(&shared), probes));
     background.spawn("leader", lead(Arc::clone(&shared)));
-    if shared.envoy.is_some() {
-        background.spawn("members", keep_members(Arc::clone(&shared)));
+    if shared.members.is_some() {
+        background.spawn("members", run_members(Arc::clone(&shared)));
     }
     let (client, settings) = (shared.client.clone(), shared.settings.clone());
     server::serve(shared, listener, ending).await;
-    drop(needed);
-    Election::resign(client, &settings).await;
+    drop(tasks);
+    Election::release(client, &settings).await;
     match background.failure() {
         Some(failure) => Err(Error::TaskFailed(failure.to_string())),
         None => Ok(()),
     }
 }
 
-/// Runs the controllers whenever this replica is the leader. One that ends is begun again, and counted; one that panics takes
-/// this task along.
+/// Runs the controllers whenever this replica is the leader. A controller that ends is restarted and counted; one that panics
+/// ends this task.
 async fn lead(shared: Arc<Shared>) {
     Election::new(shared.client.clone(), &shared.settings)
         .lead(&shared.metrics, || async {
@@ -172,25 +192,22 @@ async fn lead(shared: Arc<Shared>) {
                 () = multicluster::sessions::run(&shared) => "parents_controller",
                 () = renew_tokens(&shared) => "tokens",
             };
-            tracing::error!(
-                task = ended,
-                "what the leader runs has ended, and begins again"
-            );
+            tracing::error!(task = ended, "leader task ended, restarting");
             shared.background.count(ended);
         })
         .await;
 }
 
-/// Looks after other clusters, where there are some.
-async fn keep_members(shared: Arc<Shared>) {
-    if let Some(envoy) = &shared.envoy {
-        envoy.keep().await;
+/// Keeps the clients of member clusters connected, if there are member clusters.
+async fn run_members(shared: Arc<Shared>) {
+    if let Some(members) = &shared.members {
+        members.run().await;
     }
 }
 
 async fn renew_tokens(shared: &Shared) {
-    match &shared.envoy {
-        Some(envoy) => envoy.keep_renewing().await,
+    match &shared.members {
+        Some(members) => members.renew_tokens().await,
         None => std::future::pending().await,
     }
 }

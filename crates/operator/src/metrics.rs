@@ -1,4 +1,4 @@
-//! Numbers for Prometheus.
+//! Metrics for Prometheus.
 
 use std::sync::atomic::AtomicU64;
 
@@ -29,12 +29,12 @@ pub(crate) struct TaskLabels {
 
 pub(crate) type FailedTasks = Family<TaskLabels, Counter>;
 
-/// What is counted. Each is cheap enough to count always.
+/// The metrics of a replica.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     pub(crate) requests: Family<RequestLabels, Counter>,
-    pub(crate) refused_strangers: Counter,
+    pub(crate) unauthenticated_connections_rejected: Counter,
     connections: Gauge,
     pub(crate) relayed_bytes: Family<DirectionLabels, Counter<u64, AtomicU64>>,
     pub(crate) sessions_ended: Counter,
@@ -48,7 +48,7 @@ impl Metrics {
         let mut metrics = Self {
             registry: Registry::with_prefix("standin_operator"),
             requests: Family::default(),
-            refused_strangers: Counter::default(),
+            unauthenticated_connections_rejected: Counter::default(),
             connections: Gauge::default(),
             relayed_bytes: Family::default(),
             sessions_ended: Counter::default(),
@@ -57,7 +57,7 @@ impl Metrics {
             failed_tasks: Family::default(),
         };
         metrics.register();
-        // A number that appears only when it is first counted is one whose first step nobody sees.
+        // A counter that first appears with a value above zero hides its first increase from `rate()`.
         for direction in ["to_agent", "to_client"] {
             drop(
                 metrics
@@ -72,22 +72,22 @@ impl Metrics {
         let registry = &mut self.registry;
         registry.register(
             "requests",
-            "Requests by resource and answer",
+            "Requests by resource and status code",
             self.requests.clone(),
         );
         registry.register(
-            "refused_strangers",
-            "Requests that did not come through the API server",
-            self.refused_strangers.clone(),
+            "unauthenticated_connections_rejected",
+            "Requests rejected because they did not come through the API server",
+            self.unauthenticated_connections_rejected.clone(),
         );
         registry.register(
             "connections",
-            "Sessions that are connected through this replica",
+            "Sessions connected through this replica",
             self.connections.clone(),
         );
         registry.register(
             "relayed_bytes",
-            "Bytes between clients and agents",
+            "Bytes relayed between clients and agents",
             self.relayed_bytes.clone(),
         );
         registry.register(
@@ -97,7 +97,7 @@ impl Metrics {
         );
         registry.register(
             "session_start_seconds",
-            "From a client's request to its session's connection",
+            "Time from a client's request to the connection of its session",
             self.session_start_seconds.clone(),
         );
         registry.register(
@@ -107,15 +107,15 @@ impl Metrics {
         );
         registry.register(
             "failed_tasks",
-            "Work in the background that has ended or panicked",
+            "Background tasks that ended or panicked",
             self.failed_tasks.clone(),
         );
     }
 
-    /// Counts a connection for as long as this is kept, however its end comes.
-    pub(crate) fn connected(&self) -> Connected {
+    /// Counts a connection until the guard is dropped.
+    pub(crate) fn connection_guard(&self) -> ConnectionGuard {
         self.connections.inc();
-        Connected(self.connections.clone())
+        ConnectionGuard(self.connections.clone())
     }
 
     pub(crate) fn text(&self) -> String {
@@ -127,9 +127,9 @@ impl Metrics {
 }
 
 #[derive(Debug)]
-pub(crate) struct Connected(Gauge);
+pub(crate) struct ConnectionGuard(Gauge);
 
-impl Drop for Connected {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -1,19 +1,25 @@
-//! One session over several clusters: this operator is the *Primary*, which clients connect to, and drives sessions in
-//! *members* through their own operators.
+//! Sessions over several clusters: this operator is the *Primary*, which clients connect to. It coordinates sessions in
+//! *member clusters* through their own operators.
 //!
-//! [`clusters`] is what the administrator configured, checked once. [`auth`] is how a member is convinced of who we are,
-//! [`sync`] keeps a client for each member by it, and [`envoy`] is what the rest of the operator asks: it also carries the
-//! bytes of clients to members. [`sessions`] are the objects, in the Primary and in members. [`targets`] is what all of
-//! them have to stand in for.
+//! | module | what it does |
+//! |---|---|
+//! | [`auth`] | credentials for members |
+//! | [`clusters`] | the administrator's configuration, validated once |
+//! | [`environment`] | environment variables of AWS roles |
+//! | [`member_client`] | keeps a client for each member: watches credentials, checks health |
+//! | [`member_clusters`] | all members; admits clients and relays their connections to members |
+//! | [`sessions`] | the controller of parent and child sessions |
+//! | [`targets`] | the targets of all clusters |
 
 pub(crate) mod auth;
 pub(crate) mod clusters;
 pub(crate) mod environment;
-pub(crate) mod envoy;
+pub(crate) mod member_client;
+pub(crate) mod member_clusters;
 pub(crate) mod sessions;
 #[cfg(test)]
 pub(crate) mod stub;
-pub(crate) mod sync;
+
 pub(crate) mod targets;
 
 pub use self::clusters::{InvalidClusters, MultiCluster};

@@ -1,16 +1,19 @@
-//! The agents that wait on nodes: where they are, and what they are asked.
+//! Requests to the node agents, which run on every node and serve targets without a start of their own.
 //!
-//! Both sides know one another by certificates that are in the operator's Secret: an agent on a node gets its own key and
-//! the operator's certificate, and nothing else of it.
+//! Both sides authenticate with certificates of the operator's Secret: a node agent gets its own key and the operator's
+//! certificate, and nothing else of the Secret.
 
-mod lists;
+mod list_cache;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::node::{LABELS, MOST_ANSWER_BYTES, NodeAnswer, NodeRequest, PORT, Served, message};
+use api::node::{
+    MAX_RESPONSE_BYTES, NODE_AGENT_LABELS, NODE_AGENT_PORT, NodeRequest, ServeResponse,
+    ServedTarget, encode_message,
+};
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -21,167 +24,173 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use self::lists::{Listed, NodeLists};
-use crate::error::{Doing as _, Result};
+use self::list_cache::{ListResult, NodeListCache};
+use crate::error::{KubeResultExt as _, Result};
 
-/// How long an agent on a node may take to answer. It answers what is there, or enters a target.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// So many are asked at the same time, where all of them are.
-const AT_ONCE: usize = 16;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The limit of concurrent requests to different nodes.
+const MAX_CONCURRENT_REQUESTS: usize = 16;
 
 pub(crate) struct Nodes {
     client: Client,
     namespace: String,
     identity: Identity,
-    /// The certificate that all agents on nodes have.
-    known: Fingerprint,
-    lists: NodeLists,
+    /// The certificate that all node agents share.
+    certificate: Fingerprint,
+    lists: NodeListCache,
 }
 
-/// Why nothing was said or heard.
-pub(crate) type Trouble = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Nodes {
     pub(crate) fn new(
         client: Client,
         namespace: &str,
         identity: Identity,
-        known: Fingerprint,
+        certificate: Fingerprint,
     ) -> Self {
         Self {
             client,
             namespace: namespace.to_owned(),
             identity,
-            known,
-            lists: NodeLists::default(),
+            certificate,
+            lists: NodeListCache::default(),
         }
     }
 
-    /// The addresses of those that run, by their nodes.
+    /// The addresses of the running node agents, by node name.
     pub(crate) async fn hosts(&self) -> Result<BTreeMap<String, String>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let found = pods
-            .list(&ListParams::default().labels(LABELS))
+            .list(&ListParams::default().labels(NODE_AGENT_LABELS))
             .await
-            .doing("list the agents on nodes")?;
+            .action("list the node agents")?;
         let hosts: BTreeMap<String, String> = found.items.iter().filter_map(host).collect();
-        self.lists.keep_only(hosts.values());
+        self.lists.retain(hosts.values());
         Ok(hosts)
     }
 
-    /// What those that answer serve, of the names that begin like this.
-    pub(crate) async fn served_everywhere(&self, prefix: &str) -> Result<Vec<(String, Served)>> {
+    /// The targets with this name prefix on all nodes that respond.
+    pub(crate) async fn served_everywhere(
+        &self,
+        prefix: &str,
+    ) -> Result<Vec<(String, ServedTarget)>> {
         let hosts = self.hosts().await?;
-        let answers = futures_util::stream::iter(hosts.into_values())
+        let lists = futures_util::stream::iter(hosts.into_values())
             .map(async |host| {
-                // One that does not answer ends what it serves when the client stays away.
+                // A node agent that is unreachable ends its targets when their clients do not reconnect.
                 let served = self.served(&host, prefix).await.unwrap_or_default();
                 (host, served)
             })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect::<Vec<_>>()
             .await;
-        let served = answers.into_iter().flat_map(|(host, served)| {
+        let served = lists.into_iter().flat_map(|(host, served)| {
             let served = served.into_iter();
             served.map(move |served| (host.clone(), served))
         });
         Ok(served.collect())
     }
 
-    /// What one of them serves, of the names that begin like this. The error is for people.
-    pub(crate) async fn served(&self, host: &str, prefix: &str) -> Result<Vec<Served>, String> {
+    /// The targets with this name prefix on one node. The error is readable text.
+    pub(crate) async fn served(
+        &self,
+        host: &str,
+        prefix: &str,
+    ) -> Result<Vec<ServedTarget>, String> {
         let all = self.lists.get(host, self.list(host)).await?;
-        let wanted = all.iter().filter(|served| served.name.starts_with(prefix));
-        Ok(wanted.cloned().collect())
+        let matching = all.iter().filter(|served| served.name.starts_with(prefix));
+        Ok(matching.cloned().collect())
     }
 
-    /// Pods have changed: what nodes said before may not hold any more.
-    pub(crate) fn forget(&self) {
-        self.lists.note_change_anywhere();
+    /// Invalidates the cached lists of all nodes, because pods have changed.
+    pub(crate) fn invalidate(&self) {
+        self.lists.invalidate_all();
     }
 
-    async fn list(&self, host: &str) -> Listed {
-        let everything = NodeRequest::List {
+    async fn list(&self, host: &str) -> ListResult {
+        let request = NodeRequest::List {
             prefix: String::new(),
         };
-        let answer = self.hear(host, &everything).await?;
-        Ok(Arc::new(answer.served))
+        let response = self.send(host, &request).await?;
+        Ok(Arc::new(response.served))
     }
 
-    /// Has one of them do something. The error is for people.
-    pub(crate) async fn ask(
+    /// Sends a request that changes something. The error is readable text.
+    pub(crate) async fn request(
         &self,
         host: &str,
         request: &NodeRequest,
-    ) -> Result<NodeAnswer, String> {
-        let answer = self.hear(host, request).await;
-        // Also where nobody knows whether it was done.
-        self.lists.note_change(host);
-        answer
+    ) -> Result<ServeResponse, String> {
+        let response = self.send(host, request).await;
+        // Also after an error, because the request may have been executed.
+        self.lists.invalidate(host);
+        response
     }
 
-    async fn hear(&self, host: &str, request: &NodeRequest) -> Result<NodeAnswer, String> {
-        let answer = timeout(PATIENCE, self.exchange(host, request)).await;
-        let answer = match answer {
-            Ok(Ok(answer)) => answer,
+    async fn send(&self, host: &str, request: &NodeRequest) -> Result<ServeResponse, String> {
+        let response = timeout(REQUEST_TIMEOUT, self.exchange(host, request)).await;
+        let response = match response {
+            Ok(Ok(response)) => response,
             Ok(Err(error)) => {
-                return Err(format!("the agent on the node does not answer: {error}"));
+                return Err(format!("the node agent is unreachable: {error}"));
             }
-            Err(_) => return Err("the agent on the node is silent".to_owned()),
+            Err(_) => return Err("the request to the node agent timed out".to_owned()),
         };
-        match answer.error {
+        match response.error {
             Some(error) => Err(error),
-            None => Ok(answer),
+            None => Ok(response),
         }
     }
 
-    async fn exchange(&self, host: &str, request: &NodeRequest) -> Result<NodeAnswer, Trouble> {
+    async fn exchange(&self, host: &str, request: &NodeRequest) -> Result<ServeResponse, BoxError> {
         let mut pipe = self.dial(host.parse()?).await?;
-        pipe.write_all(&message(request)?).await?;
+        pipe.write_all(&encode_message(request)?).await?;
         pipe.flush().await?;
-        answer(&mut pipe).await
+        read_response(&mut pipe).await
     }
 
-    pub(crate) async fn dial(&self, host: IpAddr) -> Result<impl Pipe + use<>, Trouble> {
-        let address = SocketAddr::new(host, PORT);
+    pub(crate) async fn dial(&self, host: IpAddr) -> Result<impl Pipe + use<>, BoxError> {
+        let address = SocketAddr::new(host, NODE_AGENT_PORT);
         let name = ServerName::try_from("node-agent")?;
-        let trust = Trust::Pinned(self.known);
+        let trust = Trust::Pinned(self.certificate);
         let dialer =
             TlsDialer::with_identity(TcpDialer::new(address), name, trust, &self.identity)?;
         Ok(dialer.dial().await?)
     }
 }
 
-/// Calls an agent of one session, as the one whose orders it takes.
+/// Connects to the agent of one session, with the identity that the agent accepts requests from.
 pub(crate) async fn dial_agent(
     identity: &Identity,
     address: SocketAddr,
-) -> Result<impl Pipe + use<>, Trouble> {
+) -> Result<impl Pipe + use<>, BoxError> {
     let name = ServerName::try_from("agent")?;
     let trust = Trust::FirstSeen(FirstSeen::default());
     let dialer = TlsDialer::with_identity(TcpDialer::new(address), name, trust, identity)?;
     Ok(dialer.dial().await?)
 }
 
-/// Reads what an agent answers.
-pub(crate) async fn answer(pipe: &mut (impl AsyncRead + Unpin)) -> Result<NodeAnswer, Trouble> {
+pub(crate) async fn read_response(
+    pipe: &mut (impl AsyncRead + Unpin),
+) -> Result<ServeResponse, BoxError> {
     let length = pipe.read_u32().await?;
-    if length > MOST_ANSWER_BYTES {
-        return Err("its answer is too long".into());
+    if length > MAX_RESPONSE_BYTES {
+        return Err("the response is too long".into());
     }
     let mut content = vec![0; usize::try_from(length)?];
     pipe.read_exact(&mut content).await?;
     Ok(serde_json::from_slice(&content)?)
 }
 
-/// The node and the address of one that runs.
+/// The node and the address of a running node agent.
 fn host(pod: &Pod) -> Option<(String, String)> {
     let status = pod.status.as_ref()?;
-    let is_there =
+    let is_running =
         status.phase.as_deref() == Some("Running") && pod.metadata.deletion_timestamp.is_none();
     let node = pod.spec.as_ref()?.node_name.clone()?;
     let address = status.pod_ip.clone()?;
-    is_there.then_some((node, address))
+    is_running.then_some((node, address))
 }
 
 #[cfg(test)]
@@ -191,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_those_that_run_are_asked() {
+    fn only_running_node_agents_are_used() {
         let pod = |phase: &str, deleted: Option<&str>| -> Pod {
             serde_json::from_value(json!({
                 "metadata": {"deletionTimestamp": deleted},

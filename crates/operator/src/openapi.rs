@@ -1,4 +1,4 @@
-//! The schemas of what is served, from the types themselves, in both versions of OpenAPI.
+//! The OpenAPI documents of the served objects, in versions 2 and 3, generated from the types.
 
 use api::{GROUP, GROUP_VERSION, VERSION};
 use schemars::JsonSchema;
@@ -6,24 +6,24 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::answer::{Answer, json as answer};
 use crate::discovery::{RESOURCES, Resource};
+use crate::response::{ApiResponse, json as json_response};
 
-pub(crate) fn version_2() -> Answer {
-    answer(&document_2())
+pub(crate) fn version_2() -> ApiResponse {
+    json_response(&document_2())
 }
 
-/// Where the document of each group is. Its hash lets clients keep it.
-pub(crate) fn version_3() -> Answer {
+/// The location of each group's document. Clients cache a document by its hash.
+pub(crate) fn version_3() -> ApiResponse {
     let text = document_3().to_string();
     let hash = format!("{:x}", Sha256::digest(text));
     let path = format!("apis/{GROUP_VERSION}");
     let url = format!("/openapi/v3/{path}?hash={hash}");
-    answer(&json!({"paths": {path: {"serverRelativeURL": url}}}))
+    json_response(&json!({"paths": {path: {"serverRelativeURL": url}}}))
 }
 
-pub(crate) fn version_3_of_group() -> Answer {
-    answer(&document_3())
+pub(crate) fn version_3_of_group() -> ApiResponse {
+    json_response(&document_3())
 }
 
 fn document_2() -> Value {
@@ -84,7 +84,7 @@ fn schemas(reference: &str) -> Map<String, Value> {
     schemas
 }
 
-/// In the manner of Kubernetes: the group backwards.
+/// The name of a schema, which begins with the reversed group, as in Kubernetes.
 fn schema_name(kind: &str) -> String {
     format!("co.metalbear.operator.{VERSION}.{kind}")
 }
@@ -100,7 +100,7 @@ fn schema_of<T: JsonSchema>() -> Value {
     schema
 }
 
-/// Leaves what both versions of OpenAPI understand.
+/// Removes keywords that are not part of both versions of OpenAPI.
 fn simplify(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
@@ -160,13 +160,13 @@ mod tests {
     use crate::golden;
 
     #[test]
-    fn the_documents_are_these() {
+    fn documents_match_the_golden_files() {
         golden::check("openapi_v2.json", &document_2());
         golden::check("openapi_v3.json", &document_3());
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
+    fn all_references_resolve() {
         for document in [document_2(), document_3()] {
             let text = document.to_string();
             for part in text.split("\"$ref\":\"#").skip(1) {

@@ -1,4 +1,4 @@
-//! `mirrordoperators/operator`: what this operator is and what it is doing.
+//! The object `mirrordoperators/operator`: version, features, clusters and sessions of this operator.
 
 use api::operator::{ConnectedCluster, License, MultiClusterRoles, RunningSession, Statistics};
 use api::session::Session;
@@ -8,12 +8,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::answer::{Column, Listed};
-use crate::error::{Doing as _, Result};
+use crate::error::{KubeResultExt as _, Result};
 use crate::multicluster::clusters::MultiCluster;
+use crate::response::{Column, ListedObject};
 use crate::settings::Settings;
 
-/// The version of what agents and clients speak. It changes when they would not understand one another.
+/// The version of the protocol between agents and clients. It changes with incompatible changes of the protocol.
 const PROTOCOL_VERSION: &str = "1.0.0";
 
 pub(crate) fn operator(
@@ -70,7 +70,7 @@ fn running(session: &Session) -> RunningSession {
     }
 }
 
-/// Licence data from the administrator's Secret, if one is named.
+/// The licence data of the administrator's Secret, if one is configured.
 pub(crate) async fn license(client: &Client, settings: &Settings) -> Result<Option<License>> {
     let Some(name) = &settings.license_secret else {
         return Ok(None);
@@ -79,7 +79,7 @@ pub(crate) async fn license(client: &Client, settings: &Settings) -> Result<Opti
     let secret = secrets
         .get_opt(name)
         .await
-        .doing(format!("read the Secret {name}"))?;
+        .action(format!("read the Secret {name}"))?;
     Ok(secret.and_then(|secret| license_of(&secret)))
 }
 
@@ -95,7 +95,7 @@ fn license_of(secret: &Secret) -> Option<License> {
     })
 }
 
-impl Listed for MirrordOperator {
+impl ListedObject for MirrordOperator {
     const KIND: &str = MirrordOperator::KIND;
     const COLUMNS: &[Column] = &[
         Column {
@@ -113,13 +113,13 @@ impl Listed for MirrordOperator {
         Column {
             name: "Sessions",
             kind: "integer",
-            description: "How many sessions there are",
+            description: "The number of sessions",
             wide: false,
         },
         Column {
             name: "Namespace",
             kind: "string",
-            description: "Where the operator runs",
+            description: "The namespace of the operator",
             wide: true,
         },
     ];
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_licence_is_what_its_secret_says_and_never_half_of_one() {
+    fn a_licence_needs_all_required_keys() {
         let secret = |pairs: &[(&str, &str)]| Secret {
             data: Some(
                 pairs

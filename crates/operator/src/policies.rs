@@ -1,7 +1,7 @@
-//! What administrators forbid, for one pod of a session's target: all policies that are about it, as one grant.
+//! Compiles the administrators' policies for one pod of a session's target into one grant.
 //!
-//! A policy names targets, and a pod has many names: its own, those of its owners and those of Services in front of it. It is
-//! about the pod whichever of them the client has chosen.
+//! A policy selects targets, and a pod belongs to many targets: itself, its owners and the Services that select it. The policy
+//! applies to the pod whichever of them the client has requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,48 +23,48 @@ use sha2::{Digest as _, Sha256};
 use crate::Shared;
 use crate::background::Background;
 use crate::cache::ObjectCache;
-use crate::controller::Wanted;
-use crate::error::{Doing as _, Result};
+use crate::controller::ValidatedSpec;
+use crate::error::{KubeResultExt as _, Result};
 
-/// What a session may do, and by which policies.
+/// A session's grant, and the policies that it was computed from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
     pub(crate) grant: Grant,
-    /// A digest of all policies that there were, also of those that are not about it.
+    /// A digest of all policies, also of those that do not apply.
     pub(crate) policies: String,
 }
 
-/// What the session may do beside this pod, by the policies of now.
+/// The grant of the session for this pod, by the current policies.
 pub(crate) async fn granted(
     shared: &Shared,
-    wanted: &Wanted,
+    spec: &ValidatedSpec,
     replica: &Replica,
 ) -> Result<Granted> {
     let (policies, digest) = policies(&shared.client, &replica.namespace).await?;
     Ok(Granted {
-        grant: grant(shared, wanted, replica, &policies).await?,
+        grant: grant(shared, spec, replica, &policies).await?,
         policies: digest,
     })
 }
 
 async fn grant(
     shared: &Shared,
-    wanted: &Wanted,
+    spec: &ValidatedSpec,
     replica: &Replica,
     policies: &[PolicyRules],
 ) -> Result<Grant> {
     let mut grant = Grant {
-        holder: Some(wanted.holder.clone()),
+        holder: Some(spec.holder.clone()),
         ..Grant::default()
     };
     grant.incoming.probes = replica.probes.clone();
     if policies.is_empty() {
         return Ok(grant);
     }
-    if wanted.target.is_none() {
-        let names = [wanted.named.clone()].into();
+    if spec.target.is_none() {
+        let names = [spec.target_path.clone()].into();
         for rules in policies {
-            if is_about(rules, &names, &BTreeMap::new()) {
+            if applies_to(rules, &names, &BTreeMap::new()) {
                 add(&mut grant, rules);
             }
         }
@@ -74,11 +74,11 @@ async fn grant(
     let pod = pods
         .get(&replica.pod)
         .await
-        .doing("read the pod of a target")?;
+        .action("read the pod of a target")?;
     let mut names = names(&shared.client, &pod).await?;
-    names.insert(wanted.named.clone());
+    names.insert(spec.target_path.clone());
     for rules in policies {
-        if is_about(rules, &names, pod.labels()) {
+        if applies_to(rules, &names, pod.labels()) {
             add(&mut grant, rules);
         }
     }
@@ -90,8 +90,8 @@ async fn policies(client: &Client, namespace: &str) -> Result<(Vec<PolicyRules>,
     let here: Api<MirrordPolicy> = Api::namespaced(client.clone(), namespace);
     let all = ListParams::default();
     let (everywhere, here) = tokio::join!(everywhere.list(&all), here.list(&all));
-    let everywhere = everywhere.doing("list the policies of the cluster")?.items;
-    let here = here.doing("list the policies of a namespace")?.items;
+    let everywhere = everywhere.action("list the policies of the cluster")?.items;
+    let here = here.action("list the policies of a namespace")?.items;
     let versions = everywhere.iter().map(version);
     let digest = digest(versions.chain(here.iter().map(version)));
     let everywhere = everywhere.into_iter().map(|policy| policy.spec.rules);
@@ -99,7 +99,7 @@ async fn policies(client: &Client, namespace: &str) -> Result<(Vec<PolicyRules>,
     Ok((everywhere.chain(here).collect(), digest))
 }
 
-/// All policies, as this replica knows them: a copy, to see when something has changed.
+/// A cache of all policies, to detect changes.
 #[derive(Clone)]
 pub(crate) struct PolicyCache {
     everywhere: ObjectCache<MirrordClusterPolicy>,
@@ -107,14 +107,14 @@ pub(crate) struct PolicyCache {
 }
 
 impl PolicyCache {
-    pub(crate) fn follow(client: &Client, background: &Background) -> Self {
+    pub(crate) fn start(client: &Client, background: &Background) -> Self {
         Self {
-            everywhere: ObjectCache::follow(client.clone(), background, "cluster_policies"),
-            here: ObjectCache::follow(client.clone(), background, "policies"),
+            everywhere: ObjectCache::start(client.clone(), background, "cluster_policies"),
+            here: ObjectCache::start(client.clone(), background, "policies"),
         }
     }
 
-    /// Of all that can be about targets of a namespace. It may be a little old.
+    /// A digest of all policies that can apply to targets of a namespace. It may be slightly outdated.
     pub(crate) fn digest(&self, namespace: &str) -> String {
         let everywhere = self.everywhere.all();
         let here = self.here.all();
@@ -126,10 +126,10 @@ impl PolicyCache {
         digest(everywhere.chain(here))
     }
 
-    /// Is there whenever one has come, gone or changed.
+    /// An item for each time that a policy was created, changed or deleted.
     pub(crate) fn changes(&self) -> impl Stream<Item = ()> + Send + Sync + 'static + use<> {
-        let bells = (self.everywhere.bell(), self.here.bell());
-        futures_util::stream::unfold(bells, async |(mut everywhere, mut here)| {
+        let changes = (self.everywhere.subscribe(), self.here.subscribe());
+        futures_util::stream::unfold(changes, async |(mut everywhere, mut here)| {
             let changed = tokio::select! {
                 changed = everywhere.changed() => changed,
                 changed = here.changed() => changed,
@@ -139,20 +139,20 @@ impl PolicyCache {
     }
 }
 
-/// Which object it is, and in which state.
+/// The identity and the generation of a policy.
 fn version(policy: &impl Resource) -> String {
     let metadata = policy.meta();
     let uid = metadata.uid.as_deref().unwrap_or_default();
     format!("{uid}/{}", metadata.generation.unwrap_or_default())
 }
 
-/// The same for the same, in whatever order they come.
+/// A digest that does not depend on the order.
 fn digest(versions: impl Iterator<Item = String>) -> String {
     let versions: BTreeSet<String> = versions.collect();
     short_digest(&versions.into_iter().collect::<Vec<_>>().join(" "))
 }
 
-/// Enough to tell two of them apart.
+/// A digest that is long enough to distinguish values.
 pub(crate) fn short_digest(text: &str) -> String {
     let digest = Sha256::digest(text);
     digest
@@ -162,7 +162,7 @@ pub(crate) fn short_digest(text: &str) -> String {
         .collect()
 }
 
-/// Everything that the pod can be called as a target.
+/// The paths of all targets that the pod belongs to.
 async fn names(client: &Client, pod: &Pod) -> Result<BTreeSet<String>> {
     let namespace = pod.namespace().unwrap_or_default();
     let mut names: BTreeSet<String> = [format!("pod/{}", pod.name_any())].into();
@@ -177,7 +177,7 @@ async fn names(client: &Client, pod: &Pod) -> Result<BTreeSet<String>> {
     }
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let services = services.list(&ListParams::default()).await;
-    let services = services.doing("list the services of a namespace")?;
+    let services = services.action("list the services of a namespace")?;
     let in_front = services.items.iter().filter(|service| {
         let selector = service
             .spec
@@ -200,7 +200,7 @@ where
     let found = objects
         .get_opt(name)
         .await
-        .doing("read the owner of a pod")?;
+        .action("read the owner of a pod")?;
     let owners = found.iter().flat_map(kube::ResourceExt::owner_references);
     Ok(owners
         .map(|owner| target(&owner.kind, &owner.name))
@@ -211,14 +211,14 @@ fn target(kind: &str, name: &str) -> String {
     format!("{}/{name}", kind.to_lowercase())
 }
 
-fn is_about(
+fn applies_to(
     rules: &PolicyRules,
     names: &BTreeSet<String>,
     labels: &BTreeMap<String, String>,
 ) -> bool {
     let by_name = rules.target_path.as_ref().is_none_or(|pattern| {
         let pattern = pattern.to_lowercase();
-        names.iter().any(|name| fits(&pattern, name))
+        names.iter().any(|name| matches_pattern(&pattern, name))
     });
     let by_labels = rules
         .selector
@@ -227,8 +227,8 @@ fn is_about(
     by_name && by_labels
 }
 
-/// `*` is for any characters.
-fn fits(pattern: &str, text: &str) -> bool {
+/// Matches a pattern in which `*` stands for any characters.
+fn matches_pattern(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = text.strip_prefix(first) else {
@@ -253,9 +253,9 @@ fn selects(selector: &PolicySelector, labels: &BTreeMap<String, String>) -> bool
         && expressions.all(|expression| holds(expression, labels))
 }
 
-fn has_all(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
-    let mut wanted = wanted.iter();
-    wanted.all(|(key, value)| labels.get(key) == Some(value))
+fn has_all(labels: &BTreeMap<String, String>, required: &BTreeMap<String, String>) -> bool {
+    let mut required = required.iter();
+    required.all(|(key, value)| labels.get(key) == Some(value))
 }
 
 fn holds(expression: &SelectorExpression, labels: &BTreeMap<String, String>) -> bool {
@@ -269,7 +269,7 @@ fn holds(expression: &SelectorExpression, labels: &BTreeMap<String, String>) -> 
     }
 }
 
-/// What one policy forbids is forbidden, whatever others say.
+/// Adds the restrictions of one policy. No other policy can lift them.
 fn add(grant: &mut Grant, rules: &PolicyRules) {
     for blocked in &rules.block {
         match blocked {
@@ -286,7 +286,7 @@ fn add(grant: &mut Grant, rules: &PolicyRules) {
             .files
             .read_only
             .extend(files.read_only.iter().cloned());
-        // What is the client's own is not to be had from the target.
+        // The target does not serve paths that are local to the client.
         let hidden = files.local.iter().chain(&files.not_found);
         grant.files.hidden.extend(hidden.cloned());
     }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_about_a_pod_whatever_it_is_called() {
+    fn a_policy_applies_to_all_targets_of_a_pod() {
         let names = [
             "pod/web-1",
             "replicaset/web-f",
@@ -361,12 +361,12 @@ mod tests {
             ),
         ] {
             let rules = rules(value.clone());
-            assert_eq!(is_about(&rules, &names, &labels), expected, "{value}");
+            assert_eq!(applies_to(&rules, &names, &labels), expected, "{value}");
         }
     }
 
     #[test]
-    fn all_policies_hold_together() {
+    fn policies_are_combined() {
         let mut grant = Grant::default();
         for value in [
             json!({"block": ["steal-without-filter"], "env": {"exclude": ["DB_*"]}}),

@@ -1,5 +1,5 @@
-//! For the kubelet and for Prometheus: whether the operator is alive, whether it is ready, and its numbers. Everybody in the
-//! cluster can come here, so nobody gets much of it.
+//! Health endpoints for the kubelet and metrics for Prometheus. Every client in the cluster can connect, so connections are
+//! limited in number and time.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,17 +17,16 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::Shared;
-use crate::background::Failure;
+use crate::background::TaskFailure;
 
-/// Before the next connection is accepted, when one could not be.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How long somebody may take to ask, and how long a connection may last.
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-const LIFE: Duration = Duration::from_secs(120);
-/// Connections at the same time. The next one waits.
-const AT_ONCE: usize = 32;
+/// The delay after a failed `accept`.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
+/// The limit of concurrent connections. The next one waits.
+const MAX_CONNECTIONS: usize = 32;
 
-/// Where connections come from.
+/// A source of connections.
 pub(crate) trait Accept {
     async fn accept(&self) -> io::Result<TcpStream>;
 }
@@ -40,43 +39,43 @@ impl Accept for TcpListener {
     }
 }
 
-/// Serves until the operator ends.
+/// Serves until the operator exits.
 pub(crate) async fn serve(shared: Arc<Shared>, listener: TcpListener) {
-    serve_with(listener, move |path| answer(&shared, path)).await;
+    serve_with(listener, move |path| respond(&shared, path)).await;
 }
 
-async fn serve_with<A>(listener: impl Accept, answer: A)
+async fn serve_with<R>(listener: impl Accept, respond: R)
 where
-    A: Fn(&str) -> (StatusCode, String) + Clone + Send + Sync + 'static,
+    R: Fn(&str) -> (StatusCode, String) + Clone + Send + Sync + 'static,
 {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
-    // Nobody closes it.
-    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    // The semaphore is never closed.
+    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
         let Ok(connection) = listener.accept().await else {
-            // No descriptor is left, or the client is gone already. Both pass.
-            sleep(PAUSE).await;
+            // No file descriptor is left, or the client has disconnected already. Both are temporary.
+            sleep(ACCEPT_RETRY_DELAY).await;
             continue;
         };
-        let answer = answer.clone();
+        let respond = respond.clone();
         tokio::spawn(async move {
-            let answering = service_fn(move |request: Request<_>| {
-                let (code, text) = answer(request.uri().path());
-                let mut answer = Response::new(Full::new(Bytes::from(text)));
-                *answer.status_mut() = code;
-                async { Ok::<_, Infallible>(answer) }
+            let service = service_fn(move |request: Request<_>| {
+                let (code, text) = respond(request.uri().path());
+                let mut response = Response::new(Full::new(Bytes::from(text)));
+                *response.status_mut() = code;
+                async { Ok::<_, Infallible>(response) }
             });
             let serving = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_PATIENCE)
-                .serve_connection(TokioIo::new(connection), answering);
-            // A probe that goes away needs no answer.
-            let _ = timeout(LIFE, serving).await;
-            drop(place);
+                .header_read_timeout(HEADER_READ_TIMEOUT)
+                .serve_connection(TokioIo::new(connection), service);
+            // A probe that disconnects needs no response.
+            let _ = timeout(CONNECTION_TIMEOUT, serving).await;
+            drop(permit);
         });
     }
 }
 
-fn answer(shared: &Shared, path: &str) -> (StatusCode, String) {
+fn respond(shared: &Shared, path: &str) -> (StatusCode, String) {
     match path {
         "/metrics" => (StatusCode::OK, shared.metrics.text()),
         _ => health(
@@ -87,14 +86,17 @@ fn answer(shared: &Shared, path: &str) -> (StatusCode, String) {
     }
 }
 
-fn health(path: &str, failure: Option<&Failure>, is_ending: bool) -> (StatusCode, String) {
+fn health(path: &str, failure: Option<&TaskFailure>, is_ending: bool) -> (StatusCode, String) {
     match (path, failure) {
         ("/healthz" | "/readyz", Some(failure)) => {
             (StatusCode::SERVICE_UNAVAILABLE, format!("{failure}\n"))
         }
-        ("/readyz", None) if is_ending => (StatusCode::SERVICE_UNAVAILABLE, "ending\n".to_owned()),
+        ("/readyz", None) if is_ending => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "shutting down\n".to_owned(),
+        ),
         ("/healthz" | "/readyz", None) => (StatusCode::OK, "ok\n".to_owned()),
-        _ => (StatusCode::NOT_FOUND, "nothing is here\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "not found\n".to_owned()),
     }
 }
 
@@ -107,31 +109,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_without_one_of_its_tasks_is_neither_healthy_nor_ready() {
-        let failure = Failure {
+    fn a_replica_with_a_failed_task_is_neither_healthy_nor_ready() {
+        let failure = TaskFailure {
             task: "trust",
-            why: "has ended by itself".to_owned(),
+            reason: "has ended unexpectedly".to_owned(),
         };
-        let failed = "the task `trust` has ended by itself\n";
+        let failed = "the task `trust` has ended unexpectedly\n";
         for (path, failure, is_ending, code, text) in [
             ("/healthz", None, false, 200, "ok\n"),
             ("/readyz", None, false, 200, "ok\n"),
             ("/healthz", None, true, 200, "ok\n"),
-            ("/readyz", None, true, 503, "ending\n"),
+            ("/readyz", None, true, 503, "shutting down\n"),
             ("/healthz", Some(&failure), true, 503, failed),
             ("/readyz", Some(&failure), true, 503, failed),
-            ("/other", Some(&failure), true, 404, "nothing is here\n"),
+            ("/other", Some(&failure), true, 404, "not found\n"),
         ] {
-            let answered = health(path, failure, is_ending);
+            let response = health(path, failure, is_ending);
             assert_eq!(
-                (answered.0.as_u16(), answered.1.as_str()),
+                (response.0.as_u16(), response.1.as_str()),
                 (code, text),
                 "{path}"
             );
         }
     }
 
-    /// Fails once, as when no descriptor is left.
+    /// A listener whose first `accept` fails, as when no file descriptor is left.
     struct FailsFirst {
         listener: TcpListener,
         has_failed: AtomicBool,
@@ -146,17 +148,17 @@ mod tests {
         }
     }
 
-    async fn asked(address: std::net::SocketAddr) -> String {
+    async fn get_healthz(address: std::net::SocketAddr) -> String {
         let mut connection = TcpStream::connect(address).await.unwrap();
         let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         connection.write_all(request).await.unwrap();
-        let mut answer = String::new();
-        connection.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut response = String::new();
+        connection.read_to_string(&mut response).await.unwrap();
+        response
     }
 
     #[tokio::test]
-    async fn a_connection_that_fails_is_not_the_last() {
+    async fn accepting_continues_after_a_failure() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let listener = FailsFirst {
@@ -165,22 +167,22 @@ mod tests {
         };
         let healthy = |_: &str| (StatusCode::OK, "ok\n".to_owned());
         let serving = tokio::spawn(async move { serve_with(listener, healthy).await });
-        assert!(asked(address).await.ends_with("ok\n"));
+        assert!(get_healthz(address).await.ends_with("ok\n"));
         serving.abort();
     }
 
     #[tokio::test]
-    async fn those_who_say_nothing_do_not_keep_others_out() {
+    async fn silent_clients_do_not_block_others() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let healthy = |_: &str| (StatusCode::OK, "ok\n".to_owned());
         let serving = tokio::spawn(async move { serve_with(listener, healthy).await });
         let mut silent = Vec::new();
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_CONNECTIONS {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        // Answered when the silent ones have been sent away.
-        assert!(asked(address).await.ends_with("ok\n"));
+        // Served once the silent connections have timed out.
+        assert!(get_healthz(address).await.ends_with("ok\n"));
         serving.abort();
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions, as people list and end them.
+//! The objects `sessions`: listing and ending sessions.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::answer::{Column, Listed};
-use crate::error::{Doing as _, Result};
+use crate::error::{KubeResultExt as _, Result};
+use crate::response::{Column, ListedObject};
 
 /// The stored objects of all sessions.
 pub(crate) async fn list(client: &Client) -> Result<Vec<MirrordClusterSession>> {
@@ -21,7 +21,7 @@ pub(crate) async fn list(client: &Client) -> Result<Vec<MirrordClusterSession>> 
     let list = sessions
         .list(&ListParams::default().match_any())
         .await
-        .doing("list sessions")?;
+        .action("list sessions")?;
     Ok(list.items)
 }
 
@@ -31,18 +31,18 @@ pub(crate) async fn list_parents(client: &Client) -> Result<Vec<MirrordMultiClus
     let list = parents
         .list(&ListParams::default().match_any())
         .await
-        .doing("list sessions over several clusters")?;
+        .action("list sessions over several clusters")?;
     Ok(list.items)
 }
 
-/// All sessions as they are served. In their Primary, those over several clusters are one each: its part in this cluster is
-/// not another one.
-pub(crate) fn all_served(
+/// All sessions as API objects. In the Primary, a session over several clusters is listed once: its child in this cluster is
+/// not listed.
+pub(crate) fn to_api_list(
     sessions: &[MirrordClusterSession],
     parents: &[MirrordMultiClusterSession],
     now: Timestamp,
 ) -> Vec<Session> {
-    let is_part = |session: &&MirrordClusterSession| {
+    let is_child = |session: &&MirrordClusterSession| {
         let parent = session.spec.multi_cluster_parent_name.as_deref();
         parent.is_some_and(|parent| {
             let mut names = parents
@@ -51,29 +51,32 @@ pub(crate) fn all_served(
             names.any(|name| name == parent)
         })
     };
-    let alone = sessions.iter().filter(|session| !is_part(session));
-    let alone = alone.map(|session| served(session, now));
-    let over_several = parents.iter().map(|parent| served_parent(parent, now));
-    alone.chain(over_several).collect()
+    let single = sessions.iter().filter(|session| !is_child(session));
+    let single = single.map(|session| to_api(session, now));
+    let multi = parents.iter().map(|parent| parent_to_api(parent, now));
+    single.chain(multi).collect()
 }
 
-/// Ends a session: its object is kept until its agents are gone. Says whether there was one. The part of a session that
-/// another cluster coordinates has the same number, and can be ended by it.
+/// Ends a session: its finalizer keeps the object until its agents are removed. Returns whether there was such a session. The
+/// child of a session that another cluster coordinates has the same number, and can be ended by it.
 pub(crate) async fn end(client: &Client, id: SessionId) -> Result<bool> {
     let sessions: Api<MirrordClusterSession> = Api::all(client.clone());
     if delete(&sessions, &id.object_name()).await? {
         return Ok(true);
     }
     let id = id.to_string();
-    let parts = list(client).await?;
-    let mut parts = parts.iter().filter(|session| id_of(session) == id);
-    match parts.next().and_then(|part| part.metadata.name.as_deref()) {
+    let sessions_list = list(client).await?;
+    let mut children = sessions_list.iter().filter(|session| id_of(session) == id);
+    match children
+        .next()
+        .and_then(|child| child.metadata.name.as_deref())
+    {
         Some(name) => delete(&sessions, name).await,
         None => Ok(false),
     }
 }
 
-/// The same for one over several clusters, whose parts end with it.
+/// Ends a session over several clusters with all its children.
 pub(crate) async fn end_parent(client: &Client, id: SessionId) -> Result<bool> {
     let parents: Api<MirrordMultiClusterSession> = Api::all(client.clone());
     delete(&parents, &parent_name(id)).await
@@ -86,7 +89,7 @@ where
     match objects.delete(name, &DeleteParams::default()).await {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(error) => Err(error).doing(format!("end the session {name}")),
+        Err(error) => Err(error).action(format!("end the session {name}")),
     }
 }
 
@@ -103,11 +106,11 @@ fn age_in_seconds(metadata: &ObjectMeta, now: Timestamp) -> u64 {
         .unwrap_or_default()
 }
 
-/// The stored object as it is served.
-pub(crate) fn served(session: &MirrordClusterSession, now: Timestamp) -> Session {
+/// Converts a stored session to its API object.
+fn to_api(session: &MirrordClusterSession, now: Timestamp) -> Session {
     let id = id_of(session);
     let status = session.status.clone().unwrap_or_default();
-    let metadata = served_metadata(&id, &session.metadata);
+    let metadata = api_metadata(&id, &session.metadata);
     let phase = status.phase.map_or("Pending", |phase| phase.as_str());
     let spec = SessionSpec {
         id,
@@ -123,12 +126,12 @@ pub(crate) fn served(session: &MirrordClusterSession, now: Timestamp) -> Session
     Session::new(metadata, spec)
 }
 
-/// The same for one over several clusters. Which pods take part is known to these.
-fn served_parent(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session {
+/// Converts a stored session over several clusters to its API object. Its pods are not listed.
+fn parent_to_api(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session {
     let name = parent.metadata.name.clone().unwrap_or_default();
     let id = parent_id(&name).map_or(name, |id| id.to_string());
     let status = parent.status.clone().unwrap_or_default();
-    let metadata = served_metadata(&id, &parent.metadata);
+    let metadata = api_metadata(&id, &parent.metadata);
     let cluster = |name: &String| {
         let child = status.cluster_sessions.get(name).cloned();
         let child = child.unwrap_or_default();
@@ -156,8 +159,8 @@ fn served_parent(parent: &MirrordMultiClusterSession, now: Timestamp) -> Session
     Session::new(metadata, spec)
 }
 
-/// Of the stored object's metadata people see when it came and when it is to go.
-fn served_metadata(id: &str, stored: &ObjectMeta) -> ObjectMeta {
+/// The metadata that users see: the times of creation and deletion.
+fn api_metadata(id: &str, stored: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: Some(id.to_owned()),
         creation_timestamp: stored.creation_timestamp.clone(),
@@ -166,7 +169,7 @@ fn served_metadata(id: &str, stored: &ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// The clusters of a session, with a sign at those that do not take part now.
+/// The clusters of a session, with a `!` after those that are not ready.
 fn clusters_cell(clusters: &[SessionCluster]) -> String {
     let names = clusters.iter().map(|cluster| match cluster.ready {
         true => cluster.name.clone(),
@@ -175,7 +178,7 @@ fn clusters_cell(clusters: &[SessionCluster]) -> String {
     names.collect::<Vec<_>>().join(",")
 }
 
-/// The ports of a session, with what it has of them.
+/// The ports of a session, with their modes and filters.
 pub(crate) fn ports_cell(ports: &[SessionPort]) -> String {
     let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
     ports.join(", ")
@@ -190,25 +193,28 @@ const fn column(name: &'static str, description: &'static str) -> Column {
     }
 }
 
-impl Listed for Session {
+impl ListedObject for Session {
     const KIND: &str = Session::KIND;
     const COLUMNS: &[Column] = &[
         column("Name", "The session's id"),
-        column("User", "Who runs it"),
-        column("Namespace", "Where its target is"),
-        column("Target", "What it is for"),
-        column("Phase", "Where it is in its life"),
-        column("Pods", "How many pods take part, where one cluster does"),
+        column("User", "The user of the session"),
+        column("Namespace", "The namespace of its target"),
+        column("Target", "The target"),
+        column("Phase", "The phase of the session"),
+        column(
+            "Pods",
+            "The number of its pods, in a session in one cluster",
+        ),
         column(
             "Clusters",
-            "Which clusters take part, where several do; those with a ! do not now",
+            "The clusters of a session over several clusters; those with a ! are not ready",
         ),
-        column("Age", "How long it runs"),
+        column("Age", "How long it has been running"),
         Column {
             wide: true,
             ..column(
                 "Ports",
-                "Whose traffic it has, with the filter by which it is chosen",
+                "The ports that it steals from or mirrors, with their filters",
             )
         },
     ];
@@ -273,13 +279,13 @@ mod tests {
         };
         let sessions = [
             child("mc-00000000000000ab-hub", Some("mc-00000000000000ab")),
-            // The part of a session that another cluster coordinates.
+            // The child of a session that another cluster coordinates.
             child("mc-00000000000000cd-hub", Some("mc-00000000000000cd")),
             child("session-00000000000000ef", None),
         ];
         let now = Timestamp::UNIX_EPOCH;
-        let served = all_served(&sessions, &[parent], now);
-        let shown: Vec<_> = served
+        let listed = to_api_list(&sessions, &[parent], now);
+        let cells: Vec<_> = listed
             .iter()
             .map(|session| {
                 (
@@ -290,7 +296,7 @@ mod tests {
             })
             .collect();
         assert_eq!(
-            shown,
+            cells,
             [
                 (
                     "00000000000000cd",

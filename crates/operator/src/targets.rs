@@ -1,4 +1,4 @@
-//! What sessions can be for: the workloads of a namespace, looked up when somebody asks.
+//! The objects `targets`: the workloads of a namespace, listed on request.
 
 use std::collections::BTreeMap;
 
@@ -14,27 +14,27 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::answer::{Column, Listed};
-use crate::error::{Doing as _, Result};
+use crate::error::{KubeResultExt as _, Result};
+use crate::response::{Column, ListedObject};
 
-/// Which targets are asked for.
+/// Which targets to list.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct TargetFilter {
     /// All namespaces, if none is given.
     pub(crate) namespace: Option<String>,
     pub(crate) labels: Option<String>,
 }
 
-/// What there is.
+/// A list of targets.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct TargetList {
     pub(crate) targets: Vec<Target>,
-    /// What is missing among them, for people.
+    /// Readable warnings about targets that are missing in the list.
     pub(crate) warnings: Vec<String>,
 }
 
-impl Found {
-    /// One target, if it is there. Whether it has pods is the session's question.
+impl TargetList {
+    /// One target, if it exists. Whether it has pods is checked when a session starts.
     pub(crate) fn find(self, path: &TargetPath) -> Option<Target> {
         let name = path.without_container().address();
         self.targets.into_iter().find(|target| {
@@ -47,66 +47,66 @@ impl Found {
     }
 }
 
-/// A workload, as far as it matters here.
+/// The fields of a workload that a target needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Workload {
     kind: Option<TargetKind>,
     namespace: String,
     name: String,
     labels: BTreeMap<String, String>,
-    /// Whether something else that is a target made it.
+    /// Whether its controller is a target as well.
     is_owned: bool,
     replicas: Option<i32>,
     containers: Vec<String>,
     ports: Vec<u16>,
-    /// The labels of the pods, for what has no pods of its own.
+    /// The labels of the pods, for a workload without its own pod template.
     selector: Option<BTreeMap<String, String>>,
 }
 
 pub(crate) async fn list(
     client: &Client,
-    wanted: &Wanted,
+    filter: &TargetFilter,
     sessions: &[MirrordClusterSession],
 ) -> Result<Vec<Target>> {
     let lists = [
-        tokio::spawn(workloads::<Deployment>(client.clone(), wanted.clone())),
-        tokio::spawn(workloads::<StatefulSet>(client.clone(), wanted.clone())),
-        tokio::spawn(workloads::<DaemonSet>(client.clone(), wanted.clone())),
-        tokio::spawn(workloads::<ReplicaSet>(client.clone(), wanted.clone())),
-        tokio::spawn(workloads::<Job>(client.clone(), wanted.clone())),
-        tokio::spawn(workloads::<CronJob>(client.clone(), wanted.clone())),
-        tokio::spawn(workloads::<Service>(client.clone(), wanted.clone())),
-        tokio::spawn(workloads::<Pod>(client.clone(), wanted.clone())),
+        tokio::spawn(workloads::<Deployment>(client.clone(), filter.clone())),
+        tokio::spawn(workloads::<StatefulSet>(client.clone(), filter.clone())),
+        tokio::spawn(workloads::<DaemonSet>(client.clone(), filter.clone())),
+        tokio::spawn(workloads::<ReplicaSet>(client.clone(), filter.clone())),
+        tokio::spawn(workloads::<Job>(client.clone(), filter.clone())),
+        tokio::spawn(workloads::<CronJob>(client.clone(), filter.clone())),
+        tokio::spawn(workloads::<Service>(client.clone(), filter.clone())),
+        tokio::spawn(workloads::<Pod>(client.clone(), filter.clone())),
     ];
     let mut found = Vec::new();
-    // A task that panics has a bug of ours; what it would have found is missing then.
+    // A task only fails by a panic, which is a bug; its workloads are then missing in the list.
     for list in try_join_all(lists).await.unwrap_or_default() {
         found.extend(list?);
     }
     Ok(targets(&found, sessions))
 }
 
-async fn workloads<K>(client: Client, wanted: Wanted) -> Result<Vec<Workload>>
+async fn workloads<K>(client: Client, filter: TargetFilter) -> Result<Vec<Workload>>
 where
-    K: Resource<DynamicType = ()> + Described + Clone + DeserializeOwned + std::fmt::Debug,
+    K: Resource<DynamicType = ()> + AsWorkload + Clone + DeserializeOwned + std::fmt::Debug,
     K: Resource<Scope = k8s_openapi::NamespaceResourceScope>,
 {
-    let objects: Api<K> = match &wanted.namespace {
+    let objects: Api<K> = match &filter.namespace {
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::all(client),
     };
-    // Whatever the API server has in memory is fresh enough for a list.
+    // The API server's watch cache is fresh enough for a list.
     let mut parameters = ListParams::default().match_any();
-    parameters.label_selector = wanted.labels;
+    parameters.label_selector = filter.labels;
     let list = objects
         .list(&parameters)
         .await
-        .doing(format!("list {}", K::plural(&())))?;
+        .action(format!("list {}", K::plural(&())))?;
     Ok(list
         .items
         .iter()
         .filter_map(|object| {
-            let mut workload = object.describe()?;
+            let mut workload = object.as_workload()?;
             let metadata = object.meta();
             workload.namespace = metadata.namespace.clone().unwrap_or_default();
             workload.name = metadata.name.clone().unwrap_or_default();
@@ -119,10 +119,10 @@ where
 
 fn is_target(owner: &k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference) -> bool {
     let kind = owner.kind.to_ascii_lowercase();
-    owner.controller == Some(true) && TargetKind::ALL.iter().any(|known| known.as_str() == kind)
+    owner.controller == Some(true) && TargetKind::ALL.iter().any(|target| target.as_str() == kind)
 }
 
-/// From what there is to what people see.
+/// Converts workloads to the targets that are listed.
 fn targets(found: &[Workload], sessions: &[MirrordClusterSession]) -> Vec<Target> {
     let mut targets: Vec<Target> = found
         .iter()
@@ -136,8 +136,8 @@ fn targets(found: &[Workload], sessions: &[MirrordClusterSession]) -> Vec<Target
     targets
 }
 
-/// A pod of a Deployment is a target of its own: somebody may want just that one. The Deployment's ReplicaSet is not, nor
-/// is a CronJob's Job, which nobody names.
+/// Whether a workload is listed as a target. A pod of a Deployment is, because a user may choose exactly that pod. The
+/// ReplicaSet of a Deployment and the Job of a CronJob are not.
 fn is_listed(workload: &Workload) -> bool {
     !(workload.is_owned
         && matches!(
@@ -158,7 +158,7 @@ fn target(
     };
     let pods = match &workload.selector {
         None => workload,
-        // A Service has the containers of the pods behind it.
+        // A Service has the containers of the pods that it selects.
         Some(selector) => found.iter().find(|pod| {
             pod.kind == Some(TargetKind::Pod)
                 && pod.namespace == workload.namespace
@@ -167,14 +167,14 @@ fn target(
                     .all(|(key, value)| pod.labels.get(key) == Some(value))
         })?,
     };
-    let written = path.to_string();
+    let path_text = path.to_string();
     let status = TargetStatus {
         replicas: workload.replicas,
-        sessions: sessions_at(&workload.namespace, &written, sessions),
+        sessions: sessions_of(&workload.namespace, &path_text, sessions),
         clusters: Vec::new(),
     };
     let spec = TargetSpec {
-        target: written,
+        target: path_text,
         containers: pods.containers.clone(),
         ports: pods.ports.clone(),
     };
@@ -183,7 +183,7 @@ fn target(
     Some(target)
 }
 
-fn sessions_at(
+fn sessions_of(
     namespace: &str,
     target: &str,
     sessions: &[MirrordClusterSession],
@@ -206,9 +206,9 @@ fn sessions_at(
         .collect()
 }
 
-/// What is told of a workload, beside its metadata. Nothing, if it cannot be a target.
-trait Described {
-    fn describe(&self) -> Option<Workload>;
+/// Converts a Kubernetes object to a workload, without its metadata. `None` if it cannot be a target.
+trait AsWorkload {
+    fn as_workload(&self) -> Option<Workload>;
 }
 
 fn with_pods(kind: TargetKind, replicas: Option<i32>, pods: Option<&PodSpec>) -> Option<Workload> {
@@ -231,8 +231,8 @@ fn with_pods(kind: TargetKind, replicas: Option<i32>, pods: Option<&PodSpec>) ->
     })
 }
 
-impl Described for Deployment {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for Deployment {
+    fn as_workload(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
         with_pods(
             TargetKind::Deployment,
@@ -242,8 +242,8 @@ impl Described for Deployment {
     }
 }
 
-impl Described for StatefulSet {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for StatefulSet {
+    fn as_workload(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
         with_pods(
             TargetKind::StatefulSet,
@@ -253,43 +253,43 @@ impl Described for StatefulSet {
     }
 }
 
-impl Described for DaemonSet {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for DaemonSet {
+    fn as_workload(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
-        let wanted = self
+        let desired = self
             .status
             .as_ref()
             .map(|status| status.desired_number_scheduled);
-        with_pods(TargetKind::DaemonSet, wanted, spec.template.spec.as_ref())
+        with_pods(TargetKind::DaemonSet, desired, spec.template.spec.as_ref())
     }
 }
 
-impl Described for ReplicaSet {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for ReplicaSet {
+    fn as_workload(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
         let pods = spec.template.as_ref().and_then(|pods| pods.spec.as_ref());
         with_pods(TargetKind::ReplicaSet, spec.replicas, pods)
     }
 }
 
-impl Described for Job {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for Job {
+    fn as_workload(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?;
-        // A finished Job has no pod that runs.
+        // A finished Job has no running pod.
         let active = self.status.as_ref().and_then(|status| status.active)?;
         with_pods(TargetKind::Job, Some(active), spec.template.spec.as_ref())
     }
 }
 
-impl Described for CronJob {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for CronJob {
+    fn as_workload(&self) -> Option<Workload> {
         let spec = self.spec.as_ref()?.job_template.spec.as_ref()?;
         with_pods(TargetKind::CronJob, None, spec.template.spec.as_ref())
     }
 }
 
-impl Described for Pod {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for Pod {
+    fn as_workload(&self) -> Option<Workload> {
         let phase = self.status.as_ref()?.phase.as_deref();
         if phase != Some("Running") {
             return None;
@@ -298,8 +298,8 @@ impl Described for Pod {
     }
 }
 
-impl Described for Service {
-    fn describe(&self) -> Option<Workload> {
+impl AsWorkload for Service {
+    fn as_workload(&self) -> Option<Workload> {
         let selector = self.spec.as_ref()?.selector.clone();
         Some(Workload {
             kind: Some(TargetKind::Service),
@@ -309,31 +309,31 @@ impl Described for Service {
     }
 }
 
-impl Listed for Target {
+impl ListedObject for Target {
     const KIND: &str = Target::KIND;
     const COLUMNS: &[Column] = &[
         Column {
             name: "Name",
             kind: "string",
-            description: "The target, as addresses name it",
+            description: "The resource name of the target",
             wide: false,
         },
         Column {
             name: "Containers",
             kind: "string",
-            description: "The containers beside which an agent can work",
+            description: "The containers that can be the target container",
             wide: false,
         },
         Column {
             name: "Replicas",
             kind: "string",
-            description: "How many pods it should have",
+            description: "The desired number of pods",
             wide: false,
         },
         Column {
             name: "Sessions",
             kind: "string",
-            description: "Who is there now",
+            description: "The users of running sessions",
             wide: false,
         },
         Column {
@@ -345,13 +345,13 @@ impl Listed for Target {
         Column {
             name: "Clusters",
             kind: "string",
-            description: "Which clusters have it, where the operator coordinates several",
+            description: "The clusters that have the target, where the operator coordinates several",
             wide: true,
         },
         Column {
             name: "Traffic",
             kind: "string",
-            description: "Who has the traffic of which port, with the filter by which it is chosen",
+            description: "The ports that each user steals from or mirrors, with their filters",
             wide: true,
         },
     ];

@@ -1,4 +1,4 @@
-//! What must happen before an operator is removed: its API goes, then its sessions.
+//! The cleanup before an operator is uninstalled: its API is removed, then its sessions.
 
 use std::time::Duration;
 
@@ -11,34 +11,36 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, KubeResultExt as _, Result};
 use crate::multicluster::auth::bearer::TOKENS;
 use crate::settings::Settings;
 
 /// How long the operator, if it still runs, may take to end its sessions.
-const PATIENCE: Duration = Duration::from_secs(30);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Removes the API and ends all sessions. It can be done again, and works with no operator there.
+/// Removes the API and ends all sessions. It is idempotent, and needs no running operator.
 pub async fn uninstall() -> Result<()> {
     let config = kube::Config::infer()
         .await
         .map_err(|error| Error::NoCluster(Box::new(error)))?;
-    let client = Client::try_from(config).doing("be reached")?;
+    let client = Client::try_from(config).action("be reached")?;
     remove_api(&client).await?;
-    // Parents first: they end their children in other clusters.
+    // Parents first, because they end their children in other clusters.
     end_sessions::<MirrordMultiClusterSession>(&client).await?;
     end_sessions::<MirrordClusterSession>(&client).await?;
     remove_tokens(&client).await
 }
 
-/// The tokens for other clusters, which no chart knows of.
+/// Removes the tokens for member clusters, which are not part of the chart.
 async fn remove_tokens(client: &Client) -> Result<()> {
     let secrets: Api<Secret> = Api::default_namespaced(client.clone());
     match secrets.delete(TOKENS, &DeleteParams::default()).await {
-        // Without other clusters there are none, and no right to delete them.
+        // Without member clusters, there is no such Secret and no permission to delete it.
         Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(()),
-        other => other.map(drop).doing(format!("remove the Secret {TOKENS}")),
+        other => other
+            .map(drop)
+            .action(format!("remove the Secret {TOKENS}")),
     }
 }
 
@@ -46,9 +48,9 @@ async fn remove_api(client: &Client) -> Result<()> {
     let services: Api<APIService> = Api::all(client.clone());
     let name = Settings::API_SERVICE;
     match services.delete(name, &DeleteParams::default()).await {
-        Ok(_) => tracing::info!(name, "the API is removed"),
+        Ok(_) => tracing::info!(name, "APIService deleted"),
         Err(kube::Error::Api(status)) if status.code == 404 => {}
-        Err(error) => return Err(error).doing(format!("remove the APIService {name}")),
+        Err(error) => return Err(error).action(format!("remove the APIService {name}")),
     }
     Ok(())
 }
@@ -60,38 +62,36 @@ where
     let sessions: Api<Object> = Api::all(client.clone());
     let began = Instant::now();
     loop {
-        let left = match sessions.list(&ListParams::default()).await {
+        let remaining = match sessions.list(&ListParams::default()).await {
             Ok(list) => list.items,
-            // The kind itself is gone already, or this operator has none of it.
+            // The custom resource is deleted already, or this operator does not use it.
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => return Ok(()),
-            Err(error) => return Err(error).doing("list sessions"),
+            Err(error) => return Err(error).action("list sessions"),
         };
-        if left.is_empty() {
+        if remaining.is_empty() {
             return Ok(());
         }
-        let nobody_does_it = began.elapsed() > PATIENCE;
-        for session in left {
+        let has_timed_out = began.elapsed() > TERMINATION_TIMEOUT;
+        for session in remaining {
             let name = session.name_any();
             if session.meta().deletion_timestamp.is_none() {
                 let deleted = sessions.delete(&name, &DeleteParams::default()).await;
-                gone_is_fine(deleted.map(drop)).doing(format!("end {name}"))?;
-            } else if nobody_does_it {
-                tracing::warn!(
-                    name,
-                    "the operator does not clean up; agents end when their clients stay away"
-                );
+                ignore_not_found(deleted.map(drop)).action(format!("end {name}"))?;
+            } else if has_timed_out {
+                // The operator does not clean up. Agents end by themselves when their clients do not reconnect.
+                tracing::warn!(name, "session not cleaned up, removing its finalizers");
                 let patch = json!({"metadata": {"finalizers": null}});
                 let patched = sessions
                     .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
                     .await;
-                gone_is_fine(patched.map(drop)).doing(format!("release {name}"))?;
+                ignore_not_found(patched.map(drop)).action(format!("release {name}"))?;
             }
         }
-        sleep(BETWEEN_LOOKS).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+fn ignore_not_found(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other,

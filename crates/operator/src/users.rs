@@ -1,12 +1,13 @@
-//! How many people use the operator: who was seen on which day, in a ConfigMap that all replicas share.
+//! Counts the users of the operator: the last active day of each user, in a ConfigMap that all replicas share.
 //!
-//! Nothing waits for it, and nothing depends on it. Names are not kept, only digests by which they are told apart, and these
-//! for thirty days.
+//! Nothing waits for it, and nothing depends on it. Names are not stored, only digests that distinguish users, with a
+//! retention of thirty days.
 
 use std::collections::BTreeMap;
 
 use api::operator::Statistics;
 use api::session::SessionOwner;
+use error_chain::error_chain;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan as _};
@@ -18,41 +19,41 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 
 use crate::background::Background;
-use crate::error::{Doing as _, Error, Result, chain};
+use crate::error::{Error, KubeResultExt as _, Result};
 use crate::settings::Settings;
 
-/// The chart makes it empty, so that the operator needs no right to make others.
+/// The chart creates it empty, so that the operator needs no permission to create ConfigMaps.
 const CONFIG_MAP: &str = "mirrord-operator-users";
-/// So many people may be seen before the first is written down. Whoever is lost is seen again.
-const WAITING: usize = 256;
-/// Of a digest. More would only make the object larger.
+/// The queue length of the writer. A user that is dropped here is recorded again with the next reconciliation.
+const QUEUE_LENGTH: usize = 256;
+/// The length of a user's digest. A longer one would only make the object larger.
 const KEY_BYTES: usize = 16;
 const MONTH_DAYS: i64 = 30;
 
-/// When each user was last seen.
+/// The last active day of each user.
 type Days = BTreeMap<String, Date>;
 
-/// Whoever has a session is told to this one.
+/// Records active users.
 pub(crate) struct Users {
-    /// From whoever looks after sessions to the writer: whom it has seen.
-    seen: mpsc::Sender<String>,
+    /// The keys of active users, for the writer.
+    active: mpsc::Sender<String>,
 }
 
 impl Users {
-    pub(crate) fn write_down(client: Client, settings: &Settings, background: &Background) -> Self {
-        let (seen, news) = mpsc::channel(WAITING);
+    pub(crate) fn start(client: Client, settings: &Settings, background: &Background) -> Self {
+        let (active, keys) = mpsc::channel(QUEUE_LENGTH);
         let maps = Api::namespaced(client, &settings.namespace);
-        background.spawn("users", keep_writing(maps, news));
-        Self { seen }
+        background.spawn("users", write_users(maps, keys));
+        Self { active }
     }
 
-    /// Costs nothing for somebody who was seen today.
-    pub(crate) fn saw(&self, owner: &SessionOwner) {
-        let _ = self.seen.try_send(key(&owner.k8s_username));
+    /// Records that a user is active. Nothing is written for a user that was recorded today.
+    pub(crate) fn record(&self, owner: &SessionOwner) {
+        let _ = self.active.try_send(key(&owner.k8s_username));
     }
 }
 
-/// None, where nobody has written anything down that can be read.
+/// The number of active users. `None` if the ConfigMap cannot be read.
 pub(crate) async fn statistics(
     client: &Client,
     settings: &Settings,
@@ -60,45 +61,45 @@ pub(crate) async fn statistics(
 ) -> Option<Statistics> {
     let maps = Api::namespaced(client.clone(), &settings.namespace);
     match read(&maps).await {
-        Ok(days) => Some(counted(&days, day(now))),
+        Ok(days) => Some(count_users(&days, day(now))),
         Err(error) => {
-            tracing::debug!(error = chain(&error), "users are not counted");
+            tracing::debug!(error = error_chain(&error), "failed to count users");
             None
         }
     }
 }
 
-async fn keep_writing(maps: Api<ConfigMap>, mut news: mpsc::Receiver<String>) {
-    let mut known = Days::new();
-    while let Some(key) = news.recv().await {
+async fn write_users(maps: Api<ConfigMap>, mut keys: mpsc::Receiver<String>) {
+    let mut cached = Days::new();
+    while let Some(key) = keys.recv().await {
         let today = day(Timestamp::now());
-        if known.get(&key) == Some(&today) {
+        if cached.get(&key) == Some(&today) {
             continue;
         }
         match write(&maps, &key, today).await {
-            Ok(days) => known = days,
-            // Seen again with the next look at the session.
-            Err(error) => tracing::debug!(error = chain(&error), "a user is not counted"),
+            Ok(days) => cached = days,
+            // The user is recorded again with the next reconciliation of the session.
+            Err(error) => tracing::debug!(error = error_chain(&error), "failed to record a user"),
         }
     }
 }
 
 async fn read(maps: &Api<ConfigMap>) -> Result<Days> {
     let map = maps.get(CONFIG_MAP).await;
-    let map = map.doing(format!("read the ConfigMap {CONFIG_MAP}"))?;
+    let map = map.action(format!("read the ConfigMap {CONFIG_MAP}"))?;
     Ok(days(map.data.unwrap_or_default()))
 }
 
-/// Returns what is written there then.
+/// Records a user, and returns the resulting days of all users.
 async fn write(maps: &Api<ConfigMap>, key: &str, today: Date) -> Result<Days, Error> {
     let mut days = read(maps).await?;
     if let Some(patch) = patch(&days, key, today) {
-        // Replicas write different keys, or the same day.
+        // Concurrent writes of replicas do not conflict: they write different keys or the same day.
         let patch = json!({ "data": patch });
         let patched = maps
             .patch(CONFIG_MAP, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
-        patched.doing(format!("write the ConfigMap {CONFIG_MAP}"))?;
+        patched.action(format!("write the ConfigMap {CONFIG_MAP}"))?;
     }
     days.insert(key.to_owned(), today);
     Ok(days)
@@ -114,29 +115,29 @@ fn key(name: &str) -> String {
     bytes.map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What somebody else has written there is not ours.
+/// Parses the data. Entries that are no dates are ignored.
 fn days(data: BTreeMap<String, String>) -> Days {
     let days = data.into_iter();
     days.filter_map(|(key, day)| Some((key, day.parse().ok()?)))
         .collect()
 }
 
-/// What is to be written when somebody is seen, and whom to forget with it. None, when it is there already.
+/// The patch that records a user and removes expired ones. `None` if the user was recorded today.
 fn patch(days: &Days, key: &str, today: Date) -> Option<Value> {
     if days.get(key) == Some(&today) {
         return None;
     }
-    let forgotten = days.iter().filter(|(_, day)| !is_in_month(**day, today));
+    let expired = days.iter().filter(|(_, day)| !is_in_month(**day, today));
     let mut patch: BTreeMap<&str, Option<String>> =
-        forgotten.map(|(key, _)| (key.as_str(), None)).collect();
+        expired.map(|(key, _)| (key.as_str(), None)).collect();
     patch.insert(key, Some(today.to_string()));
     Some(json!(patch))
 }
 
-fn counted(days: &Days, today: Date) -> Statistics {
+fn count_users(days: &Days, today: Date) -> Statistics {
     let count = |is_counted: &dyn Fn(Date) -> bool| {
-        let counted = days.values().filter(|day| is_counted(**day)).count();
-        u32::try_from(counted).unwrap_or(u32::MAX)
+        let users = days.values().filter(|day| is_counted(**day)).count();
+        u32::try_from(users).unwrap_or(u32::MAX)
     };
     Statistics {
         dau: count(&|day| day >= today),
@@ -144,9 +145,9 @@ fn counted(days: &Days, today: Date) -> Statistics {
     }
 }
 
-/// Today is one of its days.
+/// Whether a day is one of the last thirty, which include today.
 fn is_in_month(day: Date, today: Date) -> bool {
-    // There is no such day only at the beginning of all calendars.
+    // The subtraction only fails for the first days that `Date` can represent.
     today
         .checked_sub(MONTH_DAYS.days())
         .is_ok_and(|before| day > before)
@@ -156,7 +157,7 @@ fn is_in_month(day: Date, today: Date) -> bool {
 mod tests {
     use super::*;
 
-    fn seen(days: &[(&str, &str)]) -> Days {
+    fn days_of(days: &[(&str, &str)]) -> Days {
         let days = days
             .iter()
             .map(|(key, day)| ((*key).to_owned(), day.parse().unwrap()));
@@ -168,25 +169,25 @@ mod tests {
     }
 
     #[test]
-    fn people_are_counted_for_a_day_and_for_thirty() {
-        let days = seen(&[
+    fn users_are_counted_per_day_and_per_month() {
+        let days = days_of(&[
             ("a", "2026-03-31"),
             ("b", "2026-03-30"),
             ("c", "2026-03-02"),
             ("d", "2026-03-01"),
-            // By a clock that is ahead of ours.
+            // Written by a replica whose clock is ahead.
             ("e", "2026-04-01"),
         ]);
-        assert_eq!(counted(&days, today()), Statistics { dau: 2, mau: 4 });
+        assert_eq!(count_users(&days, today()), Statistics { dau: 2, mau: 4 });
         assert_eq!(
-            counted(&Days::new(), today()),
+            count_users(&Days::new(), today()),
             Statistics { dau: 0, mau: 0 }
         );
     }
 
     #[test]
-    fn whoever_is_seen_is_written_once_a_day_and_others_are_forgotten() {
-        let days = seen(&[
+    fn users_are_recorded_once_a_day_and_expire() {
+        let days = days_of(&[
             ("a", "2026-03-31"),
             ("b", "2026-03-30"),
             ("d", "2026-03-01"),
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_a_key_of_a_config_map_and_not_kept() {
+    fn keys_are_valid_and_hide_the_user_name() {
         let found = key("system:serviceaccount:shop:anna");
         assert_eq!(found.len(), 32);
         assert!(found.bytes().all(|byte| byte.is_ascii_hexdigit()));

@@ -1,6 +1,6 @@
-"""What botocore makes of the cases in cases.json, in the way `aws eks get-token` does it: one token in each line.
+"""Creates a token for each case in cases.json with botocore, as `aws eks get-token` does: one token per line.
 
-`python3 presign_with_botocore.py > tokens.txt` makes the golden file anew. It needs the package botocore.
+`python3 presign_with_botocore.py > tokens.txt` regenerates the golden file. It needs the package botocore.
 """
 
 import base64

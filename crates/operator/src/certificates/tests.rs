@@ -21,8 +21,8 @@ fn days(count: i64) -> SignedDuration {
     SignedDuration::from_hours(24 * count)
 }
 
-fn made(at: Timestamp) -> Certificates {
-    renewed(None, Renewal::Authority, &names(), at).unwrap()
+fn created(at: Timestamp) -> Certificates {
+    renew(None, Renewal::Authority, &names(), at).unwrap()
 }
 
 /// Whether the API server would accept the certificate with this bundle.
@@ -50,8 +50,8 @@ fn is_trusted(bundle: &str, certificates: &Certificates, at: Timestamp) -> bool 
 }
 
 #[test]
-fn what_is_old_is_made_anew() {
-    let found = made(start());
+fn old_certificates_are_renewed() {
+    let found = created(start());
     let broken = Certificates {
         key: "not a key".to_owned(),
         ..found.clone()
@@ -59,7 +59,7 @@ fn what_is_old_is_made_anew() {
     let other = ["other.standin.svc".to_owned()];
     #[rustfmt::skip] // A table is read by its columns.
     let cases: &[(&str, Option<&Certificates>, &[String], i64, Renewal)] = &[
-        ("nothing is there",          None,          &names(), 0,    Renewal::Authority),
+        ("the Secret is empty",       None,          &names(), 0,    Renewal::Authority),
         ("all is new",                Some(&found),  &names(), 0,    Renewal::Nothing),
         ("before two thirds",         Some(&found),  &names(), 59,   Renewal::Nothing),
         ("after two thirds",          Some(&found),  &names(), 61,   Renewal::Certificate),
@@ -70,7 +70,7 @@ fn what_is_old_is_made_anew() {
     ];
     for (what, found, names, day, expected) in cases {
         assert_eq!(
-            needed(*found, names, start() + days(*day)),
+            required_renewal(*found, names, start() + days(*day)),
             *expected,
             "{what}"
         );
@@ -78,32 +78,35 @@ fn what_is_old_is_made_anew() {
 }
 
 #[test]
-fn a_new_certificate_is_by_the_same_authority() {
-    let first = made(start());
+fn a_renewed_certificate_has_the_same_authority() {
+    let first = created(start());
     let later = start() + days(61);
-    let second = renewed(Some(first.clone()), Renewal::Certificate, &names(), later).unwrap();
+    let second = renew(Some(first.clone()), Renewal::Certificate, &names(), later).unwrap();
     assert_eq!(second.bundle, first.bundle);
     assert_ne!(second.certificate, first.certificate);
     assert!(is_trusted(first.bundle(), &second, later + days(80)));
-    assert_eq!(needed(Some(&second), &names(), later), Renewal::Nothing);
+    assert_eq!(
+        required_renewal(Some(&second), &names(), later),
+        Renewal::Nothing
+    );
 }
 
 #[test]
-fn replicas_are_trusted_whichever_authority_they_use() {
-    let first = made(start());
+fn the_bundle_trusts_the_old_and_the_new_authority() {
+    let first = created(start());
     let later = start() + days(735);
-    let first = renewed(Some(first), Renewal::Certificate, &names(), later).unwrap();
-    let second = renewed(Some(first.clone()), Renewal::Authority, &names(), later).unwrap();
+    let first = renew(Some(first), Renewal::Certificate, &names(), later).unwrap();
+    let second = renew(Some(first.clone()), Renewal::Authority, &names(), later).unwrap();
     assert!(is_trusted(second.bundle(), &second, later));
     assert!(is_trusted(second.bundle(), &first, later));
     assert!(!is_trusted(first.bundle(), &second, later));
-    let stranger = made(later);
-    assert!(!is_trusted(second.bundle(), &stranger, later));
+    let unrelated = created(later);
+    assert!(!is_trusted(second.bundle(), &unrelated, later));
 }
 
 #[test]
-fn a_secret_is_read_as_it_was_written() {
-    let certificates = made(start());
+fn secrets_round_trip() {
+    let certificates = created(start());
     let mut data = certificates.to_secret();
     assert!(Certificates::from_secret(&data) == Some(certificates));
     data.remove(KEY);

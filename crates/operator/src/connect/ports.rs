@@ -1,75 +1,77 @@
-//! Which ports a session has, as its agents say: the traffic comes from them, and a client could claim anything.
+//! Tracks the ports that a session claims, as its agents report them: the traffic comes from them, and a client could claim
+//! anything.
 //!
-//! The replica that carries a session asks each of its agents, and is told whenever it changes. What is new is in the audit
-//! log at once, and a moment later in the session's object, from which another replica goes on.
+//! The replica that relays a session subscribes to the ports of each agent. A change is written to the audit log at once, and
+//! a moment later to the session's object, from which another replica can continue.
 
-mod told;
+mod reported;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
-use api::node::{NodeRequest, message};
+use api::node::{NodeRequest, encode_message};
 use api::session::SessionPod;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use link::Pipe;
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use self::told::{Change, Told, believed};
+use self::reported::{PortChange, ReportedPorts, sanitize};
 use crate::controller::agent_mode;
-use crate::nodes::Trouble;
+use crate::nodes::BoxError;
 use crate::settings::AgentMode;
 use crate::{Shared, audit, nodes};
 
-/// What changes within this time is written at once.
-const GATHERED: Duration = Duration::from_millis(500);
-const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
-/// How long an agent may take to answer the call.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Agents repeat themselves more often than this.
-const SILENCE: Duration = Duration::from_secs(90);
+/// Changes within this time are written together.
+const WRITE_DELAY: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// How long a connection to an agent may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Agents repeat their ports more often than this.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Ports of one session. Nobody else writes the field of its object.
-pub(crate) struct PortBook {
+/// The ports of one session. Only this tracker writes them to the session's object.
+pub(crate) struct PortTracker {
     shared: Arc<Shared>,
     /// The name of the session's object.
     session: String,
-    told: Mutex<Told>,
-    /// From those who listen to agents to the one who writes.
-    news: Notify,
+    reported: Mutex<ReportedPorts>,
+    /// Notifies the writer of changes.
+    changed: Notify,
 }
 
-impl PortBook {
+impl PortTracker {
     pub(crate) fn new(shared: &Arc<Shared>, session: &str) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::clone(shared),
             session: session.to_owned(),
-            told: Mutex::default(),
-            news: Notify::new(),
+            reported: Mutex::default(),
+            changed: Notify::new(),
         })
     }
 
-    /// Keeps the book for as long as it is awaited.
-    pub(crate) async fn keep(self: &Arc<Self>) {
-        tokio::join!(self.keep_listening(), self.keep_writing());
+    /// Tracks the ports as long as it is polled. Never returns.
+    pub(crate) async fn run(self: &Arc<Self>) {
+        tokio::join!(self.watch_agents(), self.write_changes());
     }
 
-    /// The session ends. What it has now is told by whoever ends it, from its object.
+    /// The session ends. The controller logs the release of the ports that its object has then.
     pub(crate) async fn close(&self) {
-        self.told().close();
+        self.reported.lock().close();
         self.flush().await;
     }
 
-    /// Writes what is not written yet.
+    /// Writes the ports to the session's object, if they have changed.
     pub(crate) async fn flush(&self) {
-        let unwritten = self.told().unwritten();
+        let unwritten = self.reported.lock().unwritten();
         let Some(ports) = unwritten else { return };
         let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
         let patch = json!({"status": {"ports": ports}});
@@ -81,78 +83,82 @@ impl PortBook {
             )
             .await;
         match patched {
-            Ok(_) => self.told().note_written(&ports),
+            Ok(_) => self.reported.lock().mark_written(&ports),
             Err(error) => {
-                tracing::debug!(session = self.session, %error, "ports are not written down");
+                tracing::debug!(session = self.session, %error, "failed to write ports");
             }
         }
     }
 
-    async fn keep_writing(&self) {
+    async fn write_changes(&self) {
         loop {
-            self.news.notified().await;
-            sleep(GATHERED).await;
+            self.changed.notified().await;
+            sleep(WRITE_DELAY).await;
             self.flush().await;
-            if self.told().unwritten().is_some() {
-                sleep(AFTER_A_FAILURE).await;
-                self.news.notify_one();
+            if self.reported.lock().unwritten().is_some() {
+                sleep(RETRY_DELAY).await;
+                self.changed.notify_one();
             }
         }
     }
 
-    /// Listens to all agents that there are.
-    async fn keep_listening(self: &Arc<Self>) {
-        let mut bell = self.shared.sessions.bell();
-        let mut listening: HashMap<String, AbortOnDropHandle<()>> = HashMap::new();
-        while bell.changed().await.is_ok() {
+    /// Subscribes to all agents of the session.
+    async fn watch_agents(self: &Arc<Self>) {
+        let mut changes = self.shared.sessions.subscribe();
+        let mut watches: HashMap<String, AbortOnDropHandle<()>> = HashMap::new();
+        while changes.changed().await.is_ok() {
             let Some(session) = self.session() else {
                 continue;
             };
             let status = session.status.clone().unwrap_or_default();
-            self.told().begin(&status.ports);
+            self.reported.lock().initialize(&status.ports);
             let pods = status.pods.into_iter().filter(|pod| pod.ready);
             let agents: HashMap<String, SessionPod> = pods
                 .filter_map(|pod| Some((pod.agent.clone()?, pod)))
                 .collect();
-            listening.retain(|agent, _| agents.contains_key(agent));
-            self.change(|told| told.keep_only(|agent| agents.contains_key(agent)));
+            watches.retain(|agent, _| agents.contains_key(agent));
+            self.update(|reported| reported.retain(|agent| agents.contains_key(agent)));
             for (agent, pod) in agents {
-                listening.entry(agent.clone()).or_insert_with(|| {
-                    self.told().expect(&agent);
-                    let listener = Arc::clone(self).keep_hearing(agent, pod);
-                    AbortOnDropHandle::new(tokio::spawn(listener))
+                watches.entry(agent.clone()).or_insert_with(|| {
+                    self.reported.lock().expect(&agent);
+                    let watch = Arc::clone(self).watch_agent(agent, pod);
+                    AbortOnDropHandle::new(tokio::spawn(watch))
                 });
             }
         }
     }
 
-    async fn keep_hearing(self: Arc<Self>, agent: String, pod: SessionPod) {
+    async fn watch_agent(self: Arc<Self>, agent: String, pod: SessionPod) {
         loop {
-            if let Err(error) = self.hear(&agent, &pod).await {
-                tracing::debug!(session = self.session, agent, %error, "an agent does not tell ports");
+            if let Err(error) = self.receive_ports(&agent, &pod).await {
+                tracing::debug!(session = self.session, agent, %error, "port subscription failed");
             }
-            // What it has told still holds, as far as anybody knows.
-            self.change(|told| told.expect_no_more(&agent));
-            sleep(AFTER_A_FAILURE).await;
+            // The ports that it reported before are kept.
+            self.update(|reported| reported.stop_expecting(&agent));
+            sleep(RETRY_DELAY).await;
         }
     }
 
-    /// Listens to an agent as long as it speaks.
-    async fn hear(&self, agent: &str, pod: &SessionPod) -> Result<(), Trouble> {
-        let mut pipe = timeout(PATIENCE, self.ask(agent, pod)).await??;
+    /// Receives the ports of an agent until its connection fails.
+    async fn receive_ports(&self, agent: &str, pod: &SessionPod) -> Result<(), BoxError> {
+        let mut pipe = timeout(CONNECT_TIMEOUT, self.request_ports(agent, pod)).await??;
         loop {
-            let answer = timeout(SILENCE, nodes::answer(&mut pipe)).await??;
-            if let Some(error) = answer.error {
+            let response = timeout(IDLE_TIMEOUT, nodes::read_response(&mut pipe)).await??;
+            if let Some(error) = response.error {
                 return Err(error.into());
             }
-            let ports = believed(answer.ports);
-            self.change(|told| told.hear(agent, ports));
+            let ports = sanitize(response.ports);
+            self.update(|reported| reported.report(agent, ports));
         }
     }
 
-    async fn ask(&self, agent: &str, pod: &SessionPod) -> Result<Box<dyn Pipe>, Trouble> {
-        let session = self.session().ok_or("the session is over")?;
-        let address = pod.address.as_deref().ok_or("nobody knows where it is")?;
+    async fn request_ports(
+        &self,
+        agent: &str,
+        pod: &SessionPod,
+    ) -> Result<Box<dyn Pipe>, BoxError> {
+        let session = self.session().ok_or("the session has ended")?;
+        let address = pod.address.as_deref().ok_or("its address is unknown")?;
         let address: SocketAddr = address.parse()?;
         let settings = &self.shared.settings;
         let mode = agent_mode(&session.spec.target, settings.agent_mode);
@@ -164,37 +170,33 @@ impl PortBook {
             name: agent.to_owned(),
             patterns: settings.shows_filter_patterns,
         };
-        pipe.write_all(&message(&request)?).await?;
+        pipe.write_all(&encode_message(&request)?).await?;
         pipe.flush().await?;
         Ok(pipe)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Told) -> Change) {
-        // What ends with its session is told by whoever ends that.
+    fn update(&self, update: impl FnOnce(&mut ReportedPorts) -> PortChange) {
+        // When a session ends, the controller logs the release of its ports.
         let Some(session) = self.session() else {
             return;
         };
-        let change = change(&mut self.told());
-        if change.is_none() {
+        let change = update(&mut self.reported.lock());
+        if change.is_empty() {
             return;
         }
-        for port in &change.begun {
-            audit::port_begins(&session, port);
+        for port in &change.added {
+            audit::port_claimed(&session, port);
         }
-        for port in &change.ended {
-            audit::port_ends(&session, port);
+        for port in &change.removed {
+            audit::port_released(&session, port);
         }
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
-    /// None, when it is about to be gone.
+    /// The session's object, or `None` if it is being deleted.
     fn session(&self) -> Option<Arc<MirrordClusterSession>> {
         let session = self.shared.sessions.get(&self.session)?;
         let is_deleted = session.metadata.deletion_timestamp.is_some();
         (!is_deleted).then_some(session)
-    }
-
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
-//! Carries a session's bytes: channels of the client's WebSocket on one side, agents on the other. Nothing is understood
-//! here, and nothing is remembered that is not in the session's object.
+//! Relays a session's bytes between the channels of the client's WebSocket and its agents. The relay does not interpret the
+//! bytes, and has no state that is not in the session's object.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::MirrordClusterSession;
-use api::connect::{Place, Places, SESSION_IS_OVER};
+use api::connect::{AgentEndpoint, AgentEndpoints, SESSION_ENDED};
 use api::session::SessionPod;
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -23,42 +23,45 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep, timeout};
 use tokio_util::io::{InspectReader, InspectWriter};
 
-use super::ports::PortBook;
+use super::ports::PortTracker;
 use crate::Shared;
 use crate::metrics::DirectionLabels;
 
-/// How often the session's object says that the client is there, where there is no reason to hurry.
-const HEARTBEAT: Duration = Duration::from_secs(15);
-/// An agent listens a moment after its container runs.
-const AGENT_PATIENCE: Duration = Duration::from_secs(5);
-const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(50);
-const ATTEMPT: Duration = Duration::from_secs(2);
+/// The default interval at which the session's object records that the client is connected.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
+/// How long to retry connections to an agent: it listens a moment after its container runs.
+const AGENT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// The timeout of one connection attempt.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the last messages to a client may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// As large as the messages of a WebSocket, so that each is one write.
-const BUFFER: usize = 128 * 1024;
+const BUFFER_BYTES: usize = 128 * 1024;
 
 pub(super) async fn relay<S>(shared: &Arc<Shared>, name: String, socket: WebSocketStream<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (channels, events, driver) = Channels::over(socket);
-    channels.hear_no_news();
+    channels.reject_messages();
     let relay = Relay {
         shared: Arc::clone(shared),
-        ports: PortBook::new(shared, &name),
+        ports: PortTracker::new(shared, &name),
         name,
         channels,
     };
-    let _connected = shared.metrics.connected();
+    let _connection = shared.metrics.connection_guard();
     relay.heartbeat(true).await;
     let mut driver = pin!(driver);
     let ended = tokio::select! {
         result = &mut driver => result,
-        // What was said last still goes out.
-        () = relay.serve(events) => timeout(ATTEMPT, driver).await.unwrap_or(Ok(())),
-        () = relay.ports.keep() => Ok(()),
+        // Queued messages are still sent.
+        () = relay.serve(events) => timeout(CLOSE_TIMEOUT, driver).await.unwrap_or(Ok(())),
+        () = relay.ports.run() => Ok(()),
     };
     if let Err(error) = ended {
-        tracing::debug!(session = relay.name, %error, "a client's connection ended");
+        tracing::debug!(session = relay.name, %error, "client connection lost");
     }
     relay.ports.flush().await;
     relay.heartbeat(false).await;
@@ -68,96 +71,98 @@ struct Relay {
     shared: Arc<Shared>,
     name: String,
     channels: Channels,
-    ports: Arc<PortBook>,
+    ports: Arc<PortTracker>,
 }
 
 impl Relay {
     async fn serve(&self, mut events: mpsc::UnboundedReceiver<Event>) {
-        let mut bell = self.shared.sessions.bell();
-        let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT));
+        let mut changes = self.shared.sessions.subscribe();
+        let mut heartbeats = interval(self.shared.settings.session.heartbeat(HEARTBEAT_INTERVAL));
         heartbeats.tick().await;
-        let mut said = None;
-        let mut is_leaving = false;
-        let mut left = pin!(self.shared.left());
+        let mut sent = None;
+        let mut is_draining = false;
+        let mut handover_deadline = pin!(self.shared.handover_deadline());
         loop {
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(Event::Opened { place, channel }) => self.open(place, channel),
-                    Some(Event::Farewell) => return self.finish().await,
-                    Some(Event::News(_)) => {}
+                    Some(Event::Opened { endpoint, channel }) => self.open(endpoint, channel),
+                    Some(Event::Finished) => return self.finish().await,
+                    Some(Event::Message(_)) => {}
                     Some(Event::Closed(_)) | None => return,
                 },
-                changed = bell.changed() => {
+                changed = changes.changed() => {
                     let Some(session) = self.session().filter(|_| changed.is_ok()) else {
-                        return self.channels.end(SESSION_IS_OVER);
+                        return self.channels.end(SESSION_ENDED);
                     };
-                    let places = Places { leaving: is_leaving, ..places(&session) };
-                    if said.as_ref() != Some(&places) {
-                        self.say(&places);
-                        said = Some(places);
+                    let endpoints = AgentEndpoints { draining: is_draining, ..endpoints(&session) };
+                    if sent.as_ref() != Some(&endpoints) {
+                        self.send(&endpoints);
+                        sent = Some(endpoints);
                     }
                 }
                 _ = heartbeats.tick() => self.heartbeat(false).await,
-                () = self.shared.leaving.cancelled(), if !is_leaving => {
-                    is_leaving = true;
+                () = self.shared.draining.cancelled(), if !is_draining => {
+                    is_draining = true;
                     if let Some(session) = self.session() {
-                        self.say(&Places { leaving: true, ..places(&session) });
+                        self.send(&AgentEndpoints { draining: true, ..endpoints(&session) });
                     }
                 }
-                () = &mut left => return self.channels.end("this replica ends; come back"),
+                () = &mut handover_deadline => {
+                    return self.channels.end("this replica is shutting down; reconnect");
+                }
             }
         }
     }
 
-    /// None, when it is over.
+    /// The session's object, or `None` when the session has ended.
     fn session(&self) -> Option<Arc<MirrordClusterSession>> {
         let session = self.shared.sessions.get(&self.name)?;
-        let is_over = session.metadata.deletion_timestamp.is_some()
+        let has_ended = session.metadata.deletion_timestamp.is_some()
             || session
                 .status
                 .as_ref()
                 .is_some_and(|status| status.closed.is_some());
-        (!is_over).then_some(session)
+        (!has_ended).then_some(session)
     }
 
-    fn say(&self, places: &Places) {
-        if let Ok(text) = serde_json::to_vec(places) {
-            self.channels.say(Bytes::from(text));
+    fn send(&self, endpoints: &AgentEndpoints) {
+        if let Ok(text) = serde_json::to_vec(endpoints) {
+            self.channels.send_message(Bytes::from(text));
         }
     }
 
-    /// Connects a channel with the agent of a place.
-    fn open(&self, place: u32, channel: Channel) {
+    /// Connects a channel to the agent of an endpoint.
+    fn open(&self, endpoint: u32, channel: Channel) {
         let Some(session) = self.session() else {
-            return channel.refuse(SESSION_IS_OVER);
+            return channel.refuse(SESSION_ENDED);
         };
-        let address = match address_of(&session, place) {
+        let address = match address_of(&session, endpoint) {
             Ok(address) => address,
-            Err(why) => return channel.refuse(&why),
+            Err(reason) => return channel.refuse(&reason),
         };
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
-            match reach(address).await {
-                // How it ends is between both ends.
-                Ok(agent) => drop(carry(&shared, channel, agent).await),
+            match connect_to_agent(address).await {
+                // The client and the agent handle the end of the connection.
+                Ok(agent) => drop(relay_bytes(&shared, channel, agent).await),
                 Err(error) => {
-                    channel.refuse(&format!("the agent at {address} does not answer: {error}"));
+                    channel.refuse(&format!("the agent at {address} is unreachable: {error}"));
                 }
             }
         });
     }
 
-    /// The client is done: nobody has to wait for it.
+    /// The client has ended its session: its object is deleted without waiting for a reconnect.
     async fn finish(&self) {
         self.ports.close().await;
         let sessions: Api<MirrordClusterSession> = Api::all(self.shared.client.clone());
         if let Err(error) = sessions.delete(&self.name, &DeleteParams::default()).await {
-            tracing::debug!(session = self.name, %error, "a session ends a little later");
+            tracing::debug!(session = self.name, %error, "failed to delete the session");
         }
-        self.channels.end(SESSION_IS_OVER);
+        self.channels.end(SESSION_ENDED);
     }
 
-    /// Says in the object that the client is there. Nobody else writes these fields.
+    /// Records in the object that the client is connected. Only the relay writes these fields.
     async fn heartbeat(&self, is_first: bool) {
         let now = Timestamp::now().to_string();
         let mut status = json!({"lastSeenTimestamp": now});
@@ -175,21 +180,21 @@ impl Relay {
             .patch_status(&self.name, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
         if let Err(error) = patched {
-            tracing::debug!(session = self.name, %error, "a heartbeat is lost");
+            tracing::debug!(session = self.name, %error, "failed to write a heartbeat");
         }
     }
 }
 
-pub(crate) fn places(session: &MirrordClusterSession) -> Places {
+pub(crate) fn endpoints(session: &MirrordClusterSession) -> AgentEndpoints {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
-    Places {
-        places: places_of(pods.unwrap_or_default()),
-        ..Places::default()
+    AgentEndpoints {
+        endpoints: endpoints_of(pods.unwrap_or_default()),
+        ..AgentEndpoints::default()
     }
 }
 
-pub(crate) fn places_of(pods: &[SessionPod]) -> Vec<Place> {
-    let places = pods.iter().map(|pod| Place {
+pub(crate) fn endpoints_of(pods: &[SessionPod]) -> Vec<AgentEndpoint> {
+    let endpoints = pods.iter().map(|pod| AgentEndpoint {
         number: pod.channel,
         cluster: None,
         pod: pod.name.clone(),
@@ -200,19 +205,19 @@ pub(crate) fn places_of(pods: &[SessionPod]) -> Vec<Place> {
         grant: pod.grant.clone(),
         error: pod.error.clone(),
     });
-    places.collect()
+    endpoints.collect()
 }
 
 pub(crate) fn address_of(
     session: &MirrordClusterSession,
-    place: u32,
+    endpoint: u32,
 ) -> Result<SocketAddr, String> {
     let pods = session.status.as_ref().map(|status| status.pods.as_slice());
     let pod = pods
         .unwrap_or_default()
         .iter()
-        .find(|pod| pod.channel == place)
-        .ok_or_else(|| format!("the session has no pod {place}"))?;
+        .find(|pod| pod.channel == endpoint)
+        .ok_or_else(|| format!("the session has no pod {endpoint}"))?;
     let address = pod.address.as_deref();
     let not_yet = || format!("the agent in pod {} is not ready", pod.name);
     address
@@ -220,23 +225,23 @@ pub(crate) fn address_of(
         .ok_or_else(not_yet)
 }
 
-pub(crate) async fn reach(address: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) async fn connect_to_agent(address: SocketAddr) -> io::Result<TcpStream> {
     let began = Instant::now();
     loop {
-        let attempt = timeout(ATTEMPT, TcpStream::connect(address)).await;
+        let attempt = timeout(ATTEMPT_TIMEOUT, TcpStream::connect(address)).await;
         match attempt.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(stream) => {
                 link::set_tcp_options(&stream)?;
                 return Ok(stream);
             }
-            Err(error) if began.elapsed() > AGENT_PATIENCE => return Err(error),
-            Err(_) => sleep(BETWEEN_ATTEMPTS).await,
+            Err(error) if began.elapsed() > AGENT_CONNECT_TIMEOUT => return Err(error),
+            Err(_) => sleep(RETRY_DELAY).await,
         }
     }
 }
 
-/// Carries bytes until both ends are done with it, or one is lost. Answers the client's end, if it is not.
-pub(crate) async fn carry(
+/// Relays bytes until both ends have closed, or one is lost. After an error, the client's channel is returned.
+pub(crate) async fn relay_bytes(
     shared: &Shared,
     mut client: Channel,
     agent: impl AsyncRead + AsyncWrite + Unpin,
@@ -244,16 +249,16 @@ pub(crate) async fn carry(
     let counter = |direction| {
         let counters = &shared.metrics.relayed_bytes;
         let counter = counters.get_or_create(&DirectionLabels { direction });
-        // Not the table's lock, which would be held as long as the connection.
+        // Cloned, because the guard would lock the family as long as the connection lasts.
         let counter = counter.clone();
         move |bytes: &[u8]| {
             counter.inc_by(bytes.len() as u64);
         }
     };
-    // Counted as they go: a session may last for days, and end by being cut.
+    // Counted as they pass: a session may last for days, and its end may be abrupt.
     let agent = InspectWriter::new(agent, counter("to_agent"));
     let mut agent = InspectReader::new(agent, counter("to_client"));
-    match copy_bidirectional_with_sizes(&mut client, &mut agent, BUFFER, BUFFER).await {
+    match copy_bidirectional_with_sizes(&mut client, &mut agent, BUFFER_BYTES, BUFFER_BYTES).await {
         Ok(_) => Ok(()),
         Err(error) => Err((client, error)),
     }

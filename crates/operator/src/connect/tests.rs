@@ -1,6 +1,6 @@
 #![allow(clippy::type_complexity, reason = "a table is read by its columns")]
 
-use super::returning::may_return;
+use super::resume::check_resume;
 use super::*;
 
 fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -16,7 +16,7 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 #[test]
-fn only_clients_of_our_protocol_are_let_in() {
+fn only_clients_with_the_right_protocol_are_accepted() {
     let key = ("sec-websocket-key", "key");
     let upgrade = ("upgrade", "WebSocket");
     let ours = ("sec-websocket-protocol", "other, standin.link.v1");
@@ -50,8 +50,8 @@ fn caller(id: u64, certificate: u8) -> Caller {
     }
 }
 
-fn asking(target: &str, resume_window: Option<u64>) -> Asking {
-    Asking {
+fn connect_request(target: &str, resume_window: Option<u64>) -> ConnectRequest {
+    ConnectRequest {
         namespace: "shop".to_owned(),
         target: target.parse().unwrap(),
         parameters: ConnectParameters {
@@ -71,11 +71,11 @@ fn user(name: &str) -> User {
 
 const SETTINGS: SessionSettings = SessionSettings {
     time_to_live: Duration::from_secs(60),
-    most_resume: Duration::from_secs(900),
+    max_resume: Duration::from_secs(900),
 };
 
 #[test]
-fn what_a_client_says_of_itself_is_read() {
+fn client_headers_are_parsed() {
     let found = Caller::read(&headers(&[
         ("x-session-id", "31"),
         ("x-client-der", "AAEC"),
@@ -95,35 +95,35 @@ fn what_a_client_says_of_itself_is_read() {
 }
 
 #[test]
-fn clients_get_at_most_what_the_administrator_allows() {
-    for (asked, expected) in [
+fn the_resume_window_is_limited() {
+    for (requested, expected) in [
         (None, 60),
         (Some(30), 30),
         (Some(600), 600),
         (Some(9000), 900),
     ] {
-        let asking = asking("deployment/web", asked);
-        let session = wanted(&user("anna"), &asking, &caller(1, 1), &SETTINGS);
-        assert_eq!(session.spec.resume_window_secs, expected, "{asked:?}");
+        let connect_request = connect_request("deployment/web", requested);
+        let session = new_session(&user("anna"), &connect_request, &caller(1, 1), &SETTINGS);
+        assert_eq!(session.spec.resume_window_secs, expected, "{requested:?}");
     }
 }
 
-/// One cluster has everything that must have one answer.
+/// In a session in one cluster, that cluster serves all stateful operations.
 #[test]
-fn the_session_of_one_cluster_has_all_of_its_data() {
-    let mut asking = asking("deployment/web", None);
-    asking.parameters.data.pg_branch_names = vec!["pg-5www5".to_owned()];
-    let session = wanted(&user("anna"), &asking, &caller(1, 1), &SETTINGS);
-    assert_eq!(session.spec.data, asking.parameters.data);
+fn a_session_in_one_cluster_has_all_of_its_data() {
+    let mut connect_request = connect_request("deployment/web", None);
+    connect_request.parameters.data.pg_branch_names = vec!["pg-5www5".to_owned()];
+    let session = new_session(&user("anna"), &connect_request, &caller(1, 1), &SETTINGS);
+    assert_eq!(session.spec.data, connect_request.parameters.data);
     assert!(!session.spec.data.is_empty());
 }
 
 #[test]
-fn only_its_own_client_comes_back_to_a_session() {
+fn only_the_same_client_can_resume_a_session() {
     let session = |name: &str, target: &str, certificate: u8| {
-        wanted(
+        new_session(
             &user(name),
-            &asking(target, None),
+            &connect_request(target, None),
             &caller(1, certificate),
             &SETTINGS,
         )
@@ -135,8 +135,8 @@ fn only_its_own_client_comes_back_to_a_session() {
         (session("anna", "deployment/web", 2), Some(409)),
         (session("anna", "deployment/other", 1), Some(409)),
     ];
-    for (wanted, expected) in cases {
-        let refused = may_return(&found, &wanted).err();
+    for (requested, expected) in cases {
+        let refused = check_resume(&found, &requested).err();
         assert_eq!(refused.map(|refusal| refusal.code.as_u16()), expected);
     }
     let mut closed = found.clone();
@@ -144,5 +144,5 @@ fn only_its_own_client_comes_back_to_a_session() {
         closed: Some(api::session::SessionClosed::default()),
         ..api::MirrordClusterSessionStatus::default()
     });
-    assert_eq!(may_return(&closed, &found).unwrap_err().code, 410);
+    assert_eq!(check_resume(&closed, &found).unwrap_err().code, 410);
 }

@@ -1,13 +1,14 @@
-//! Does what was planned, and chooses nothing.
+//! Executes a plan. It makes no decisions.
 
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use api::node::{NodeAnswer, NodeOrder, NodeRequest, message};
+use api::node::{NodeRequest, ServeRequest, ServeResponse, encode_message};
 use api::session::FINALIZER;
 use api::{MirrordClusterSession, MirrordClusterSessionStatus};
-use cluster::{AgentSettings, Cluster, Order, PodSettings};
+use cluster::{AgentSettings, AgentSpec, Cluster, PodSettings};
+use error_chain::error_chain;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use link::Pipe;
@@ -17,70 +18,73 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 use super::observe::{POD_LABEL, SESSION_LABEL, namespace_of_pods, on_node};
-use super::plan::{Observed, ObservedAgent, Plan, Refused, Regrant, Report, STARTUP, Start, Told};
-use super::validate::{Wanted, agent_mode};
-use crate::error::{Doing as _, Result, chain};
-use crate::nodes::{Trouble, dial_agent};
+use super::plan::{
+    GrantDigests, Observed, ObservedAgent, Plan, Regrant, Report, STARTUP_TIMEOUT, Start,
+    StartFailure,
+};
+use super::validate::{ValidatedSpec, agent_mode};
+use crate::error::{KubeResultExt as _, Result};
+use crate::nodes::{BoxError, dial_agent};
 use crate::policies::{self, Granted, short_digest};
 use crate::settings::AgentMode;
 use crate::{Shared, audit};
 
-/// How long an agent may take to hear that it is to end. It ends by itself when its client stays away.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// The timeout of a request to an agent. An agent that does not get the request to end, ends when its client does not
+/// reconnect.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Starts agents, and says in what was observed what came of it. One that cannot be started is tried again at the next
-/// look; the others are not held up.
+/// Starts agents, and records the results in `observed`. A failed start is retried in the next reconciliation and does not
+/// delay the others.
 pub(super) async fn start(
     shared: &Shared,
     cluster: &Cluster,
-    wanted: &Wanted,
+    spec: &ValidatedSpec,
     plan: &Plan,
     observed: &mut Observed,
 ) {
-    let waits = wanted
-        .resume_window
-        .max(shared.settings.session.time_to_live);
+    let resume_window = spec.resume_window.max(shared.settings.session.time_to_live);
     let settings = AgentSettings {
-        resume_window: waits,
+        resume_window,
         pod: PodSettings {
-            labels: labels(wanted),
+            labels: labels(spec),
             ..shared.settings.agent.pod.clone()
         },
         ..shared.settings.agent.clone()
     };
     for start in &plan.start {
-        let starting = Starting {
+        let starter = AgentStarter {
             shared,
             cluster,
-            wanted,
+            spec,
             settings: &settings,
-            // The session itself waits so long for its client, and an agent must not give up before it does.
-            patience: waits + STARTUP,
+            // The session waits for its client as long, and an agent must not time out before it.
+            connect_timeout: resume_window + STARTUP_TIMEOUT,
         };
-        let started = starting.start(start).await;
-        let (session, pod) = (wanted.id, &start.replica.pod);
+        let started = starter.start(start).await;
+        let (session, pod) = (spec.id, &start.replica.pod);
         let found = observed.pods.iter_mut();
         let mut found = found.filter(|found| found.replica.uid == start.replica.uid);
         let Some(found) = found.next() else { continue };
         match started {
-            Ok((agent, told)) => {
-                tracing::info!(%session, pod, agent = start.name, "an agent is started");
+            Ok((agent, new_grant)) => {
+                tracing::info!(%session, pod, agent = start.name, "agent started");
                 found.agents.extend(agent);
-                found.told = Some(told);
+                found.new_grant = Some(new_grant);
             }
-            Err(refused) => {
-                tracing::warn!(%session, pod, why = refused.why, "an agent cannot be started");
-                found.refused = Some(refused);
+            Err(failure) => {
+                tracing::warn!(%session, pod, error = failure.reason, "failed to start an agent");
+                found.start_failure = Some(failure);
             }
         }
     }
 }
 
-fn labels(wanted: &Wanted) -> BTreeMap<String, String> {
-    [(SESSION_LABEL.to_owned(), wanted.id.to_string())].into()
+fn labels(spec: &ValidatedSpec) -> BTreeMap<String, String> {
+    [(SESSION_LABEL.to_owned(), spec.id.to_string())].into()
 }
 
-/// Secrets for the image's registry are in the operator's own namespace; other namespaces have none of that name, or another.
+/// Adds the image pull secrets. They are in the operator's namespace; a secret of the same name in another namespace is a
+/// different one.
 fn with_pull_secrets(
     mut settings: AgentSettings,
     shared: &Shared,
@@ -93,183 +97,188 @@ fn with_pull_secrets(
     settings
 }
 
-struct Starting<'look> {
-    shared: &'look Shared,
-    cluster: &'look Cluster,
-    wanted: &'look Wanted,
-    settings: &'look AgentSettings,
-    patience: Duration,
+struct AgentStarter<'a> {
+    shared: &'a Shared,
+    cluster: &'a Cluster,
+    spec: &'a ValidatedSpec,
+    settings: &'a AgentSettings,
+    connect_timeout: Duration,
 }
 
-impl Starting<'_> {
-    /// The agent, where it is there already, and what it was told.
-    async fn start(&self, start: &Start) -> Result<(Option<ObservedAgent>, Told), Refused> {
+impl AgentStarter<'_> {
+    /// Starts an agent. Returns the agent, if it runs already, and the digests of its grant.
+    async fn start(
+        &self,
+        start: &Start,
+    ) -> Result<(Option<ObservedAgent>, GrantDigests), StartFailure> {
         let replica = &start.replica;
         let mut settings = self.settings.clone();
         let labels = &mut settings.pod.labels;
         labels.insert(POD_LABEL.to_owned(), replica.uid.clone());
-        let granted = policies::granted(self.shared, self.wanted, replica).await;
-        let granted = granted.map_err(|error| Refused {
-            why: chain(&error),
+        let granted = policies::granted(self.shared, self.spec, replica).await;
+        let granted = granted.map_err(|error| StartFailure {
+            reason: error_chain(&error),
             is_final: false,
         })?;
-        let told = told(&granted);
+        let digests = grant_digests(&granted);
         let grant = granted.grant;
-        let mode = agent_mode(&self.wanted.named, self.shared.settings.agent_mode);
+        let mode = agent_mode(&self.spec.target_path, self.shared.settings.agent_mode);
         if mode == AgentMode::Node {
             let served = self.serve(start, &grant).await?;
-            return Ok((Some(served), told));
+            return Ok((Some(served), digests));
         }
-        let grant = serde_json::to_string(&grant).map_err(|error| Refused {
-            why: error.to_string(),
+        let grant = serde_json::to_string(&grant).map_err(|error| StartFailure {
+            reason: error.to_string(),
             is_final: true,
         })?;
-        let order = Order {
+        let agent = AgentSpec {
             grant: &grant,
             name: &start.name,
             listen: (Ipv6Addr::UNSPECIFIED, start.port).into(),
-            client: self.wanted.client,
+            client: self.spec.client,
             ended_by: self.shared.identity.fingerprint(),
-            patience: self.patience,
+            first_client_timeout: self.connect_timeout,
             settings: &settings,
         };
         let started = match mode {
             AgentMode::Pod => {
-                let namespace = namespace_of_pods(self.shared, self.wanted);
-                let order = Order {
+                let namespace = namespace_of_pods(self.shared, self.spec);
+                let agent = AgentSpec {
                     settings: &with_pull_secrets(settings.clone(), self.shared, namespace),
-                    ..order
+                    ..agent
                 };
-                let beside = self.wanted.target.as_ref().map(|_| replica);
-                order.start_as_pod(self.cluster, beside, namespace).await
+                let target = self.spec.target.as_ref().map(|_| replica);
+                agent.start_as_pod(self.cluster, target, namespace).await
             }
-            _ => order.start(self.cluster, replica).await,
+            _ => agent.start(self.cluster, replica).await,
         };
-        started.map(|()| (None, told)).map_err(|error| Refused {
-            why: chain(&error),
-            is_final: matches!(error, cluster::Error::Refused(_)),
-        })
+        started
+            .map(|()| (None, digests))
+            .map_err(|error| StartFailure {
+                reason: error_chain(&error),
+                is_final: matches!(error, cluster::Error::Refused(_)),
+            })
     }
 
-    async fn serve(&self, start: &Start, grant: &Grant) -> Result<ObservedAgent, Refused> {
-        let passing = |why: String| Refused {
-            why,
+    async fn serve(&self, start: &Start, grant: &Grant) -> Result<ObservedAgent, StartFailure> {
+        let temporary = |reason: String| StartFailure {
+            reason,
             is_final: false,
         };
         let nodes = &self.shared.nodes;
         let hosts = nodes
             .hosts()
             .await
-            .map_err(|error| passing(chain(&error)))?;
+            .map_err(|error| temporary(error_chain(&error)))?;
         let node = &start.replica.node;
         let host = hosts
             .get(node)
-            .ok_or_else(|| passing(format!("no agent runs on its node {node}")))?;
-        let order = NodeRequest::Serve(NodeOrder {
+            .ok_or_else(|| temporary(format!("no node agent runs on its node {node}")))?;
+        let request = NodeRequest::Serve(ServeRequest {
             name: start.name.clone(),
             pod: start.replica.uid.clone(),
             container: start.replica.container_id.clone(),
-            client_certificate: self.wanted.client.to_string(),
+            client_certificate: self.spec.client.to_string(),
             resume_window_secs: self.settings.resume_window.as_secs(),
-            patience_secs: self.patience.as_secs(),
+            connect_timeout_secs: self.connect_timeout.as_secs(),
             port: start.port,
             grant: serde_json::to_value(grant).ok(),
         });
-        let answer = nodes.ask(host, &order).await.map_err(passing)?;
-        let served = answer.served.into_iter().next();
-        let served = served.ok_or_else(|| passing("its node says nothing".to_owned()))?;
+        let response = nodes.request(host, &request).await.map_err(temporary)?;
+        let served = response.served.into_iter().next();
+        let served = served.ok_or_else(|| temporary("its node agent serves nothing".to_owned()))?;
         Ok(on_node(host, served))
     }
 }
 
-/// What is remembered of what an agent was told.
-fn told(granted: &Granted) -> Told {
+fn grant_digests(granted: &Granted) -> GrantDigests {
     let grant = serde_json::to_string(&granted.grant).unwrap_or_default();
-    Told {
+    GrantDigests {
         policies: granted.policies.clone(),
         grant: short_digest(&grant),
     }
 }
 
-/// Tells agents what is forbidden now. One that does not understand it ends: it would let through what it does not know.
+/// Sends agents their new grants. An agent that rejects its grant is ended, because it would not enforce the policies.
 pub(super) async fn regrant(
     shared: &Shared,
-    wanted: &Wanted,
+    spec: &ValidatedSpec,
     plan: &Plan,
     observed: &mut Observed,
 ) {
     for regrant in &plan.regrant {
-        let (session, pod) = (wanted.id, &regrant.replica.pod);
+        let (session, pod) = (spec.id, &regrant.replica.pod);
         let found = observed.pods.iter_mut();
         let mut found = found.filter(|found| found.replica.uid == regrant.replica.uid);
         let Some(found) = found.next() else { continue };
-        match told_again(shared, wanted, regrant).await {
-            Ok(Some(told)) => {
-                tracing::info!(%session, pod, "an agent knows of the policies of now");
-                found.told = Some(told);
+        match send_grant(shared, spec, regrant).await {
+            Ok(Some(new_grant)) => {
+                tracing::info!(%session, pod, "grant updated");
+                found.new_grant = Some(new_grant);
             }
             Ok(None) => {}
-            // It is tried again at the next look, which is soon.
-            Err(why) => {
-                tracing::warn!(%session, pod, why, "an agent does not know of new policies");
+            // The next reconciliation retries it soon.
+            Err(error) => {
+                tracing::warn!(%session, pod, error, "failed to update a grant");
             }
         }
     }
 }
 
-/// None: the policies are those that the agent knows of.
-async fn told_again(
+/// Returns `None` if the agent's grant is current.
+async fn send_grant(
     shared: &Shared,
-    wanted: &Wanted,
+    spec: &ValidatedSpec,
     regrant: &Regrant,
-) -> Result<Option<Told>, String> {
-    let granted = policies::granted(shared, wanted, &regrant.replica).await;
-    let granted = granted.map_err(|error| chain(&error))?;
-    if regrant.knows.as_ref() == Some(&granted.policies) {
+) -> Result<Option<GrantDigests>, String> {
+    let granted = policies::granted(shared, spec, &regrant.replica).await;
+    let granted = granted.map_err(|error| error_chain(&error))?;
+    if regrant.known_policies.as_ref() == Some(&granted.policies) {
         return Ok(None);
     }
-    let mode = agent_mode(&wanted.named, shared.settings.agent_mode);
+    let mode = agent_mode(&spec.target_path, shared.settings.agent_mode);
     let request = NodeRequest::Grant {
-        name: regrant.agent.ordered.name.clone(),
+        name: regrant.agent.instance.name.clone(),
         grant: serde_json::to_value(&granted.grant).map_err(|error| error.to_string())?,
     };
-    let asked = timeout(PATIENCE, ask(shared, &regrant.agent, mode, &request)).await;
-    match asked.map_err(|_| "it is silent".to_owned())? {
-        Ok(NodeAnswer { error: None, .. }) => Ok(Some(told(&granted))),
-        Ok(NodeAnswer {
-            error: Some(why), ..
+    let sent = send_request(shared, &regrant.agent, mode, &request);
+    let response = timeout(REQUEST_TIMEOUT, sent).await;
+    match response.map_err(|_| "the request timed out".to_owned())? {
+        Ok(ServeResponse { error: None, .. }) => Ok(Some(grant_digests(&granted))),
+        Ok(ServeResponse {
+            error: Some(error), ..
         }) => {
-            let ended = timeout(PATIENCE, end(shared, &regrant.agent, mode)).await;
+            let ended = timeout(REQUEST_TIMEOUT, end(shared, &regrant.agent, mode)).await;
             drop(ended);
-            Err(why)
+            Err(error)
         }
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// Says something to an agent, wherever it is.
-async fn ask(
+/// Sends a request to an agent, in any agent mode.
+async fn send_request(
     shared: &Shared,
     agent: &ObservedAgent,
     mode: AgentMode,
     request: &NodeRequest,
-) -> Result<NodeAnswer, Trouble> {
+) -> Result<ServeResponse, BoxError> {
     if mode == AgentMode::Node {
-        let host = agent.host.as_deref().ok_or("nobody knows where it is")?;
-        return Ok(shared.nodes.ask(host, request).await?);
+        let host = agent.host.as_deref().ok_or("its address is unknown")?;
+        return Ok(shared.nodes.request(host, request).await?);
     }
-    let mut pipe = reach(shared, agent).await?;
-    pipe.write_all(&message(request)?).await?;
+    let mut pipe = connect(shared, agent).await?;
+    pipe.write_all(&encode_message(request)?).await?;
     pipe.flush().await?;
-    crate::nodes::answer(&mut pipe).await
+    crate::nodes::read_response(&mut pipe).await
 }
 
-async fn reach(shared: &Shared, agent: &ObservedAgent) -> Result<impl Pipe + use<>, Trouble> {
-    let address = agent.address().ok_or("nobody knows where it is")?;
+async fn connect(shared: &Shared, agent: &ObservedAgent) -> Result<impl Pipe + use<>, BoxError> {
+    let address = agent.address().ok_or("its address is unknown")?;
     dial_agent(&shared.identity, address.parse()?).await
 }
 
-/// Ends agents, writes the status, and lets the object go.
+/// Ends agents, writes the status, deletes the object and removes its finalizer, as planned.
 pub(super) async fn report(
     shared: &Shared,
     session: &MirrordClusterSession,
@@ -279,12 +288,12 @@ pub(super) async fn report(
     let name = session.name_any();
     let mode = agent_mode(&session.spec.target, shared.settings.agent_mode);
     for agent in &plan.end {
-        if let Err(error) = timeout(PATIENCE, end(shared, agent, mode))
+        if let Err(error) = timeout(REQUEST_TIMEOUT, end(shared, agent, mode))
             .await
             .unwrap_or_else(|late| Err(late.into()))
         {
-            let agent = &agent.ordered.name;
-            tracing::debug!(session = name, agent, %error, "an agent does not hear that it is to end");
+            let agent = &agent.instance.name;
+            tracing::debug!(session = name, agent, %error, "failed to end an agent");
         }
     }
     if let Some(report) = &plan.report {
@@ -292,16 +301,16 @@ pub(super) async fn report(
         sessions
             .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
             .await
-            .doing(format!("write the status of {name}"))?;
+            .action(format!("write the status of {name}"))?;
     }
     if plan.delete {
-        gone_is_fine(
+        ignore_not_found(
             sessions
                 .delete(&name, &DeleteParams::default())
                 .await
                 .map(drop),
         )
-        .doing(format!("delete {name}"))?;
+        .action(format!("delete {name}"))?;
     }
     if plan.release
         && session
@@ -318,18 +327,18 @@ pub(super) async fn report(
         let released = sessions
             .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
-        gone_is_fine(released.map(drop)).doing(format!("release {name}"))?;
+        ignore_not_found(released.map(drop)).action(format!("release {name}"))?;
         shared.metrics.sessions_ended.inc();
-        // Nobody else is left to say so.
+        // The relay of the session has ended, so the release of its ports is logged here.
         for port in session.status.iter().flat_map(|status| &status.ports) {
-            audit::port_ends(session, port);
+            audit::port_released(session, port);
         }
-        audit::session_ends(session);
+        audit::session_ended(session);
     }
     Ok(())
 }
 
-/// The controller's fields, and no others: a field that is absent must be said to be.
+/// A merge patch with exactly the fields of the controller. Absent values are `null`, so that the patch removes them.
 fn status_patch(report: &Report) -> Value {
     let status = MirrordClusterSessionStatus {
         phase: Some(report.phase),
@@ -350,23 +359,23 @@ fn status_patch(report: &Report) -> Value {
     }})
 }
 
-fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+fn ignore_not_found(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other,
     }
 }
 
-async fn end(shared: &Shared, agent: &ObservedAgent, mode: AgentMode) -> Result<(), Trouble> {
-    let name = agent.ordered.name.clone();
+async fn end(shared: &Shared, agent: &ObservedAgent, mode: AgentMode) -> Result<(), BoxError> {
+    let name = agent.instance.name.clone();
     let request = NodeRequest::End { name };
     if mode == AgentMode::Node {
-        return ask(shared, agent, mode, &request).await.map(drop);
+        return send_request(shared, agent, mode, &request).await.map(drop);
     }
-    let mut pipe = reach(shared, agent).await?;
-    pipe.write_all(&message(&request)?).await?;
+    let mut pipe = connect(shared, agent).await?;
+    pipe.write_all(&encode_message(&request)?).await?;
     pipe.flush().await?;
-    // It says nothing, and ends: then so does the connection.
+    // The agent exits without a response, which closes the connection.
     let _ = pipe.read(&mut [0; 1]).await;
     Ok(())
 }

@@ -1,72 +1,76 @@
-//! What there is: the pods of a session's target, and the agents beside them.
+//! Observes the pods of a session's target, and the session's agents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::TargetKind;
-use api::node::Served;
-use cluster::pod::judge;
-use cluster::{Cluster, Ordered, OrderedState, Replica, ordered, ordered_as_pod, pods_of};
+use api::node::ServedTarget;
+use cluster::pod::check_pod;
+use cluster::{
+    AgentInstance, AgentInstanceState, Cluster, Replica, agent_instances, job_agent_instance,
+    list_target_pods,
+};
+use error_chain::error_chain;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
-use super::plan::{Observed, ObservedAgent, ObservedPod, Refused};
-use super::validate::{Wanted, agent_mode};
+use super::plan::{Observed, ObservedAgent, ObservedPod, StartFailure};
+use super::validate::{ValidatedSpec, agent_mode};
 use crate::Shared;
-use crate::error::{Doing as _, Error, Result, chain};
+use crate::error::{Error, KubeResultExt as _, Result};
 use crate::settings::AgentMode;
 
-/// The labels of agents that are pods: whose they are, and beside which pod.
+/// The labels of agents that are pods: their session, and the uid of their target's pod.
 pub(super) const SESSION_LABEL: &str = "operator.metalbear.co/session";
 pub(super) const POD_LABEL: &str = "operator.metalbear.co/target-pod-uid";
 
 pub(super) async fn observe(
     shared: &Shared,
     cluster: &Cluster,
-    wanted: &Wanted,
+    spec: &ValidatedSpec,
 ) -> Result<Observed> {
-    let Some(target) = &wanted.target else {
-        return without_target(shared, wanted).await;
+    let Some(target) = &spec.target else {
+        return without_target(shared, spec).await;
     };
-    let pods = match pods_of(cluster, target).await {
+    let pods = match list_target_pods(cluster, target).await {
         Ok(pods) => pods,
-        // A target that is not there is a fact about it; an API server that does not answer is not.
-        Err(error) if error.is_of_the_api_server() => return Err(Error::Cluster(Box::new(error))),
-        Err(error) => return Ok(Observed::nothing(chain(&error))),
+        // A missing target is an observation; an unreachable API server is a failure.
+        Err(error) if error.is_api_server_failure() => return Err(Error::Cluster(Box::new(error))),
+        Err(error) => return Ok(Observed::missing(error_chain(&error))),
     };
-    let policies = shared.policies.digest(&wanted.namespace);
-    let mut observed = judged(&pods, target.container.as_deref(), wanted, &policies);
+    let policies = shared.policies.digest(&spec.namespace);
+    let mut observed = observe_pods(&pods, target.container.as_deref(), spec, &policies);
     match shared.settings.agent_mode {
         AgentMode::Ephemeral => {}
         AgentMode::Pod => {
-            let agents = agents_in_pods(shared, wanted).await?;
+            let agents = agents_in_pods(shared, spec).await?;
             for pod in &mut observed.pods {
-                let beside = agents.iter().filter(|(uid, _)| *uid == pod.replica.uid);
-                pod.agents = in_order(beside.map(|(_, agent)| agent.clone()).collect());
+                let own = agents.iter().filter(|(uid, _)| *uid == pod.replica.uid);
+                pod.agents = sorted(own.map(|(_, agent)| agent.clone()).collect());
             }
         }
-        AgentMode::Node => look_at_nodes(shared, wanted, &mut observed).await?,
+        AgentMode::Node => observe_nodes(shared, spec, &mut observed).await?,
     }
     Ok(observed)
 }
 
-/// A session without a target has one agent, in a pod of its own, which is all that there is.
-async fn without_target(shared: &Shared, wanted: &Wanted) -> Result<Observed> {
-    let agents = agents_in_pods(shared, wanted).await?.into_iter();
+/// A session without a target has one agent, in a separate pod.
+async fn without_target(shared: &Shared, spec: &ValidatedSpec) -> Result<Observed> {
+    let agents = agents_in_pods(shared, spec).await?.into_iter();
     Ok(Observed {
         pods: vec![ObservedPod {
-            policies: shared.policies.digest(&wanted.namespace),
-            told: None,
-            replica: nobody(&wanted.namespace),
-            agents: in_order(agents.map(|(_, agent)| agent).collect()),
-            refused: None,
+            policies: shared.policies.digest(&spec.namespace),
+            new_grant: None,
+            replica: targetless_replica(&spec.namespace),
+            agents: sorted(agents.map(|(_, agent)| agent).collect()),
+            start_failure: None,
         }],
         ..Observed::default()
     })
 }
 
-/// Stands where a pod of the target would.
-fn nobody(namespace: &str) -> Replica {
+/// A placeholder for the pod of a session without a target.
+fn targetless_replica(namespace: &str) -> Replica {
     let name = TargetKind::Targetless.as_str();
     Replica {
         pod: name.to_owned(),
@@ -83,25 +87,28 @@ fn nobody(namespace: &str) -> Replica {
     }
 }
 
-/// The agents of a session that is to end, wherever they are, also where its target is gone already.
-pub(super) async fn left(shared: &Shared, wanted: &Wanted) -> Result<Vec<ObservedAgent>> {
-    match agent_mode(&wanted.named, shared.settings.agent_mode) {
+/// The agents of a deleted session, also if its target does not exist any more.
+pub(super) async fn remaining_agents(
+    shared: &Shared,
+    spec: &ValidatedSpec,
+) -> Result<Vec<ObservedAgent>> {
+    match agent_mode(&spec.target_path, shared.settings.agent_mode) {
         AgentMode::Ephemeral => {
-            let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &wanted.namespace);
+            let pods: Api<Pod> = Api::namespaced(shared.client.clone(), &spec.namespace);
             let found = pods.list(&ListParams::default()).await;
-            let found = found.doing("list the pods of a session's namespace")?;
-            let agents = found.items.iter().flat_map(|pod| in_pod(pod, wanted));
+            let found = found.action("list the pods of a session's namespace")?;
+            let agents = found
+                .items
+                .iter()
+                .flat_map(|pod| ephemeral_agents(pod, spec));
             Ok(agents.collect())
         }
         AgentMode::Pod => {
-            let agents = agents_in_pods(shared, wanted).await?;
+            let agents = agents_in_pods(shared, spec).await?;
             Ok(agents.into_iter().map(|(_, agent)| agent).collect())
         }
         AgentMode::Node => {
-            let served = shared
-                .nodes
-                .served_everywhere(&wanted.agent_prefix())
-                .await?;
+            let served = shared.nodes.served_everywhere(&spec.agent_prefix()).await?;
             let agents = served.into_iter();
             Ok(agents
                 .map(|(host, served)| on_node(&host, served))
@@ -110,16 +117,21 @@ pub(super) async fn left(shared: &Shared, wanted: &Wanted) -> Result<Vec<Observe
     }
 }
 
-fn judged(pods: &[Pod], container: Option<&str>, wanted: &Wanted, policies: &str) -> Observed {
+fn observe_pods(
+    pods: &[Pod],
+    container: Option<&str>,
+    spec: &ValidatedSpec,
+    policies: &str,
+) -> Observed {
     let mut observed = Observed::default();
     for pod in pods {
-        match judge(pod, container) {
+        match check_pod(pod, container) {
             Ok(replica) => observed.pods.push(ObservedPod {
                 policies: policies.to_owned(),
-                told: None,
-                agents: in_pod(pod, wanted),
+                new_grant: None,
+                agents: ephemeral_agents(pod, spec),
                 replica,
-                refused: None,
+                start_failure: None,
             }),
             Err(unfit) => observed
                 .unfit
@@ -132,45 +144,52 @@ fn judged(pods: &[Pod], container: Option<&str>, wanted: &Wanted, policies: &str
     observed
 }
 
-fn in_pod(pod: &Pod, wanted: &Wanted) -> Vec<ObservedAgent> {
-    let agents = ordered(pod, &wanted.agent_prefix()).into_iter();
-    agents.map(|agent| beside(pod, agent)).collect()
+fn ephemeral_agents(pod: &Pod, spec: &ValidatedSpec) -> Vec<ObservedAgent> {
+    let agents = agent_instances(pod, &spec.agent_prefix()).into_iter();
+    agents.map(|agent| agent_in(pod, agent)).collect()
 }
 
-fn beside(pod: &Pod, ordered: Ordered) -> ObservedAgent {
+fn agent_in(pod: &Pod, instance: AgentInstance) -> ObservedAgent {
     ObservedAgent {
-        ordered,
+        instance,
         host: pod.status.as_ref().and_then(|status| status.pod_ip.clone()),
         certificate: None,
     }
 }
 
-/// Where agents are that are pods. One without a target has the network of the session's namespace, so it is there; those
-/// beside targets need more rights than a user's namespace should allow.
-pub(super) fn namespace_of_pods<'a>(shared: &'a Shared, wanted: &'a Wanted) -> &'a str {
-    match wanted.target {
-        None => &wanted.namespace,
+/// The namespace of agents that are pods. Without a target, the agent uses the network of the session's namespace, so it
+/// runs there. An agent for a target needs more privileges than a user's namespace should allow.
+pub(super) fn namespace_of_pods<'a>(shared: &'a Shared, spec: &'a ValidatedSpec) -> &'a str {
+    match spec.target {
+        None => &spec.namespace,
         Some(_) => &shared.settings.namespace,
     }
 }
 
-/// Agents that are pods, each with the uid of the pod beside which it is.
-async fn agents_in_pods(shared: &Shared, wanted: &Wanted) -> Result<Vec<(String, ObservedAgent)>> {
-    let pods: Api<Pod> = Api::namespaced(shared.client.clone(), namespace_of_pods(shared, wanted));
-    let labels = format!("{SESSION_LABEL}={}", wanted.id);
+/// Agents that are pods, each with the uid of its target's pod.
+async fn agents_in_pods(
+    shared: &Shared,
+    spec: &ValidatedSpec,
+) -> Result<Vec<(String, ObservedAgent)>> {
+    let pods: Api<Pod> = Api::namespaced(shared.client.clone(), namespace_of_pods(shared, spec));
+    let labels = format!("{SESSION_LABEL}={}", spec.id);
     let found = pods.list(&ListParams::default().labels(&labels)).await;
-    let found = found.doing("list the agents of a session")?;
+    let found = found.action("list the agents of a session")?;
     let agents = found.items.iter().filter_map(|pod| {
         let uid = pod.labels().get(POD_LABEL)?.clone();
-        Some((uid, beside(pod, ordered_as_pod(pod)?)))
+        Some((uid, agent_in(pod, job_agent_instance(pod)?)))
     });
     Ok(agents.collect())
 }
 
-/// Asks the nodes on which the target has pods.
-async fn look_at_nodes(shared: &Shared, wanted: &Wanted, observed: &mut Observed) -> Result<()> {
+/// Observes the agents on the nodes of the target's pods.
+async fn observe_nodes(
+    shared: &Shared,
+    spec: &ValidatedSpec,
+    observed: &mut Observed,
+) -> Result<()> {
     let hosts = shared.nodes.hosts().await?;
-    let prefix = wanted.agent_prefix();
+    let prefix = spec.agent_prefix();
     let nodes: BTreeSet<&str> = observed
         .pods
         .iter()
@@ -178,21 +197,21 @@ async fn look_at_nodes(shared: &Shared, wanted: &Wanted, observed: &mut Observed
         .collect();
     let mut served = BTreeMap::new();
     for node in nodes {
-        let answer = match hosts.get(node) {
-            None => Err(none_there(node)),
+        let result = match hosts.get(node) {
+            None => Err(no_node_agent(node)),
             Some(host) => {
                 let served = shared.nodes.served(host, &prefix).await;
                 served.map(|served| (host.clone(), served))
             }
         };
-        served.insert(node.to_owned(), answer);
+        served.insert(node.to_owned(), result);
     }
     for pod in &mut observed.pods {
         match served.get(&pod.replica.node) {
-            Some(Ok((host, served))) => pod.agents = served_beside(&pod.replica, host, served),
-            Some(Err(why)) => {
-                pod.refused = Some(Refused {
-                    why: why.clone(),
+            Some(Ok((host, served))) => pod.agents = node_agents(&pod.replica, host, served),
+            Some(Err(reason)) => {
+                pod.start_failure = Some(StartFailure {
+                    reason: reason.clone(),
                     is_final: false,
                 });
             }
@@ -202,38 +221,38 @@ async fn look_at_nodes(shared: &Shared, wanted: &Wanted, observed: &mut Observed
     Ok(())
 }
 
-fn none_there(node: &str) -> String {
+fn no_node_agent(node: &str) -> String {
     format!(
-        "no agent runs on its node {node}; `kubectl get pods --selector {} --output wide` in the operator's namespace shows \
-         where they are",
-        api::node::LABELS
+        "no node agent runs on its node {node}; `kubectl get pods --selector {} --output wide` in the operator's namespace \
+         shows where node agents run",
+        api::node::NODE_AGENT_LABELS
     )
 }
 
-fn served_beside(replica: &Replica, host: &str, served: &[Served]) -> Vec<ObservedAgent> {
-    let beside = served.iter().filter(|served| served.pod == replica.uid);
-    in_order(beside.map(|served| on_node(host, served.clone())).collect())
+fn node_agents(replica: &Replica, host: &str, served: &[ServedTarget]) -> Vec<ObservedAgent> {
+    let own = served.iter().filter(|served| served.pod == replica.uid);
+    sorted(own.map(|served| on_node(host, served.clone())).collect())
 }
 
-pub(super) fn on_node(host: &str, served: Served) -> ObservedAgent {
+pub(super) fn on_node(host: &str, served: ServedTarget) -> ObservedAgent {
     let has_failed = served.ended.as_ref().is_some_and(|ended| ended.has_failed);
     ObservedAgent {
         host: Some(host.to_owned()),
         certificate: Some(served.certificate),
-        ordered: Ordered {
+        instance: AgentInstance {
             name: served.name,
             container_id: served.container,
             port: served.port,
             has_failed,
             state: match served.ended {
-                None => OrderedState::Running,
-                Some(ended) => OrderedState::Ended(ended.why),
+                None => AgentInstanceState::Running,
+                Some(ended) => AgentInstanceState::Ended(ended.reason),
             },
         },
     }
 }
 
-fn in_order(mut agents: Vec<ObservedAgent>) -> Vec<ObservedAgent> {
-    agents.sort_by_key(|agent| agent.ordered.number());
+fn sorted(mut agents: Vec<ObservedAgent>) -> Vec<ObservedAgent> {
+    agents.sort_by_key(|agent| agent.instance.number());
     agents
 }

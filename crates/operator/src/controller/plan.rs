@@ -1,48 +1,49 @@
-//! What to do about a session. Decides everything, does nothing, and has no clock.
+//! Plans what to do about a session. Pure logic without I/O or clock.
 
 use std::time::Duration;
 
 use api::session::{SessionClosed, SessionPhase, SessionPod};
 use api::{MirrordClusterSession, MirrordClusterSessionStatus};
-use cluster::{Ordered, OrderedState, PORTS, Replica};
+use cluster::{AGENT_PORTS, AgentInstance, AgentInstanceState, Replica};
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 
-use super::validate::Wanted;
+use super::validate::ValidatedSpec;
 use crate::settings::{AgentMode, SessionSettings};
 
-/// How long agents may take to start, before a session that has none is given up.
-pub(crate) const STARTUP: Duration = Duration::from_secs(60);
-/// How long a session that failed is kept for people to look at.
-const KEPT: Duration = Duration::from_secs(60);
-/// An agent that fails again and again, beside the same container, is not started any more.
-const ATTEMPTS: usize = 3;
-/// Nor is one that ends again and again, in whatever way.
-const MOST_ENDED: usize = 6;
-/// The entries of ephemeral containers stay in their pod, and a pod is an object of bounded size. So all sessions together
-/// have so many in a pod.
-const MOST_IN_A_POD: usize = 200;
-/// How long a deleted session waits for its agents to end. They end by themselves when their client stays away.
-const ENDING: Duration = Duration::from_secs(30);
-/// How soon to look again at what changes without telling.
-const SOON: Duration = Duration::from_secs(1);
-const LATER: Duration = Duration::from_secs(15);
+/// How long agents may take to start, before a session that has none fails.
+pub(crate) const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the object of a failed session is kept, so that users can read the reason.
+const FAILED_RETENTION: Duration = Duration::from_secs(60);
+/// After this many failed agents for the same container, no further agent is started.
+const MAX_FAILED_AGENTS: usize = 3;
+/// After this many ended agents for the same container, for whatever reason, no further agent is started.
+const MAX_ENDED_AGENTS: usize = 6;
+/// The limit of agents that all sessions together may start in a pod: ephemeral containers are never removed from their
+/// pod, and the size of an object is bounded.
+const MAX_AGENTS_PER_POD: usize = 200;
+/// How long a deleted session waits for its agents to end. They end by themselves when their client does not reconnect.
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// The requeue delay while something changes without an event.
+const SHORT_REQUEUE: Duration = Duration::from_secs(1);
+const LONG_REQUEUE: Duration = Duration::from_secs(15);
 
-/// What there is.
+/// The observed state of a session's pods and agents.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Observed {
-    /// Pods that an agent can be in, in the order of their names.
+    /// Pods that can have an agent, sorted by name.
     pub(crate) pods: Vec<ObservedPod>,
-    /// Pods that no agent can be in, and why.
+    /// Pods that cannot have an agent, with the reason.
     pub(crate) unfit: Vec<String>,
-    /// Why there is nothing at all.
+    /// Why the session has no target at all.
     pub(crate) missing: Option<String>,
 }
 
 impl Observed {
-    pub(crate) fn nothing(why: String) -> Self {
+    /// The state of a session without a target.
+    pub(crate) fn missing(reason: String) -> Self {
         Self {
-            missing: Some(why),
+            missing: Some(reason),
             ..Self::default()
         }
     }
@@ -51,49 +52,49 @@ impl Observed {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ObservedPod {
     pub(crate) replica: Replica,
-    /// The session's agents beside it, the oldest first.
+    /// The session's agents for this pod, the oldest first.
     pub(crate) agents: Vec<ObservedAgent>,
-    /// A digest of the policies that there seem to be. They are read again before anything follows from it.
+    /// A digest of the cached policies. They are read again before the agent's grant is changed.
     pub(crate) policies: String,
-    /// What an agent was told just now.
-    pub(crate) told: Option<Told>,
-    /// Why another agent could not be started just now.
-    pub(crate) refused: Option<Refused>,
+    /// The grant that the agent received in this reconciliation.
+    pub(crate) new_grant: Option<GrantDigests>,
+    /// Why an agent could not be started in this reconciliation.
+    pub(crate) start_failure: Option<StartFailure>,
 }
 
-/// What an agent knows, as digests: the policies, and what follows from them.
+/// Digests of an agent's grant and of the policies that it was computed from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct GrantDigests {
     pub(crate) policies: String,
     pub(crate) grant: String,
 }
 
-/// An agent of a session, wherever it is.
+/// An agent of a session, in any agent mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObservedAgent {
-    pub(crate) ordered: Ordered,
-    /// The address of the pod in which it is.
+    pub(crate) instance: AgentInstance,
+    /// The address of the pod in which it runs.
     pub(crate) host: Option<String>,
-    /// The SHA-256 of its certificate, where somebody trustworthy has told it.
+    /// The SHA-256 of its certificate, if a trusted node agent reported it.
     pub(crate) certificate: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    pub(crate) why: String,
-    /// Whether trying again is of no use.
+pub(crate) struct StartFailure {
+    pub(crate) reason: String,
+    /// Whether a retry is pointless.
     pub(crate) is_final: bool,
 }
 
 impl ObservedAgent {
-    fn is_over(&self) -> bool {
-        matches!(self.ordered.state, OrderedState::Ended(_))
+    fn has_ended(&self) -> bool {
+        matches!(self.instance.state, AgentInstanceState::Ended(_))
     }
 
-    /// Where the operator reaches it, if it is there.
+    /// The address at which the operator reaches the agent.
     pub(crate) fn address(&self) -> Option<String> {
         let host = self.host.as_ref()?;
-        let port = self.ordered.port;
+        let port = self.instance.port;
         Some(match host.contains(':') {
             true => format!("[{host}]:{port}"),
             false => format!("{host}:{port}"),
@@ -105,17 +106,17 @@ impl ObservedAgent {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) start: Vec<Start>,
-    /// Agents that may not know what is forbidden now.
+    /// Agents whose grant may be outdated.
     pub(crate) regrant: Vec<Regrant>,
-    /// Agents that are to end.
+    /// Agents to end.
     pub(crate) end: Vec<ObservedAgent>,
-    /// The part of the status that the controller writes, if it is not there already.
+    /// The part of the status that the controller writes, if it has changed.
     pub(crate) report: Option<Report>,
-    /// Whether the object is to be deleted.
+    /// Whether to delete the object.
     pub(crate) delete: bool,
-    /// Whether the object may go.
+    /// Whether to remove the finalizer.
     pub(crate) release: bool,
-    pub(crate) look_again: Duration,
+    pub(crate) requeue_after: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -129,11 +130,11 @@ pub(crate) struct Start {
 pub(crate) struct Regrant {
     pub(crate) replica: Replica,
     pub(crate) agent: ObservedAgent,
-    /// The policies that it knows of.
-    pub(crate) knows: Option<String>,
+    /// The digest of the policies that the agent's current grant was computed from.
+    pub(crate) known_policies: Option<String>,
 }
 
-/// What the controller says about a session. The rest of the status is the replica's that carries the connection.
+/// The part of the status that the controller writes. The replica that relays the connection writes the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) phase: SessionPhase,
@@ -157,14 +158,14 @@ impl Report {
     }
 }
 
-/// What to do about a session that has not been deleted and is over, whatever its target and its agents are doing.
-pub(crate) fn closing(
+/// Plans the deletion of a session that has ended and was not deleted yet, independent of its target and agents.
+pub(crate) fn plan_close(
     session: &MirrordClusterSession,
     settings: &SessionSettings,
     now: Timestamp,
 ) -> Option<Plan> {
     let status = session.status.clone().unwrap_or_default();
-    let closed = over(session, &status, settings, now)?;
+    let closed = end_reason(session, &status, settings, now)?;
     let report = Report {
         phase: SessionPhase::Terminating,
         message: Some(closed.message.clone()),
@@ -175,52 +176,55 @@ pub(crate) fn closing(
     };
     Some(Plan {
         delete: true,
-        ..reporting(&status, report, SOON)
+        ..reporting(&status, report, SHORT_REQUEUE)
     })
 }
 
-/// What to do about a session that goes on.
+/// Plans the next steps of a session that has not ended.
 pub(crate) fn plan(
     session: &MirrordClusterSession,
-    wanted: Option<&Wanted>,
+    spec: Option<&ValidatedSpec>,
     observed: &Observed,
     mode: AgentMode,
     now: Timestamp,
 ) -> Plan {
     let status = session.status.clone().unwrap_or_default();
     if status.phase == Some(SessionPhase::Failed) {
-        // It stays as it is until it is over: whoever looks at it finds the reason.
+        // The status is kept until the object is deleted, so that users can read the reason.
         return Plan {
-            end: alive(&observed.pods),
-            ..waiting(SOON)
+            end: running_agents(&observed.pods),
+            ..no_changes(SHORT_REQUEUE)
         };
     }
-    match wanted {
-        Some(wanted) => going_on(&status, wanted, observed, mode, age(session, now), now),
+    match spec {
+        Some(spec) => plan_active(&status, spec, observed, mode, age(session, now), now),
         None => {
-            let why = observed.missing.clone().unwrap_or_default();
-            reporting(&status, failed(&status, why, now), SOON)
+            let reason = observed.missing.clone().unwrap_or_default();
+            reporting(&status, failed(&status, reason, now), SHORT_REQUEUE)
         }
     }
 }
 
-/// A session was deleted: its agents end, and then its object.
-pub(crate) fn ending(
+/// Plans the steps after the deletion of a session: its agents are ended, then the finalizer is removed.
+pub(crate) fn plan_deletion(
     session: &MirrordClusterSession,
-    left: &[ObservedAgent],
+    remaining: &[ObservedAgent],
     now: Timestamp,
 ) -> Plan {
-    let alive: Vec<_> = left.iter().filter(|agent| !agent.is_over()).collect();
+    let running: Vec<_> = remaining
+        .iter()
+        .filter(|agent| !agent.has_ended())
+        .collect();
     let deleted = session.metadata.deletion_timestamp.as_ref();
-    let has_waited = since(deleted.map(|time| time.0), now) > ENDING;
+    let has_timed_out = since(deleted.map(|time| time.0), now) > TERMINATION_TIMEOUT;
     Plan {
-        release: alive.is_empty() || has_waited,
-        end: alive.into_iter().cloned().collect(),
-        ..waiting(SOON)
+        release: running.is_empty() || has_timed_out,
+        end: running.into_iter().cloned().collect(),
+        ..no_changes(SHORT_REQUEUE)
     }
 }
 
-fn waiting(look_again: Duration) -> Plan {
+fn no_changes(requeue_after: Duration) -> Plan {
     Plan {
         start: Vec::new(),
         regrant: Vec::new(),
@@ -228,13 +232,13 @@ fn waiting(look_again: Duration) -> Plan {
         report: None,
         delete: false,
         release: false,
-        look_again,
+        requeue_after,
     }
 }
 
-fn alive(pods: &[ObservedPod]) -> Vec<ObservedAgent> {
+fn running_agents(pods: &[ObservedPod]) -> Vec<ObservedAgent> {
     let agents = pods.iter().flat_map(|pod| &pod.agents);
-    agents.filter(|agent| !agent.is_over()).cloned().collect()
+    agents.filter(|agent| !agent.has_ended()).cloned().collect()
 }
 
 fn age(session: &MirrordClusterSession, now: Timestamp) -> Duration {
@@ -242,8 +246,8 @@ fn age(session: &MirrordClusterSession, now: Timestamp) -> Duration {
     since(created.map(|time| time.0), now)
 }
 
-/// Why a session is over, if it is.
-fn over(
+/// Why a session has ended, if it has.
+fn end_reason(
     session: &MirrordClusterSession,
     status: &MirrordClusterSessionStatus,
     settings: &SessionSettings,
@@ -262,8 +266,8 @@ fn over(
         let message = status.message.clone().unwrap_or_default();
         let failed = status.failed_timestamp.as_deref();
         let failed = failed.and_then(|failed| failed.parse::<Timestamp>().ok());
-        // One that does not say when it failed is of an older operator.
-        let is_old = failed.is_none_or(|failed| since(Some(failed), now) > KEPT);
+        // A status without the time of the failure was written by an older operator.
+        let is_old = failed.is_none_or(|failed| since(Some(failed), now) > FAILED_RETENTION);
         return is_old.then(|| closed("Failed", message)).flatten();
     }
     let window = Duration::from_secs(session.spec.resume_window_secs);
@@ -271,43 +275,46 @@ fn over(
     match seen.and_then(|seen| seen.parse::<Timestamp>().ok()) {
         Some(seen) if since(Some(seen), now) > window.max(settings.time_to_live) => closed(
             "ClientGone",
-            format!("the client was away for longer than {} s", window.as_secs()),
+            format!(
+                "the client was disconnected for longer than {} s",
+                window.as_secs()
+            ),
         ),
-        // The client's request waits for the session, so it comes within moments, or never.
-        None if age(session, now) > STARTUP + settings.time_to_live => {
-            closed("NeverConnected", "no client has come".to_owned())
+        // The client's request waits for the session, so the client connects within moments or never.
+        None if age(session, now) > STARTUP_TIMEOUT + settings.time_to_live => {
+            closed("NeverConnected", "no client connected".to_owned())
         }
         _ => None,
     }
 }
 
-fn going_on(
+fn plan_active(
     status: &MirrordClusterSessionStatus,
-    wanted: &Wanted,
+    spec: &ValidatedSpec,
     observed: &Observed,
     mode: AgentMode,
     age: Duration,
     now: Timestamp,
 ) -> Plan {
-    let mut next_channel = status.next_channel.max(wanted.numbered_after);
+    let mut next_channel = status.next_channel.max(spec.number_offset);
     let mut start = Vec::new();
     let mut regrant = Vec::new();
     let mut pods = Vec::new();
     for pod in &observed.pods {
-        let known = status
+        let previous = status
             .pods
             .iter()
-            .find(|known| known.uid == pod.replica.uid);
-        let channel = known.map_or(next_channel + 1, |known| known.channel);
+            .find(|previous| previous.uid == pod.replica.uid);
+        let channel = previous.map_or(next_channel + 1, |previous| previous.channel);
         next_channel = next_channel.max(channel);
-        let obstacle = obstacle(pod, mode, wanted.numbered_after);
-        if obstacle.is_none() && current(pod).is_none() {
-            start.push(next_agent(pod, known, wanted));
+        let obstacle = obstacle(pod, mode, spec.number_offset);
+        if obstacle.is_none() && current_agent(pod).is_none() {
+            start.push(next_agent(pod, previous, spec));
         }
-        regrant.extend(to_regrant(pod, known));
-        pods.push(Covered {
-            is_hopeless: obstacle.as_ref().is_some_and(|obstacle| obstacle.is_final),
-            pod: covered(pod, known, channel, obstacle),
+        regrant.extend(to_regrant(pod, previous));
+        pods.push(ReportedPod {
+            is_failed: obstacle.as_ref().is_some_and(|obstacle| obstacle.is_final),
+            pod: report_pod(pod, previous, channel, obstacle),
         });
     }
     let (phase, message) = phase(status, observed, &pods, age);
@@ -315,107 +322,108 @@ fn going_on(
     let report = Report {
         phase,
         message,
-        pods: pods.into_iter().map(|covered| covered.pod).collect(),
+        pods: pods.into_iter().map(|reported| reported.pod).collect(),
         next_channel,
         closed: None,
         failed_timestamp: has_failed.then(|| now.to_string()),
     };
-    let look_again = match phase {
-        SessionPhase::Ready if regrant.is_empty() => LATER,
-        _ => SOON,
+    let requeue_after = match phase {
+        SessionPhase::Ready if regrant.is_empty() => LONG_REQUEUE,
+        _ => SHORT_REQUEUE,
     };
     Plan {
         start: if has_failed { Vec::new() } else { start },
         regrant,
         end: if has_failed {
-            alive(&observed.pods)
+            running_agents(&observed.pods)
         } else {
             Vec::new()
         },
-        ..reporting(status, report, look_again)
+        ..reporting(status, report, requeue_after)
     }
 }
 
-/// An agent that runs, and was told before policies changed. What it was told is in the session's object.
-fn to_regrant(pod: &ObservedPod, known: Option<&SessionPod>) -> Option<Regrant> {
-    if pod.told.is_some() {
+/// A running agent whose grant is from before a change of policies. The session's object has the digest of its policies.
+fn to_regrant(pod: &ObservedPod, previous: Option<&SessionPod>) -> Option<Regrant> {
+    if pod.new_grant.is_some() {
         return None;
     }
-    let agent = current(pod).filter(|agent| agent.ordered.state == OrderedState::Running)?;
-    let knows = known.and_then(|known| known.policies.clone());
-    (knows.as_deref() != Some(&pod.policies)).then(|| Regrant {
+    let agent =
+        current_agent(pod).filter(|agent| agent.instance.state == AgentInstanceState::Running)?;
+    let known_policies = previous.and_then(|previous| previous.policies.clone());
+    (known_policies.as_deref() != Some(&pod.policies)).then(|| Regrant {
         replica: pod.replica.clone(),
         agent: agent.clone(),
-        knows,
+        known_policies,
     })
 }
 
-/// A pod as it is reported, and whether anything will ever come of it.
-struct Covered {
+/// A pod as it is reported, and whether it can never have an agent.
+struct ReportedPod {
     pod: SessionPod,
-    is_hopeless: bool,
+    is_failed: bool,
 }
 
-/// The agent that serves the container as it is now, if one does or may.
-fn current(pod: &ObservedPod) -> Option<&ObservedAgent> {
-    beside_the_container(pod)
-        .filter(|agent| !agent.is_over())
+/// The agent that serves the current container, or is being started for it.
+fn current_agent(pod: &ObservedPod) -> Option<&ObservedAgent> {
+    agents_of_container(pod)
+        .filter(|agent| !agent.has_ended())
         .last()
 }
 
-/// A container that was restarted is another one, and has a count of its own.
-fn beside_the_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgent> {
+/// The agents of the current container. A restarted container is another container, so earlier agents do not count.
+fn agents_of_container(pod: &ObservedPod) -> impl Iterator<Item = &ObservedAgent> {
     let agents = pod.agents.iter();
-    agents.filter(|agent| agent.ordered.container_id == pod.replica.container_id)
+    agents.filter(|agent| agent.instance.container_id == pod.replica.container_id)
 }
 
-/// What keeps a pod from having an agent.
-fn obstacle(pod: &ObservedPod, mode: AgentMode, numbered_after: u32) -> Option<Refused> {
-    let finally = |why: String| {
-        Some(Refused {
-            why,
+/// Why a pod cannot have an agent, if it cannot.
+fn obstacle(pod: &ObservedPod, mode: AgentMode, number_offset: u32) -> Option<StartFailure> {
+    let finally = |reason: String| {
+        Some(StartFailure {
+            reason,
             is_final: true,
         })
     };
-    if let Some(agent) = current(pod) {
-        return match &agent.ordered.state {
-            OrderedState::Trouble(why) => finally(why.clone()),
+    if let Some(agent) = current_agent(pod) {
+        return match &agent.instance.state {
+            AgentInstanceState::FailingToStart(reason) => finally(reason.clone()),
             _ => None,
         };
     }
-    // Those of a session that had the same name are not this one's.
-    let before = usize::try_from(numbered_after).unwrap_or_default();
-    let is_own = |agent: &&ObservedAgent| agent.ordered.number() > before;
-    let ended = || beside_the_container(pod).filter(|agent| agent.is_over() && is_own(agent));
-    let failures = ended().filter(|agent| agent.ordered.has_failed);
-    if failures.count() >= ATTEMPTS || ended().count() >= MOST_ENDED {
-        let last = ended().last().map(|agent| &agent.ordered.state);
+    // Agents of an earlier session with the same name do not count.
+    let before = usize::try_from(number_offset).unwrap_or_default();
+    let is_own = |agent: &&ObservedAgent| agent.instance.number() > before;
+    let ended = || agents_of_container(pod).filter(|agent| agent.has_ended() && is_own(agent));
+    let failures = ended().filter(|agent| agent.instance.has_failed);
+    if failures.count() >= MAX_FAILED_AGENTS || ended().count() >= MAX_ENDED_AGENTS {
+        let last = ended().last().map(|agent| &agent.instance.state);
         return finally(match last {
-            Some(OrderedState::Ended(why)) => why.clone(),
+            Some(AgentInstanceState::Ended(reason)) => reason.clone(),
             _ => "its agents end again and again".to_owned(),
         });
     }
-    if mode == AgentMode::Ephemeral && pod.replica.finished_agents >= MOST_IN_A_POD {
+    if mode == AgentMode::Ephemeral && pod.replica.finished_agents >= MAX_AGENTS_PER_POD {
         return finally(format!(
-            "{MOST_IN_A_POD} agents have been in it, whose entries stay, and no more are started; a new pod has none, and \
-             agents on nodes (`operator.agent.mode: node`) leave none"
+            "the pod has had {MAX_AGENTS_PER_POD} ephemeral agent containers, which is the limit. Restart the pod, or use \
+             node agents (`operator.agent.mode: node`)"
         ));
     }
-    pod.refused.clone()
+    pod.start_failure.clone()
 }
 
-/// Its name is one that no agent has had, beside this pod or another, also where those before it are forgotten: clients know
-/// by it that it is another one.
-fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) -> Start {
-    let reported = known
-        .and_then(|known| known.agent.as_deref()?.rsplit('-').next()?.parse().ok())
+/// The next agent of a pod. Its name is unique among all agents of the session, also among agents that are not listed any
+/// more: clients distinguish agents by name.
+fn next_agent(pod: &ObservedPod, previous: Option<&SessionPod>, spec: &ValidatedSpec) -> Start {
+    let reported = previous
+        .and_then(|previous| previous.agent.as_deref()?.rsplit('-').next()?.parse().ok())
         .unwrap_or(0);
-    let observed = pod.agents.last().map_or(0, |agent| agent.ordered.number());
-    let before = usize::try_from(wanted.numbered_after).unwrap_or_default();
+    let observed = pod.agents.last().map_or(0, |agent| agent.instance.number());
+    let before = usize::try_from(spec.number_offset).unwrap_or_default();
     let digest = Sha256::digest(&pod.replica.uid);
     let name = format!(
         "{}{:02x}{:02x}{:02x}{:02x}-{}",
-        wanted.agent_prefix(),
+        spec.agent_prefix(),
         digest[0],
         digest[1],
         digest[2],
@@ -429,21 +437,22 @@ fn next_agent(pod: &ObservedPod, known: Option<&SessionPod>, wanted: &Wanted) ->
     }
 }
 
-/// A port that another agent in the same pod is unlikely to have. One that has it ends, and the next gets another.
+/// A port that another agent in the same pod is unlikely to use. If it is in use, the agent ends and the next one gets
+/// another port.
 fn port_of(name: &str) -> u16 {
     let digest = Sha256::digest(name);
     let number = u16::from_be_bytes([digest[0], digest[1]]);
-    PORTS.start + number % (PORTS.end - PORTS.start)
+    AGENT_PORTS.start + number % (AGENT_PORTS.end - AGENT_PORTS.start)
 }
 
-fn covered(
+fn report_pod(
     pod: &ObservedPod,
-    known: Option<&SessionPod>,
+    previous: Option<&SessionPod>,
     channel: u32,
-    obstacle: Option<Refused>,
+    obstacle: Option<StartFailure>,
 ) -> SessionPod {
-    let agent = current(pod);
-    let running = agent.filter(|agent| agent.ordered.state == OrderedState::Running);
+    let agent = current_agent(pod);
+    let running = agent.filter(|agent| agent.instance.state == AgentInstanceState::Running);
     let address = running.and_then(ObservedAgent::address);
     SessionPod {
         name: pod.replica.pod.clone(),
@@ -453,52 +462,52 @@ fn covered(
         ready: address.is_some(),
         address,
         agent: match agent {
-            Some(agent) => Some(agent.ordered.name.clone()),
-            // The last one, so that the next has another name.
-            None => known.and_then(|known| known.agent.clone()),
+            Some(agent) => Some(agent.instance.name.clone()),
+            // The previous agent, so that the next one gets another name.
+            None => previous.and_then(|previous| previous.agent.clone()),
         },
         certificate: running.and_then(|agent| agent.certificate.clone()),
-        policies: match &pod.told {
-            Some(told) => Some(told.policies.clone()),
-            None => known.and_then(|known| known.policies.clone()),
+        policies: match &pod.new_grant {
+            Some(new_grant) => Some(new_grant.policies.clone()),
+            None => previous.and_then(|previous| previous.policies.clone()),
         },
-        grant: match &pod.told {
-            Some(told) => Some(told.grant.clone()),
-            None => known.and_then(|known| known.grant.clone()),
+        grant: match &pod.new_grant {
+            Some(new_grant) => Some(new_grant.grant.clone()),
+            None => previous.and_then(|previous| previous.grant.clone()),
         },
-        error: obstacle.map(|obstacle| obstacle.why),
+        error: obstacle.map(|obstacle| obstacle.reason),
     }
 }
 
 fn phase(
     status: &MirrordClusterSessionStatus,
     observed: &Observed,
-    covered: &[Covered],
+    reported: &[ReportedPod],
     age: Duration,
 ) -> (SessionPhase, Option<String>) {
-    let pods: Vec<&SessionPod> = covered.iter().map(|covered| &covered.pod).collect();
+    let pods: Vec<&SessionPod> = reported.iter().map(|reported| &reported.pod).collect();
     if pods.iter().any(|pod| pod.ready) {
-        let waiting = pods.iter().filter(|pod| !pod.ready).count();
+        let pending = pods.iter().filter(|pod| !pod.ready).count();
         let message =
-            (waiting > 0).then(|| format!("{waiting} of {} pods have no agent yet", pods.len()));
+            (pending > 0).then(|| format!("{pending} of {} pods have no agent yet", pods.len()));
         return (SessionPhase::Ready, message);
     }
-    let why = why_not(observed, &pods);
+    let reason = pending_reason(observed, &pods);
     if status.phase == Some(SessionPhase::Ready) {
-        // It has been well: pods come back, and the client waits.
+        // The session was ready before: the target may get new pods, and the client waits for them.
         return (
             SessionPhase::Ready,
-            Some(format!("no pod has an agent now: {why}")),
+            Some(format!("no pod has an agent now: {reason}")),
         );
     }
-    let is_hopeless = !pods.is_empty() && covered.iter().all(|covered| covered.is_hopeless);
-    if is_hopeless || observed.missing.is_some() || age > STARTUP {
-        return (SessionPhase::Failed, Some(why));
+    let all_failed = !pods.is_empty() && reported.iter().all(|reported| reported.is_failed);
+    if all_failed || observed.missing.is_some() || age > STARTUP_TIMEOUT {
+        return (SessionPhase::Failed, Some(reason));
     }
-    (SessionPhase::Pending, Some(why))
+    (SessionPhase::Pending, Some(reason))
 }
 
-fn why_not(observed: &Observed, pods: &[&SessionPod]) -> String {
+fn pending_reason(observed: &Observed, pods: &[&SessionPod]) -> String {
     if let Some(missing) = &observed.missing {
         return missing.clone();
     }
@@ -515,10 +524,10 @@ fn why_not(observed: &Observed, pods: &[&SessionPod]) -> String {
     }
 }
 
-fn failed(status: &MirrordClusterSessionStatus, why: String, now: Timestamp) -> Report {
+fn failed(status: &MirrordClusterSessionStatus, reason: String, now: Timestamp) -> Report {
     Report {
         phase: SessionPhase::Failed,
-        message: Some(why),
+        message: Some(reason),
         pods: Vec::new(),
         next_channel: status.next_channel,
         closed: None,
@@ -526,11 +535,15 @@ fn failed(status: &MirrordClusterSessionStatus, why: String, now: Timestamp) -> 
     }
 }
 
-/// A plan that only reports, and that only if there is something new.
-fn reporting(status: &MirrordClusterSessionStatus, report: Report, look_again: Duration) -> Plan {
+/// A plan that only reports, if the status has changed.
+fn reporting(
+    status: &MirrordClusterSessionStatus,
+    report: Report,
+    requeue_after: Duration,
+) -> Plan {
     Plan {
         report: (Report::of(status).as_ref() != Some(&report)).then_some(report),
-        ..waiting(look_again)
+        ..no_changes(requeue_after)
     }
 }
 

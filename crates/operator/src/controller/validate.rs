@@ -1,4 +1,4 @@
-//! What a session asks for, checked once.
+//! Validates the spec of a session.
 
 use std::time::Duration;
 
@@ -9,37 +9,38 @@ use link::tls::Fingerprint;
 
 use crate::settings::AgentMode;
 
-/// A session that can be.
+/// A valid spec of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct ValidatedSpec {
     pub(crate) id: SessionId,
-    /// Where the target is, or the session that has none.
+    /// The namespace of the target, or of a session without one.
     pub(crate) namespace: String,
-    /// None: the session has the network of its namespace, and nothing else.
+    /// `None`: the session uses the network of its namespace, and nothing else.
     pub(crate) target: Option<Workload>,
-    /// The target as the client named it, without its container.
-    pub(crate) named: String,
-    /// Whose session it is, as the API server knows.
+    /// The target's path as the client requested it, without its container.
+    pub(crate) target_path: String,
+    /// The session's user, as authenticated by the API server.
     pub(crate) holder: String,
     pub(crate) client: Fingerprint,
     pub(crate) resume_window: Duration,
-    /// The last numbers that sessions of the same name may have given to agents and channels.
-    pub(crate) numbered_after: u32,
+    /// The highest number that earlier sessions of the same name may have used for agents and channels.
+    pub(crate) number_offset: u32,
 }
 
-/// So many pods come and go in a session before one that follows it may repeat a number.
-const NUMBERS: u32 = 256;
-/// So many sessions follow one another before a number comes again. Places have 20 bits for all of them.
-const GENERATIONS: u32 = 4096;
+/// The numbers of one generation. A session with more pods than this may use numbers of the next generation.
+const NUMBERS_PER_GENERATION: u32 = 256;
+/// After this many generations, numbers are reused. The numbers of all generations fit into the 20 bits of an endpoint
+/// number.
+const MAX_GENERATIONS: u32 = 4096;
 
-impl Wanted {
-    /// What the names of the session's agents begin with.
+impl ValidatedSpec {
+    /// The prefix of the names of the session's agents.
     pub(crate) fn agent_prefix(&self) -> String {
         format!("standin-agent-{}-", self.id)
     }
 }
 
-/// Where the agents of a session are. Without a target there is no pod to be in, and no node to be on.
+/// The agent mode of a session. Without a target, there is no pod or node for the agent, so it is a separate pod.
 pub(crate) fn agent_mode(target: &str, configured: AgentMode) -> AgentMode {
     match target == TargetKind::Targetless.as_str() {
         true => AgentMode::Pod,
@@ -49,7 +50,7 @@ pub(crate) fn agent_mode(target: &str, configured: AgentMode) -> AgentMode {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Invalid {
-    #[error("the session's object has the name `{0}`, which is not made of a session's id")]
+    #[error("the session's object has the name `{0}`, which contains no session id")]
     Name(String),
     #[error(transparent)]
     Target(#[from] InvalidTarget),
@@ -59,26 +60,26 @@ pub(crate) enum Invalid {
     NoLabels,
 }
 
-pub(crate) fn validate(session: &MirrordClusterSession) -> Result<Wanted, Invalid> {
+pub(crate) fn validate(session: &MirrordClusterSession) -> Result<ValidatedSpec, Invalid> {
     let name = session.metadata.name.clone().unwrap_or_default();
     let spec = &session.spec;
     let path = spec.target_path()?;
-    Ok(Wanted {
+    Ok(ValidatedSpec {
         id: SessionId::from_object_name(&name).ok_or(Invalid::Name(name))?,
         namespace: spec.namespace.clone(),
         target: workload(&spec.namespace, &path, spec.label_target.as_deref())?,
-        named: path.without_container().to_string(),
+        target_path: path.without_container().to_string(),
         holder: spec.owner.k8s_username.clone(),
         client: spec
             .client_certificate
             .parse()
             .map_err(|_| Invalid::Certificate)?,
         resume_window: Duration::from_secs(spec.resume_window_secs),
-        numbered_after: spec.generation % GENERATIONS * NUMBERS,
+        number_offset: spec.generation % MAX_GENERATIONS * NUMBERS_PER_GENERATION,
     })
 }
 
-/// A target as the cluster's crate knows it, if there is to be one.
+/// The target as a workload of the crate `cluster`. `None` for a session without a target.
 pub(crate) fn workload(
     namespace: &str,
     path: &TargetPath,

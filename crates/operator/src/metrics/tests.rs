@@ -1,4 +1,4 @@
-//! What others build on the numbers' names: a dashboard, and a page that explains them.
+//! The dashboard and the documentation use the names of metrics, so they are compared with the metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ const DASHBOARD: &str = include_str!("../../../../charts/standin-operator/files/
 const PAGE: &str = include_str!("../../../../docs/observability.md");
 const PREFIX: &str = "standin_operator_";
 
-/// The names of all families, with their kinds, as Prometheus sees them.
+/// The names of all metric families, with their types, as Prometheus sees them.
 fn families() -> BTreeMap<String, String> {
     let metrics = Metrics::new();
-    // Which answers there will be is not known before there is one.
+    // A family with dynamic labels is empty until it is counted.
     let labels = RequestLabels {
         resource: "targets",
         code: 200,
@@ -44,7 +44,7 @@ fn series() -> BTreeSet<String> {
         .collect()
 }
 
-/// Every word of a text that is the name of one of our numbers.
+/// Every word of a text that is the name of an operator metric.
 fn names_in(text: &str) -> BTreeSet<String> {
     text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
         .filter(|word| word.starts_with(PREFIX))
@@ -52,8 +52,8 @@ fn names_in(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What the panels of the dashboard ask Prometheus.
-fn questions() -> Vec<String> {
+/// The Prometheus queries of the dashboard's panels.
+fn queries() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     panels
@@ -64,46 +64,46 @@ fn questions() -> Vec<String> {
 }
 
 #[test]
-fn the_dashboard_asks_only_for_what_there_is() {
-    let known = series();
-    assert!(!questions().is_empty());
-    for question in questions() {
-        let asked = names_in(&question);
-        assert!(!asked.is_empty(), "no number of ours: {question}");
-        let unknown: Vec<_> = asked.difference(&known).collect();
-        assert!(unknown.is_empty(), "{unknown:?} in {question}");
+fn the_dashboard_queries_only_existing_metrics() {
+    let existing = series();
+    assert!(!queries().is_empty());
+    for query in queries() {
+        let queried = names_in(&query);
+        assert!(!queried.is_empty(), "no operator metric: {query}");
+        let unknown: Vec<_> = queried.difference(&existing).collect();
+        assert!(unknown.is_empty(), "{unknown:?} in {query}");
     }
 }
 
 #[test]
-fn every_panel_has_a_place_of_its_own() {
+fn every_panel_has_its_own_position() {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64()).collect();
-    let places: BTreeSet<_> = panels
+    let positions: BTreeSet<_> = panels
         .iter()
         .map(|panel| panel["gridPos"].to_string())
         .collect();
-    assert_eq!((ids.len(), places.len()), (panels.len(), panels.len()));
+    assert_eq!((ids.len(), positions.len()), (panels.len(), panels.len()));
 }
 
 #[test]
-fn the_page_explains_every_number_and_no_others() {
+fn the_documentation_lists_exactly_the_existing_metrics() {
     let rows = PAGE
         .lines()
         .filter(|line| line.starts_with(&format!("| `{PREFIX}")));
-    let explained: BTreeSet<String> = rows
+    let documented: BTreeSet<String> = rows
         .filter_map(|row| names_in(row).into_iter().next())
         .collect();
-    assert_eq!(explained, names_for_people());
-    let mut known = series();
-    known.extend(explained);
-    let unknown: Vec<_> = names_in(PAGE).difference(&known).cloned().collect();
-    assert!(unknown.is_empty(), "not there: {unknown:?}");
+    assert_eq!(documented, documented_names());
+    let mut existing = series();
+    existing.extend(documented);
+    let unknown: Vec<_> = names_in(PAGE).difference(&existing).cloned().collect();
+    assert!(unknown.is_empty(), "unknown metrics: {unknown:?}");
 }
 
-/// One name for each family: a histogram's is not that of any series.
-fn names_for_people() -> BTreeSet<String> {
+/// One name for each family. The name of a histogram is not the name of a series.
+fn documented_names() -> BTreeSet<String> {
     let name_of = |(name, kind): (String, String)| match kind.as_str() {
         "counter" => format!("{name}_total"),
         _ => name,

@@ -1,7 +1,7 @@
-//! How a member is convinced of who we are: from what is in Secrets and in the pod to a client for its API server.
+//! Authentication to members: from Secrets and the pod's environment to a client for a member's API server.
 //!
-//! Each method is a file. What decides in them has no clock and asks nobody. Nothing here writes a credential into a log,
-//! an error or an object other than a Secret.
+//! Each method has its own module. Their decisions are pure functions without I/O or clock. No credential is ever written into
+//! a log, an error or an object other than a Secret.
 
 pub(crate) mod bearer;
 pub(crate) mod claims;
@@ -20,14 +20,13 @@ use kube::{Client, Config, ResourceExt as _};
 use secrecy::SecretString;
 
 use super::clusters::Member;
-use crate::error::{Doing as _, Result};
+use crate::error::{KubeResultExt as _, Result};
 
-/// By this an administrator says that a Secret is meant for us.
+/// The label by which an administrator marks a Secret as meant for the operator.
 pub(crate) const LABEL: &str = "operator.metalbear.co/remote-cluster-credentials";
-/// A member that does not answer is noticed, and tried again.
-const CONNECTING: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a member accepts.
+/// A credential for a member.
 #[derive(Clone)]
 pub(crate) enum Credential {
     Token(SecretString),
@@ -38,10 +37,10 @@ pub(crate) enum Credential {
     },
 }
 
-/// Why a member cannot be asked anything. What to do is in the text.
+/// Why there is no credential for a member. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoCredential {
-    #[error("the Secret {0} is not there; make it, or give the credential in the chart's values")]
+    #[error("the Secret {0} is not there; create it, or set the credential in the chart's values")]
     NoSecret(String),
     #[error("the Secret {secret} cannot be read: {why}")]
     NotRead { secret: String, why: String },
@@ -61,7 +60,7 @@ pub(crate) enum NoCredential {
         "the token has expired at {0}; put a new one into the Secret: kubectl create token mirrord-operator-envoy"
     )]
     Expired(String),
-    #[error("AWS gives no credentials: {0}")]
+    #[error("cannot get credentials from AWS: {0}")]
     Aws(String),
     #[error("the credential cannot be used: {0}")]
     Unusable(String),
@@ -71,7 +70,7 @@ pub(crate) enum NoCredential {
 pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client> {
     let mut config = Config::new(member.server.clone());
     config.root_cert = Some(member.authorities.clone());
-    config.connect_timeout = Some(CONNECTING);
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.auth_info = match credential {
         Credential::Token(token) => AuthInfo {
             token: Some(token.clone()),
@@ -83,10 +82,10 @@ pub(crate) fn client(member: &Member, credential: &Credential) -> Result<Client>
             ..AuthInfo::default()
         },
     };
-    cluster::client(config).doing(format!("be reached in {}", member.name))
+    cluster::client(config).action(format!("be reached in {}", member.name))
 }
 
-/// A value of a member's Secret. The label must be there: a Secret of the same name may be somebody else's.
+/// A value of a member's Secret. The label is required, because a Secret of the same name may have another purpose.
 fn value(secret: &Secret, key: &'static str) -> Result<Vec<u8>, NoCredential> {
     let name = secret.name_any();
     if secret.labels().get(LABEL).map(String::as_str) != Some("true") {

@@ -1,5 +1,5 @@
-//! Which clusters there are: the ConfigMap's `clusters-config.yaml`, checked once. The chart makes the same checks at
-//! install; here they are made for those who write the file themselves. Each message names the value of the chart.
+//! The configured clusters: `clusters-config.yaml` of the ConfigMap, validated once. The chart validates its values in the same
+//! way; this is for administrators who write the file themselves. Each message names the value of the chart.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,60 +11,60 @@ use http::Uri;
 use serde::Deserialize;
 use x509_parser::pem::Pem;
 
-/// The clusters of an operator that is a Primary. What is here is consistent.
+/// The clusters of an operator that is a Primary. The values are validated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MultiCluster {
-    /// What this cluster is called.
+    /// The name of this cluster.
     pub name: String,
-    /// The cluster of everything that must have one answer.
+    /// The cluster that serves stateful operations.
     pub default: String,
     /// Whether this cluster only coordinates, and has no targets.
     pub is_management_only: bool,
-    /// What becomes of sessions without one of their clusters.
+    /// What happens to sessions when one of their clusters is unreachable.
     pub on_unreachable: OnUnreachable,
     pub members: Vec<Member>,
 }
 
-/// Another cluster, with an operator of its own.
+/// A member cluster, which has its own operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     pub name: String,
-    /// Its API server.
+    /// The address of its API server.
     pub server: Uri,
-    /// The certificates by which its API server is known: DER.
+    /// The certificate authorities of its API server, in DER.
     pub authorities: Vec<Vec<u8>>,
-    pub method: Method,
-    /// The namespace of its operator, where tokens are asked for.
+    pub method: AuthMethod,
+    /// The namespace of its operator, in which tokens are requested.
     pub namespace: Option<String>,
 }
 
-/// How a member is convinced of who we are.
+/// How the operator authenticates to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// A token of an account there, from a Secret; it is renewed before it expires.
+pub enum AuthMethod {
+    /// A token of a service account there, from a Secret. It is renewed before it expires.
     BearerToken,
-    /// A token that AWS vouches for, made of the operator's own role.
+    /// A token that AWS verifies, created with the operator's own role.
     Eks { region: String },
     /// A client certificate, from a Secret.
     Mtls,
 }
 
 impl Member {
-    /// The Secret of this member, of the chart or of an administrator.
+    /// The name of this member's Secret, which the chart or an administrator creates.
     pub fn secret(&self) -> String {
         format!("mirrord-cluster-{}", self.name)
     }
 }
 
 impl MultiCluster {
-    /// The clusters that have targets. This one is the first, if it has.
+    /// The clusters that have targets. This cluster is the first, if it has targets.
     pub fn workload_clusters(&self) -> Vec<&str> {
         let here = (!self.is_management_only).then_some(self.name.as_str());
         let members = self.members.iter().map(|member| member.name.as_str());
         here.into_iter().chain(members).collect()
     }
 
-    /// From the text of `clusters-config.yaml`.
+    /// Parses and validates `clusters-config.yaml`.
     pub fn read(text: &str) -> Result<Self, InvalidClusters> {
         let file: File = serde_saphyr::from_str(text).map_err(|error| {
             let error = error.to_string();
@@ -77,7 +77,7 @@ impl MultiCluster {
                 "is missing: this cluster needs a name",
             ));
         }
-        is_object_name(&name).map_err(|why| invalid("clusterName", why))?;
+        check_object_name(&name).map_err(|why| invalid("clusterName", why))?;
         if file.clusters.is_empty() {
             return Err(invalid(
                 "clusters",
@@ -93,7 +93,7 @@ impl MultiCluster {
         let mut names = BTreeMap::from([(object_part(&name), name.clone())]);
         let mut members = Vec::new();
         for entry in file.clusters {
-            let member = entry.checked()?;
+            let member = entry.validate()?;
             if let Some(other) = names.insert(object_part(&member.name), member.name.clone()) {
                 let why =
                     format!("has the same name as `{other}`, apart from capital letters and signs");
@@ -111,7 +111,7 @@ impl MultiCluster {
     }
 }
 
-/// A cluster's name as a part of an object's name. EKS allows letters that Kubernetes does not.
+/// A cluster's name as a part of an object's name. EKS allows characters that Kubernetes does not.
 pub(crate) fn object_part(name: &str) -> String {
     name.to_ascii_lowercase().replace('_', "-")
 }
@@ -166,13 +166,13 @@ struct Entry {
 }
 
 impl Entry {
-    fn checked(self) -> Result<Member, InvalidClusters> {
+    fn validate(self) -> Result<Member, InvalidClusters> {
         let at = |key: &str| format!("clusters.{}.{key}", self.name);
         let region = self.region.filter(|region| !region.is_empty());
         let method = match (self.auth_type.as_deref(), region) {
-            (Some("bearerToken"), None) => Method::BearerToken,
-            (Some("mtls"), None) => Method::Mtls,
-            (Some("eks"), Some(region)) => Method::Eks { region },
+            (Some("bearerToken"), None) => AuthMethod::BearerToken,
+            (Some("mtls"), None) => AuthMethod::Mtls,
+            (Some("eks"), Some(region)) => AuthMethod::Eks { region },
             (Some("eks"), None) => {
                 return Err(invalid(
                     &at("region"),
@@ -193,12 +193,12 @@ impl Entry {
                 return Err(invalid(&at("authType"), why));
             }
         };
-        let is_good_name = match &method {
-            Method::Eks { .. } => is_eks_name(&self.name),
-            // A Secret has this name as well.
-            Method::BearerToken | Method::Mtls => is_object_name(&self.name),
+        let name_check = match &method {
+            AuthMethod::Eks { .. } => check_eks_name(&self.name),
+            // The name is also part of the name of a Secret.
+            AuthMethod::BearerToken | AuthMethod::Mtls => check_object_name(&self.name),
         };
-        is_good_name.map_err(|why| invalid(&format!("clusters.{}", self.name), why))?;
+        name_check.map_err(|why| invalid(&format!("clusters.{}", self.name), why))?;
         let server = server(self.server.as_deref()).map_err(|why| invalid(&at("server"), why))?;
         let authorities =
             authorities(self.ca_data.as_deref()).map_err(|why| invalid(&at("caData"), why))?;
@@ -212,8 +212,8 @@ impl Entry {
     }
 }
 
-fn on_unreachable(said: Option<&str>) -> Result<OnUnreachable, InvalidClusters> {
-    match said {
+fn on_unreachable(value: Option<&str>) -> Result<OnUnreachable, InvalidClusters> {
+    match value {
         None | Some("" | "fail") => Ok(OnUnreachable::Fail),
         Some("continue") => Ok(OnUnreachable::Continue),
         Some(other) => {
@@ -225,20 +225,21 @@ fn on_unreachable(said: Option<&str>) -> Result<OnUnreachable, InvalidClusters> 
 
 fn default_of(
     name: &str,
-    said: Option<&str>,
+    configured: Option<&str>,
     is_management_only: bool,
     clusters: &[Entry],
 ) -> Result<String, InvalidClusters> {
-    let said = said.filter(|said| !said.is_empty());
+    let configured = configured.filter(|name| !name.is_empty());
     let mut marked = clusters.iter().filter(|entry| entry.is_default);
     let first = marked.next().map(|entry| entry.name.as_str());
     if let (Some(first), Some(second)) = (first, marked.next()) {
         let why = format!("is set, and so is that of {first}; one cluster is the default");
         return Err(invalid(&format!("clusters.{}.isDefault", second.name), why));
     }
-    let default = match (said, first) {
-        (Some(said), Some(first)) if said != first => {
-            let why = format!("is {said}, and clusters.{first}.isDefault is set; say one of them");
+    let default = match (configured, first) {
+        (Some(configured), Some(first)) if configured != first => {
+            let why =
+                format!("is {configured}, and clusters.{first}.isDefault is set; set one of them");
             return Err(invalid("defaultCluster", why));
         }
         (Some(default), _) | (None, Some(default)) => default,
@@ -255,15 +256,15 @@ fn default_of(
         );
         return Err(invalid("defaultCluster", why));
     }
-    let is_known = default == name || clusters.iter().any(|entry| entry.name == default);
-    if !is_known {
+    let exists = default == name || clusters.iter().any(|entry| entry.name == default);
+    if !exists {
         let why = format!("is {default}, which is neither clusterName nor one of clusters");
         return Err(invalid("defaultCluster", why));
     }
     Ok(default.to_owned())
 }
 
-fn is_object_name(name: &str) -> Result<(), &'static str> {
+fn check_object_name(name: &str) -> Result<(), &'static str> {
     let is_end = |byte: Option<u8>| {
         byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
     };
@@ -278,7 +279,7 @@ fn is_object_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-fn is_eks_name(name: &str) -> Result<(), &'static str> {
+fn check_eks_name(name: &str) -> Result<(), &'static str> {
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let (first, last) = (name.bytes().next(), name.bytes().last());
@@ -294,7 +295,7 @@ fn server(server: Option<&str>) -> Result<Uri, &'static str> {
     if server.is_empty() {
         return Err("is missing: it is the address of the member's API server");
     }
-    // A credential goes there, so nobody else may read it.
+    // A credential is sent there, so the connection must be encrypted.
     if !server.starts_with("https://") {
         return Err("must begin with https://");
     }
@@ -303,7 +304,7 @@ fn server(server: Option<&str>) -> Result<Uri, &'static str> {
         .ok_or("names no host: it is https://HOST or https://HOST:PORT")
 }
 
-/// Whether an address has a host, and beside it nothing but a port and a path.
+/// Whether a URL has a host and, apart from it, only a port and a path.
 fn has_host(uri: &Uri) -> bool {
     let Some(authority) = uri.authority() else {
         return false;
@@ -317,7 +318,7 @@ fn has_host(uri: &Uri) -> bool {
 fn authorities(data: Option<&str>) -> Result<Vec<Vec<u8>>, &'static str> {
     let data = data.unwrap_or_default();
     if data.is_empty() {
-        return Err("is missing: without it the member's API server cannot be told from another");
+        return Err("is missing: without it the member's API server cannot be authenticated");
     }
     let pem = STANDARD
         .decode(data.split_whitespace().collect::<String>())

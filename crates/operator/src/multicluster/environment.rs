@@ -1,13 +1,13 @@
-//! Every environment variable that is read for members. Kubernetes puts them into the pod where the operator's account
+//! The environment variables that are read for members. Kubernetes sets them in the pod where the operator's service account
 //! has a role in AWS.
 
-/// The role that the operator's account has in AWS.
+/// The role that the operator's service account has in AWS.
 pub(crate) const ROLE_ARN: &str = "AWS_ROLE_ARN";
-/// The file with the account's token, which AWS takes for that role. It is renewed in place.
+/// The file with the account's token, which AWS accepts for that role. Kubernetes refreshes it.
 pub(crate) const WEB_IDENTITY_TOKEN_FILE: &str = "AWS_WEB_IDENTITY_TOKEN_FILE";
-/// What AWS's own log calls us.
+/// The session name in the logs of AWS.
 pub(crate) const ROLE_SESSION_NAME: &str = "AWS_ROLE_SESSION_NAME";
-/// Where credentials are asked for, when it is not the member's region.
+/// The region in which credentials are requested, if it is not the member's region.
 pub(crate) const REGION: &str = "AWS_REGION";
-/// Another place to ask for credentials, as where AWS is reached over a private endpoint.
+/// Another endpoint for credentials, for example where AWS is reached over a private endpoint.
 pub(crate) const STS_ENDPOINT: &str = "AWS_ENDPOINT_URL_STS";

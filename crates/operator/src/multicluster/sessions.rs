@@ -1,10 +1,10 @@
-//! The MultiClusterSessionManager: drives sessions over several clusters from their first moment to their last. The leader
-//! of the Primary's replicas does it.
+//! The MultiClusterSessionManager: the controller of sessions over several clusters. It runs in the leader of the Primary's
+//! replicas.
 //!
-//! Each look goes through the same steps as those of the controller for one cluster: *observe* the children, *plan* what to
-//! do, *apply* it, *report* it in the parent's status. Which children there are is read from that status, never from
-//! memory: it is written there before they are made. How they are is told by their clusters ([`children`]), and each change
-//! is a reason to look.
+//! Each reconciliation has the same steps as in the controller for one cluster: *observe* the children, *plan* what to do,
+//! *apply* the plan, *report* the result in the parent's status. The list of children is read from that status, never from
+//! memory: a child is recorded there before it is created. The state of children is watched in their clusters ([`children`]),
+//! and each change triggers a reconciliation.
 
 mod apply;
 pub(crate) mod assertion;
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use api::MirrordMultiClusterSession;
 use api::multicluster::child_name;
+use error_chain::error_chain;
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use kube::runtime::controller::{Action, Controller};
@@ -27,74 +28,74 @@ use kube::{Api, ResourceExt as _};
 use self::children::Children;
 use self::plan::{Observed, plan};
 use crate::Shared;
-use crate::error::{Error, chain};
+use crate::error::Error;
 
-const AFTER_A_FAILURE: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 
-/// What a look needs.
-struct Leading {
+/// The context of a reconciliation.
+struct Context {
     shared: Arc<Shared>,
     children: Arc<Children>,
 }
 
-/// Runs until it is dropped.
+/// Runs the controller until it is dropped.
 pub(crate) async fn run(shared: &Arc<Shared>) {
-    let Some(envoy) = &shared.envoy else {
+    let Some(members) = &shared.members else {
         return std::future::pending().await;
     };
-    let (children, following) = Children::follow(shared, envoy);
+    let (children, watching) = Children::start(shared, members);
     let changes = children.changes();
-    let leading = Arc::new(Leading {
+    let context = Arc::new(Context {
         shared: Arc::clone(shared),
         children,
     });
     let parents: Api<MirrordMultiClusterSession> = Api::all(shared.client.clone());
-    let looking = Controller::new(parents, watcher::Config::default())
+    let reconciling = Controller::new(parents, watcher::Config::default())
         .reconcile_all_on(changes)
-        .run(look, after_failure, leading)
+        .run(reconcile, requeue_after_error, context)
         .for_each(async |_| {});
-    tokio::join!(looking, following);
+    tokio::join!(reconciling, watching);
 }
 
-async fn look(
+async fn reconcile(
     parent: Arc<MirrordMultiClusterSession>,
-    leading: Arc<Leading>,
+    context: Arc<Context>,
 ) -> Result<Action, Error> {
-    let shared = &leading.shared;
-    let Some(envoy) = &shared.envoy else {
+    let shared = &context.shared;
+    let Some(members) = &shared.members else {
         return Ok(Action::await_change());
     };
     let status = parent.status.as_ref();
     if status.is_some_and(|status| status.connected_timestamp.is_some()) {
-        shared.users.saw(&parent.spec.owner);
+        shared.users.record(&parent.spec.owner);
     }
-    let observed = observe(&leading, &parent);
+    let observed = observe(&context, &parent);
     let settings = &shared.settings.session;
     let plan = plan(&parent, &observed, settings, Timestamp::now());
-    apply::apply(shared, envoy, &parent, &plan).await?;
-    Ok(Action::requeue(plan.look_again))
+    apply::apply(shared, members, &parent, &plan).await?;
+    Ok(Action::requeue(plan.requeue_after))
 }
 
-fn observe(leading: &Leading, parent: &MirrordMultiClusterSession) -> BTreeMap<String, Observed> {
+fn observe(context: &Context, parent: &MirrordMultiClusterSession) -> BTreeMap<String, Observed> {
     let clusters = parent.spec.clusters.iter();
     let observed = clusters.map(|cluster| {
         let child = child_name(&parent.name_any(), cluster);
-        let observed = leading.children.observe(&leading.shared, cluster, &child);
+        let observed = context.children.observe(&context.shared, cluster, &child);
         (cluster.clone(), observed)
     });
     observed.collect()
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the controller's signature")]
-fn after_failure(
+fn requeue_after_error(
     parent: Arc<MirrordMultiClusterSession>,
     error: &Error,
-    _leading: Arc<Leading>,
+    _leading: Arc<Context>,
 ) -> Action {
     tracing::warn!(
         session = parent.name_any(),
-        error = chain(error),
-        "a session over several clusters could not be looked after"
+        error = error_chain(error),
+        "reconciliation failed"
     );
-    Action::requeue(AFTER_A_FAILURE)
+    Action::requeue(RETRY_DELAY)
 }

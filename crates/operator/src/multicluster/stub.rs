@@ -1,4 +1,4 @@
-//! A member, and an API server that answers as a test says.
+//! A member and an API server with stubbed responses, for tests.
 
 use std::io;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use kube::client::Body;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::clusters::{Member, Method};
+use super::clusters::{AuthMethod, Member};
 
-pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
+pub(crate) type StubResponse = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
-pub(crate) fn member(method: Method) -> Member {
+pub(crate) fn member(method: AuthMethod) -> Member {
     Member {
         name: "east".to_owned(),
         server: http::Uri::from_static("https://east"),
@@ -28,57 +28,59 @@ pub(crate) fn member(method: Method) -> Member {
     }
 }
 
-/// The answer to each request is by its path and its query.
-pub(crate) fn client(mut answer: impl FnMut(&str) -> Answer + Send + 'static) -> Client {
-    let answering = tower::service_fn(move |request: Request<_>| {
-        let asked = request
+/// A client whose responses depend on the path and query of the request.
+pub(crate) fn client(mut respond: impl FnMut(&str) -> StubResponse + Send + 'static) -> Client {
+    let service = tower::service_fn(move |request: Request<_>| {
+        let path_and_query = request
             .uri()
             .path_and_query()
-            .map_or("", |asked| asked.as_str());
-        std::future::ready(Ok::<_, io::Error>(answer(asked)))
+            .map_or("", |path_and_query| path_and_query.as_str());
+        std::future::ready(Ok::<_, io::Error>(respond(path_and_query)))
     });
-    Client::new(answering, "tools")
+    Client::new(service, "tools")
 }
 
-/// The answer to each request is by what is to be written, if something is.
-pub(crate) fn storing(answer: impl Fn(Option<Value>) -> Answer + Send + Sync + 'static) -> Client {
-    let answer = Arc::new(answer);
-    let answering = tower::service_fn(move |request: Request<Body>| {
-        let answer = Arc::clone(&answer);
+/// A client whose responses depend on the body of the request, if it has one.
+pub(crate) fn storing(
+    respond: impl Fn(Option<Value>) -> StubResponse + Send + Sync + 'static,
+) -> Client {
+    let respond = Arc::new(respond);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let respond = Arc::clone(&respond);
         async move {
             let body = request.into_body().collect_bytes().await.unwrap();
             let written = (!body.is_empty()).then(|| serde_json::from_slice(&body).unwrap());
-            Ok::<_, io::Error>(answer(written))
+            Ok::<_, io::Error>(respond(written))
         }
     });
-    Client::new(answering, "tools")
+    Client::new(service, "tools")
 }
 
-pub(crate) fn said(status: StatusCode, value: &Value) -> Answer {
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> StubResponse {
     let body = Full::new(Bytes::from(value.to_string()));
     let body = body.map_err(|never| match never {}).boxed_unsync();
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    answer
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response
 }
 
-/// An answer that begins, and then the connection is lost.
-pub(crate) fn cut() -> Answer {
+/// A response whose connection is reset after the head.
+pub(crate) fn reset_response() -> StubResponse {
     let lost = io::Error::from(io::ErrorKind::ConnectionReset);
     Response::new(StreamBody::new(stream::iter([Err::<Frame<Bytes>, _>(lost)])).boxed_unsync())
 }
 
-/// An answer that says one thing after the other, each when a test does.
-pub(crate) fn telling(told: mpsc::UnboundedReceiver<Value>) -> Answer {
-    let told = stream::unfold(told, async |mut told| {
-        let line = format!("{}\n", told.recv().await?);
-        Some((Ok::<_, io::Error>(Frame::data(Bytes::from(line))), told))
+/// A response that streams the values of a channel.
+pub(crate) fn streaming_response(values: mpsc::UnboundedReceiver<Value>) -> StubResponse {
+    let lines = stream::unfold(values, async |mut values| {
+        let line = format!("{}\n", values.recv().await?);
+        Some((Ok::<_, io::Error>(Frame::data(Bytes::from(line))), values))
     });
-    Response::new(StreamBody::new(told).boxed_unsync())
+    Response::new(StreamBody::new(lines).boxed_unsync())
 }
 
-/// An answer that goes on for ever, and says nothing.
-pub(crate) fn silence() -> Answer {
-    let nothing = stream::pending::<Result<Frame<Bytes>, io::Error>>();
-    Response::new(StreamBody::new(nothing).boxed_unsync())
+/// A response whose body never ends and has no data.
+pub(crate) fn pending_response() -> StubResponse {
+    let body = stream::pending::<Result<Frame<Bytes>, io::Error>>();
+    Response::new(StreamBody::new(body).boxed_unsync())
 }

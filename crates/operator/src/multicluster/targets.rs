@@ -1,11 +1,11 @@
-//! What there is to stand in for in all clusters of a Primary: each is asked for its own, and one that does not answer is
-//! named instead.
+//! The targets of all clusters of a Primary. An unreachable cluster causes a warning.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::target::TargetStatus;
 use api::{GROUP_VERSION, Target};
+use error_chain::error_chain;
 use futures_util::future::join_all;
 use http::Request;
 use kube::Client;
@@ -13,66 +13,68 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::time::timeout;
 
-use super::envoy::Envoy;
+use super::member_clusters::MemberClusters;
 use crate::Shared;
-use crate::answer::Refusal;
-use crate::error::chain;
-use crate::targets::{Found, Wanted};
+use crate::response::Refusal;
+use crate::targets::{TargetFilter, TargetList};
 use crate::{sessions, targets};
 
-/// Somebody waits for the list.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The timeout of a request to a member. A user waits for the list.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) async fn list(
     shared: &Shared,
-    envoy: &Envoy,
-    wanted: &Wanted,
-) -> Result<Found, Refusal> {
-    let clusters = envoy.clusters.workload_clusters().into_iter();
-    let asked = clusters.map(async |cluster| {
-        let found = match cluster == envoy.clusters.name {
-            true => list_here(&shared.client, wanted).await,
-            false => match envoy.client_of(cluster) {
-                Ok(client) => list_there(&client, wanted).await,
+    members: &MemberClusters,
+    filter: &TargetFilter,
+) -> Result<TargetList, Refusal> {
+    let clusters = members.clusters.workload_clusters().into_iter();
+    let results = clusters.map(async |cluster| {
+        let found = match cluster == members.clusters.name {
+            true => list_local(&shared.client, filter).await,
+            false => match members.client_of(cluster) {
+                Ok(client) => list_member(&client, filter).await,
                 Err(why) => Err(why),
             },
         };
         (cluster, found)
     });
-    merged(&envoy.clusters.default, join_all(asked).await)
+    merge(&members.clusters.default, join_all(results).await)
 }
 
-async fn list_here(client: &Client, wanted: &Wanted) -> Result<Vec<Target>, String> {
+async fn list_local(client: &Client, filter: &TargetFilter) -> Result<Vec<Target>, String> {
     let listing = async {
         let sessions = sessions::list(client).await?;
-        targets::list(client, wanted, &sessions).await
+        targets::list(client, filter, &sessions).await
     };
-    listing.await.map_err(|error| chain(&error))
+    listing.await.map_err(|error| error_chain(&error))
 }
 
 #[derive(Deserialize)]
-struct TargetList {
+struct TargetItems {
     items: Vec<Target>,
 }
 
-async fn list_there(client: &Client, wanted: &Wanted) -> Result<Vec<Target>, String> {
-    let request = Request::get(address(wanted)).body(Vec::new());
+async fn list_member(client: &Client, filter: &TargetFilter) -> Result<Vec<Target>, String> {
+    let request = Request::get(list_path(filter)).body(Vec::new());
     let request = request.map_err(|error| error.to_string())?;
-    match timeout(PATIENCE, client.request::<TargetList>(request)).await {
+    match timeout(REQUEST_TIMEOUT, client.request::<TargetItems>(request)).await {
         Ok(Ok(list)) => Ok(list.items),
         Ok(Err(kube::Error::Api(status))) => Err(status.message.clone()),
-        Ok(Err(error)) => Err(chain(&error)),
-        Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+        Ok(Err(error)) => Err(error_chain(&error)),
+        Err(_) => Err(format!(
+            "no response within {} s",
+            REQUEST_TIMEOUT.as_secs()
+        )),
     }
 }
 
-/// A member may be the Primary of others. These are not ours.
-fn address(wanted: &Wanted) -> String {
-    let namespace = match &wanted.namespace {
+/// The path of the list request. A member may be the Primary of other clusters, whose targets are excluded.
+fn list_path(filter: &TargetFilter) -> String {
+    let namespace = match &filter.namespace {
         Some(namespace) => format!("namespaces/{namespace}/"),
         None => String::new(),
     };
-    let labels = match &wanted.labels {
+    let labels = match &filter.labels {
         Some(labels) => format!(
             "&labelSelector={}",
             utf8_percent_encode(labels, NON_ALPHANUMERIC)
@@ -82,16 +84,15 @@ fn address(wanted: &Wanted) -> String {
     format!("/apis/{GROUP_VERSION}/{namespace}targets?multi_cluster=false{labels}")
 }
 
-/// One list of all clusters' lists. A target that several have is one target, as it is one for a session; what it is made
-/// of is the Default's to say.
-fn merged(
+/// Merges the lists of all clusters. A target that several clusters have is listed once, with the spec of the Default.
+fn merge(
     default: &str,
-    asked: Vec<(&str, Result<Vec<Target>, String>)>,
-) -> Result<Found, Refusal> {
+    results: Vec<(&str, Result<Vec<Target>, String>)>,
+) -> Result<TargetList, Refusal> {
     let mut all: BTreeMap<(Option<String>, Option<String>), Target> = BTreeMap::new();
     let mut warnings = Vec::new();
-    let mut is_answered = asked.is_empty();
-    for (cluster, found) in asked {
+    let mut has_result = results.is_empty();
+    for (cluster, found) in results {
         let found = match found {
             Ok(found) => found,
             Err(why) => {
@@ -101,7 +102,7 @@ fn merged(
                 continue;
             }
         };
-        is_answered = true;
+        has_result = true;
         for mut target in found {
             target.status.clusters = vec![cluster.to_owned()];
             let key = (
@@ -109,40 +110,40 @@ fn merged(
                 target.metadata.name.clone(),
             );
             match all.remove(&key) {
-                Some(known) if cluster == default => {
-                    let status = joined(known.status, &target.status);
+                Some(existing) if cluster == default => {
+                    let status = merge_status(existing.status, &target.status);
                     all.insert(key, Target { status, ..target });
                 }
-                Some(known) => {
-                    let status = joined(known.status.clone(), &target.status);
-                    all.insert(key, Target { status, ..known });
+                Some(existing) => {
+                    let status = merge_status(existing.status.clone(), &target.status);
+                    all.insert(key, Target { status, ..existing });
                 }
                 None => drop(all.insert(key, target)),
             }
         }
     }
-    if !is_answered {
+    if !has_result {
         return Err(Refusal::unavailable(warnings.join("; ")));
     }
-    Ok(Found {
+    Ok(TargetList {
         targets: all.into_values().collect(),
         warnings,
     })
 }
 
-/// A session over several clusters has a part in each, and is one session.
-fn joined(mut known: TargetStatus, next: &TargetStatus) -> TargetStatus {
-    known.replicas = match (known.replicas, next.replicas) {
+/// Merges the status of a target in two clusters. A session over several clusters is listed once.
+fn merge_status(mut existing: TargetStatus, next: &TargetStatus) -> TargetStatus {
+    existing.replicas = match (existing.replicas, next.replicas) {
         (Some(one), Some(other)) => Some(one.saturating_add(other)),
         (one, other) => one.or(other),
     };
     for session in &next.sessions {
-        if !known.sessions.iter().any(|other| other.id == session.id) {
-            known.sessions.push(session.clone());
+        if !existing.sessions.iter().any(|other| other.id == session.id) {
+            existing.sessions.push(session.clone());
         }
     }
-    known.clusters.extend(next.clusters.iter().cloned());
-    known
+    existing.clusters.extend(next.clusters.iter().cloned());
+    existing
 }
 
 #[cfg(test)]
@@ -171,9 +172,9 @@ mod tests {
         Target::new("shop", &path, spec, status)
     }
 
-    /// Name, containers, clusters, replicas and sessions.
-    fn shown(found: &Found) -> Vec<String> {
-        let shown = found.targets.iter().map(|target| {
+    /// Name, containers, clusters, replicas and sessions of each target.
+    fn summary(found: &TargetList) -> Vec<String> {
+        let lines = found.targets.iter().map(|target| {
             let status = &target.status;
             let sessions: Vec<_> = status.sessions.iter().map(|one| one.id.as_str()).collect();
             format!(
@@ -185,11 +186,11 @@ mod tests {
                 sessions.join(",")
             )
         });
-        shown.collect()
+        lines.collect()
     }
 
     #[test]
-    fn what_several_clusters_have_is_listed_once_with_their_names() {
+    fn targets_of_several_clusters_are_listed_once() {
         let east = vec![
             target("web", Some(2), "app", &["1f"]),
             target("only-east", None, "app", &[]),
@@ -198,12 +199,12 @@ mod tests {
             target("web", Some(3), "other", &["1f", "2a"]),
             target("only-west", Some(1), "app", &[]),
         ];
-        // Whichever comes first: it is the Default that says what a target is made of.
+        // The order does not matter: the spec is that of the Default.
         for (default, container) in [("east", "app"), ("west", "other")] {
-            let asked = vec![("east", Ok(east.clone())), ("west", Ok(west.clone()))];
-            let found = merged(default, asked).unwrap();
+            let results = vec![("east", Ok(east.clone())), ("west", Ok(west.clone()))];
+            let found = merge(default, results).unwrap();
             assert_eq!(
-                shown(&found),
+                summary(&found),
                 [
                     "deployment/only-east app east None ".to_owned(),
                     "deployment/only-west app west Some(1) ".to_owned(),
@@ -215,30 +216,34 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_does_not_answer_is_named() {
+    fn unreachable_clusters_cause_a_warning() {
         let east = vec![target("web", Some(2), "app", &[])];
-        let cut = || Err("no route".to_owned());
-        let found = merged("west", vec![("east", Ok(east)), ("west", cut())]).unwrap();
-        assert_eq!(shown(&found), ["deployment/web app east Some(2) "]);
+        let unreachable = || Err("no route".to_owned());
+        let found = merge("west", vec![("east", Ok(east)), ("west", unreachable())]).unwrap();
+        assert_eq!(summary(&found), ["deployment/web app east Some(2) "]);
         let expected = "targets of the cluster west are missing: no route";
         assert_eq!(found.warnings, [expected]);
-        // An empty list would say that there is nothing.
-        let refusal = merged("west", vec![("east", cut()), ("west", cut())]).unwrap_err();
+        // An empty list would be wrong without a response of any cluster.
+        let refusal = merge(
+            "west",
+            vec![("east", unreachable()), ("west", unreachable())],
+        )
+        .unwrap_err();
         assert_eq!(refusal.code, 503);
         assert!(refusal.message.contains(expected), "{}", refusal.message);
-        assert!(merged("west", vec![("east", Ok(Vec::new()))]).is_ok());
+        assert!(merge("west", vec![("east", Ok(Vec::new()))]).is_ok());
     }
 
     #[test]
-    fn members_are_asked_for_what_is_theirs_alone() {
+    fn members_list_their_own_targets_only() {
         let all = "/apis/operator.metalbear.co/v1/targets?multi_cluster=false";
-        assert_eq!(address(&Wanted::default()), all);
-        let wanted = Wanted {
+        assert_eq!(list_path(&TargetFilter::default()), all);
+        let filter = TargetFilter {
             namespace: Some("shop".to_owned()),
             labels: Some("app=web,tier!=db".to_owned()),
         };
         assert_eq!(
-            address(&wanted),
+            list_path(&filter),
             "/apis/operator.metalbear.co/v1/namespaces/shop/targets?multi_cluster=false\
              &labelSelector=app%3Dweb%2Ctier%21%3Ddb"
         );

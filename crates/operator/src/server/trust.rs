@@ -1,10 +1,11 @@
-//! Whom the server trusts and how it shows who it is. Both change while it runs, and connections take what is there when
-//! they begin.
+//! The TLS configuration of the server: its certificate, and the client certificates that it accepts. Both change at run
+//! time; a connection uses the configuration of the moment at which it begins.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use error_chain::error_chain;
 use kube::Client;
 use rustls::ServerConfig;
 use tokio::sync::watch;
@@ -12,11 +13,11 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
 use crate::certificates::Certificates;
-use crate::error::{Result, chain};
+use crate::error::Result;
 use crate::front_proxy::FrontProxy;
 
-/// Clusters exchange the front proxy's authority rarely, and trust old and new for a while.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(30);
+/// Clusters rotate the front proxy's authority rarely, and trust the old and the new one for a while.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(crate) struct Trust {
     front_proxy: FrontProxy,
@@ -53,14 +54,14 @@ impl Trust {
     }
 }
 
-/// Puts new certificates and a new front proxy into effect.
-pub(crate) struct TrustKeeper {
+/// Reloads the server's certificates and the front proxy's configuration.
+pub(crate) struct TrustReloader {
     client: Client,
     certificates: watch::Receiver<Certificates>,
     current: watch::Sender<Arc<Trust>>,
 }
 
-impl TrustKeeper {
+impl TrustReloader {
     pub(crate) async fn start(
         client: Client,
         mut certificates: watch::Receiver<Certificates>,
@@ -78,29 +79,32 @@ impl TrustKeeper {
         self.current.subscribe()
     }
 
-    pub(crate) async fn keep(mut self) {
+    pub(crate) async fn run(mut self) {
         loop {
             let has_changed = tokio::select! {
                 changed = self.certificates.changed() => changed.is_ok(),
-                () = sleep(BETWEEN_LOOKS) => false,
+                () = sleep(RELOAD_INTERVAL) => false,
             };
-            if let Err(error) = self.look(has_changed).await {
-                tracing::warn!(error = chain(&error), "trust could not be looked after");
+            if let Err(error) = self.reload(has_changed).await {
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "failed to reload the TLS configuration"
+                );
             }
         }
     }
 
-    async fn look(&mut self, has_changed: bool) -> Result<()> {
+    async fn reload(&mut self, has_changed: bool) -> Result<()> {
         let front_proxy = FrontProxy::read(&self.client).await?;
         let is_new = front_proxy != self.current.borrow().front_proxy;
-        // Also where nothing is new: what failed the last time may not fail now.
+        // Also without a change: the last attempt may have failed.
         let trust = Trust::new(front_proxy, &self.certificates.borrow_and_update())?;
         self.current.send_replace(Arc::new(trust));
         if has_changed {
-            tracing::info!("new certificates are shown from now on");
+            tracing::info!("serving new certificates");
         }
         if is_new {
-            tracing::info!("the front proxy has changed");
+            tracing::info!("front proxy configuration changed");
         }
         Ok(())
     }

@@ -4,8 +4,8 @@ fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-/// Names, containers and sessions of what is listed.
-fn shown(found: &[Workload], sessions: &[MirrordClusterSession]) -> Vec<String> {
+/// The cells of the listed targets.
+fn listed_cells(found: &[Workload], sessions: &[MirrordClusterSession]) -> Vec<String> {
     targets(found, sessions)
         .iter()
         .map(|target| {
@@ -34,7 +34,7 @@ fn pods() -> Value {
 }
 
 #[test]
-fn workloads_are_listed_and_what_they_made_is_not() {
+fn workloads_are_listed_without_the_workloads_that_they_own() {
     let deployment: Deployment =
         object(json!({"spec": {"replicas": 2, "selector": {}, "template": pods()}}));
     let set: ReplicaSet =
@@ -43,21 +43,21 @@ fn workloads_are_listed_and_what_they_made_is_not() {
     let service: Service = object(json!({"spec": {"selector": {"app": "web"}}}));
     let labels = BTreeMap::from([("app".to_owned(), "web".to_owned())]);
     let found = [
-        named(TargetKind::Service, "web", service.describe()),
-        named(TargetKind::Deployment, "web", deployment.describe()),
+        named(TargetKind::Service, "web", service.as_workload()),
+        named(TargetKind::Deployment, "web", deployment.as_workload()),
         Workload {
             is_owned: true,
-            ..named(TargetKind::ReplicaSet, "web-1", set.describe())
+            ..named(TargetKind::ReplicaSet, "web-1", set.as_workload())
         },
         Workload {
             is_owned: true,
             labels,
-            ..named(TargetKind::Pod, "web-1-a", pod.describe())
+            ..named(TargetKind::Pod, "web-1-a", pod.as_workload())
         },
-        named(TargetKind::ReplicaSet, "alone", set.describe()),
+        named(TargetKind::ReplicaSet, "alone", set.as_workload()),
     ];
     assert_eq!(
-        shown(&found, &[]),
+        listed_cells(&found, &[]),
         [
             "deployment.web app,sidecar 2 - 80 - -",
             "pod.web-1-a app,sidecar - - 80 - -",
@@ -68,21 +68,21 @@ fn workloads_are_listed_and_what_they_made_is_not() {
 }
 
 #[test]
-fn what_cannot_have_an_agent_is_no_target() {
+fn workloads_without_running_pods_are_no_targets() {
     let pending: Pod = object(json!({"spec": pods()["spec"], "status": {"phase": "Pending"}}));
-    assert_eq!(pending.describe(), None);
+    assert_eq!(pending.as_workload(), None);
     let headless: Service = object(json!({"spec": {}}));
-    assert_eq!(headless.describe(), None);
+    assert_eq!(headless.as_workload(), None);
     let finished: Job = object(json!({"spec": {"template": pods()}, "status": {"succeeded": 1}}));
-    assert_eq!(finished.describe(), None);
-    // Nobody is behind it.
+    assert_eq!(finished.as_workload(), None);
+    // It selects no pod.
     let service: Service = object(json!({"spec": {"selector": {"app": "web"}}}));
-    let found = [named(TargetKind::Service, "web", service.describe())];
-    assert_eq!(shown(&found, &[]), Vec::<String>::new());
+    let found = [named(TargetKind::Service, "web", service.as_workload())];
+    assert_eq!(listed_cells(&found, &[]), Vec::<String>::new());
 }
 
 #[test]
-fn whoever_is_at_a_target_is_shown() {
+fn targets_list_their_sessions() {
     let deployment: Deployment =
         object(json!({"spec": {"replicas": 1, "selector": {}, "template": pods()}}));
     let session = |namespace: &str, target: &str| -> MirrordClusterSession {
@@ -96,7 +96,11 @@ fn whoever_is_at_a_target_is_shown() {
             "status": {"ports": [{"port": 80, "protocol": "TCP", "mode": "steal", "filter": "path ^/a"}]},
         }))
     };
-    let found = [named(TargetKind::Deployment, "web", deployment.describe())];
+    let found = [named(
+        TargetKind::Deployment,
+        "web",
+        deployment.as_workload(),
+    )];
     let cases = [
         ("shop", "deployment/web", "anna"),
         ("shop", "deployment/web/container/app", "anna"),
@@ -109,7 +113,7 @@ fn whoever_is_at_a_target_is_shown() {
             _ => "anna: 80 (steal, path ^/a)",
         };
         assert_eq!(
-            shown(&found, &[session(namespace, target)]),
+            listed_cells(&found, &[session(namespace, target)]),
             [format!(
                 "deployment.web app,sidecar 1 {user} 80 - {traffic}"
             )]

@@ -4,14 +4,14 @@ use super::*;
 
 const SETTINGS: SessionSettings = SessionSettings {
     time_to_live: Duration::from_secs(60),
-    most_resume: Duration::from_secs(900),
+    max_resume: Duration::from_secs(900),
 };
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-/// A session that was made at second 0.
+/// A session that was created at second 0.
 fn session(status: MirrordClusterSessionStatus) -> MirrordClusterSession {
     let mut session: MirrordClusterSession = serde_json::from_value(serde_json::json!({
         "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSession",
@@ -35,16 +35,16 @@ fn status(phase: SessionPhase) -> MirrordClusterSessionStatus {
     }
 }
 
-fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> ObservedPod {
+fn pod(name: &str, container_id: &str, agents: &[(&str, AgentInstanceState)]) -> ObservedPod {
     let agents = agents
         .iter()
         .enumerate()
         .map(|(index, (container_id, state))| ObservedAgent {
-            ordered: Ordered {
+            instance: AgentInstance {
                 name: format!("standin-agent-000000000000001f-{}", index + 1),
                 container_id: (*container_id).to_owned(),
                 port: 20_001,
-                has_failed: matches!(state, OrderedState::Ended(why) if why != "in peace"),
+                has_failed: matches!(state, AgentInstanceState::Ended(reason) if reason != "completed"),
                 state: state.clone(),
             },
             host: Some("10.0.0.1".to_owned()),
@@ -66,40 +66,34 @@ fn pod(name: &str, container_id: &str, agents: &[(&str, OrderedState)]) -> Obser
         },
         agents: agents.collect(),
         policies: "now".to_owned(),
-        told: None,
-        refused: None,
+        new_grant: None,
+        start_failure: None,
     }
 }
 
 fn planned(status: MirrordClusterSessionStatus, pods: Vec<ObservedPod>, now: Timestamp) -> Plan {
     let session = session(status);
-    let wanted = super::super::validate::validate(&session).unwrap();
+    let spec = super::super::validate::validate(&session).unwrap();
     let observed = Observed {
         pods,
         ..Observed::default()
     };
-    if let Some(closing) = closing(&session, &SETTINGS, now) {
-        return closing;
+    if let Some(close) = plan_close(&session, &SETTINGS, now) {
+        return close;
     }
-    plan(
-        &session,
-        Some(&wanted),
-        &observed,
-        AgentMode::Ephemeral,
-        now,
-    )
+    plan(&session, Some(&spec), &observed, AgentMode::Ephemeral, now)
 }
 
-fn ended() -> OrderedState {
-    OrderedState::Ended("it has ended".to_owned())
+fn ended() -> AgentInstanceState {
+    AgentInstanceState::Ended("it has ended".to_owned())
 }
 
-fn peace() -> OrderedState {
-    OrderedState::Ended("in peace".to_owned())
+fn completed() -> AgentInstanceState {
+    AgentInstanceState::Ended("completed".to_owned())
 }
 
 /// Which agents are started, in the pod `web` of the container `c`.
-fn started(agents: &[(&str, OrderedState)]) -> Vec<String> {
+fn started(agents: &[(&str, AgentInstanceState)]) -> Vec<String> {
     let plan = planned(
         status(SessionPhase::Pending),
         vec![pod("web", "c", agents)],
@@ -111,7 +105,7 @@ fn started(agents: &[(&str, OrderedState)]) -> Vec<String> {
 }
 
 #[test]
-fn agents_beside_different_pods_have_different_names() {
+fn agents_of_different_pods_have_different_names() {
     let pods = vec![pod("a", "c", &[]), pod("b", "d", &[])];
     let plan = planned(status(SessionPhase::Pending), pods, at(1));
     let names: Vec<&str> = plan.start.iter().map(|start| start.name.as_str()).collect();
@@ -124,28 +118,28 @@ fn agents_beside_different_pods_have_different_names() {
             name.starts_with("standin-agent-000000000000001f-"),
             "{name}"
         );
-        // What makes a pod out of it adds a few letters.
+        // The name of an agent's pod has a suffix.
         assert!(name.ends_with("-1") && name.len() < 50, "{name}");
     }
 }
 
 #[test]
-fn agents_are_started_where_there_is_none() {
-    use OrderedState::{Running, Starting};
-    let trouble = OrderedState::Trouble("ErrImagePull".to_owned());
+fn agents_are_started_where_none_runs() {
+    use AgentInstanceState::{Running, Starting};
+    let failing = AgentInstanceState::FailingToStart("ErrImagePull".to_owned());
     #[rustfmt::skip] // A table is read by its columns.
-    let cases: &[(&str, &[(&str, OrderedState)], Option<&str>)] = &[
-        ("there is none",                &[],                                         Some("1")),
+    let cases: &[(&str, &[(&str, AgentInstanceState)], Option<&str>)] = &[
+        ("no agent",                     &[],                                         Some("1")),
         ("one is starting",              &[("c", Starting)],                          None),
         ("one is running",               &[("c", Running)],                           None),
-        ("one waits for its image",      &[("c", trouble)],                           None),
+        ("one waits for its image",      &[("c", failing)],                           None),
         ("one has ended",                &[("c", ended())],                           Some("2")),
         ("the container was restarted",  &[("b", Running)],                           Some("2")),
-        ("it ends again and again",      &[("c", ended()), ("c", ended()), ("c", ended())], None),
+        ("it fails repeatedly",          &[("c", ended()), ("c", ended()), ("c", ended())], None),
         ("an older one still runs",      &[("c", Running), ("c", ended())],           None),
-        ("clients came and went",        &[("c", peace()), ("c", peace()), ("c", peace())], Some("4")),
-        ("they come and go for ever",    &[("c", peace()), ("c", peace()), ("c", peace()), ("c", peace()), ("c", peace()), ("c", peace())], None),
-        ("it did, before a restart",     &[("b", ended()), ("b", ended()), ("b", ended())], Some("4")),
+        ("several have completed",       &[("c", completed()), ("c", completed()), ("c", completed())], Some("4")),
+        ("too many have completed",      &[("c", completed()), ("c", completed()), ("c", completed()), ("c", completed()), ("c", completed()), ("c", completed())], None),
+        ("it failed before a restart",   &[("b", ended()), ("b", ended()), ("b", ended())], Some("4")),
     ];
     for (what, agents, expected) in cases {
         let expected = expected.map(str::to_owned);
@@ -157,7 +151,7 @@ fn agents_are_started_where_there_is_none() {
     }
 }
 
-/// Entries of all sessions stay in a pod; where agents are elsewhere, none do.
+/// The ephemeral containers of all sessions stay in a pod. Other agent modes leave none.
 #[test]
 fn the_number_of_agents_in_a_pod_is_bounded_over_all_sessions() {
     let started = |finished_agents: usize, mode: AgentMode| {
@@ -168,20 +162,20 @@ fn the_number_of_agents_in_a_pod_is_bounded_over_all_sessions() {
             ..Observed::default()
         };
         let session = session(status(SessionPhase::Pending));
-        let wanted = super::super::validate::validate(&session).unwrap();
-        plan(&session, Some(&wanted), &observed, mode, at(1))
+        let spec = super::super::validate::validate(&session).unwrap();
+        plan(&session, Some(&spec), &observed, mode, at(1))
             .start
             .len()
     };
-    assert_eq!(started(MOST_IN_A_POD - 1, AgentMode::Ephemeral), 1);
-    assert_eq!(started(MOST_IN_A_POD, AgentMode::Ephemeral), 0);
-    assert_eq!(started(MOST_IN_A_POD, AgentMode::Node), 1);
+    assert_eq!(started(MAX_AGENTS_PER_POD - 1, AgentMode::Ephemeral), 1);
+    assert_eq!(started(MAX_AGENTS_PER_POD, AgentMode::Ephemeral), 0);
+    assert_eq!(started(MAX_AGENTS_PER_POD, AgentMode::Node), 1);
 }
 
-/// An agent on a node that was restarted knows nothing of those before.
+/// A node agent that was restarted does not list earlier agents.
 #[test]
-fn an_agent_has_a_name_of_its_own_where_others_are_forgotten() {
-    let running = [("c", OrderedState::Running)];
+fn agent_names_are_unique_also_after_earlier_agents_are_not_listed() {
+    let running = [("c", AgentInstanceState::Running)];
     let report = planned(
         status(SessionPhase::Pending),
         vec![pod("a", "c", &running)],
@@ -195,23 +189,23 @@ fn an_agent_has_a_name_of_its_own_where_others_are_forgotten() {
         let plan = planned(after.clone(), vec![pod("a", "c", &[])], at(2));
         let name = &plan.start[0].name;
         assert!(name.ends_with("-2"), "{name}");
-        // Also after it was reported that there is none.
+        // Also after the status reports no running agent.
         after.pods = plan.report.map_or(after.pods, |report| report.pods);
     }
 }
 
 #[test]
-fn why_an_agent_cannot_start_is_told() {
-    let refused = |is_final| {
+fn the_reason_of_a_failed_start_is_reported() {
+    let failed_start = |is_final| {
         let mut pod = pod("web", "c", &[]);
-        pod.refused = Some(Refused {
-            why: "a policy forbids it".to_owned(),
+        pod.start_failure = Some(StartFailure {
+            reason: "a policy forbids it".to_owned(),
             is_final,
         });
         planned(status(SessionPhase::Pending), vec![pod], at(1))
     };
     for (is_final, phase) in [(true, SessionPhase::Failed), (false, SessionPhase::Pending)] {
-        let plan = refused(is_final);
+        let plan = failed_start(is_final);
         assert!(plan.start.is_empty());
         let report = plan.report.unwrap();
         assert_eq!(report.phase, phase);
@@ -223,37 +217,35 @@ fn why_an_agent_cannot_start_is_told() {
 }
 
 #[test]
-fn agents_have_ports_of_their_own() {
+fn agents_have_different_ports() {
     let ports: Vec<u16> = (1..10)
         .map(|number| port_of(&format!("agent-{number}")))
         .collect();
-    assert!(ports.iter().all(|port| PORTS.contains(port)));
+    assert!(ports.iter().all(|port| AGENT_PORTS.contains(port)));
     let different: std::collections::BTreeSet<_> = ports.iter().collect();
     assert!(different.len() > 5);
 }
 
 #[test]
 fn the_phase_follows_the_agents() {
-    use OrderedState::{Running, Starting};
+    use AgentInstanceState::{Running, Starting};
     use SessionPhase::{Failed, Pending, Ready};
-    let trouble = OrderedState::Trouble("ErrImagePull: no".to_owned());
+    let failing = AgentInstanceState::FailingToStart("ErrImagePull: no".to_owned());
     let tries = || vec![("c", ended()), ("c", ended()), ("c", ended())];
     #[rustfmt::skip] // A table is read by its columns.
     let cases: Vec<(&str, SessionPhase, Vec<ObservedPod>, i64, SessionPhase, Option<&str>)> = vec![
         ("agents start",     Pending, vec![pod("a", "c", &[("c", Starting)])], 1,  Pending, Some("agents are being started")),
         ("one runs",         Pending, vec![pod("a", "c", &[("c", Running)])],  1,  Ready,   None),
         ("one of two runs",  Pending, vec![pod("a", "c", &[("c", Running)]), pod("b", "c", &[])], 1, Ready, Some("1 of 2 pods have no agent yet")),
-        ("no image",         Pending, vec![pod("a", "c", &[("c", trouble)])],  1,  Failed,  Some("pod a: ErrImagePull: no")),
-        ("it always ends",   Pending, vec![pod("a", "c", &tries())],           1,  Failed,  Some("pod a: it has ended")),
+        ("no image",         Pending, vec![pod("a", "c", &[("c", failing)])],  1,  Failed,  Some("pod a: ErrImagePull: no")),
+        ("it always fails",  Pending, vec![pod("a", "c", &tries())],           1,  Failed,  Some("pod a: it has ended")),
         ("no pods",          Pending, vec![],                                  1,  Pending, Some("the target has no pods; is it scaled to zero?")),
         ("no pods for long", Pending, vec![],                                  61, Failed,  Some("the target has no pods; is it scaled to zero?")),
-        ("pods went",        Ready,   vec![],                                  61, Ready,   Some("no pod has an agent now: the target has no pods; is it scaled to zero?")),
+        ("pods were deleted", Ready,   vec![],                                  61, Ready,   Some("no pod has an agent now: the target has no pods; is it scaled to zero?")),
     ];
     for (what, before, pods, second, phase, message) in cases {
         let plan = planned(status(before), pods, at(second));
-        let report = plan
-            .report
-            .unwrap_or_else(|| panic!("{what}: nothing is reported"));
+        let report = plan.report.unwrap_or_else(|| panic!("{what}: no report"));
         assert_eq!(
             (report.phase, report.message.as_deref()),
             (phase, message),
@@ -263,13 +255,13 @@ fn the_phase_follows_the_agents() {
 }
 
 #[test]
-fn a_target_that_is_not_there_fails_at_once() {
+fn a_missing_target_fails_at_once() {
     let session = session(status(SessionPhase::Pending));
-    let wanted = super::super::validate::validate(&session).unwrap();
-    let observed = Observed::nothing("there is no deployment/web".to_owned());
+    let spec = super::super::validate::validate(&session).unwrap();
+    let observed = Observed::missing("there is no deployment/web".to_owned());
     let plan = plan(
         &session,
-        Some(&wanted),
+        Some(&spec),
         &observed,
         AgentMode::Ephemeral,
         at(0),
@@ -283,8 +275,8 @@ fn a_target_that_is_not_there_fails_at_once() {
 }
 
 #[test]
-fn pods_keep_their_channels_and_no_channel_is_given_twice() {
-    let running = [("c", OrderedState::Running)];
+fn pods_keep_their_channels_and_channels_are_not_reused() {
+    let running = [("c", AgentInstanceState::Running)];
     let both = vec![pod("a", "c", &running), pod("b", "c", &running)];
     let report = planned(status(SessionPhase::Pending), both, at(1))
         .report
@@ -302,7 +294,7 @@ fn pods_keep_their_channels_and_no_channel_is_given_twice() {
         next_channel: report.next_channel,
         ..status(SessionPhase::Ready)
     };
-    // One pod goes, and another comes.
+    // One pod is replaced by another.
     let next = vec![pod("b", "c", &running), pod("c", "c", &running)];
     let report = planned(after, next, at(2)).report.unwrap();
     assert_eq!(
@@ -313,8 +305,8 @@ fn pods_keep_their_channels_and_no_channel_is_given_twice() {
 }
 
 #[test]
-fn nothing_new_is_not_reported() {
-    let running = [("c", OrderedState::Running)];
+fn an_unchanged_status_is_not_reported() {
+    let running = [("c", AgentInstanceState::Running)];
     let pods = || vec![pod("a", "c", &running)];
     let report = planned(status(SessionPhase::Pending), pods(), at(1))
         .report
@@ -329,12 +321,12 @@ fn nothing_new_is_not_reported() {
 }
 
 #[test]
-fn sessions_are_over_when_their_client_stays_away() {
+fn sessions_end_when_their_client_does_not_reconnect() {
     let never = MirrordClusterSessionStatus {
         last_seen_timestamp: None,
         ..status(SessionPhase::Ready)
     };
-    // Later than it could have failed if its age were what counts.
+    // Later than the retention counted from the session's creation.
     let failed = MirrordClusterSessionStatus {
         failed_timestamp: Some(at(141).to_string()),
         ..status(SessionPhase::Failed)
@@ -351,14 +343,14 @@ fn sessions_are_over_when_their_client_stays_away() {
             101,
             Some("ClientGone"),
         ),
-        ("never there, yet", never.clone(), 119, None),
-        ("never there", never, 121, Some("NeverConnected")),
+        ("never connected, in time", never.clone(), 119, None),
+        ("never connected", never, 121, Some("NeverConnected")),
         ("failed a moment ago", failed.clone(), 200, None),
         ("failed long ago", failed, 202, Some("Failed")),
         ("closed", closed, 1, Some("")),
     ];
     for (what, status, second, expected) in cases {
-        let running = [("c", OrderedState::Running)];
+        let running = [("c", AgentInstanceState::Running)];
         let plan = planned(status, vec![pod("a", "c", &running)], at(second));
         assert_eq!(plan.delete, expected.is_some(), "{what}");
         let closed = plan.report.and_then(|report| report.closed);
@@ -371,123 +363,121 @@ fn sessions_are_over_when_their_client_stays_away() {
 }
 
 #[test]
-fn a_session_that_failed_stays_so_and_has_no_agents() {
+fn a_failed_session_stays_failed_and_its_agents_end() {
     let failed = MirrordClusterSessionStatus {
         failed_timestamp: Some(at(0).to_string()),
         message: Some("because".to_owned()),
         ..status(SessionPhase::Failed)
     };
-    let running = [("c", OrderedState::Running)];
+    let running = [("c", AgentInstanceState::Running)];
     let plan = planned(failed, vec![pod("a", "c", &running)], at(30));
     assert_eq!((plan.report, plan.start.len()), (None, 0));
     assert_eq!(plan.end.len(), 1);
-    // When it fails, it says when.
+    // The status has the time of the failure.
     let report = planned(status(SessionPhase::Pending), vec![], at(61)).report;
     let expected = Some(at(61).to_string());
     assert_eq!(report.unwrap().failed_timestamp, expected);
 }
 
 #[test]
-fn a_session_is_over_whatever_its_target_is_doing() {
+fn a_session_ends_independently_of_its_target() {
     let session = session(status(SessionPhase::Ready));
-    assert!(closing(&session, &SETTINGS, at(99)).is_none());
-    let plan = closing(&session, &SETTINGS, at(101)).unwrap();
+    assert!(plan_close(&session, &SETTINGS, at(99)).is_none());
+    let plan = plan_close(&session, &SETTINGS, at(101)).unwrap();
     assert!(plan.delete);
 }
 
 #[test]
-fn a_deleted_session_goes_when_its_agents_have_ended() {
+fn the_finalizer_is_removed_when_all_agents_have_ended() {
     let mut session = session(status(SessionPhase::Ready));
     session.metadata.deletion_timestamp = session.metadata.creation_timestamp.clone();
-    let agents = |state: OrderedState| pod("a", "c", &[("c", state)]).agents;
+    let agents = |state: AgentInstanceState| pod("a", "c", &[("c", state)]).agents;
     let cases = [
-        ("one runs", agents(OrderedState::Running), 1, 1, false),
-        ("one starts", agents(OrderedState::Starting), 1, 1, false),
-        ("all have ended", agents(ended()), 1, 0, true),
-        ("there are none", Vec::new(), 1, 0, true),
-        // It ends by itself when its client stays away.
+        ("one runs", agents(AgentInstanceState::Running), 1, 1, false),
         (
-            "one does not hear",
-            agents(OrderedState::Running),
+            "one starts",
+            agents(AgentInstanceState::Starting),
+            1,
+            1,
+            false,
+        ),
+        ("all have ended", agents(ended()), 1, 0, true),
+        ("no agents", Vec::new(), 1, 0, true),
+        // It ends by itself when its client does not reconnect.
+        (
+            "one is unreachable",
+            agents(AgentInstanceState::Running),
             31,
             1,
             true,
         ),
     ];
-    for (what, left, second, ends, release) in cases {
-        let plan = ending(&session, &left, at(second));
+    for (what, remaining, second, ends, release) in cases {
+        let plan = plan_deletion(&session, &remaining, at(second));
         assert_eq!((plan.end.len(), plan.release), (ends, release), "{what}");
         assert!(plan.start.is_empty() && plan.report.is_none(), "{what}");
     }
 }
 
 #[test]
-fn an_agent_that_knows_of_other_policies_is_told_until_it_does() {
-    let known = |policies: Option<&str>| {
+fn an_agent_with_outdated_policies_gets_a_new_grant() {
+    let status_with = |policies: Option<&str>| {
         let mut status = status(SessionPhase::Ready);
         status.pods = vec![SessionPod {
             uid: "uid-of-web".to_owned(),
             policies: policies.map(str::to_owned),
-            grant: Some("what it may".to_owned()),
+            grant: Some("old grant".to_owned()),
             ..SessionPod::default()
         }];
         status
     };
-    let cases: &[(Option<&str>, OrderedState, usize)] = &[
-        (Some("now"), OrderedState::Running, 0),
-        (Some("before"), OrderedState::Running, 1),
-        // Of an operator that told no agent anything.
-        (None, OrderedState::Running, 1),
-        // It listens a moment later.
-        (Some("before"), OrderedState::Starting, 0),
-        // The next one is told when it is started.
-        (Some("before"), peace(), 0),
+    let cases: &[(Option<&str>, AgentInstanceState, usize)] = &[
+        (Some("now"), AgentInstanceState::Running, 0),
+        (Some("before"), AgentInstanceState::Running, 1),
+        // Started by an older operator, which sent no grants.
+        (None, AgentInstanceState::Running, 1),
+        // It does not listen yet.
+        (Some("before"), AgentInstanceState::Starting, 0),
+        // The next agent gets its grant when it is started.
+        (Some("before"), completed(), 0),
     ];
     for (policies, state, expected) in cases {
         let pods = vec![pod("web", "c", &[("c", state.clone())])];
-        let plan = planned(known(*policies), pods, at(1));
+        let plan = planned(status_with(*policies), pods, at(1));
         assert_eq!(plan.regrant.len(), *expected, "{policies:?} {state:?}");
-        // One that cannot be told is told again soon.
-        assert!(*expected == 0 || plan.look_again == SOON);
+        // A failed update is retried soon.
+        assert!(*expected == 0 || plan.requeue_after == SHORT_REQUEUE);
     }
-    let mut told = pod("web", "c", &[("c", OrderedState::Running)]);
-    told.told = Some(Told {
+    let mut regranted = pod("web", "c", &[("c", AgentInstanceState::Running)]);
+    regranted.new_grant = Some(GrantDigests {
         policies: "now".to_owned(),
-        grant: "what it may now".to_owned(),
+        grant: "new grant".to_owned(),
     });
-    let plan = planned(known(Some("before")), vec![told], at(1));
+    let plan = planned(status_with(Some("before")), vec![regranted], at(1));
     assert_eq!(plan.regrant, []);
     let report = plan.report;
     let reported = report.unwrap().pods.remove(0);
     assert_eq!(reported.policies.as_deref(), Some("now"));
-    assert_eq!(reported.grant.as_deref(), Some("what it may now"));
-    // What was told stays known.
-    let quiet = pod("web", "c", &[("c", OrderedState::Running)]);
-    let report = planned(known(Some("now")), vec![quiet], at(1)).report;
+    assert_eq!(reported.grant.as_deref(), Some("new grant"));
+    // The status keeps the digests of the last grant.
+    let unchanged = pod("web", "c", &[("c", AgentInstanceState::Running)]);
+    let report = planned(status_with(Some("now")), vec![unchanged], at(1)).report;
     let reported = report.unwrap().pods.remove(0);
-    assert_eq!(reported.grant.as_deref(), Some("what it may"));
+    assert_eq!(reported.grant.as_deref(), Some("old grant"));
 }
 
-/// A client must not take an agent of a part that has joined again for one that it knew.
+/// A client must not confuse an agent of a child that has joined again with an earlier agent.
 #[test]
-fn a_session_that_follows_another_repeats_no_number() {
+fn a_later_generation_reuses_no_numbers() {
     let mut later = session(status(SessionPhase::Pending));
     later.spec.generation = 1;
-    let wanted = super::super::validate::validate(&later).unwrap();
-    let ended: Vec<_> = (0..MOST_ENDED)
-        .map(|_| ("c1", OrderedState::Ended("in peace".to_owned())))
-        .collect();
+    let spec = super::super::validate::validate(&later).unwrap();
+    let ended: Vec<_> = (0..MAX_ENDED_AGENTS).map(|_| ("c1", completed())).collect();
     let observed = Observed {
         pods: vec![pod("a", "c1", &ended)],
         ..Observed::default()
     };
-    let plan = plan(
-        &later,
-        Some(&wanted),
-        &observed,
-        AgentMode::Ephemeral,
-        at(1),
-    );
+    let plan = plan(&later, Some(&spec), &observed, AgentMode::Ephemeral, at(1));
     let [start] = plan.start.as_slice() else {
         panic!("{plan:?}");
     };

@@ -1,7 +1,8 @@
-//! Tokens of an account in the member. The first one is the administrator's; then each is exchanged for the next one.
+//! Tokens of a service account in the member. The administrator configures the first one; each token is used to request the
+//! next one.
 //!
-//! New tokens are kept in a Secret that no chart owns. So `helm upgrade` may bring an old token back into its own Secret,
-//! and nothing happens: of two tokens the one that lives longer counts.
+//! Renewed tokens are stored in a Secret that is not part of the chart. So `helm upgrade` may restore an old token in its own
+//! Secret without effect: of two tokens, the one that expires later is used.
 
 use std::time::Duration;
 
@@ -15,34 +16,34 @@ use secrecy::{ExposeSecret as _, SecretString};
 
 use super::claims::Claims;
 use super::{NoCredential, value};
-use crate::error::{Doing as _, Error, Result};
+use crate::error::{Error, KubeResultExt as _, Result};
 use crate::multicluster::clusters::Member;
 
-/// The Secret for tokens that we asked for. Each member has three keys in it.
+/// The Secret for renewed tokens. Each member has three keys in it.
 pub(crate) const TOKENS: &str = "mirrord-operator-cluster-tokens";
-/// Who the chart makes the Primary in a member.
+/// The service account that the chart creates in a member for the Primary.
 const ACCOUNT: &str = "mirrord-operator-envoy";
 const KEY: &str = "bearerToken";
-/// Kubernetes gives no shorter one.
-const SHORTEST: Duration = Duration::from_secs(600);
-/// How far the clocks of two clusters may be apart.
-const SKEW: SignedDuration = SignedDuration::from_mins(10);
-/// A renewal that did not happen by then has failed.
-const LATE: SignedDuration = SignedDuration::from_mins(2);
+/// The shortest lifetime that Kubernetes grants.
+const MIN_LIFETIME: Duration = Duration::from_secs(600);
+/// How much the clocks of two clusters may differ.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_mins(10);
+/// A renewal that is overdue for this time has failed.
+const RENEWAL_GRACE: SignedDuration = SignedDuration::from_mins(2);
 
-/// A token, and what is known about it.
+/// A token and its claims.
 #[derive(Clone)]
 pub(crate) struct Token {
     pub(crate) text: SecretString,
     pub(crate) claims: Claims,
-    /// When we got it, by our own clock. The member's may be another.
+    /// When the operator received it, by its own clock. The member's clock may differ.
     pub(crate) received: Option<Timestamp>,
 }
 
 impl Token {
     fn new(text: Vec<u8>, received: Option<Timestamp>) -> Option<Self> {
         let text = String::from_utf8(text).ok()?.trim().to_owned();
-        // What cannot be in a header cannot be a token.
+        // A token has to be a valid header value.
         let is_plausible = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_plausible.then(|| Self {
             claims: Claims::read(&text).unwrap_or_default(),
@@ -51,52 +52,52 @@ impl Token {
         })
     }
 
-    /// The same token, which ends at this time at the latest.
-    fn ending_by(mut self, expires: Timestamp) -> Self {
+    /// The same token, with an expiry of at most this time.
+    fn expiring_by(mut self, expires: Timestamp) -> Self {
         let own = self.claims.expires;
         self.claims.expires = Some(own.map_or(expires, |own| own.min(expires)));
         self
     }
 
-    fn life(&self) -> Option<SignedDuration> {
-        let life = self.claims.issued?.duration_until(self.claims.expires?);
-        (life > SignedDuration::ZERO).then_some(life)
+    fn lifetime(&self) -> Option<SignedDuration> {
+        let lifetime = self.claims.issued?.duration_until(self.claims.expires?);
+        (lifetime > SignedDuration::ZERO).then_some(lifetime)
     }
 
-    /// When it ends, by our own clock as far as we know it.
-    pub(crate) fn ends(&self) -> Option<Timestamp> {
-        match (self.received, self.life()) {
-            (Some(received), Some(life)) => received.checked_add(life).ok(),
+    /// When the token expires, by the operator's clock if the token was received by it.
+    pub(crate) fn expires(&self) -> Option<Timestamp> {
+        match (self.received, self.lifetime()) {
+            (Some(received), Some(lifetime)) => received.checked_add(lifetime).ok(),
             _ => self.claims.expires,
         }
     }
 
-    /// When to ask for the next one: when three fifths of its life are over. Then there is time for many attempts.
+    /// When to renew the token: after three fifths of its lifetime, which leaves time for many attempts.
     pub(crate) fn renewal(&self) -> Option<Timestamp> {
-        let begins = self.received.or(self.claims.issued)?;
-        begins.checked_add(self.life()? * 3 / 5).ok()
+        let start = self.received.or(self.claims.issued)?;
+        start.checked_add(self.lifetime()? * 3 / 5).ok()
     }
 
-    /// What to ask for: as long a life as this one was given.
-    pub(crate) fn asked_life(&self) -> Duration {
-        let life = self
-            .life()
-            .and_then(|life| Duration::try_from(life).ok())
+    /// The lifetime to request for the next token: that of this token.
+    pub(crate) fn requested_lifetime(&self) -> Duration {
+        let lifetime = self
+            .lifetime()
+            .and_then(|lifetime| Duration::try_from(lifetime).ok())
             .unwrap_or_default();
-        life.max(SHORTEST)
+        lifetime.max(MIN_LIFETIME)
     }
 }
 
-/// The token that counts, of the administrator's Secret and of ours. One of ours that the member has refused does not, if
-/// there is another: its account may have been made anew.
+/// Chooses between the token of the administrator's Secret and the renewed one. A renewed token that the member has rejected is
+/// not used if there is another one: the service account may have been recreated.
 pub(crate) fn choose(
     member: &Member,
-    given: Option<&Secret>,
-    kept: Option<&Secret>,
-    refused: Option<&SecretString>,
+    configured: Option<&Secret>,
+    renewed: Option<&Secret>,
+    rejected: Option<&SecretString>,
     now: Timestamp,
 ) -> Result<Token, NoCredential> {
-    let given = match given {
+    let configured = match configured {
         Some(secret) => value(secret, KEY).and_then(|text| {
             Token::new(text, None).ok_or(NoCredential::Unreadable {
                 secret: member.secret(),
@@ -106,63 +107,69 @@ pub(crate) fn choose(
         }),
         None => Err(NoCredential::NoSecret(member.secret())),
     };
-    // A Secret that an administrator takes away is a member that is to be left alone.
-    let mut given = given?;
-    if given.claims.issued > Some(now) {
-        // By the member's clock, which is ahead of ours. It would be renewed too late.
-        given.received = Some(now);
+    // Without the administrator's Secret, the member must not be used.
+    let mut configured = configured?;
+    if configured.claims.issued > Some(now) {
+        // The member's clock is ahead. By its clock, the token would be renewed too late.
+        configured.received = Some(now);
     }
-    let is_refused = |token: &Token| {
-        refused.is_some_and(|refused| refused.expose_secret() == token.text.expose_secret())
+    let is_rejected = |token: &Token| {
+        rejected.is_some_and(|rejected| rejected.expose_secret() == token.text.expose_secret())
     };
-    // The member's clock may be another, and decides. So nothing is given up that may still be good.
-    let over = |token: &Token| token.ends().filter(|end| end.duration_until(now) > SKEW);
-    let kept = kept.and_then(|kept| kept_token(kept, &member.name));
-    let token = match kept.filter(|kept| later(kept, &given)) {
-        // A refusal may pass. Where the other one is over for certain, it is hoped for.
-        Some(kept) if !is_refused(&kept) || over(&given).is_some() => kept,
-        _ => given,
+    // The member's clock decides and may differ. So a token is used until it has certainly expired.
+    let expired = |token: &Token| {
+        token
+            .expires()
+            .filter(|expires| expires.duration_until(now) > MAX_CLOCK_SKEW)
     };
-    match over(&token) {
-        Some(end) => Err(NoCredential::Expired(end.to_string())),
+    let renewed = renewed.and_then(|secret| renewed_token(secret, &member.name));
+    let token = match renewed.filter(|renewed| is_successor(renewed, &configured)) {
+        // A rejection may be temporary. If the other token has expired, the rejected one is tried again.
+        Some(renewed) if !is_rejected(&renewed) || expired(&configured).is_some() => renewed,
+        _ => configured,
+    };
+    match expired(&token) {
+        Some(expires) => Err(NoCredential::Expired(expires.to_string())),
         None => Ok(token),
     }
 }
 
-/// What people should know about a token. `failure` is what the last attempt to renew it met, if this replica made one.
+/// A warning about a token that is not renewed. `failure` is the error of the last renewal, if this replica tried one.
 pub(crate) fn warning(token: &Token, failure: Option<&str>, now: Timestamp) -> Option<String> {
-    let Some((renewal, end)) = token.renewal().zip(token.ends()) else {
-        let why = "the token does not say how long it lives, so it is never renewed";
+    let Some((renewal, expires)) = token.renewal().zip(token.expires()) else {
+        let why = "the token does not contain its lifetime, so it is never renewed";
         return Some(why.to_owned());
     };
-    let is_late = renewal.duration_until(now) > LATE;
-    // It is of the token before, where nothing is to be renewed now: another replica did it.
+    let is_late = renewal.duration_until(now) > RENEWAL_GRACE;
+    // Before the renewal is due, the failure is about the previous token, which another replica has renewed.
     let failure = failure.filter(|_| renewal <= now);
     match failure {
         Some(failure) => Some(format!(
-            "the token ends at {end} and is not renewed: {failure}"
+            "the token expires at {expires} and is not renewed: {failure}"
         )),
         None if is_late => Some(format!(
-            "the token ends at {end} and is not renewed; the leader's log says why"
+            "the token expires at {expires} and is not renewed; see the log of the leader"
         )),
         None => None,
     }
 }
 
-/// A token of another account is not the next one of this: the administrator has decided otherwise.
-fn later(kept: &Token, given: &Token) -> bool {
-    kept.claims.account == given.claims.account && kept.claims.expires > given.claims.expires
+/// Whether the renewed token replaces the configured one. With a token of another account, the administrator has replaced the
+/// account.
+fn is_successor(renewed: &Token, configured: &Token) -> bool {
+    renewed.claims.account == configured.claims.account
+        && renewed.claims.expires > configured.claims.expires
 }
 
-fn kept_token(kept: &Secret, member: &str) -> Option<Token> {
-    let data = kept.data.as_ref()?;
+fn renewed_token(secret: &Secret, member: &str) -> Option<Token> {
+    let data = secret.data.as_ref()?;
     let time = |key: String| {
         let time = data.get(&key)?;
         std::str::from_utf8(&time.0).ok()?.parse().ok()
     };
     let token = Token::new(data.get(member)?.0.clone(), time(received_key(member)))?;
     Some(match time(expires_key(member)) {
-        Some(expires) => token.ending_by(expires),
+        Some(expires) => token.expiring_by(expires),
         None => token,
     })
 }
@@ -171,12 +178,12 @@ fn received_key(member: &str) -> String {
     format!("{member}.received")
 }
 
-/// When the member said that the token ends, which may be sooner than the token says.
+/// The expiry in the member's response, which may be sooner than that in the token.
 fn expires_key(member: &str) -> String {
     format!("{member}.expires")
 }
 
-/// Asks the member for the next token, with the current one. A token that does not say whose it is, is taken for the
+/// Requests the next token from the member, with the current one. A token without an account is assumed to belong to the
 /// chart's account in this namespace.
 pub(crate) async fn renew(
     client: &Client,
@@ -189,29 +196,29 @@ pub(crate) async fn renew(
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &namespace);
     let request = TokenRequest {
         spec: TokenRequestSpec {
-            expiration_seconds: i64::try_from(token.asked_life().as_secs()).ok(),
+            expiration_seconds: i64::try_from(token.requested_lifetime().as_secs()).ok(),
             ..TokenRequestSpec::default()
         },
         ..TokenRequest::default()
     };
-    let doing = format!("make a token for {namespace}/{name}");
-    let answer = accounts
+    let action = format!("create a token for {namespace}/{name}");
+    let response = accounts
         .create_token_request(&name, &PostParams::default(), &request)
         .await
-        .doing(doing.as_str())?;
-    let nothing = || Error::NoToken { doing };
-    let Some(status) = answer.status else {
-        return Err(nothing());
+        .action(action.as_str())?;
+    let no_token = || Error::NoToken { action };
+    let Some(status) = response.status else {
+        return Err(no_token());
     };
     let expires = status.expiration_timestamp.0;
     let next = Token::new(status.token.into_bytes(), Some(now));
-    // The member may give less than was asked for. What it says outside of the token holds as well.
-    Ok(next.ok_or_else(nothing)?.ending_by(expires))
+    // The member may grant a shorter lifetime than requested. The sooner expiry of token and response is used.
+    Ok(next.ok_or_else(no_token)?.expiring_by(expires))
 }
 
-/// The Secret with the member's new token in it; those of other members are left alone.
-pub(crate) fn keep(mut kept: Secret, member: &str, token: &Token) -> Secret {
-    let data = kept.data.get_or_insert_default();
+/// Inserts a member's token into the Secret, and keeps those of other members.
+pub(crate) fn insert(mut secret: Secret, member: &str, token: &Token) -> Secret {
+    let data = secret.data.get_or_insert_default();
     let text = token.text.expose_secret().as_bytes().to_vec();
     data.insert(member.to_owned(), ByteString(text));
     let times = [
@@ -221,16 +228,16 @@ pub(crate) fn keep(mut kept: Secret, member: &str, token: &Token) -> Secret {
     for (key, time) in times {
         match time {
             Some(time) => data.insert(key, ByteString(time.to_string().into_bytes())),
-            // That of the token before says nothing about this one.
+            // The time of the previous token is invalid for this one.
             None => data.remove(&key),
         };
     }
-    kept
+    secret
 }
 
-/// The Secret without what is of nobody in `members`, if there is such a thing. A member's name has no dot.
-pub(crate) fn forget(mut kept: Secret, members: &[&str]) -> Option<Secret> {
-    let data = kept.data.as_mut()?;
+/// Removes the keys of all other members. Returns `None` if there are none. A member's name contains no dot.
+pub(crate) fn retain(mut secret: Secret, members: &[&str]) -> Option<Secret> {
+    let data = secret.data.as_mut()?;
     let before = data.len();
     data.retain(|key, _| {
         let member = key
@@ -238,5 +245,5 @@ pub(crate) fn forget(mut kept: Secret, members: &[&str]) -> Option<Secret> {
             .map_or(key.as_str(), |(member, _)| member);
         members.contains(&member)
     });
-    (data.len() < before).then_some(kept)
+    (data.len() < before).then_some(secret)
 }

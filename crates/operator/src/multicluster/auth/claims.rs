@@ -1,21 +1,21 @@
-//! What a token says of itself. It is not verified here: that is the business of whoever gets it.
+//! The claims of a token. They are not verified here; the member that receives the token verifies it.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-/// The claims of a JSON Web Token that say how long it lives, and whose it is.
+/// The lifetime and the account of a JSON Web Token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claims {
     pub(crate) issued: Option<Timestamp>,
     pub(crate) expires: Option<Timestamp>,
-    /// The account: its namespace and its name.
+    /// The namespace and the name of the service account.
     pub(crate) account: Option<(String, String)>,
 }
 
 impl Claims {
-    /// None, where it is no JSON Web Token.
+    /// Returns `None` if the text is not a JSON Web Token.
     pub(crate) fn read(token: &str) -> Option<Self> {
         let mut parts = token.trim().split('.');
         let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
@@ -28,7 +28,7 @@ impl Claims {
             // A number of seconds, which may have a fraction.
             #[expect(
                 clippy::cast_possible_truncation,
-                reason = "the fraction is of no use, and what is too large is no time"
+                reason = "the fraction is not needed, and a value that is too large is no valid time"
             )]
             let seconds = seconds? as i64;
             Timestamp::from_second(seconds).ok()

@@ -1,4 +1,4 @@
-//! Tokens for EKS clusters: made here, of the operator's role, without any Secret.
+//! Tokens for EKS clusters, which the operator creates with its role in AWS, without a Secret.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use super::identity::WebIdentity;
 use super::presign::{self, AwsCredentials};
 use super::{Credential, NoCredential};
 
-/// A token is good for 15 minutes.
-const BETWEEN_TOKENS: Duration = Duration::from_secs(600);
-/// Credentials that end sooner than this are exchanged for others first: the cluster asks AWS with them later.
-const SPARE: SignedDuration = SignedDuration::from_mins(16);
-/// Until AWS is asked again for credentials that it did not give.
-const AFTER_A_FAILURE: Duration = Duration::from_secs(60);
+/// A token is valid for 15 minutes.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(600);
+/// Credentials that expire sooner than this are renewed first: the cluster uses them later, to verify the token.
+const MIN_REMAINING: SignedDuration = SignedDuration::from_mins(16);
+/// The delay before AWS is asked again after a failure.
+const RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// The operator's role in AWS, which is the same for all members.
 #[derive(Debug)]
 pub(crate) struct EksTokens {
     identity: WebIdentity,
-    /// The last credentials and their end. Members share them.
+    /// The last credentials and their expiry. Members share them.
     credentials: Mutex<Option<(AwsCredentials, Timestamp)>>,
 }
 
@@ -32,38 +32,40 @@ impl EksTokens {
         }
     }
 
-    /// A token, and how long to wait before the next one is made.
+    /// A token, and the delay before the next one is created.
     pub(crate) async fn token(
         &self,
         region: &str,
         cluster: &str,
         now: Timestamp,
     ) -> Result<(Credential, Duration), NoCredential> {
-        let (credentials, pause) = self.credentials(region, now).await?;
+        let (credentials, delay) = self.credentials(region, now).await?;
         let token = presign::token(&credentials, region, cluster, now);
-        Ok((Credential::Token(token), pause))
+        Ok((Credential::Token(token), delay))
     }
 
-    /// Those that are kept are used to their end, where AWS gives no others.
+    /// The credentials and the delay before the next token. If AWS fails, the cached credentials are used until they expire.
     async fn credentials(
         &self,
         region: &str,
         now: Timestamp,
     ) -> Result<(AwsCredentials, Duration), NoCredential> {
-        let mut kept = self.credentials.lock().await;
-        let left = kept.as_ref().map(|(_, ends)| now.duration_until(*ends));
-        if let Some((credentials, _)) = kept.as_ref().filter(|_| left > Some(SPARE)) {
-            return Ok((credentials.clone(), BETWEEN_TOKENS));
+        let mut cached = self.credentials.lock().await;
+        let left = cached
+            .as_ref()
+            .map(|(_, expires)| now.duration_until(*expires));
+        if let Some((credentials, _)) = cached.as_ref().filter(|_| left > Some(MIN_REMAINING)) {
+            return Ok((credentials.clone(), REFRESH_INTERVAL));
         }
-        match (self.identity.credentials(region).await, kept.as_ref()) {
-            (Ok((credentials, ends)), _) => {
-                *kept = Some((credentials.clone(), ends));
-                Ok((credentials, BETWEEN_TOKENS))
+        match (self.identity.credentials(region).await, cached.as_ref()) {
+            (Ok((credentials, expires)), _) => {
+                *cached = Some((credentials.clone(), expires));
+                Ok((credentials, REFRESH_INTERVAL))
             }
-            (Err(error), Some((credentials, ends))) if now < *ends => {
+            (Err(error), Some((credentials, expires))) if now < *expires => {
                 let error = error.to_string();
-                tracing::warn!(error, %ends, "AWS gives no credentials; the last ones are used to their end");
-                Ok((credentials.clone(), AFTER_A_FAILURE))
+                tracing::warn!(error, %expires, "failed to get AWS credentials, using the cached ones");
+                Ok((credentials.clone(), RETRY_DELAY))
             }
             (Err(error), _) => Err(NoCredential::Aws(error.to_string())),
         }
@@ -76,8 +78,8 @@ mod tests {
 
     use super::*;
 
-    /// An operator to which AWS gives nothing: its account's token is not there.
-    fn refused(ends: Option<Timestamp>) -> EksTokens {
+    /// An operator that gets no credentials: the token of its account is missing.
+    fn without_token(expires: Option<Timestamp>) -> EksTokens {
         let identity = WebIdentity {
             role: "arn:aws:iam::1:role/standin".to_owned(),
             token_file: "/nowhere/token".into(),
@@ -91,29 +93,31 @@ mod tests {
             session_token: None,
         };
         EksTokens {
-            credentials: Mutex::new(ends.map(|ends| (credentials, ends))),
+            credentials: Mutex::new(expires.map(|expires| (credentials, expires))),
             ..EksTokens::new(identity)
         }
     }
 
     #[tokio::test]
-    async fn credentials_are_used_to_their_end_where_aws_gives_no_others() {
+    async fn cached_credentials_are_used_until_they_expire() {
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let minutes = |minutes| Some(now + SignedDuration::from_mins(minutes));
-        // When the last credentials end, and how long to wait before the next token.
+        // When the cached credentials expire, and the delay before the next token.
         let cases = [
-            (minutes(17), Some(BETWEEN_TOKENS)),
-            (minutes(15), Some(AFTER_A_FAILURE)),
-            (minutes(1), Some(AFTER_A_FAILURE)),
+            (minutes(17), Some(REFRESH_INTERVAL)),
+            (minutes(15), Some(RETRY_DELAY)),
+            (minutes(1), Some(RETRY_DELAY)),
             (minutes(0), None),
             (None, None),
         ];
-        for (ends, expected) in cases {
-            let token = refused(ends).token("eu-north-1", "east", now).await;
+        for (expires, expected) in cases {
+            let token = without_token(expires)
+                .token("eu-north-1", "east", now)
+                .await;
             match (token, expected) {
-                (Ok((_, pause)), expected) => assert_eq!(Some(pause), expected, "{ends:?}"),
+                (Ok((_, delay)), expected) => assert_eq!(Some(delay), expected, "{expires:?}"),
                 (Err(NoCredential::Aws(why)), None) => assert!(why.contains("/nowhere"), "{why}"),
-                (Err(trouble), _) => panic!("{ends:?}: {trouble}"),
+                (Err(error), _) => panic!("{expires:?}: {error}"),
             }
         }
     }

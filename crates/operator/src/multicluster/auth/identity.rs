@@ -1,4 +1,5 @@
-//! Who the operator is in AWS: its account's token, which Kubernetes renews in a file, is exchanged for credentials.
+//! The operator's identity in AWS: the token of its service account, which Kubernetes refreshes in a file, is exchanged for
+//! credentials.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,26 +22,26 @@ use tokio_rustls::TlsConnector;
 use super::presign::{AwsCredentials, sts_host};
 use crate::multicluster::environment;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-/// An answer has about two kilobytes.
-const LONGEST_ANSWER: usize = 64 * 1024;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// The limit of a response, which has about two kilobytes.
+const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 const SESSION_NAME: &str = "standin-operator";
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where credentials come from. Kubernetes says it in the pod's environment.
+/// The source of credentials. Kubernetes configures it in the pod's environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WebIdentity {
     pub(crate) role: String,
     pub(crate) token_file: PathBuf,
     pub(crate) session_name: String,
-    /// None: that of the member.
+    /// `None`: the region of the member.
     pub(crate) region: Option<String>,
     pub(crate) endpoint: Option<String>,
 }
 
 impl WebIdentity {
-    /// None, where the operator's account has no role in AWS.
+    /// Returns `None` if the operator's service account has no role in AWS.
     pub(crate) fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let variable = |name| variable(name).filter(|value| !value.is_empty());
         Some(Self {
@@ -53,13 +54,13 @@ impl WebIdentity {
         })
     }
 
-    /// Credentials, and when they end.
+    /// Credentials, and when they expire.
     pub(crate) async fn credentials(
         &self,
         region: &str,
-    ) -> Result<(AwsCredentials, Timestamp), Failure> {
+    ) -> Result<(AwsCredentials, Timestamp), BoxError> {
         let path = &self.token_file;
-        // A small file in memory, which nobody waits for.
+        // A small file in memory, so blocking is acceptable.
         let token = std::fs::read_to_string(path)
             .map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
         let region = self.region.as_deref().unwrap_or(region);
@@ -68,12 +69,12 @@ impl WebIdentity {
             None => format!("https://{}", sts_host(region)),
         };
         let endpoint: Uri = endpoint.parse()?;
-        let body = self.question(token.trim());
-        let answer = timeout(PATIENCE, ask(&endpoint, body)).await??;
-        read(&answer)
+        let body = self.request_body(token.trim());
+        let response = timeout(REQUEST_TIMEOUT, send_request(&endpoint, body)).await??;
+        parse_credentials(&response)
     }
 
-    fn question(&self, token: &str) -> String {
+    fn request_body(&self, token: &str) -> String {
         let encoded = |value: &str| utf8_percent_encode(value, NON_ALPHANUMERIC).to_string();
         format!(
             "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn={}&RoleSessionName={}&WebIdentityToken={}",
@@ -84,7 +85,7 @@ impl WebIdentity {
     }
 }
 
-async fn ask(endpoint: &Uri, body: String) -> Result<String, Failure> {
+async fn send_request(endpoint: &Uri, body: String) -> Result<String, BoxError> {
     let host = endpoint.host().ok_or("the endpoint of AWS has no host")?;
     let is_https = endpoint.scheme_str() != Some("http");
     let port = endpoint
@@ -94,14 +95,14 @@ async fn ask(endpoint: &Uri, body: String) -> Result<String, Failure> {
     if is_https {
         let name = ServerName::try_from(host.to_owned())?;
         let stream = connector()?.connect(name, connection).await?;
-        send(stream, endpoint, body).await
+        exchange(stream, endpoint, body).await
     } else {
-        send(connection, endpoint, body).await
+        exchange(connection, endpoint, body).await
     }
 }
 
-/// The image has no certificates of authorities, so they are in the program.
-fn connector() -> Result<TlsConnector, Failure> {
+/// The image has no root certificates, so they are compiled in.
+fn connector() -> Result<TlsConnector, BoxError> {
     let roots = RootCertStore::from_iter(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
@@ -111,7 +112,7 @@ fn connector() -> Result<TlsConnector, Failure> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-async fn send<S>(stream: S, endpoint: &Uri, body: String) -> Result<String, Failure>
+async fn exchange<S>(stream: S, endpoint: &Uri, body: String) -> Result<String, BoxError>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
@@ -124,21 +125,21 @@ where
         .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
         .body(Full::new(Bytes::from(body)))?;
     let exchange = async {
-        let answer = sender.send_request(request).await?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), LONGEST_ANSWER);
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
         let body = body.collect().await?.to_bytes();
         let body = String::from_utf8_lossy(&body).into_owned();
         if !status.is_success() {
-            let why = element(&body, "Message").unwrap_or_default();
-            return Err(format!("AWS answers {status}: {why}").into());
+            let message = element(&body, "Message").unwrap_or_default();
+            return Err(format!("AWS responded with {status}: {message}").into());
         }
         Ok(body)
     };
     let mut exchange = std::pin::pin!(exchange);
     tokio::select! {
-        answer = &mut exchange => answer,
-        // The connection may end with the last byte of the answer.
+        response = &mut exchange => response,
+        // The connection may end with the last byte of the response.
         ended = connection => {
             ended?;
             exchange.await
@@ -146,9 +147,10 @@ where
     }
 }
 
-fn read(answer: &str) -> Result<(AwsCredentials, Timestamp), Failure> {
-    let part = element(answer, "Credentials").ok_or("AWS answers without credentials")?;
-    let value = |name| element(part, name).ok_or_else(|| format!("AWS answers without {name}"));
+fn parse_credentials(response: &str) -> Result<(AwsCredentials, Timestamp), BoxError> {
+    let part = element(response, "Credentials").ok_or("the response of AWS has no credentials")?;
+    let value =
+        |name| element(part, name).ok_or_else(|| format!("the response of AWS has no {name}"));
     let expires = value("Expiration")?.parse()?;
     let credentials = AwsCredentials {
         access_key_id: value("AccessKeyId")?.to_owned(),
@@ -158,8 +160,7 @@ fn read(answer: &str) -> Result<(AwsCredentials, Timestamp), Failure> {
     Ok((credentials, expires))
 }
 
-/// What is between the tags of an element. Those that are read here have no attributes, occur once, and hold nothing
-/// that XML would write in another way.
+/// The text of an XML element. The elements that are read here have no attributes, occur once, and need no unescaping.
 fn element<'text>(text: &'text str, name: &str) -> Option<&'text str> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     rest.split_once(&format!("</{name}>"))

@@ -1,4 +1,4 @@
-//! Client certificates. They are the administrator's to renew; a Secret that changes is in effect at once.
+//! Client certificates. The administrator renews them; a changed Secret takes effect at once.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,10 +14,10 @@ use super::{Credential, NoCredential, value};
 
 const CHAIN: &str = "tls.crt";
 const KEY: &str = "tls.key";
-/// Time enough for an administrator.
-const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// How long before the expiry of a certificate a warning is shown.
+const EXPIRY_WARNING: SignedDuration = SignedDuration::from_hours(7 * 24);
 
-/// The certificate of a member's Secret, and when it ends.
+/// The certificate of a member's Secret, and when it expires.
 pub(crate) fn choose(secret: &Secret) -> Result<(Credential, Timestamp), NoCredential> {
     let name = secret.name_any();
     let unreadable = |key, why| NoCredential::Unreadable {
@@ -27,26 +27,26 @@ pub(crate) fn choose(secret: &Secret) -> Result<(Credential, Timestamp), NoCrede
     };
     let chain = pem(value(secret, CHAIN)?);
     let key = pem(value(secret, KEY)?);
-    let ends = end_of(&chain).ok_or_else(|| unreadable(CHAIN, "is no certificate in PEM"))?;
+    let expires = expiry_of(&chain).ok_or_else(|| unreadable(CHAIN, "is no certificate in PEM"))?;
     PrivateKeyDer::from_pem_slice(&key).map_err(|_| unreadable(KEY, "is no key in PEM"))?;
     let key = String::from_utf8(key).map_err(|_| unreadable(KEY, "is no key in PEM"))?;
     let key = SecretString::from(key);
-    Ok((Credential::Certificate { chain, key }, ends))
+    Ok((Credential::Certificate { chain, key }, expires))
 }
 
-/// What people should know about a certificate.
-pub(crate) fn warning(ends: Timestamp, now: Timestamp) -> Option<String> {
-    let left = now.duration_until(ends);
+/// A warning about a certificate that expires soon or has expired.
+pub(crate) fn warning(expires: Timestamp, now: Timestamp) -> Option<String> {
+    let left = now.duration_until(expires);
     if left <= SignedDuration::ZERO {
         return Some(format!(
-            "the client certificate has ended at {ends}; replace it in the Secret"
+            "the client certificate has expired at {expires}; replace it in the Secret"
         ));
     }
-    (left < SOON)
-        .then(|| format!("the client certificate ends at {ends}; replace it in the Secret"))
+    (left < EXPIRY_WARNING)
+        .then(|| format!("the client certificate expires at {expires}; replace it in the Secret"))
 }
 
-/// Some write base64 into a Secret, which is base64 already.
+/// Decodes a value that is base64 by mistake: Kubernetes encodes the values of a Secret already.
 fn pem(value: Vec<u8>) -> Vec<u8> {
     if value.starts_with(b"-----") {
         return value;
@@ -59,14 +59,14 @@ fn pem(value: Vec<u8>) -> Vec<u8> {
     STANDARD.decode(text).unwrap_or(value)
 }
 
-fn end_of(chain: &[u8]) -> Option<Timestamp> {
+fn expiry_of(chain: &[u8]) -> Option<Timestamp> {
     let first = Pem::iter_from_buffer(chain).next()?.ok()?;
     let certificate = first.parse_x509().ok()?;
-    let end = certificate.validity().not_after.timestamp();
-    Timestamp::from_second(end).ok()
+    let expires = certificate.validity().not_after.timestamp();
+    Timestamp::from_second(expires).ok()
 }
 
-/// As a kubeconfig has it.
+/// The key in the encoding of a kubeconfig.
 pub(super) fn encoded(key: &SecretString) -> SecretString {
     SecretString::from(STANDARD.encode(key.expose_secret()))
 }

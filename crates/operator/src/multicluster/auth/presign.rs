@@ -1,7 +1,7 @@
-//! The token that EKS takes: a question to AWS, *who am I?*, signed by us and asked by the cluster.
+//! The token for EKS: a presigned `GetCallerIdentity` request to AWS STS, which the cluster sends to verify the token.
 //!
-//! It is written out here because there is one such request, and the token has to be the one that AWS's own programs
-//! make, byte for byte: the tests compare it with theirs, and with the reader that EKS uses. Signature Version 4 is
+//! The signature is implemented here because it is the only such request, and the token has to be the same, byte for byte, as
+//! that of AWS's own programs: the tests compare it with theirs, and with the verifier that EKS uses. Signature Version 4 is
 //! documented at <https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html>.
 
 use std::fmt::Write as _;
@@ -16,18 +16,18 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
 const PREFIX: &str = "k8s-aws-v1.";
-/// The cluster's name goes in this header, which is signed: a token for one cluster is none for another.
+/// The header with the cluster's name. It is signed, so a token for one cluster is invalid for another.
 const CLUSTER_HEADER: &str = "x-k8s-aws-id";
-/// What AWS's own programs write here. The token is good for 15 minutes from its date, whatever it is.
+/// The value that AWS's own programs use. The token is valid for 15 minutes from its date, independent of it.
 const EXPIRES: u32 = 60;
-/// What need not be encoded in a query.
-const KEPT: &AsciiSet = &NON_ALPHANUMERIC
+/// The characters that are encoded in a query.
+const QUERY_ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
 
-/// Who we are in AWS, for a while.
+/// Temporary credentials of AWS.
 #[derive(Clone, Debug)]
 pub(crate) struct AwsCredentials {
     pub(crate) access_key_id: String,
@@ -35,7 +35,7 @@ pub(crate) struct AwsCredentials {
     pub(crate) session_token: Option<SecretString>,
 }
 
-/// The service that says who somebody is, in a region.
+/// The host of the Security Token Service of a region.
 pub(crate) fn sts_host(region: &str) -> String {
     let ending = if region.starts_with("cn-") { ".cn" } else { "" };
     format!("sts.{region}.amazonaws.com{ending}")
@@ -71,8 +71,8 @@ pub(crate) fn token(
     if let Some(session) = session {
         pairs.push(("X-Amz-Security-Token", session.expose_secret()));
     }
-    let written = query(&pairs);
-    // What is signed is in order; what is sent is in the order of AWS's own programs.
+    let sent = query(&pairs);
+    // The signed query is sorted; the sent query has the order of AWS's own programs.
     pairs.sort_unstable();
     let canonical = format!(
         "GET\n/\n{}\nhost:{host}\n{CLUSTER_HEADER}:{cluster}\n\n{signed_headers}\n{}",
@@ -85,19 +85,19 @@ pub(crate) fn token(
     );
     let key = signing_key(credentials, &day, region);
     let signature = hexadecimal(hmac::sign(&key, to_sign.as_bytes()).as_ref());
-    let url = format!("https://{host}/?{written}&X-Amz-Signature={signature}");
+    let url = format!("https://{host}/?{sent}&X-Amz-Signature={signature}");
     SecretString::from(format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(url)))
 }
 
 fn query(pairs: &[(&str, &str)]) -> String {
     let pairs = pairs.iter().map(|(name, value)| {
-        let value = utf8_percent_encode(value, KEPT);
+        let value = utf8_percent_encode(value, QUERY_ENCODED);
         format!("{name}={value}")
     });
     pairs.collect::<Vec<_>>().join("&")
 }
 
-/// Made of the secret for one day, one region and one service.
+/// The signing key for one day, one region and one service.
 fn signing_key(credentials: &AwsCredentials, day: &str, region: &str) -> hmac::Key {
     let secret = format!("AWS4{}", credentials.secret_access_key.expose_secret());
     let first = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());

@@ -9,7 +9,7 @@ fn authority() -> String {
     STANDARD.encode(certificate.pem())
 }
 
-/// A configuration in which everything is right, with some lines replaced.
+/// Parses a valid configuration with some lines replaced.
 fn read(changes: &[(&str, &str)]) -> Result<MultiCluster, InvalidClusters> {
     let mut text = format!(
         "clusterName: primary\n\
@@ -29,26 +29,26 @@ fn read(changes: &[(&str, &str)]) -> Result<MultiCluster, InvalidClusters> {
 }
 
 #[test]
-fn what_the_chart_writes_is_read() {
+fn the_configuration_of_the_chart_is_parsed() {
     let clusters = read(&[]).unwrap();
     assert_eq!(clusters.default, "staging");
     assert_eq!(
         clusters.workload_clusters(),
         ["staging", "Blue_1", "on-prem"]
     );
-    assert_eq!(clusters.members[0].method, Method::BearerToken);
+    assert_eq!(clusters.members[0].method, AuthMethod::BearerToken);
     assert_eq!(clusters.members[0].secret(), "mirrord-cluster-staging");
     assert_eq!(clusters.members[0].namespace.as_deref(), Some("tools"));
     let region = "eu-north-1".to_owned();
-    assert_eq!(clusters.members[1].method, Method::Eks { region });
+    assert_eq!(clusters.members[1].method, AuthMethod::Eks { region });
     assert_eq!(object_part(&clusters.members[1].name), "blue-1");
 
     assert_eq!(clusters.on_unreachable, OnUnreachable::Fail);
-    let going_on = read(&[(
+    let tolerant = read(&[(
         "managementOnly: true",
         "managementOnly: true\nonUnreachable: continue",
     )]);
-    assert_eq!(going_on.unwrap().on_unreachable, OnUnreachable::Continue);
+    assert_eq!(tolerant.unwrap().on_unreachable, OnUnreachable::Continue);
 
     let with_targets = read(&[("managementOnly: true", "managementOnly: false")]).unwrap();
     assert_eq!(with_targets.workload_clusters()[0], "primary");
@@ -60,7 +60,7 @@ fn what_the_chart_writes_is_read() {
 }
 
 #[test]
-fn every_wrong_combination_is_refused_by_its_key() {
+fn errors_name_the_invalid_key() {
     let cases: &[(&[(&str, &str)], &str)] = &[
         (
             &[("clusterName: primary\n", "")],
@@ -145,7 +145,7 @@ fn every_wrong_combination_is_refused_by_its_key() {
 }
 
 #[test]
-fn a_server_is_a_host() {
+fn servers_are_validated() {
     let good = [
         "https://staging",
         "https://10.0.0.1:6443",
@@ -180,7 +180,7 @@ fn a_server_is_a_host() {
 }
 
 #[test]
-fn an_authority_is_a_certificate() {
+fn authorities_are_validated() {
     let entry = |data: &str| {
         format!(
             "{{clusterName: a, defaultCluster: b, clusters: [{{name: b, authType: mtls, server: 'https://b', caData: '{data}'}}]}}"

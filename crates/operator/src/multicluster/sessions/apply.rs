@@ -1,4 +1,4 @@
-//! Does what was planned, and chooses nothing.
+//! Executes a plan. It makes no decisions.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use api::multicluster::{PARENT_FINALIZER, PARENT_LABEL, PARENT_UID_LABEL, child_name};
 use api::session::FINALIZER;
 use api::{MirrordClusterSession, MirrordClusterSessionSpec, MirrordMultiClusterSession};
+use error_chain::error_chain;
 use futures_util::future::join_all;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -14,48 +15,57 @@ use tokio::time::timeout;
 
 use super::plan::Plan;
 use crate::Shared;
-use crate::error::{Doing as _, Result, chain};
-use crate::multicluster::envoy::Envoy;
+use crate::error::{KubeResultExt as _, Result};
+use crate::multicluster::member_clusters::MemberClusters;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) async fn apply(
     shared: &Shared,
-    envoy: &Envoy,
+    members: &MemberClusters,
     parent: &MirrordMultiClusterSession,
     plan: &Plan,
 ) -> Result<()> {
     let create = plan.create.iter();
-    join_all(create.map(|cluster| create_child(envoy, parent, cluster))).await;
+    join_all(create.map(|cluster| create_child(members, parent, cluster))).await;
     let remove = plan.remove.iter();
-    join_all(remove.map(|(cluster, name)| remove_child(envoy, cluster, name))).await;
+    join_all(remove.map(|(cluster, name)| remove_child(members, cluster, name))).await;
     report(shared, parent, plan).await
 }
 
-/// One that cannot be made is tried again at the next look; the others are not held up.
-async fn create_child(envoy: &Envoy, parent: &MirrordMultiClusterSession, cluster: &str) {
-    let Ok(client) = envoy.client_of(cluster) else {
+/// Creates a child. A failure is retried in the next reconciliation and does not delay the others.
+async fn create_child(
+    members: &MemberClusters,
+    parent: &MirrordMultiClusterSession,
+    cluster: &str,
+) {
+    let Ok(client) = members.client_of(cluster) else {
         return;
     };
     let children: Api<MirrordClusterSession> = Api::all(client);
     let child = child_of(parent, cluster);
     let name = child.name_any();
-    match timeout(PATIENCE, children.create(&PostParams::default(), &child)).await {
-        Ok(Ok(_)) => tracing::info!(session = name, cluster, "a child is made"),
+    match timeout(
+        REQUEST_TIMEOUT,
+        children.create(&PostParams::default(), &child),
+    )
+    .await
+    {
+        Ok(Ok(_)) => tracing::info!(session = name, cluster, "child created"),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
         Ok(Err(error)) => {
             tracing::warn!(
                 session = name,
                 cluster,
-                error = chain(&error),
-                "a child cannot be made"
+                error = error_chain(&error),
+                "failed to create a child"
             );
         }
-        Err(_) => tracing::warn!(session = name, cluster, "a cluster does not answer"),
+        Err(_) => tracing::warn!(session = name, cluster, "creation of a child timed out"),
     }
 }
 
-/// The child's object: what its own operator needs to know, and nothing more.
+/// The child's object, with only what its own operator needs.
 fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordClusterSession {
     let spec = &parent.spec;
     let child = MirrordClusterSessionSpec {
@@ -82,25 +92,29 @@ fn child_of(parent: &MirrordMultiClusterSession, cluster: &str) -> MirrordCluste
     child
 }
 
-/// As it is written down.
+/// The generation of the child in the parent's status.
 fn generation(parent: &MirrordMultiClusterSession, cluster: &str) -> u32 {
     let status = parent.status.as_ref();
     let child = status.and_then(|status| status.cluster_sessions.get(cluster));
     child.map_or(0, |child| child.generation)
 }
 
-async fn remove_child(envoy: &Envoy, cluster: &str, name: &str) {
-    let Ok(client) = envoy.client_of(cluster) else {
+async fn remove_child(members: &MemberClusters, cluster: &str, name: &str) {
+    let Ok(client) = members.client_of(cluster) else {
         return;
     };
     let children: Api<MirrordClusterSession> = Api::all(client);
-    let deleted = timeout(PATIENCE, children.delete(name, &DeleteParams::default())).await;
+    let deleted = timeout(
+        REQUEST_TIMEOUT,
+        children.delete(name, &DeleteParams::default()),
+    )
+    .await;
     if let Ok(Err(error)) = deleted {
         tracing::warn!(
             session = name,
             cluster,
-            error = chain(&error),
-            "a child cannot be removed"
+            error = error_chain(&error),
+            "failed to delete a child"
         );
     }
 }
@@ -110,9 +124,9 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
     let name = parent.name_any();
     if let Some(report) = &plan.report {
         if let Some(closed) = report.closed.as_ref().filter(|_| plan.delete) {
-            tracing::info!(target: "audit", session = name, reason = closed.reason, "a session is over");
+            tracing::info!(target: "audit", session = name, reason = closed.reason, "session ended");
         }
-        // A field that is absent must be said to be.
+        // Absent values are `null`, so that the merge patch removes them.
         let patch = json!({"status": {
             "phase": report.phase,
             "message": report.message,
@@ -136,11 +150,11 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
         let patched = parents
             .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
-        gone_is_fine(patched.map(drop)).doing(format!("write the status of {name}"))?;
+        ignore_not_found(patched.map(drop)).action(format!("write the status of {name}"))?;
     }
     if plan.delete {
         let deleted = parents.delete(&name, &DeleteParams::default()).await;
-        gone_is_fine(deleted.map(drop)).doing(format!("delete {name}"))?;
+        ignore_not_found(deleted.map(drop)).action(format!("delete {name}"))?;
     }
     if plan.release {
         let others: Vec<&String> = parent
@@ -152,12 +166,12 @@ async fn report(shared: &Shared, parent: &MirrordMultiClusterSession, plan: &Pla
         let released = parents
             .patch(&name, &PatchParams::default(), &Patch::Merge(&patch))
             .await;
-        gone_is_fine(released.map(drop)).doing(format!("release {name}"))?;
+        ignore_not_found(released.map(drop)).action(format!("release {name}"))?;
     }
     Ok(())
 }
 
-fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+fn ignore_not_found(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other,

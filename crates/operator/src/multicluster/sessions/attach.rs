@@ -1,4 +1,4 @@
-//! The member's side: the Primary connects to a child that it has made.
+//! Connections of a Primary to its child sessions, on the side of the member.
 
 use api::connect::ConnectParameters;
 use api::multicluster::CHILD_HEADER;
@@ -10,59 +10,62 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use crate::answer::Refusal;
-use crate::error::Doing as _;
+use crate::error::KubeResultExt as _;
 use crate::front_proxy::User;
+use crate::response::Refusal;
 
-/// What the Primary says about the child that it wants: its place in the target's address is asked for as well.
-pub(crate) struct Attaching<'asked> {
-    pub(crate) namespace: &'asked str,
-    pub(crate) target: &'asked TargetPath,
-    pub(crate) parameters: &'asked ConnectParameters,
+/// A Primary's request to connect to a child: the namespace and the target are those of the URL.
+pub(crate) struct AttachRequest<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) target: &'a TargetPath,
+    pub(crate) parameters: &'a ConnectParameters,
 }
 
-/// The name of a child, where a Primary asks.
-pub(crate) fn child_asked(headers: &HeaderMap) -> Option<&str> {
+/// The name of the requested child, in the request of a Primary.
+pub(crate) fn requested_child(headers: &HeaderMap) -> Option<&str> {
     headers.get(CHILD_HEADER)?.to_str().ok()
 }
 
-/// The child, for somebody who may make such objects. Whoever else has rights on the target is not its Primary.
+/// The child, for a user that may create sessions. Other users with access to the target are not its Primary.
 pub(crate) async fn attach(
     client: &Client,
     user: &User,
     name: &str,
-    asked: &Attaching<'_>,
+    request: &AttachRequest<'_>,
 ) -> Result<MirrordClusterSession, Refusal> {
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
-    let answer = reviews
+    let reviewed = reviews
         .create(&PostParams::default(), &review(user))
         .await
-        .doing("review a Primary's rights")?;
-    if !answer.status.is_some_and(|status| status.allowed) {
+        .action("review a Primary's rights")?;
+    if !reviewed.status.is_some_and(|status| status.allowed) {
         return Err(Refusal::forbidden(format!(
-            "{} may not make sessions here; a Primary needs the ClusterRole mirrord-operator-envoy-remote",
+            "{} may not create sessions here; a Primary needs the ClusterRole mirrord-operator-envoy-remote",
             user.name
         )));
     }
     let children: Api<MirrordClusterSession> = Api::all(client.clone());
-    let found = children.get_opt(name).await.doing(format!("read {name}"))?;
+    let found = children
+        .get_opt(name)
+        .await
+        .action(format!("read {name}"))?;
     let gone = || Refusal::gone(format!("there is no session {name} here; it has ended"));
     let found = found.ok_or_else(gone)?;
-    fits(&found, asked)?;
+    check_target(&found, request)?;
     Ok(found)
 }
 
-/// The right to connect was asked for by the target of the address, so the child must be for this one.
-fn fits(child: &MirrordClusterSession, asked: &Attaching<'_>) -> Result<(), Refusal> {
-    let is_it = child.spec.multi_cluster_parent_name.is_some()
-        && child.spec.namespace == asked.namespace
-        && child.spec.target == asked.target.to_string()
-        && child.spec.label_target == asked.parameters.label_target;
-    if is_it {
+/// The request was authorized for the target in the URL, so the child must have the same target.
+fn check_target(child: &MirrordClusterSession, request: &AttachRequest<'_>) -> Result<(), Refusal> {
+    let is_same = child.spec.multi_cluster_parent_name.is_some()
+        && child.spec.namespace == request.namespace
+        && child.spec.target == request.target.to_string()
+        && child.spec.label_target == request.parameters.label_target;
+    if is_same {
         Ok(())
     } else {
         Err(Refusal::conflict(
-            "this session is for another target, or is no part of another session",
+            "this session has another target, or is not the child of another session",
         ))
     }
 }
@@ -101,10 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn a_right_to_one_target_opens_no_other_session() {
+    fn a_child_must_have_the_requested_target() {
         let target = TargetPath::from_address("deployment.web").unwrap();
         let parameters = ConnectParameters::default();
-        let asked = Attaching {
+        let request = AttachRequest {
             namespace: "shop",
             target: &target,
             parameters: &parameters,
@@ -115,7 +118,11 @@ mod tests {
             (child(None, "deployment/web"), false),
         ];
         for (child, expected) in cases {
-            assert_eq!(fits(&child, &asked).is_ok(), expected, "{child:?}");
+            assert_eq!(
+                check_target(&child, &request).is_ok(),
+                expected,
+                "{child:?}"
+            );
         }
     }
 }

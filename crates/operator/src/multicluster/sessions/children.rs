@@ -1,9 +1,10 @@
-//! All children of all clusters, as the leader knows them: it is told of each change, and asks nobody.
+//! Watches the children in all clusters, in the leader.
 
 use std::sync::Arc;
 
 use api::MirrordClusterSession;
 use api::multicluster::PARENT_LABEL;
+use error_chain::error_chain;
 use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt as _};
 use kube::runtime::reflector::{ObjectRef, Store, store};
@@ -12,96 +13,98 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::AFTER_A_FAILURE;
+use super::RETRY_DELAY;
 use super::plan::Observed;
 use crate::Shared;
-use crate::error::chain;
-use crate::multicluster::envoy::Envoy;
-use crate::multicluster::sync::{Access, Health, MemberKeeper};
+use crate::multicluster::member_client::{MemberAccess, MemberClient, MemberHealth};
+use crate::multicluster::member_clusters::MemberClusters;
 
-/// Ends with the leader's work.
+/// The children in all clusters. It lives as long as the replica leads.
 pub(super) struct Children {
     members: Vec<MemberChildren>,
-    /// From whoever follows a cluster to the controller: something may have to be done.
-    bell: watch::Sender<u64>,
+    /// The number of changes, which trigger reconciliations.
+    changes: watch::Sender<u64>,
 }
 
 struct MemberChildren {
-    keeper: Arc<MemberKeeper>,
+    client: Arc<MemberClient>,
     store: Store<MirrordClusterSession>,
-    /// From whoever follows the cluster to whoever looks.
-    following: watch::Sender<Following>,
+    /// Written by the watch of the cluster.
+    state: watch::Sender<WatchState>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum Following {
-    /// What is not in the copy may be there all the same.
+enum WatchState {
+    /// The store is incomplete: a child that is not in it may exist.
     #[default]
-    Beginning,
-    /// What is not in the copy is not there.
-    Going,
-    /// The cluster does not tell, and this is why.
+    Starting,
+    /// The store is complete: a child that is not in it does not exist.
+    Running,
+    /// The watch has failed, with this error.
     Failing(String),
 }
 
 impl Children {
-    /// Begins to follow all clusters. What is returned with it has to be waited for, and never ends.
-    pub(super) fn follow(
+    /// Starts to watch all clusters. The returned future runs the watches and never ends.
+    pub(super) fn start(
         shared: &Arc<Shared>,
-        envoy: &Envoy,
+        clusters: &MemberClusters,
     ) -> (Arc<Self>, impl Future<Output = ()> + use<>) {
         let mut writers = Vec::new();
         let mut members = Vec::new();
-        for keeper in envoy.keepers() {
+        for member_client in clusters.member_clients() {
             let (reader, writer) = store();
             writers.push(writer);
             members.push(MemberChildren {
-                keeper: Arc::clone(keeper),
+                client: Arc::clone(member_client),
                 store: reader,
-                following: watch::Sender::default(),
+                state: watch::Sender::default(),
             });
         }
         let children = Arc::new(Self {
             members,
-            bell: watch::Sender::default(),
+            changes: watch::Sender::default(),
         });
-        let (followed, here) = (Arc::clone(&children), Arc::clone(shared));
-        let following = async move {
-            let each = followed.members.iter().zip(writers);
-            let each = each.map(|(member, writer)| member.follow(writer, &followed.bell));
-            tokio::join!(join_all(each), follow_here(&here, &followed.bell));
+        let (watched, shared) = (Arc::clone(&children), Arc::clone(shared));
+        let watching = async move {
+            let members = watched.members.iter().zip(writers);
+            let members = members.map(|(member, writer)| member.watch(writer, &watched.changes));
+            tokio::join!(
+                join_all(members),
+                watch_local_children(&shared, &watched.changes)
+            );
         };
-        (children, following)
+        (children, watching)
     }
 
-    /// Rings when something may have to be done, whatever session it is about.
+    /// An item for each change, of any session.
     pub(super) fn changes(&self) -> impl Stream<Item = ()> + Send + use<> {
-        let bell = self.bell.subscribe();
-        futures_util::stream::unfold(bell, async |mut bell| {
-            bell.changed().await.ok()?;
-            Some(((), bell))
+        let changes = self.changes.subscribe();
+        futures_util::stream::unfold(changes, async |mut changes| {
+            changes.changed().await.ok()?;
+            Some(((), changes))
         })
     }
 
     pub(super) fn observe(&self, shared: &Shared, cluster: &str, name: &str) -> Observed {
-        let is_here =
-            shared.envoy.as_ref().map(|envoy| &envoy.clusters.name) == Some(&cluster.to_owned());
-        if is_here {
-            let is_known = shared.sessions.is_filled();
-            return seen(shared.sessions.get(name), is_known);
+        let members = shared.members.as_ref();
+        let is_local = members.is_some_and(|members| members.clusters.name == cluster);
+        if is_local {
+            let is_complete = shared.sessions.is_filled();
+            return observed(shared.sessions.get(name), is_complete);
         }
         let mut members = self.members.iter();
-        match members.find(|member| member.keeper.member.name == cluster) {
+        match members.find(|member| member.client.member.name == cluster) {
             Some(member) => member.observe(name),
             None => Observed::Unconfigured,
         }
     }
 }
 
-fn seen(child: Option<Arc<MirrordClusterSession>>, is_known: bool) -> Observed {
+fn observed(child: Option<Arc<MirrordClusterSession>>, is_complete: bool) -> Observed {
     match child {
-        Some(child) => Observed::There(Box::new((*child).clone())),
-        None if is_known => Observed::Missing,
+        Some(child) => Observed::Present(Box::new((*child).clone())),
+        None if is_complete => Observed::Missing,
         None => Observed::Unknown,
     }
 }
@@ -109,96 +112,96 @@ fn seen(child: Option<Arc<MirrordClusterSession>>, is_known: bool) -> Observed {
 impl MemberChildren {
     fn observe(&self, name: &str) -> Observed {
         if let Some(observed) =
-            unreachable(&self.keeper.access.borrow(), &self.keeper.health.borrow())
+            unreachable(&self.client.access.borrow(), &self.client.health.borrow())
         {
             return observed;
         }
-        match &*self.following.borrow() {
-            Following::Beginning => Observed::Unknown,
-            Following::Going => seen(self.store.get(&ObjectRef::new(name)), true),
-            Following::Failing(why) => Observed::Unreachable(why.clone()),
+        match &*self.state.borrow() {
+            WatchState::Starting => Observed::Unknown,
+            WatchState::Running => observed(self.store.get(&ObjectRef::new(name)), true),
+            WatchState::Failing(error) => Observed::Unreachable(error.clone()),
         }
     }
 
-    /// Follows for ever, by whichever credential there is. After a time without an answer it begins anew, because what was
-    /// told before may not hold any more.
-    async fn follow(
+    /// Watches the children with the current credential. Never returns. After an outage the watch starts again, because the
+    /// store may be outdated.
+    async fn watch(
         &self,
         mut writer: kube::runtime::reflector::store::Writer<MirrordClusterSession>,
-        bell: &watch::Sender<u64>,
+        changes: &watch::Sender<u64>,
     ) {
-        let mut access = self.keeper.access.subscribe();
-        let mut health = self.keeper.health.subscribe();
+        let mut access = self.client.access.subscribe();
+        let mut health = self.client.health.subscribe();
         loop {
             let client = access.borrow_and_update().client.clone();
-            let is_well = is_well(&health.borrow_and_update());
-            let following = async {
-                match client.filter(|_| is_well) {
-                    Some(client) => self.follow_with(client, &mut writer, bell).await,
+            let is_healthy = is_healthy(&health.borrow_and_update());
+            let watching = async {
+                match client.filter(|_| is_healthy) {
+                    Some(client) => self.watch_with(client, &mut writer, changes).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                // What was told of the failure holds until the cluster tells again.
-                () = following => continue,
+                // The state stays `Failing` until the watch runs again.
+                () = watching => continue,
                 changed = access.changed() => if changed.is_err() { return },
-                changed = health.wait_for(|health| self::is_well(health) != is_well) => {
+                changed = health.wait_for(|health| self::is_healthy(health) != is_healthy) => {
                     if changed.is_err() { return }
                 }
             }
-            self.following.send_replace(Following::Beginning);
-            ring(bell);
+            self.state.send_replace(WatchState::Starting);
+            notify(changes);
         }
     }
 
-    /// Ends with the first failure, a moment after it. Whoever goes on from there is not told when the copy is complete
-    /// again, so everything is asked for anew.
-    async fn follow_with(
+    /// Watches the children until the first failure, and returns a moment after it. A watcher that recovers does not report
+    /// when the store is complete again, so the caller starts a new one.
+    async fn watch_with(
         &self,
         client: Client,
         writer: &mut kube::runtime::reflector::store::Writer<MirrordClusterSession>,
-        bell: &watch::Sender<u64>,
+        changes: &watch::Sender<u64>,
     ) {
         let children: Api<MirrordClusterSession> = Api::all(client);
-        let wanted = watcher::Config::default().labels(PARENT_LABEL);
-        let mut events = std::pin::pin!(watcher(children, wanted));
+        let config = watcher::Config::default().labels(PARENT_LABEL);
+        let mut events = std::pin::pin!(watcher(children, config));
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
-                    let matters = self.matters(&event);
+                    let is_relevant = self.is_relevant(&event);
                     writer.apply_watcher_event(&event);
                     let is_complete = matches!(event, watcher::Event::InitDone);
                     if is_complete {
-                        self.following.send_replace(Following::Going);
+                        self.state.send_replace(WatchState::Running);
                     }
-                    if matters || is_complete {
-                        ring(bell);
+                    if is_relevant || is_complete {
+                        notify(changes);
                     }
                 }
                 Err(error) => {
-                    let failing = Following::Failing(chain(&error));
-                    let before = self.following.send_replace(failing.clone());
-                    if before != failing {
+                    let failing = WatchState::Failing(error_chain(&error));
+                    let previous = self.state.send_replace(failing.clone());
+                    if previous != failing {
                         tracing::warn!(
-                            cluster = self.keeper.member.name,
-                            error = chain(&error),
-                            "a member's sessions cannot be followed now"
+                            cluster = self.client.member.name,
+                            error = error_chain(&error),
+                            "watch of a member's sessions failed"
                         );
                     }
-                    ring(bell);
-                    sleep(AFTER_A_FAILURE).await;
+                    notify(changes);
+                    sleep(RETRY_DELAY).await;
                     return;
                 }
             }
         }
     }
 
-    /// A child whose client was seen again is as it was.
-    fn matters(&self, event: &watcher::Event<MirrordClusterSession>) -> bool {
+    /// Whether an event can change the plan. A heartbeat cannot.
+    fn is_relevant(&self, event: &watcher::Event<MirrordClusterSession>) -> bool {
         match event {
             watcher::Event::Apply(child) => {
                 let before = self.store.get(&ObjectRef::from_obj(child));
-                before.is_none_or(|before| judged_by(&before) != judged_by(child))
+                before.is_none_or(|before| relevant_state(&before) != relevant_state(child))
             }
             watcher::Event::Delete(_) => true,
             _ => false,
@@ -206,8 +209,8 @@ impl MemberChildren {
     }
 }
 
-/// What the controller judges a child by.
-fn judged_by(child: &MirrordClusterSession) -> impl PartialEq + '_ {
+/// The fields of a child that the plan depends on.
+fn relevant_state(child: &MirrordClusterSession) -> impl PartialEq + '_ {
     let status = child.status.as_ref();
     (
         child.metadata.deletion_timestamp.is_some(),
@@ -217,40 +220,40 @@ fn judged_by(child: &MirrordClusterSession) -> impl PartialEq + '_ {
     )
 }
 
-fn ring(bell: &watch::Sender<u64>) {
-    bell.send_modify(|count| *count += 1);
+fn notify(changes: &watch::Sender<u64>) {
+    changes.send_modify(|count| *count += 1);
 }
 
-/// Children in this cluster are in the copy of all sessions.
-async fn follow_here(shared: &Shared, bell: &watch::Sender<u64>) {
-    let mut changes = shared.sessions.bell();
-    let mut known = Vec::new();
-    while changes.changed().await.is_ok() {
+/// Watches the children in this cluster, which are in the cache of sessions.
+async fn watch_local_children(shared: &Shared, changes: &watch::Sender<u64>) {
+    let mut session_changes = shared.sessions.subscribe();
+    let mut previous = Vec::new();
+    while session_changes.changed().await.is_ok() {
         let mut all = shared.sessions.all();
         all.retain(|session| session.spec.multi_cluster_parent_name.is_some());
         all.sort_unstable_by_key(|child| child.metadata.name.clone());
         let is_same = |(one, other): (&Arc<MirrordClusterSession>, &Arc<MirrordClusterSession>)| {
-            one.metadata.uid == other.metadata.uid && judged_by(one) == judged_by(other)
+            one.metadata.uid == other.metadata.uid && relevant_state(one) == relevant_state(other)
         };
-        if known.len() != all.len() || !known.iter().zip(&all).all(is_same) {
-            ring(bell);
+        if previous.len() != all.len() || !previous.iter().zip(&all).all(is_same) {
+            notify(changes);
         }
-        known = all;
+        previous = all;
     }
 }
 
-fn is_well(health: &Health) -> bool {
+fn is_healthy(health: &MemberHealth) -> bool {
     let check = health.check.as_ref();
     check.is_some_and(|check| check.outcome.is_ok())
 }
 
-/// Why nothing is known of a member, if nothing is.
-fn unreachable(access: &Access, health: &Health) -> Option<Observed> {
-    if let Some(trouble) = &access.trouble {
-        return Some(Observed::Unreachable(trouble.to_string()));
+/// The observation for a member without a healthy connection. `None` if the member is healthy.
+fn unreachable(access: &MemberAccess, health: &MemberHealth) -> Option<Observed> {
+    if let Some(error) = &access.error {
+        return Some(Observed::Unreachable(error.to_string()));
     }
     match health.check.as_ref().map(|check| &check.outcome) {
-        Some(Err(why)) => Some(Observed::Unreachable(why.clone())),
+        Some(Err(error)) => Some(Observed::Unreachable(error.clone())),
         None => Some(Observed::Unknown),
         Some(Ok(_)) if access.client.is_none() => Some(Observed::Unknown),
         Some(Ok(_)) => None,
@@ -269,115 +272,115 @@ mod tests {
 
     use super::*;
     use crate::multicluster::auth::NoCredential;
-    use crate::multicluster::clusters::Method;
+    use crate::multicluster::clusters::AuthMethod;
+    use crate::multicluster::member_client::HealthCheck;
     use crate::multicluster::stub;
-    use crate::multicluster::sync::Check;
 
-    /// After a restart nothing is known, and nothing must be concluded from it.
+    /// After a restart the store is empty, which must not be mistaken for missing children.
     #[test]
-    fn a_child_is_missing_only_where_somebody_would_know_it() {
-        assert_eq!(seen(None, false), Observed::Unknown);
-        assert_eq!(seen(None, true), Observed::Missing);
-        let nothing = unreachable(&Access::default(), &Health::default());
-        assert_eq!(nothing, Some(Observed::Unknown));
-        let without = Access {
-            trouble: Some(NoCredential::NoSecret("a".to_owned())),
-            ..Access::default()
+    fn a_child_is_missing_only_if_the_store_is_complete() {
+        assert_eq!(observed(None, false), Observed::Unknown);
+        assert_eq!(observed(None, true), Observed::Missing);
+        let unchecked = unreachable(&MemberAccess::default(), &MemberHealth::default());
+        assert_eq!(unchecked, Some(Observed::Unknown));
+        let without = MemberAccess {
+            error: Some(NoCredential::NoSecret("a".to_owned())),
+            ..MemberAccess::default()
         };
-        let ill = Health {
-            check: Some(Check {
+        let unhealthy = MemberHealth {
+            check: Some(HealthCheck {
                 at: Timestamp::UNIX_EPOCH,
                 outcome: Err("no route".to_owned()),
             }),
-            ..Health::default()
+            ..MemberHealth::default()
         };
-        for (access, health, why) in [
-            (&without, &Health::default(), "is not there"),
-            (&Access::default(), &ill, "no route"),
+        for (access, health, expected) in [
+            (&without, &MemberHealth::default(), "is not there"),
+            (&MemberAccess::default(), &unhealthy, "no route"),
         ] {
             match unreachable(access, health) {
-                Some(Observed::Unreachable(text)) => assert!(text.contains(why), "{text}"),
+                Some(Observed::Unreachable(text)) => assert!(text.contains(expected), "{text}"),
                 other => panic!("{other:?}"),
             }
         }
     }
 
     #[test]
-    fn a_heartbeat_is_no_reason_to_look() {
+    fn heartbeats_trigger_no_reconciliation() {
         let spec = MirrordClusterSessionSpec::default();
         let mut child = MirrordClusterSession::new("mc-1-east", spec);
         child.status = Some(api::MirrordClusterSessionStatus::default());
-        let mut seen = child.clone();
-        let status = seen.status.as_mut().unwrap();
+        let mut heartbeat = child.clone();
+        let status = heartbeat.status.as_mut().unwrap();
         status.last_seen_timestamp = Some("2026-01-27T09:22:55Z".to_owned());
-        assert!(judged_by(&child) == judged_by(&seen));
+        assert!(relevant_state(&child) == relevant_state(&heartbeat));
         let mut ready = child.clone();
         ready.status.as_mut().unwrap().phase = Some(SessionPhase::Ready);
-        assert!(judged_by(&child) != judged_by(&ready));
+        assert!(relevant_state(&child) != relevant_state(&ready));
     }
 
-    fn well() -> Health {
+    fn healthy() -> MemberHealth {
         let outcome = Ok(Box::new(MirrordOperator::new(
             MirrordOperatorSpec::default(),
             MirrordOperatorStatus::default(),
         )));
         let at = Timestamp::UNIX_EPOCH;
-        Health {
-            check: Some(Check { at, outcome }),
-            ..Health::default()
+        MemberHealth {
+            check: Some(HealthCheck { at, outcome }),
+            ..MemberHealth::default()
         }
     }
 
-    /// Answers each list, loses the first connection of those who watch, and keeps the next ones.
-    fn losing_the_first_watch() -> Client {
+    /// An API server that resets the first watch and keeps the next ones open.
+    fn resetting_the_first_watch() -> Client {
         let mut watches = 0;
-        stub::client(move |asked| {
-            if !asked.contains("watch=true") {
+        stub::client(move |path| {
+            if !path.contains("watch=true") {
                 let list = serde_json::json!({
                     "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSessionList",
                     "metadata": {"resourceVersion": "1"}, "items": [],
                 });
-                return stub::said(http::StatusCode::OK, &list);
+                return stub::json_response(http::StatusCode::OK, &list);
             }
             watches += 1;
             match watches {
-                1 => stub::cut(),
-                _ => stub::silence(),
+                1 => stub::reset_response(),
+                _ => stub::pending_response(),
             }
         })
     }
 
     #[tokio::test]
-    async fn a_member_is_followed_again_after_a_lost_connection() {
-        let keeper = Arc::new(MemberKeeper::new(stub::member(Method::BearerToken)));
-        keeper.access.send_replace(Access {
-            client: Some(losing_the_first_watch()),
-            ..Access::default()
+    async fn a_watch_restarts_after_a_lost_connection() {
+        let client = Arc::new(MemberClient::new(stub::member(AuthMethod::BearerToken)));
+        client.access.send_replace(MemberAccess {
+            client: Some(resetting_the_first_watch()),
+            ..MemberAccess::default()
         });
-        keeper.health.send_replace(well());
+        client.health.send_replace(healthy());
         let (store, writer) = store();
         let member = MemberChildren {
-            keeper,
+            client,
             store,
-            following: watch::Sender::default(),
+            state: watch::Sender::default(),
         };
-        let mut following = member.following.subscribe();
-        let lost_and_found = async {
-            let is_failing = |following: &Following| matches!(following, Following::Failing(_));
-            following.wait_for(is_failing).await.unwrap();
+        let mut state = member.state.subscribe();
+        let recovery = async {
+            let is_failing = |state: &WatchState| matches!(state, WatchState::Failing(_));
+            state.wait_for(is_failing).await.unwrap();
             assert!(matches!(
                 member.observe("mc-1-east"),
                 Observed::Unreachable(_)
             ));
-            let is_going = |following: &Following| *following == Following::Going;
-            following.wait_for(is_going).await.unwrap();
+            let is_running = |state: &WatchState| *state == WatchState::Running;
+            state.wait_for(is_running).await.unwrap();
             assert_eq!(member.observe("mc-1-east"), Observed::Missing);
         };
-        let bell = watch::Sender::default();
+        let changes = watch::Sender::default();
         tokio::select! {
-            () = member.follow(writer, &bell) => panic!("nobody follows"),
-            found = timeout(Duration::from_secs(60), lost_and_found) => {
-                found.expect("the member is followed again");
+            () = member.watch(writer, &changes) => panic!("the watch has stopped"),
+            recovered = timeout(Duration::from_secs(60), recovery) => {
+                recovered.expect("the watch restarts");
             }
         }
     }

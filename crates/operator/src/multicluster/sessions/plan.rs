@@ -1,4 +1,4 @@
-//! What to do about a session over several clusters. Decides everything, does nothing, and has no clock.
+//! Plans what to do about a session over several clusters. Pure logic without I/O or clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,39 +13,39 @@ use kube::ResourceExt as _;
 
 use crate::settings::SessionSettings;
 
-/// How long children may take to be ready.
-const STARTUP: Duration = Duration::from_secs(60);
-/// How long a session that failed is kept for people to look at.
-const KEPT: Duration = Duration::from_secs(60);
-/// Changes are told, so this is only for what was tried and did not succeed.
-const SOON: Duration = Duration::from_secs(1);
-const LATER: Duration = Duration::from_secs(10);
-/// How long an attempt to make a child may take to show. It is longer than anybody waits for the answer.
-const UNDER_WAY: Duration = Duration::from_secs(10);
-/// Before a cluster joins for the third time.
-const FIRST_PAUSE: Duration = Duration::from_secs(10);
+/// How long children may take to become ready.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the object of a failed session is kept, so that users can read the reason.
+const FAILED_RETENTION: Duration = Duration::from_secs(60);
+/// The requeue delay after a failed attempt. Changes trigger reconciliations by themselves.
+const SHORT_REQUEUE: Duration = Duration::from_secs(1);
+const LONG_REQUEUE: Duration = Duration::from_secs(10);
+/// How long the creation of a child may take to become visible. It is longer than the timeout of the request.
+const CREATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// The delay before a cluster joins for the third time. It doubles with each further time.
+const MIN_REJOIN_DELAY: Duration = Duration::from_secs(10);
 
-/// A child, as its cluster says.
+/// A child, as observed in its cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Observed {
-    There(Box<MirrordClusterSession>),
+    Present(Box<MirrordClusterSession>),
     Missing,
     Unreachable(String),
-    /// The cluster has not said yet, as after a restart of this operator.
+    /// The cluster was not observed yet, as after a restart of this operator.
     Unknown,
-    /// The cluster is no member any more.
+    /// The cluster is not configured as a member any more.
     Unconfigured,
 }
 
 impl Observed {
-    /// The child, if it is the parent's own. Another Primary may have a session of the same number, and so may one that was
-    /// here before. One without the label is of an older operator.
+    /// The child, if it belongs to the parent. Another Primary, or an earlier parent, may have a session with the same number.
+    /// A child without the label was created by an older operator.
     fn own(&self, parent: &MirrordMultiClusterSession) -> Option<&MirrordClusterSession> {
-        let Self::There(child) = self else {
+        let Self::Present(child) = self else {
             return None;
         };
-        let made_by = child.labels().get(PARENT_UID_LABEL);
-        let is_own = made_by.is_none() || made_by == parent.metadata.uid.as_ref();
+        let parent_uid = child.labels().get(PARENT_UID_LABEL);
+        let is_own = parent_uid.is_none() || parent_uid == parent.metadata.uid.as_ref();
         is_own.then_some(child)
     }
 }
@@ -53,20 +53,20 @@ impl Observed {
 /// What to do.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
-    /// Clusters in which the child is to be made.
+    /// Clusters in which to create the child.
     pub(super) create: Vec<String>,
-    /// Children that are to go: cluster and name.
+    /// Children to delete: cluster and name.
     pub(super) remove: Vec<(String, String)>,
-    /// The part of the status that the controller writes, if it is not there already.
+    /// The part of the status that the controller writes, if it has changed.
     pub(super) report: Option<Report>,
-    /// Whether the parent is to be deleted.
+    /// Whether to delete the parent.
     pub(super) delete: bool,
-    /// Whether the parent may go.
+    /// Whether to remove the parent's finalizer.
     pub(super) release: bool,
-    pub(super) look_again: Duration,
+    pub(super) requeue_after: Duration,
 }
 
-/// What the controller says. When the client was seen is the relay's to say.
+/// The part of the status that the controller writes. The relay writes when the client was last connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Report {
     pub(super) phase: MultiClusterPhase,
@@ -98,9 +98,9 @@ pub(super) fn plan(
     let created = parent.metadata.creation_timestamp.as_ref();
     let age = since(created.map(|time| time.0), now);
     if let Some(deleted) = &parent.metadata.deletion_timestamp {
-        return ending(parent, &status, observed, since(Some(deleted.0), now));
+        return plan_deletion(parent, &status, observed, since(Some(deleted.0), now));
     }
-    if let Some(closed) = over(parent, &status, observed, age, settings, now) {
+    if let Some(closed) = end_reason(parent, &status, observed, age, settings, now) {
         let report = Report {
             phase: MultiClusterPhase::Terminating,
             message: Some(closed.message.clone()),
@@ -110,18 +110,18 @@ pub(super) fn plan(
         };
         return Plan {
             delete: true,
-            ..reporting(&status, report, SOON)
+            ..reporting(&status, report, SHORT_REQUEUE)
         };
     }
     match status.phase {
-        None => beginning(parent, &status),
-        Some(MultiClusterPhase::Failed) => nothing(LATER),
-        Some(_) => going_on(parent, &status, observed, age, now),
+        None => plan_initial(parent, &status),
+        Some(MultiClusterPhase::Failed) => no_changes(LONG_REQUEUE),
+        Some(_) => plan_active(parent, &status, observed, age, now),
     }
 }
 
-/// Writes down which children there will be, so that each of them is found again, whatever happens next.
-fn beginning(
+/// Records the children in the status before they are created, so that none is leaked.
+fn plan_initial(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
 ) -> Plan {
@@ -139,10 +139,10 @@ fn beginning(
         closed: None,
         failed_timestamp: None,
     };
-    reporting(status, report, SOON)
+    reporting(status, report, SHORT_REQUEUE)
 }
 
-fn going_on(
+fn plan_active(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
@@ -152,9 +152,9 @@ fn going_on(
     let was_ready = status.phase == Some(MultiClusterPhase::Ready);
     let mut create = Vec::new();
     let mut children = BTreeMap::new();
-    for (cluster, known) in &status.cluster_sessions {
-        let (child, is_wanted) = judged(parent, known, observed.get(cluster), now);
-        if is_wanted {
+    for (cluster, previous) in &status.cluster_sessions {
+        let (child, is_missing) = update_child(parent, previous, observed.get(cluster), now);
+        if is_missing {
             create.push(cluster.clone());
         }
         children.insert(cluster.clone(), child);
@@ -172,104 +172,105 @@ fn going_on(
     if has_failed {
         create.clear();
     }
-    let look_again = if create.is_empty() && is_complete {
-        LATER
+    let requeue_after = if create.is_empty() && is_complete {
+        LONG_REQUEUE
     } else {
-        SOON
+        SHORT_REQUEUE
     };
     Plan {
         create,
-        ..reporting(status, report, look_again)
+        ..reporting(status, report, requeue_after)
     }
 }
 
-/// A child as it is now, and whether it is to be made. One that has been there and is not any more is made again when that
-/// is written down.
-fn judged(
+/// The new state of a child, and whether to create it. A child that has disappeared is created again after its new generation
+/// is recorded in the status.
+fn update_child(
     parent: &MirrordMultiClusterSession,
-    known: &ClusterSession,
+    previous: &ClusterSession,
     observed: Option<&Observed>,
     now: Timestamp,
 ) -> (ClusterSession, bool) {
     let not_ready = |error: Option<String>| ClusterSession {
         ready: false,
         error,
-        ..known.clone()
+        ..previous.clone()
     };
     match observed.unwrap_or(&Observed::Unconfigured) {
-        found @ Observed::There(_) => match found.own(parent) {
-            Some(child) => (seen(known, child), false),
+        found @ Observed::Present(_) => match found.own(parent) {
+            Some(child) => (observed_child(previous, child), false),
             None => {
                 let why = "another session has this one's name there; it has to end first";
                 (not_ready(Some(why.to_owned())), false)
             }
         },
-        Observed::Missing if known.made => {
+        Observed::Missing if previous.made => {
             let next = ClusterSession {
-                session_name: known.session_name.clone(),
-                generation: known.generation.wrapping_add(1),
-                error: Some("its part there was ended; it joins again".to_owned()),
+                session_name: previous.session_name.clone(),
+                generation: previous.generation.wrapping_add(1),
+                error: Some("its child was ended; it joins again".to_owned()),
                 left_timestamp: Some(now.to_string()),
                 ..ClusterSession::default()
             };
             (next, false)
         }
-        Observed::Missing => (not_ready(known.error.clone()), may_join(known, now)),
+        Observed::Missing => (not_ready(previous.error.clone()), may_join(previous, now)),
         Observed::Unreachable(why) => (not_ready(Some(why.clone())), false),
         Observed::Unconfigured => {
             let why = "the cluster is not configured any more";
             (not_ready(Some(why.to_owned())), false)
         }
-        Observed::Unknown => (known.clone(), false),
+        Observed::Unknown => (previous.clone(), false),
     }
 }
 
-fn seen(known: &ClusterSession, child: &MirrordClusterSession) -> ClusterSession {
+fn observed_child(previous: &ClusterSession, child: &MirrordClusterSession) -> ClusterSession {
     let status = child.status.clone().unwrap_or_default();
-    let is_going = child.metadata.deletion_timestamp.is_some();
+    let is_deleted = child.metadata.deletion_timestamp.is_some();
     let has_failed = matches!(
         status.phase,
         Some(SessionPhase::Failed | SessionPhase::Terminating)
     );
     ClusterSession {
-        session_name: known.session_name.clone(),
-        ready: status.phase == Some(SessionPhase::Ready) && !is_going,
-        error: (has_failed || is_going).then(|| {
+        session_name: previous.session_name.clone(),
+        ready: status.phase == Some(SessionPhase::Ready) && !is_deleted,
+        error: (has_failed || is_deleted).then(|| {
             status
                 .message
-                .unwrap_or_else(|| "it is being ended there".to_owned())
+                .unwrap_or_else(|| "it is being deleted".to_owned())
         }),
         last_heartbeat: status.last_seen_timestamp,
         made: true,
-        generation: known.generation,
-        pods: pods_of(status.pods),
+        generation: previous.generation,
+        pods: without_addresses(status.pods),
         ports: status.ports,
-        left_timestamp: known.left_timestamp.clone(),
+        left_timestamp: previous.left_timestamp.clone(),
     }
 }
 
-/// Addresses are of use in their cluster alone.
-fn pods_of(mut pods: Vec<SessionPod>) -> Vec<SessionPod> {
+/// Removes the addresses, which are only valid in their cluster.
+fn without_addresses(mut pods: Vec<SessionPod>) -> Vec<SessionPod> {
     for pod in &mut pods {
         pod.address = None;
     }
     pods
 }
 
-/// A cluster that leaves again and again has agents started in its pods again and again, so it waits longer each time.
-fn may_join(known: &ClusterSession, now: Timestamp) -> bool {
-    let left = known.left_timestamp.as_deref();
+/// Whether the delay before a cluster joins again is over. Each time that a cluster joins, agents are started in its pods, so
+/// the delay grows.
+fn may_join(previous: &ClusterSession, now: Timestamp) -> bool {
+    let left = previous.left_timestamp.as_deref();
     let left = left.and_then(|left| left.parse::<Timestamp>().ok());
-    let doublings = known.generation.saturating_sub(2).min(6);
-    let pause = match known.generation {
+    let doublings = previous.generation.saturating_sub(2).min(6);
+    let delay = match previous.generation {
         0 | 1 => Duration::ZERO,
-        _ => FIRST_PAUSE * 2_u32.pow(doublings),
+        _ => MIN_REJOIN_DELAY * 2_u32.pow(doublings),
     };
-    left.is_none_or(|left| since(Some(left), now) >= pause)
+    left.is_none_or(|left| since(Some(left), now) >= delay)
 }
 
-/// Whether a session cannot be without its part in a cluster.
-fn is_needed(parent: &MirrordMultiClusterSession, cluster: &str) -> bool {
+/// Whether a session needs its child in a cluster.
+fn is_required(parent: &MirrordMultiClusterSession, cluster: &str) -> bool {
     match parent.spec.on_unreachable {
         OnUnreachable::Fail => true,
         OnUnreachable::Continue => cluster == parent.spec.default_cluster,
@@ -283,7 +284,7 @@ fn phase(
     was_ready: bool,
     age: Duration,
 ) -> (MultiClusterPhase, Option<String>) {
-    let waiting: Vec<(&String, String)> = children
+    let pending: Vec<(&String, String)> = children
         .iter()
         .filter(|(_, child)| !child.ready)
         .map(|(cluster, child)| match &child.error {
@@ -291,34 +292,34 @@ fn phase(
             None => (cluster, format!("{cluster}: agents are being started")),
         })
         .collect();
-    let why: Vec<&str> = waiting.iter().map(|(_, why)| why.as_str()).collect();
-    let why = (!why.is_empty()).then(|| why.join("; "));
-    let needed: Vec<&String> = waiting
+    let reasons: Vec<&str> = pending.iter().map(|(_, reason)| reason.as_str()).collect();
+    let message = (!reasons.is_empty()).then(|| reasons.join("; "));
+    let required: Vec<&String> = pending
         .iter()
         .map(|(cluster, _)| *cluster)
-        .filter(|cluster| is_needed(parent, cluster))
+        .filter(|cluster| is_required(parent, cluster))
         .collect();
-    // A cluster that cannot be reached now may come back, and the others go on.
-    if was_ready || needed.is_empty() {
-        return (MultiClusterPhase::Ready, why);
+    // A session that was ready stays ready with its other clusters: an unreachable cluster may recover.
+    if was_ready || required.is_empty() {
+        return (MultiClusterPhase::Ready, message);
     }
     let has_failed = |cluster: &&String| {
         let child = observed.get(*cluster).and_then(|found| found.own(parent));
         let status = child.and_then(|child| child.status.as_ref());
         status.and_then(|status| status.phase) == Some(SessionPhase::Failed)
     };
-    // What nobody has said yet is no reason, however old the session is.
+    // A cluster that was not observed yet is no reason to fail, however old the session is.
     let is_late = |cluster: &&String| {
-        age > STARTUP && !matches!(observed.get(*cluster), Some(Observed::Unknown))
+        age > STARTUP_TIMEOUT && !matches!(observed.get(*cluster), Some(Observed::Unknown))
     };
-    if needed.iter().any(has_failed) || needed.iter().any(is_late) {
-        return (MultiClusterPhase::Failed, why);
+    if required.iter().any(has_failed) || required.iter().any(is_late) {
+        return (MultiClusterPhase::Failed, message);
     }
-    (MultiClusterPhase::Pending, why)
+    (MultiClusterPhase::Pending, message)
 }
 
-/// Why a session is over, if it is.
-fn over(
+/// Why a session has ended, if it has.
+fn end_reason(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
@@ -343,17 +344,20 @@ fn over(
             let message = status.message.clone().unwrap_or_default();
             let failed = status.failed_timestamp.as_deref();
             let failed = failed.and_then(|failed| failed.parse::<Timestamp>().ok());
-            // One that does not say when it failed is of an older operator.
-            let is_old = failed.is_none_or(|failed| since(Some(failed), now) > KEPT);
+            // A status without the time of the failure was written by an older operator.
+            let is_old = failed.is_none_or(|failed| since(Some(failed), now) > FAILED_RETENTION);
             is_old.then(|| closed("Failed", message)).flatten()
         }
         (_, Some(seen)) if since(Some(seen), now) > window => closed(
             "ClientGone",
-            format!("the client was away for longer than {} s", window.as_secs()),
+            format!(
+                "the client was disconnected for longer than {} s",
+                window.as_secs()
+            ),
         ),
-        // The client's request waits for the session, so it comes within moments, or never.
-        (_, None) if age > STARTUP + settings.time_to_live => {
-            closed("NeverConnected", "no client has come".to_owned())
+        // The client's request waits for the session, so the client connects within moments or never.
+        (_, None) if age > STARTUP_TIMEOUT + settings.time_to_live => {
+            closed("NeverConnected", "no client connected".to_owned())
         }
         (Some(MultiClusterPhase::Ready), _) => {
             ended_child(parent, status, observed).and_then(|message| closed("ChildEnded", message))
@@ -362,48 +366,48 @@ fn over(
     }
 }
 
-/// A child that was there and is not, or that is going, was ended by somebody. A session that needs it has lost a part of
-/// itself.
+/// Why a required child has ended, if one has: it is missing or being deleted in its cluster. The session ends with it.
 fn ended_child(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
 ) -> Option<String> {
     let children = status.cluster_sessions.keys();
-    let mut needed = children.filter(|cluster| is_needed(parent, cluster));
-    needed.find_map(|cluster| {
+    let mut required = children.filter(|cluster| is_required(parent, cluster));
+    required.find_map(|cluster| {
         let found = observed.get(cluster)?;
         if *found == Observed::Missing {
-            return Some(format!("its part in {cluster} was ended"));
+            return Some(format!("its child in {cluster} was ended"));
         }
         let child = found.own(parent)?;
         child.metadata.deletion_timestamp.as_ref()?;
         let closed = child.status.as_ref()?.closed.as_ref();
-        let why = closed.map_or("it was ended there", |closed| closed.message.as_str());
-        Some(format!("its part in {cluster} is over: {why}"))
+        let why = closed.map_or("it was deleted there", |closed| closed.message.as_str());
+        Some(format!("its child in {cluster} has ended: {why}"))
     })
 }
 
-/// Children go, and then the parent, which says so until then. One whose cluster cannot be reached goes by itself, when its own window is over.
-fn ending(
+/// Plans the steps after the deletion of a parent: its children are deleted, then its finalizer is removed. A child in an
+/// unreachable cluster ends by itself after its resume window. `elapsed` is the time since the deletion.
+fn plan_deletion(
     parent: &MirrordMultiClusterSession,
     status: &MirrordMultiClusterSessionStatus,
     observed: &BTreeMap<String, Observed>,
-    ending: Duration,
+    elapsed: Duration,
 ) -> Plan {
-    let window = Duration::from_secs(parent.spec.resume_window_secs) + STARTUP;
+    let timeout = Duration::from_secs(parent.spec.resume_window_secs) + STARTUP_TIMEOUT;
     let mut remove = Vec::new();
     let mut is_done = true;
     let mut children = status.cluster_sessions.clone();
     for (cluster, child) in &mut children {
-        let (is_gone, is_asked) = match observed.get(cluster).unwrap_or(&Observed::Unconfigured) {
+        let (is_gone, is_deleted) = match observed.get(cluster).unwrap_or(&Observed::Unconfigured) {
             Observed::Unconfigured => (true, false),
-            // One that nobody has seen yet may still come.
-            Observed::Missing => (child.made || ending > UNDER_WAY, false),
-            Observed::Unknown => (ending > window, false),
-            // Its operator may be down while its API server is not.
-            Observed::Unreachable(_) => (ending > window, child.made),
-            found @ Observed::There(_) => match found.own(parent) {
+            // The creation of a child that was never observed may be in progress.
+            Observed::Missing => (child.made || elapsed > CREATION_TIMEOUT, false),
+            Observed::Unknown => (elapsed > timeout, false),
+            // The API server may be reachable while the operator is not.
+            Observed::Unreachable(_) => (elapsed > timeout, child.made),
+            found @ Observed::Present(_) => match found.own(parent) {
                 Some(found) => {
                     child.made = true;
                     (false, found.metadata.deletion_timestamp.is_none())
@@ -411,12 +415,12 @@ fn ending(
                 None => (true, false),
             },
         };
-        if is_asked {
+        if is_deleted {
             remove.push((cluster.clone(), child.session_name.clone()));
         }
         is_done &= is_gone;
     }
-    // Why it failed, or what was said here before, holds. What was said while it was going on does not.
+    // The reason of a failure, or of the termination, is kept. A message of an active session is replaced.
     let is_final = matches!(
         status.phase,
         Some(MultiClusterPhase::Failed | MultiClusterPhase::Terminating)
@@ -431,8 +435,8 @@ fn ending(
         failed_timestamp: status.failed_timestamp.clone(),
     };
     let reporting = match is_done {
-        true => nothing(SOON),
-        false => reporting(status, report, SOON),
+        true => no_changes(SHORT_REQUEUE),
+        false => reporting(status, report, SHORT_REQUEUE),
     };
     Plan {
         remove,
@@ -441,26 +445,26 @@ fn ending(
     }
 }
 
-fn nothing(look_again: Duration) -> Plan {
+fn no_changes(requeue_after: Duration) -> Plan {
     Plan {
         create: Vec::new(),
         remove: Vec::new(),
         report: None,
         delete: false,
         release: false,
-        look_again,
+        requeue_after,
     }
 }
 
-/// A plan that only reports, and that only if there is something new.
+/// A plan that only reports, if the status has changed.
 fn reporting(
     status: &MirrordMultiClusterSessionStatus,
     report: Report,
-    look_again: Duration,
+    requeue_after: Duration,
 ) -> Plan {
     Plan {
         report: (Report::of(status).as_ref() != Some(&report)).then_some(report),
-        ..nothing(look_again)
+        ..no_changes(requeue_after)
     }
 }
 

@@ -21,8 +21,8 @@ const GRANTED: &str =
 const REFUSED: &str = "<ErrorResponse><Error><Type>Sender</Type><Code>ExpiredTokenException</Code><Message>Token \
                        expired</Message></Error></ErrorResponse>";
 
-/// Answers one request, and returns it.
-async fn sts(listener: TcpListener, status: &str, answer: &str) -> String {
+/// Serves one request, and returns it.
+async fn sts(listener: TcpListener, status: &str, body: &str) -> String {
     let (mut stream, _) = listener.accept().await.unwrap();
     let mut request = Vec::new();
     while !String::from_utf8_lossy(&request).contains("WebIdentityToken=") {
@@ -30,18 +30,17 @@ async fn sts(listener: TcpListener, status: &str, answer: &str) -> String {
         let length = stream.read(&mut buffer).await.unwrap();
         request.extend_from_slice(&buffer[..length]);
     }
-    let length = answer.len();
-    let answer = format!(
-        "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{answer}"
-    );
-    stream.write_all(answer.as_bytes()).await.unwrap();
+    let length = body.len();
+    let response =
+        format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+    stream.write_all(response.as_bytes()).await.unwrap();
     String::from_utf8(request).unwrap()
 }
 
 async fn exchanged(
     status: &str,
-    answer: &str,
-) -> (Result<(AwsCredentials, Timestamp), Failure>, String) {
+    body: &str,
+) -> (Result<(AwsCredentials, Timestamp), BoxError>, String) {
     let folder = tempfile::tempdir().unwrap();
     let token_file = folder.path().join("token");
     fs::write(&token_file, "a.web.token\n").unwrap();
@@ -60,20 +59,20 @@ async fn exchanged(
         (environment::ROLE_SESSION_NAME, String::new()),
     ];
     let identity = WebIdentity::from_environment(|name| {
-        let variable = variables.iter().find(|(known, _)| *known == name);
+        let variable = variables.iter().find(|(key, _)| *key == name);
         variable.map(|(_, value)| value.clone())
     })
     .unwrap();
     tokio::join!(
         identity.credentials("eu-north-1"),
-        sts(listener, status, answer)
+        sts(listener, status, body)
     )
 }
 
 #[tokio::test]
-async fn the_accounts_token_becomes_credentials() {
+async fn the_account_token_is_exchanged_for_credentials() {
     let (granted, request) = exchanged("200 OK", GRANTED).await;
-    let (credentials, ends) = granted.unwrap();
+    let (credentials, expires) = granted.unwrap();
     assert_eq!(credentials.access_key_id, "ASIAEXAMPLE");
     assert_eq!(
         credentials.secret_access_key.expose_secret(),
@@ -81,7 +80,7 @@ async fn the_accounts_token_becomes_credentials() {
     );
     let session = credentials.session_token.unwrap();
     assert_eq!(session.expose_secret(), "session/token==");
-    assert_eq!(ends, "2026-03-04T06:06:07Z".parse().unwrap());
+    assert_eq!(expires, "2026-03-04T06:06:07Z".parse().unwrap());
     let (_, body) = request.split_once("\r\n\r\n").unwrap();
     assert_eq!(
         body,
@@ -91,10 +90,10 @@ async fn the_accounts_token_becomes_credentials() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_aws_is_told_in_its_words() {
+async fn errors_contain_the_message_of_aws() {
     let (refused, _) = exchanged("400 Bad Request", REFUSED).await;
     let error = refused.unwrap_err().to_string();
-    assert_eq!(error, "AWS answers 400 Bad Request: Token expired");
+    assert_eq!(error, "AWS responded with 400 Bad Request: Token expired");
 }
 
 #[test]

@@ -23,9 +23,9 @@ fn parent(default: &str) -> MirrordMultiClusterSession {
     .unwrap()
 }
 
-/// A branch is there once, and the Default has it. Each cluster has its own part of a queue.
+/// A branch exists once, in the Default. Each cluster has its own queues.
 #[test]
-fn branches_are_the_defaults_and_queues_are_everybodys() {
+fn only_the_default_has_branches_and_all_clusters_have_queues() {
     let queues = json!({
         "sqsSplits": {"orders": {"user": "anna"}},
         "sqsOutputQueues": {"orders": "orders-5www5"},
@@ -47,9 +47,9 @@ fn branches_are_the_defaults_and_queues_are_everybodys() {
     }
 }
 
-/// A member of an older version does not know the field, and most sessions do not need it.
+/// A member of an older version does not know the field.
 #[test]
-fn a_session_without_data_says_nothing_of_it() {
+fn a_session_without_data_omits_the_field() {
     let mut parent = parent("east");
     parent.spec.data = api::SessionData::default();
     let child = serde_json::to_value(child_of(&parent, "east")).unwrap();

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
 
-mod cuts;
+mod outages;
 mod partial;
 mod restarts;
 
@@ -48,15 +48,15 @@ fn child(phase: Option<SessionPhase>) -> Observed {
         message: Some("no pods".to_owned()),
         ..MirrordClusterSessionStatus::default()
     });
-    Observed::There(Box::new(child))
+    Observed::Present(Box::new(child))
 }
 
 fn changed(observed: Observed, change: impl FnOnce(&mut MirrordClusterSession)) -> Observed {
-    let Observed::There(mut child) = observed else {
+    let Observed::Present(mut child) = observed else {
         panic!("there is no child");
     };
     change(&mut child);
-    Observed::There(child)
+    Observed::Present(child)
 }
 
 fn deleted(observed: Observed) -> Observed {
@@ -65,14 +65,14 @@ fn deleted(observed: Observed) -> Observed {
     })
 }
 
-/// Of another Primary, or of a session that had the same number.
+/// A child of another Primary, or of an earlier session with the same number.
 fn foreign(observed: Observed) -> Observed {
     changed(observed, |child| {
         child.metadata.labels = Some([(PARENT_UID_LABEL.to_owned(), "other".to_owned())].into());
     })
 }
 
-fn cut() -> Observed {
+fn unreachable() -> Observed {
     Observed::Unreachable("no route".to_owned())
 }
 
@@ -88,12 +88,12 @@ fn planned(parent: &MirrordMultiClusterSession, east: Observed, west: Observed, 
     let observed = BTreeMap::from([("east".to_owned(), east), ("west".to_owned(), west)]);
     let settings = SessionSettings {
         time_to_live: Duration::from_secs(60),
-        most_resume: Duration::from_secs(900),
+        max_resume: Duration::from_secs(900),
     };
     plan(parent, &observed, &settings, at(now))
 }
 
-/// The parent with what a plan reports in its status.
+/// The parent with the report of a plan in its status.
 fn after(mut parent: MirrordMultiClusterSession, plan: Plan) -> MirrordMultiClusterSession {
     if let Some(report) = plan.report {
         let before = parent.status.take().unwrap_or_default();
@@ -109,24 +109,24 @@ fn after(mut parent: MirrordMultiClusterSession, plan: Plan) -> MirrordMultiClus
     parent
 }
 
-fn begun_from(parent: MirrordMultiClusterSession) -> MirrordMultiClusterSession {
+fn initialized_from(parent: MirrordMultiClusterSession) -> MirrordMultiClusterSession {
     let first = planned(&parent, Observed::Missing, Observed::Missing, 0);
     assert!(
         first.create.is_empty(),
-        "nothing is made that is not written down"
+        "a child is created before it is recorded"
     );
     after(parent, first)
 }
 
-fn begun() -> MirrordMultiClusterSession {
-    begun_from(parent())
+fn initialized() -> MirrordMultiClusterSession {
+    initialized_from(parent())
 }
 
-/// Ready, and its client was seen a moment ago.
+/// A parent that is ready, and whose client was connected a moment ago.
 fn running_from(parent: MirrordMultiClusterSession) -> MirrordMultiClusterSession {
-    let begun = begun_from(parent);
-    let plan = planned(&begun, ready(), ready(), 2);
-    let mut parent = after(begun, plan);
+    let initialized = initialized_from(parent);
+    let plan = planned(&initialized, ready(), ready(), 2);
+    let mut parent = after(initialized, plan);
     let status = parent.status.as_mut().unwrap();
     assert_eq!(status.phase, Some(MultiClusterPhase::Ready));
     status.connected_timestamp = Some(at(1000).to_string());
@@ -147,8 +147,8 @@ fn removed(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn children_are_written_down_before_they_are_made() {
-    let parent = begun();
+fn children_are_recorded_before_they_are_created() {
+    let parent = initialized();
     let status = parent.status.clone().unwrap();
     assert_eq!(status.phase, Some(MultiClusterPhase::Initializing));
     let names: Vec<_> = status
@@ -166,8 +166,8 @@ fn children_are_written_down_before_they_are_made() {
 }
 
 #[test]
-fn a_session_is_ready_when_every_child_is() {
-    // What there is in east and west, how old the session is; the phase, and where a child is made.
+fn a_session_is_ready_when_all_children_are() {
+    // The children in east and west, the age of the session, the phase, and where a child is created.
     let cases = [
         (ready(), ready(), 2, MultiClusterPhase::Ready, vec![]),
         (ready(), child(None), 2, MultiClusterPhase::Pending, vec![]),
@@ -178,8 +178,20 @@ fn a_session_is_ready_when_every_child_is() {
             MultiClusterPhase::Pending,
             vec!["west"],
         ),
-        (ready(), cut(), 2, MultiClusterPhase::Pending, vec![]),
-        (ready(), cut(), 61, MultiClusterPhase::Failed, vec![]),
+        (
+            ready(),
+            unreachable(),
+            2,
+            MultiClusterPhase::Pending,
+            vec![],
+        ),
+        (
+            ready(),
+            unreachable(),
+            61,
+            MultiClusterPhase::Failed,
+            vec![],
+        ),
         (
             ready(),
             Observed::Unconfigured,
@@ -196,49 +208,52 @@ fn a_session_is_ready_when_every_child_is() {
         ),
     ];
     for (east, west, age, phase, create) in cases {
-        let plan = planned(&begun(), east, west, age);
+        let plan = planned(&initialized(), east, west, age);
         assert_eq!(phase_of(&plan), Some(phase));
         assert_eq!(plan.create, create);
     }
-    let failed = planned(&begun(), ready(), failed(), 2);
+    let failed = planned(&initialized(), ready(), failed(), 2);
     assert_eq!(
         failed.report.unwrap().message.as_deref(),
         Some("west: no pods")
     );
 }
 
-/// As long after it failed, whenever that was: who asked for it may look late, and a Primary may have been down.
+/// The retention begins with the failure, not with the creation of the session.
 #[test]
-fn a_session_that_failed_is_kept_for_a_while() {
+fn failed_sessions_are_retained() {
     for fails in [2, 61, 119] {
         let west = match fails {
             2 => failed(),
-            _ => cut(),
+            _ => unreachable(),
         };
-        let parent = after(begun(), planned(&begun(), ready(), west.clone(), fails));
+        let parent = after(
+            initialized(),
+            planned(&initialized(), ready(), west.clone(), fails),
+        );
         let status = parent.status.as_ref().unwrap();
         assert_eq!(status.phase, Some(MultiClusterPhase::Failed));
         assert_eq!(status.failed_timestamp, Some(at(fails).to_string()));
-        // Whatever becomes of its clusters meanwhile.
+        // Independent of changes in its clusters.
         for west in [west, ready(), Observed::Missing] {
             let kept = planned(&parent, ready(), west.clone(), fails + 60);
             assert_eq!((kept.report, kept.delete), (None, false), "{fails}");
-            let over = planned(&parent, ready(), west, fails + 61);
-            assert!(over.delete, "{fails}");
-            let report = over.report.unwrap();
+            let expired = planned(&parent, ready(), west, fails + 61);
+            assert!(expired.delete, "{fails}");
+            let report = expired.report.unwrap();
             assert_eq!(report.closed.unwrap().reason, "Failed");
             assert_eq!(report.failed_timestamp, status.failed_timestamp);
         }
     }
-    // One of an operator that did not write it down yet.
-    let mut old = after(begun(), planned(&begun(), ready(), failed(), 2));
+    // A status of an older operator has no time of the failure.
+    let mut old = after(initialized(), planned(&initialized(), ready(), failed(), 2));
     old.status.as_mut().unwrap().failed_timestamp = None;
     assert!(planned(&old, ready(), failed(), 3).delete);
 }
 
 #[test]
-fn a_cluster_that_is_cut_off_stops_no_session() {
-    let plan = planned(&running(), ready(), cut(), 1010);
+fn an_unreachable_cluster_does_not_stop_a_session() {
+    let plan = planned(&running(), ready(), unreachable(), 1010);
     let report = plan.report.clone().unwrap();
     assert_eq!(report.phase, MultiClusterPhase::Ready);
     assert_eq!(report.message.as_deref(), Some("west: no route"));
@@ -254,7 +269,7 @@ fn a_session_ends_with_its_client_or_with_a_child() {
     let cases = [
         (ready(), 1119, None),
         (ready(), 1121, Some("ClientGone")),
-        (cut(), 1119, None),
+        (unreachable(), 1119, None),
         (Observed::Unknown, 1119, None),
         (Observed::Missing, 1010, Some("ChildEnded")),
         (deleted(ready()), 1010, Some("ChildEnded")),
@@ -268,7 +283,7 @@ fn a_session_ends_with_its_client_or_with_a_child() {
         assert_eq!(reason.as_deref(), expected);
         assert_eq!(plan.delete, expected.is_some());
     }
-    let never = planned(&begun(), child(None), child(None), 121);
+    let never = planned(&initialized(), child(None), child(None), 121);
     assert_eq!(
         never.report.unwrap().closed.unwrap().reason,
         "NeverConnected"
@@ -276,18 +291,18 @@ fn a_session_ends_with_its_client_or_with_a_child() {
 }
 
 #[test]
-fn a_parent_goes_after_its_children() {
+fn the_finalizer_is_removed_after_all_children_are_gone() {
     let mut parent = running();
     parent.metadata.deletion_timestamp = Some(Time(at(2000)));
-    // What there is, when, what is removed, and whether the parent goes.
+    // The children, the time, which children are deleted, and whether the finalizer is removed.
     let cases = [
         (ready(), ready(), 2001, vec!["east", "west"], false),
         (deleted(ready()), ready(), 2001, vec!["west"], false),
-        // It is asked again and again: its API server may answer while its operator does not.
-        (Observed::Missing, cut(), 2001, vec!["west"], false),
+        // The deletion is retried: the API server may be reachable while the operator is not.
+        (Observed::Missing, unreachable(), 2001, vec!["west"], false),
         (Observed::Missing, Observed::Unknown, 2001, vec![], false),
-        // That child's own window is over.
-        (Observed::Missing, cut(), 2181, vec!["west"], true),
+        // The child's own resume window is over.
+        (Observed::Missing, unreachable(), 2181, vec!["west"], true),
         (
             Observed::Missing,
             Observed::Unconfigured,
@@ -296,7 +311,7 @@ fn a_parent_goes_after_its_children() {
             true,
         ),
         (Observed::Missing, Observed::Missing, 2001, vec![], true),
-        // What somebody else has made is not ours to remove.
+        // The child of another parent is not deleted.
         (Observed::Missing, foreign(ready()), 2001, vec![], true),
     ];
     for (east, west, now, expected, release) in cases {
@@ -304,8 +319,8 @@ fn a_parent_goes_after_its_children() {
         assert_eq!(removed(&plan), expected);
         assert_eq!(plan.release, release);
     }
-    // A child that was written down and never seen may be under way.
-    let mut early = begun();
+    // The creation of a child that was recorded and never observed may be in progress.
+    let mut early = initialized();
     early.metadata.deletion_timestamp = Some(Time(at(5)));
     let cases = [
         (Observed::Missing, Observed::Missing, 15, false),
@@ -315,31 +330,31 @@ fn a_parent_goes_after_its_children() {
     for (east, west, now, release) in cases {
         assert_eq!(planned(&early, east, west, now).release, release, "{now}");
     }
-    // It has come. When it is gone again, nobody waits any more.
+    // After the children were observed, missing children are gone.
     let plan = planned(&early, ready(), ready(), 6);
     assert_eq!(removed(&plan), ["east", "west"]);
     let early = after(early, plan);
     assert!(planned(&early, Observed::Missing, Observed::Missing, 7).release);
-    // Nothing was written down, so nothing was made.
+    // No child was recorded, so none was created.
     let mut empty = super::tests::parent();
     empty.metadata.deletion_timestamp = Some(Time(at(0)));
     assert!(planned(&empty, Observed::Missing, Observed::Missing, 1).release);
 }
 
 #[test]
-fn a_parent_that_goes_says_so_once() {
-    let over = after(running(), planned(&running(), ready(), ready(), 1121));
-    let failing = after(begun(), planned(&begun(), ready(), failed(), 2));
-    let alone = after(running(), planned(&running(), ready(), cut(), 1010));
-    // What it was when it was deleted, and why it says that it goes.
+fn termination_is_reported_once() {
+    let ended = after(running(), planned(&running(), ready(), ready(), 1121));
+    let failing = after(initialized(), planned(&initialized(), ready(), failed(), 2));
+    let partial = after(running(), planned(&running(), ready(), unreachable(), 1010));
+    // The parent before its deletion, and the message of the report.
     let cases = [
         (parent(), None),
-        (begun(), Some("the session was ended")),
+        (initialized(), Some("the session was ended")),
         (running(), Some("the session was ended")),
-        (alone, Some("the session was ended")),
+        (partial, Some("the session was ended")),
         (failing, Some("west: no pods")),
-        // That is written already.
-        (over, None),
+        // The status is written already.
+        (ended, None),
     ];
     for (mut parent, expected) in cases {
         parent.metadata.deletion_timestamp = Some(Time(at(2000)));
@@ -353,7 +368,7 @@ fn a_parent_that_goes_says_so_once() {
         let message = plan.report.as_ref().map(|report| report.message.as_deref());
         assert_eq!(message, expected.map(Some));
         let next = after(parent.clone(), plan);
-        assert_eq!(children(&next), children(&parent), "none is forgotten");
+        assert_eq!(children(&next), children(&parent), "a child is lost");
         if let Some(status) = &next.status {
             assert_eq!(status.phase, Some(MultiClusterPhase::Terminating));
         }
@@ -362,10 +377,10 @@ fn a_parent_that_goes_says_so_once() {
     }
 }
 
-/// Two Primaries can have sessions of one number, and children of one name.
+/// Two Primaries can have sessions with the same number, and children with the same name.
 #[test]
-fn the_child_of_another_primary_is_left_alone() {
-    let plan = planned(&begun(), ready(), foreign(ready()), 2);
+fn the_child_of_another_primary_is_ignored() {
+    let plan = planned(&initialized(), ready(), foreign(ready()), 2);
     assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Pending));
     assert!(plan.create.is_empty() && plan.remove.is_empty());
     let message = plan.report.unwrap().message.unwrap();
@@ -373,18 +388,18 @@ fn the_child_of_another_primary_is_left_alone() {
         message.contains("west: another session has this one's name"),
         "{message}"
     );
-    // It is no reason to fail by what it says of itself, and none to be ready.
-    let plan = planned(&begun(), ready(), foreign(failed()), 2);
+    // Its phase does not matter.
+    let plan = planned(&initialized(), ready(), foreign(failed()), 2);
     assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Pending));
-    // One that an older operator has made says nothing, and is its parent's.
+    // A child of an older operator has no label, and belongs to the parent.
     let old = changed(ready(), |child| child.metadata.labels = None);
-    let plan = planned(&begun(), ready(), old, 2);
+    let plan = planned(&initialized(), ready(), old, 2);
     assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Ready));
 }
 
-/// A member that knows nothing of what was added later: its API server has dropped those fields, and its operator says less.
+/// The API server of an older member drops unknown fields, and its operator sets fewer of them.
 #[test]
-fn the_child_of_an_older_member_is_understood() {
+fn the_child_of_an_older_member_is_accepted() {
     let old: MirrordClusterSession = serde_json::from_value(serde_json::json!({
         "apiVersion": "mirrord.metalbear.co/v1alpha", "kind": "MirrordClusterSession",
         "metadata": {"name": "mc-00000000000000ab-west", "labels": {PARENT_UID_LABEL: "parent"}},
@@ -398,8 +413,8 @@ fn the_child_of_an_older_member_is_understood() {
         },
     }))
     .unwrap();
-    let west = Observed::There(Box::new(old));
-    let plan = planned(&begun(), ready(), west, 2);
+    let west = Observed::Present(Box::new(old));
+    let plan = planned(&initialized(), ready(), west, 2);
     let report = plan.report.unwrap();
     assert_eq!(report.phase, MultiClusterPhase::Ready);
     let west = &report.cluster_sessions["west"];
@@ -412,9 +427,9 @@ fn the_child_of_an_older_member_is_understood() {
     assert_eq!(pods, [("web-a", 1)]);
 }
 
-/// Each cluster's times are by its own clock, and are compared with no other's.
+/// Timestamps of different clusters are never compared.
 #[test]
-fn clocks_of_members_may_be_wrong() {
+fn clocks_of_members_may_differ() {
     let skewed = |seconds: i64| {
         changed(ready(), |child| {
             child.metadata.creation_timestamp = Some(Time(at(seconds)));
@@ -427,7 +442,7 @@ fn clocks_of_members_may_be_wrong() {
         assert_eq!(phase_of(&plan), Some(MultiClusterPhase::Ready));
         assert!(!plan.delete && plan.create.is_empty() && plan.remove.is_empty());
     }
-    // Nor is a parent of the future older than its window.
+    // A heartbeat in the future does not end the session.
     let plan = planned(&running(), ready(), ready(), 700);
     assert!(!plan.delete);
 }

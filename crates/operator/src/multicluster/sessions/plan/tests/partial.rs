@@ -1,8 +1,8 @@
-//! Sessions that start with their Default, and go on without others.
+//! Sessions that only need their Default.
 
 use super::*;
 
-fn going_on() -> MirrordMultiClusterSession {
+fn tolerant() -> MirrordMultiClusterSession {
     let mut parent = parent();
     parent.spec.on_unreachable = OnUnreachable::Continue;
     parent
@@ -10,10 +10,10 @@ fn going_on() -> MirrordMultiClusterSession {
 
 #[test]
 fn a_session_starts_with_its_default() {
-    // What there is in east, which is the Default, and in west; the phase, and where a child is made.
+    // The children in east, which is the Default, and in west; the age, the phase, and where a child is created.
     let cases = [
-        (ready(), cut(), 2, MultiClusterPhase::Ready, vec![]),
-        (ready(), cut(), 61, MultiClusterPhase::Ready, vec![]),
+        (ready(), unreachable(), 2, MultiClusterPhase::Ready, vec![]),
+        (ready(), unreachable(), 61, MultiClusterPhase::Ready, vec![]),
         (ready(), failed(), 2, MultiClusterPhase::Ready, vec![]),
         (
             ready(),
@@ -29,24 +29,41 @@ fn a_session_starts_with_its_default() {
             MultiClusterPhase::Ready,
             vec![],
         ),
-        (cut(), ready(), 2, MultiClusterPhase::Pending, vec![]),
-        (cut(), ready(), 61, MultiClusterPhase::Failed, vec![]),
+        (
+            unreachable(),
+            ready(),
+            2,
+            MultiClusterPhase::Pending,
+            vec![],
+        ),
+        (
+            unreachable(),
+            ready(),
+            61,
+            MultiClusterPhase::Failed,
+            vec![],
+        ),
         (failed(), ready(), 2, MultiClusterPhase::Failed, vec![]),
     ];
     for (east, west, age, phase, create) in cases {
-        let plan = planned(&begun_from(going_on()), east.clone(), west.clone(), age);
+        let plan = planned(
+            &initialized_from(tolerant()),
+            east.clone(),
+            west.clone(),
+            age,
+        );
         assert_eq!(phase_of(&plan), Some(phase), "{east:?} {west:?}");
         assert_eq!(plan.create, create);
     }
-    let plan = planned(&begun_from(going_on()), ready(), cut(), 2);
+    let plan = planned(&initialized_from(tolerant()), ready(), unreachable(), 2);
     let message = plan.report.unwrap().message;
     assert_eq!(message.as_deref(), Some("west: no route"));
 }
 
 #[test]
-fn a_cluster_that_was_away_joins() {
-    let parent = begun_from(going_on());
-    let plan = planned(&parent, ready(), cut(), 2);
+fn a_cluster_joins_when_it_becomes_reachable() {
+    let parent = initialized_from(tolerant());
+    let plan = planned(&parent, ready(), unreachable(), 2);
     let parent = after(parent, plan);
     let plan = planned(&parent, ready(), Observed::Missing, 3);
     assert_eq!(plan.create, ["west"]);
@@ -58,10 +75,10 @@ fn a_cluster_that_was_away_joins() {
     assert_eq!(report.cluster_sessions["west"].generation, 0);
 }
 
-/// Its next child is written down, with a number of its own, before it is made.
+/// The generation of the next child is recorded before the child is created.
 #[test]
 fn a_cluster_whose_child_was_ended_joins_again() {
-    let parent = running_from(going_on());
+    let parent = running_from(tolerant());
     let leaving = planned(&parent, ready(), deleted(ready()), 1005);
     assert!(!leaving.delete && leaving.create.is_empty());
     assert!(!leaving.report.clone().unwrap().cluster_sessions["west"].ready);
@@ -73,17 +90,17 @@ fn a_cluster_whose_child_was_ended_joins_again() {
     assert_eq!((west.made, west.generation), (false, 1));
     let again = planned(&parent, ready(), Observed::Missing, 1011);
     assert_eq!(again.create, ["west"]);
-    // An attempt that did not succeed changes nothing.
+    // A failed attempt does not change the status.
     assert_eq!(again.report, None);
     let parent = after(
         parent,
-        planned(&running_from(going_on()), ready(), ready(), 1012),
+        planned(&running_from(tolerant()), ready(), ready(), 1012),
     );
     assert_eq!(parent.status.unwrap().phase, Some(MultiClusterPhase::Ready));
 }
 
 #[test]
-fn a_cluster_that_leaves_again_and_again_joins_later_and_later() {
+fn the_delay_before_rejoining_grows() {
     let left = |generation| ClusterSession {
         generation,
         left_timestamp: Some(at(0).to_string()),
@@ -98,22 +115,22 @@ fn a_cluster_that_leaves_again_and_again_joins_later_and_later() {
         (8, 640),
         (4000, 640),
     ];
-    for (generation, pause) in cases {
-        assert!(may_join(&left(generation), at(pause)), "{generation}");
-        let is_early = pause > 0 && may_join(&left(generation), at(pause - 1));
-        assert!(!is_early, "{generation}");
+    for (generation, delay) in cases {
+        assert!(may_join(&left(generation), at(delay)), "{generation}");
+        let joins_early = delay > 0 && may_join(&left(generation), at(delay - 1));
+        assert!(!joins_early, "{generation}");
     }
 }
 
 #[test]
-fn no_session_goes_on_without_its_default() {
+fn a_session_ends_with_its_default() {
     for east in [Observed::Missing, deleted(ready())] {
-        let plan = planned(&running_from(going_on()), east, ready(), 1010);
+        let plan = planned(&running_from(tolerant()), east, ready(), 1010);
         let closed = plan.report.unwrap().closed.unwrap();
         assert_eq!(closed.reason, "ChildEnded");
         assert!(closed.message.contains("east"), "{}", closed.message);
         assert!(plan.delete);
     }
-    let plan = planned(&running_from(going_on()), cut(), ready(), 1010);
-    assert!(!plan.delete, "it may come back");
+    let plan = planned(&running_from(tolerant()), unreachable(), ready(), 1010);
+    assert!(!plan.delete, "it may become reachable again");
 }

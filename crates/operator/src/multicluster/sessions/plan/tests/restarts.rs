@@ -1,30 +1,33 @@
-//! A Primary that is restarted knows what is in the parent's object, and at first nothing of any cluster.
+//! After a restart, a Primary has the parent's object, and has not observed any cluster yet.
 
 use super::*;
 
-/// The parent at each step of its life.
+/// The parent in each phase.
 fn steps() -> Vec<(&'static str, MirrordMultiClusterSession, i64)> {
     let pending = after(
-        begun(),
-        planned(&begun(), Observed::Missing, Observed::Missing, 1),
+        initialized(),
+        planned(&initialized(), Observed::Missing, Observed::Missing, 1),
     );
-    let half = after(begun(), planned(&begun(), ready(), child(None), 2));
-    let failing = after(begun(), planned(&begun(), ready(), failed(), 2));
-    let over = after(running(), planned(&running(), ready(), ready(), 1121));
+    let half = after(
+        initialized(),
+        planned(&initialized(), ready(), child(None), 2),
+    );
+    let failing = after(initialized(), planned(&initialized(), ready(), failed(), 2));
+    let ended = after(running(), planned(&running(), ready(), ready(), 1121));
     vec![
-        ("made", parent(), 1),
-        ("initializing", begun(), 1),
+        ("created", parent(), 1),
+        ("initializing", initialized(), 1),
         ("pending", pending, 2),
-        // It was down for longer than a start may take.
+        // The Primary was down for longer than the startup timeout.
         ("half ready", half, 90),
         ("failed", failing, 3),
         ("ready", running(), 1010),
-        ("over", over, 1122),
+        ("ended", ended, 1122),
     ]
 }
 
 #[test]
-fn nothing_is_decided_before_the_clusters_have_said_how_they_are() {
+fn nothing_is_decided_before_the_clusters_are_observed() {
     for (step, parent, now) in steps() {
         let phase = parent.status.as_ref().and_then(|status| status.phase);
         let plan = planned(&parent, Observed::Unknown, Observed::Unknown, now);
@@ -37,27 +40,23 @@ fn nothing_is_decided_before_the_clusters_have_said_how_they_are() {
             phase => phase,
         };
         assert_eq!(next.phase, expected, "{step}");
-        assert_eq!(
-            next.cluster_sessions.len(),
-            2,
-            "{step}: a child is forgotten"
-        );
+        assert_eq!(next.cluster_sessions.len(), 2, "{step}: a child is lost");
     }
 }
 
-/// Whatever had been done of a step before the restart, the next looks come to the same end.
+/// Whatever part of a step was executed before the restart, the next reconciliations have the same result.
 #[test]
-fn every_step_is_taken_up_where_it_was() {
-    // What had become of the child in west when the Primary was killed.
+fn every_step_is_continued_after_a_restart() {
+    // The state of the child in west when the Primary was killed.
     for west in [Observed::Missing, child(None), ready()] {
         for (step, parent, now) in steps() {
-            let is_going_up = matches!(step, "made" | "initializing" | "pending");
-            if !is_going_up {
+            let is_starting = matches!(step, "created" | "initializing" | "pending");
+            if !is_starting {
                 continue;
             }
             let parent = after(parent.clone(), planned(&parent, ready(), west.clone(), now));
             let plan = planned(&parent, ready(), west.clone(), now);
-            // A child that is there is not made again, and one that is not is.
+            // Only a missing child is created.
             let missing = west == Observed::Missing;
             assert_eq!(plan.create == ["west"], missing, "{step} {west:?}");
             let parent = after(parent, plan);
@@ -70,26 +69,26 @@ fn every_step_is_taken_up_where_it_was() {
 }
 
 #[test]
-fn children_are_removed_by_what_is_written_down() {
+fn recorded_children_are_deleted() {
     for (step, mut parent, now) in steps() {
-        let is_written = parent.status.is_some();
+        let is_recorded = parent.status.is_some();
         parent.metadata.deletion_timestamp = Some(Time(at(now)));
         let plan = planned(&parent, ready(), ready(), now);
-        let expected: &[&str] = if is_written { &["east", "west"] } else { &[] };
+        let expected: &[&str] = if is_recorded { &["east", "west"] } else { &[] };
         assert_eq!(removed(&plan), expected, "{step}");
-        assert_eq!(plan.release, !is_written, "{step}");
-        // Restarted in the middle of it.
+        assert_eq!(plan.release, !is_recorded, "{step}");
+        // A restart during the deletion.
         let plan = planned(&parent, Observed::Missing, deleted(ready()), now);
         assert!(removed(&plan).is_empty(), "{step}");
-        assert_eq!(plan.release, !is_written, "{step}");
+        assert_eq!(plan.release, !is_recorded, "{step}");
         let plan = planned(&parent, Observed::Missing, Observed::Missing, now + 11);
         assert!(plan.release, "{step}");
     }
 }
 
-/// Whoever carries the connection next knows which agents there were, also of a cluster that it cannot reach.
+/// The next relay of the connection needs the agents, also those of an unreachable cluster.
 #[test]
-fn agents_are_written_down() {
+fn agents_are_recorded() {
     let pod = SessionPod {
         name: "web-a".to_owned(),
         channel: 3,
@@ -102,7 +101,7 @@ fn agents_are_written_down() {
         child.status.as_mut().unwrap().pods = vec![pod.clone()];
     });
     let parent = after(running(), planned(&running(), ready(), west, 1005));
-    let known = |parent: &MirrordMultiClusterSession| {
+    let recorded = |parent: &MirrordMultiClusterSession| {
         parent.status.as_ref().unwrap().cluster_sessions["west"]
             .pods
             .clone()
@@ -111,14 +110,17 @@ fn agents_are_written_down() {
         address: None,
         ..pod
     };
-    assert_eq!(known(&parent), std::slice::from_ref(&expected));
-    let cut_off = after(parent.clone(), planned(&parent, ready(), cut(), 1010));
-    assert_eq!(known(&cut_off), [expected]);
+    assert_eq!(recorded(&parent), std::slice::from_ref(&expected));
+    let next = after(
+        parent.clone(),
+        planned(&parent, ready(), unreachable(), 1010),
+    );
+    assert_eq!(recorded(&next), [expected]);
 }
 
-/// A client within its window finds its session, however long the Primary was away.
+/// A client can resume its session within the resume window, however long the Primary was down.
 #[test]
-fn a_session_whose_client_may_still_come_back_is_kept() {
+fn a_session_within_its_resume_window_is_kept() {
     let plan = planned(&running(), Observed::Unknown, Observed::Unknown, 1119);
     assert!(!plan.delete && plan.report.is_none());
     let plan = planned(&running(), ready(), ready(), 1119);

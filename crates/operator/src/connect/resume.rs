@@ -1,4 +1,4 @@
-//! A session that is there already: made by this client before, or somebody else's.
+//! A client's session that exists already: it is resumed if it belongs to the client.
 
 use std::fmt::Debug;
 
@@ -9,22 +9,22 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::answer::Refusal;
-use crate::error::Doing as _;
+use crate::error::KubeResultExt as _;
+use crate::response::Refusal;
 
-/// An object that a client's session is known by.
+/// The stored object of a client's session.
 pub(crate) trait ClientSession:
     Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned
 {
-    fn belonging(&self) -> Belonging<'_>;
+    fn identity(&self) -> SessionIdentity<'_>;
 
-    /// Why it is over, when it is.
+    /// Why the session has ended, if it has.
     fn closed(&self) -> Option<&SessionClosed>;
 }
 
-/// Whom a session is for, and what.
+/// The user, client and target of a session. A client may resume a session only if all of it is the same.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Belonging<'a> {
+pub(crate) struct SessionIdentity<'a> {
     user: &'a str,
     certificate: &'a str,
     namespace: &'a str,
@@ -33,8 +33,8 @@ pub(crate) struct Belonging<'a> {
 }
 
 impl ClientSession for MirrordClusterSession {
-    fn belonging(&self) -> Belonging<'_> {
-        Belonging {
+    fn identity(&self) -> SessionIdentity<'_> {
+        SessionIdentity {
             user: &self.spec.owner.k8s_username,
             certificate: &self.spec.client_certificate,
             namespace: &self.spec.namespace,
@@ -48,10 +48,10 @@ impl ClientSession for MirrordClusterSession {
     }
 }
 
-/// Its clusters do not count: they are those of the session's beginning.
+/// The clusters are not compared: the session keeps those with which it began.
 impl ClientSession for MirrordMultiClusterSession {
-    fn belonging(&self) -> Belonging<'_> {
-        Belonging {
+    fn identity(&self) -> SessionIdentity<'_> {
+        SessionIdentity {
             user: &self.spec.owner.k8s_username,
             certificate: &self.spec.client_certificate,
             namespace: &self.spec.namespace,
@@ -65,33 +65,33 @@ impl ClientSession for MirrordMultiClusterSession {
     }
 }
 
-/// A session that is there already is the client's own, or the client is refused.
-pub(crate) async fn find_or_make<S: ClientSession>(
+/// Creates the session, or returns the existing one if it belongs to the client.
+pub(crate) async fn find_or_create<S: ClientSession>(
     client: &Client,
-    wanted: &S,
+    session: &S,
 ) -> Result<S, Refusal> {
     let objects: Api<S> = Api::all(client.clone());
-    match objects.create(&PostParams::default(), wanted).await {
-        Ok(made) => Ok(made),
+    match objects.create(&PostParams::default(), session).await {
+        Ok(created) => Ok(created),
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
-            let name = wanted.name_any();
-            let found = objects.get(&name).await.doing(format!("read {name}"))?;
-            may_return(&found, wanted)?;
+            let name = session.name_any();
+            let found = objects.get(&name).await.action(format!("read {name}"))?;
+            check_resume(&found, session)?;
             Ok(found)
         }
-        Err(error) => Err(error).doing("make a session")?,
+        Err(error) => Err(error).action("create a session")?,
     }
 }
 
-/// Whether a client that comes back is the one that the session is for, and the session still is.
-pub(crate) fn may_return<S: ClientSession>(found: &S, wanted: &S) -> Result<(), Refusal> {
-    if found.belonging() != wanted.belonging() {
+/// Checks that an existing session belongs to the client and has not ended.
+pub(crate) fn check_resume<S: ClientSession>(found: &S, requested: &S) -> Result<(), Refusal> {
+    if found.identity() != requested.identity() {
         return Err(Refusal::conflict(
             "there is a session with this number that is not yours; start another one",
         ));
     }
     match found.closed() {
-        // The client may begin anew, when nothing of this one is left.
+        // The client may create the session again once this one is removed.
         Some(closed) if closed.reason == "ClientGone" => {
             Err(Refusal::expired(closed.message.clone()))
         }

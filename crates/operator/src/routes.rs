@@ -1,25 +1,25 @@
-//! What is asked for: from a method, a path and a query to one of a few things.
+//! Routing: from a method, a path and a query to a typed request.
 
 use api::connect::{ConnectParameters, PARAMETERS_HEADER};
 use api::session::SessionId;
 use api::{GROUP, TargetPath, VERSION};
 use http::{HeaderMap, Method};
 
-use crate::answer::Refusal;
+use crate::response::Refusal;
 
-/// Everything that can be asked of the operator.
+/// Every request that the operator serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum ApiRequest {
     Groups,
     Group,
     Resources,
     OpenApi2,
     OpenApi3,
     OpenApi3OfGroup,
-    /// All kinds of `mirrordoperators`: there is one.
+    /// The list of `mirrordoperators`, which has one item.
     Operators,
     Operator,
-    /// Of one namespace, or of all.
+    /// In one namespace, or in all.
     Targets {
         namespace: Option<String>,
     },
@@ -37,8 +37,8 @@ pub(crate) enum Asked {
     EndSession(SessionId),
 }
 
-impl Asked {
-    /// For metrics and logs: a few words, whatever the names are.
+impl ApiRequest {
+    /// A label for metrics and logs. Its cardinality is bounded: it contains no names.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Groups | Self::Group | Self::Resources => "discovery",
@@ -52,41 +52,41 @@ impl Asked {
     }
 }
 
-pub(crate) fn read(
+pub(crate) fn parse(
     method: &Method,
     path: &str,
     query: &str,
     headers: &HeaderMap,
-) -> Result<Asked, Refusal> {
+) -> Result<ApiRequest, Refusal> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-    let asked = match parts.as_slice() {
-        ["apis"] => Asked::Groups,
-        ["apis", group] if *group == GROUP => Asked::Group,
-        ["apis", group, version] if *group == GROUP && *version == VERSION => Asked::Resources,
-        ["openapi", "v2"] => Asked::OpenApi2,
-        ["openapi", "v3"] => Asked::OpenApi3,
+    let request = match parts.as_slice() {
+        ["apis"] => ApiRequest::Groups,
+        ["apis", group] if *group == GROUP => ApiRequest::Group,
+        ["apis", group, version] if *group == GROUP && *version == VERSION => ApiRequest::Resources,
+        ["openapi", "v2"] => ApiRequest::OpenApi2,
+        ["openapi", "v3"] => ApiRequest::OpenApi3,
         ["openapi", "v3", "apis", group, version] if *group == GROUP && *version == VERSION => {
-            Asked::OpenApi3OfGroup
+            ApiRequest::OpenApi3OfGroup
         }
         ["apis", group, version, rest @ ..] if *group == GROUP && *version == VERSION => {
-            return resource(method, rest, query, headers);
+            return parse_resource(method, rest, query, headers);
         }
         _ => return Err(not_found(path)),
     };
     only_get(method)?;
-    Ok(asked)
+    Ok(request)
 }
 
-fn resource(
+fn parse_resource(
     method: &Method,
     parts: &[&str],
     query: &str,
     headers: &HeaderMap,
-) -> Result<Asked, Refusal> {
+) -> Result<ApiRequest, Refusal> {
     if let ["sessions", id] = parts
         && *method == Method::DELETE
     {
-        return session(id).map(Asked::EndSession);
+        return session(id).map(ApiRequest::EndSession);
     }
     only_get(method)?;
     if query
@@ -94,37 +94,37 @@ fn resource(
         .any(|pair| matches!(pair, "watch=true" | "watch=1"))
     {
         return Err(Refusal::method_not_allowed(
-            "what the operator serves live cannot be watched; ask again",
+            "the operator's objects cannot be watched; list them again instead",
         ));
     }
     match parts {
-        ["mirrordoperators"] => Ok(Asked::Operators),
-        ["mirrordoperators", name] if *name == api::operator::NAME => Ok(Asked::Operator),
-        ["targets"] => Ok(Asked::Targets { namespace: None }),
-        ["namespaces", namespace, "targets"] => Ok(Asked::Targets {
+        ["mirrordoperators"] => Ok(ApiRequest::Operators),
+        ["mirrordoperators", name] if *name == api::operator::NAME => Ok(ApiRequest::Operator),
+        ["targets"] => Ok(ApiRequest::Targets { namespace: None }),
+        ["namespaces", namespace, "targets"] => Ok(ApiRequest::Targets {
             namespace: Some((*namespace).to_owned()),
         }),
         ["namespaces", namespace, "targets", target] => {
             let parameters = parameters(query, headers)?;
             let (namespace, target) = ((*namespace).to_owned(), path_of(target)?);
             Ok(if parameters.connect {
-                Asked::Connect {
+                ApiRequest::Connect {
                     namespace,
                     target,
                     parameters,
                 }
             } else {
-                Asked::Target { namespace, target }
+                ApiRequest::Target { namespace, target }
             })
         }
-        // Nothing but a connection is below `proxy`.
-        ["proxy", "namespaces", namespace, "targets", target] => Ok(Asked::Connect {
+        // Below `proxy`, every request is a connection.
+        ["proxy", "namespaces", namespace, "targets", target] => Ok(ApiRequest::Connect {
             namespace: (*namespace).to_owned(),
             target: path_of(target)?,
             parameters: parameters(query, headers)?,
         }),
-        ["sessions"] => Ok(Asked::Sessions),
-        ["sessions", id] => session(id).map(Asked::Session),
+        ["sessions"] => Ok(ApiRequest::Sessions),
+        ["sessions", id] => session(id).map(ApiRequest::Session),
         _ => Err(not_found(&parts.join("/"))),
     }
 }
@@ -174,9 +174,9 @@ mod tests {
 
     const BASE: &str = "/apis/operator.metalbear.co/v1";
 
-    fn asked(method: &Method, address: &str) -> Result<Asked, u16> {
+    fn parsed(method: &Method, address: &str) -> Result<ApiRequest, u16> {
         let (path, query) = address.split_once('?').unwrap_or((address, ""));
-        read(method, path, query, &HeaderMap::new()).map_err(|refusal| refusal.code.as_u16())
+        parse(method, path, query, &HeaderMap::new()).map_err(|refusal| refusal.code.as_u16())
     }
 
     fn checkout() -> TargetPath {
@@ -188,9 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn addresses_mean_what_they_say() {
+    fn paths_are_parsed() {
         let shop = || "shop".to_owned();
-        let connect = |parameters| Asked::Connect {
+        let connect = |parameters| ApiRequest::Connect {
             namespace: shop(),
             target: checkout(),
             parameters: Box::new(parameters),
@@ -200,30 +200,30 @@ mod tests {
             ..ConnectParameters::default()
         };
         let cases = [
-            ("/apis", Ok(Asked::Groups)),
-            ("/apis/operator.metalbear.co", Ok(Asked::Group)),
-            (BASE, Ok(Asked::Resources)),
+            ("/apis", Ok(ApiRequest::Groups)),
+            ("/apis/operator.metalbear.co", Ok(ApiRequest::Group)),
+            (BASE, Ok(ApiRequest::Resources)),
             ("/apis/other.example/v1", Err(404)),
             ("/apis/operator.metalbear.co/v2", Err(404)),
-            ("/openapi/v2", Ok(Asked::OpenApi2)),
+            ("/openapi/v2", Ok(ApiRequest::OpenApi2)),
             (
                 "/openapi/v3/apis/operator.metalbear.co/v1?hash=1",
-                Ok(Asked::OpenApi3OfGroup),
+                Ok(ApiRequest::OpenApi3OfGroup),
             ),
-            ("+/mirrordoperators", Ok(Asked::Operators)),
-            ("+/mirrordoperators/operator", Ok(Asked::Operator)),
+            ("+/mirrordoperators", Ok(ApiRequest::Operators)),
+            ("+/mirrordoperators/operator", Ok(ApiRequest::Operator)),
             ("+/mirrordoperators/other", Err(404)),
-            ("+/targets", Ok(Asked::Targets { namespace: None })),
+            ("+/targets", Ok(ApiRequest::Targets { namespace: None })),
             ("+/targets?watch=true", Err(405)),
             (
                 "+/namespaces/shop/targets?limit=500",
-                Ok(Asked::Targets {
+                Ok(ApiRequest::Targets {
                     namespace: Some(shop()),
                 }),
             ),
             (
                 "+/namespaces/shop/targets/deployment.checkout",
-                Ok(Asked::Target {
+                Ok(ApiRequest::Target {
                     namespace: shop(),
                     target: checkout(),
                 }),
@@ -245,8 +245,8 @@ mod tests {
                 "+/namespaces/shop/targets/deployment.checkout?connect=maybe",
                 Err(400),
             ),
-            ("+/sessions", Ok(Asked::Sessions)),
-            ("+/sessions/1f", Ok(Asked::Session(SessionId(31)))),
+            ("+/sessions", Ok(ApiRequest::Sessions)),
+            ("+/sessions/1f", Ok(ApiRequest::Session(SessionId(31)))),
             ("+/sessions/anna", Err(404)),
             ("/", Err(404)),
             (
@@ -256,39 +256,40 @@ mod tests {
         ];
         for (address, expected) in cases {
             let address = address.replacen('+', BASE, 1);
-            assert_eq!(asked(&Method::GET, &address), expected, "{address}");
+            assert_eq!(parsed(&Method::GET, &address), expected, "{address}");
         }
     }
 
     #[test]
-    fn parameters_that_are_too_long_for_an_address_come_in_a_header() {
-        let ask = |header: &'static str| {
+    fn long_parameters_come_in_a_header() {
+        let parsed = |header: &'static str| {
             let headers = HeaderMap::from_iter([(
                 PARAMETERS_HEADER.parse().unwrap(),
                 HeaderValue::from_static(header),
             )]);
             let path = format!("{BASE}/proxy/namespaces/shop/targets/deployment.checkout");
-            read(&Method::GET, &path, "", &headers).map_err(|refusal| refusal.code.as_u16())
+            parse(&Method::GET, &path, "", &headers).map_err(|refusal| refusal.code.as_u16())
         };
         // connect=true&resume_window=7
-        let Ok(Asked::Connect { parameters, .. }) = ask("Y29ubmVjdD10cnVlJnJlc3VtZV93aW5kb3c9Nw==")
+        let Ok(ApiRequest::Connect { parameters, .. }) =
+            parsed("Y29ubmVjdD10cnVlJnJlc3VtZV93aW5kb3c9Nw==")
         else {
-            panic!("no connection is asked for");
+            panic!("not a connect request");
         };
         assert_eq!(
             (parameters.connect, parameters.resume_window),
             (true, Some(7))
         );
-        assert_eq!(ask("not base64"), Err(400));
+        assert_eq!(parsed("not base64"), Err(400));
     }
 
     #[test]
-    fn only_sessions_can_be_ended() {
+    fn only_sessions_can_be_deleted() {
         let cases = [
             (
                 Method::DELETE,
                 "/sessions/1f",
-                Ok(Asked::EndSession(SessionId(31))),
+                Ok(ApiRequest::EndSession(SessionId(31))),
             ),
             (Method::DELETE, "/sessions", Err(405)),
             (Method::POST, "/sessions", Err(405)),
@@ -297,7 +298,7 @@ mod tests {
         ];
         for (method, path, expected) in cases {
             assert_eq!(
-                asked(&method, &format!("{BASE}{path}")),
+                parsed(&method, &format!("{BASE}{path}")),
                 expected,
                 "{method} {path}"
             );

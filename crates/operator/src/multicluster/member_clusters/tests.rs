@@ -1,15 +1,14 @@
-use std::sync::Mutex;
-
 use api::operator::License;
 use api::{MirrordOperator, MirrordOperatorSpec, MirrordOperatorStatus};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::super::auth::NoCredential;
+use super::super::member_client::HealthCheck;
 use super::super::stub;
-use super::super::sync::Check;
 use super::*;
 use crate::background::Background;
 use crate::metrics::FailedTasks;
@@ -18,12 +17,12 @@ fn now() -> Timestamp {
     "2026-01-27T09:22:55Z".parse().unwrap()
 }
 
-fn found(access: &Access, health: &Health) -> serde_json::Value {
-    serde_json::to_value(shown("remote-1", access, health, now())).unwrap()
+fn cluster_json(access: &MemberAccess, health: &MemberHealth) -> serde_json::Value {
+    serde_json::to_value(connected_cluster("remote-1", access, health, now())).unwrap()
 }
 
 #[test]
-fn members_are_shown_as_clients_expect_it() {
+fn members_have_the_format_that_clients_expect() {
     let spec = MirrordOperatorSpec {
         operator_version: env!("CARGO_PKG_VERSION").to_owned(),
         license: Some(License {
@@ -33,45 +32,45 @@ fn members_are_shown_as_clients_expect_it() {
         ..MirrordOperatorSpec::default()
     };
     let operator = MirrordOperator::new(spec, MirrordOperatorStatus::default());
-    let health = |outcome| Health {
-        check: Some(Check { at: now(), outcome }),
-        ..Health::default()
+    let health = |outcome| MemberHealth {
+        check: Some(HealthCheck { at: now(), outcome }),
+        ..MemberHealth::default()
     };
-    let well = health(Ok(Box::new(operator)));
+    let healthy = health(Ok(Box::new(operator)));
     assert_eq!(
-        found(&Access::default(), &well),
+        cluster_json(&MemberAccess::default(), &healthy),
         json!({
             "name": "remote-1",
             "lastCheck": "2026-01-27T09:22:55Z",
             "connected": {"license_fingerprint": "S1hg", "operator_version": env!("CARGO_PKG_VERSION")},
         })
     );
-    let ill = health(Err("no route to host".to_owned()));
+    let unhealthy = health(Err("no route to host".to_owned()));
     assert_eq!(
-        found(&Access::default(), &ill),
+        cluster_json(&MemberAccess::default(), &unhealthy),
         json!({"name": "remote-1", "lastCheck": "2026-01-27T09:22:55Z", "error": "no route to host"})
     );
-    // What was well a moment ago is not, without a credential.
-    let without = Access {
-        trouble: Some(NoCredential::NoSecret(
+    // A healthy member without a credential is reported with an error.
+    let without = MemberAccess {
+        error: Some(NoCredential::NoSecret(
             "mirrord-cluster-remote-1".to_owned(),
         )),
-        ..Access::default()
+        ..MemberAccess::default()
     };
-    let shown = found(&without, &well);
+    let shown = cluster_json(&without, &healthy);
     assert!(shown["error"].as_str().unwrap().contains("is not there"));
     assert!(shown.get("connected").is_none(), "{shown}");
-    let ending = Access {
-        certificate_ends: Some(now()),
-        ..Access::default()
+    let ending = MemberAccess {
+        certificate_expires: Some(now()),
+        ..MemberAccess::default()
     };
-    let shown = found(&ending, &well);
-    assert!(shown["warning"].as_str().unwrap().contains("has ended"));
+    let shown = cluster_json(&ending, &healthy);
+    assert!(shown["warning"].as_str().unwrap().contains("has expired"));
 }
 
-/// An older member is used as far as it goes, and whoever looks learns of it, and by which version it could be the same.
+/// An older member can be used, with a warning that names both versions.
 #[test]
-fn an_older_member_that_says_less_is_understood_and_pointed_out() {
+fn an_older_member_is_used_with_a_warning() {
     let objects = [
         json!({"operator_version": "0.0.1"}),
         json!({
@@ -86,15 +85,15 @@ fn an_older_member_that_says_less_is_understood_and_pointed_out() {
             "metadata": {"name": "operator"}, "spec": spec,
         });
         let operator: MirrordOperator = serde_json::from_value(object).unwrap();
-        let check = Check {
+        let check = HealthCheck {
             at: now(),
             outcome: Ok(Box::new(operator)),
         };
-        let health = Health {
+        let health = MemberHealth {
             check: Some(check),
-            ..Health::default()
+            ..MemberHealth::default()
         };
-        let shown = found(&Access::default(), &health);
+        let shown = cluster_json(&MemberAccess::default(), &health);
         assert_eq!(shown["connected"]["operator_version"], "0.0.1");
         assert!(shown.get("error").is_none(), "{shown}");
         let warning = shown["warning"].as_str().unwrap();
@@ -105,10 +104,10 @@ fn an_older_member_that_says_less_is_understood_and_pointed_out() {
     }
 }
 
-/// The first attempt meets a token that was renewed at the same time, so that one is left as it is now.
+/// The first write conflicts with a concurrent renewal, whose token must not be overwritten.
 #[tokio::test]
-async fn tokens_of_members_that_are_gone_are_removed() {
-    let kept = |version: &str, east: &str, keys: &[&str]| {
+async fn tokens_of_removed_members_are_removed() {
+    let tokens = |version: &str, east: &str, keys: &[&str]| {
         let data: serde_json::Map<_, _> = keys
             .iter()
             .map(|key| ((*key).to_owned(), json!("YQ==")))
@@ -121,35 +120,35 @@ async fn tokens_of_members_that_are_gone_are_removed() {
         secret
     };
     let stored = Arc::new(Mutex::new((
-        kept("1", "b2xk", &["west", "west.received"]),
+        tokens("1", "b2xk", &["west", "west.received"]),
         0,
     )));
-    let there = Arc::clone(&stored);
+    let server = Arc::clone(&stored);
     let secrets = stub::storing(move |secret| {
-        let (stored, writes) = &mut *there.lock().unwrap();
+        let (stored, writes) = &mut *server.lock();
         let Some(secret) = secret else {
-            return stub::said(http::StatusCode::OK, stored);
+            return stub::json_response(http::StatusCode::OK, stored);
         };
         *writes += 1;
         if *writes == 1 {
-            *stored = kept("2", "bmV3", &["west", "west.received"]);
+            *stored = tokens("2", "bmV3", &["west", "west.received"]);
         }
         if secret["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"] {
             let conflict = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": ""});
-            return stub::said(http::StatusCode::CONFLICT, &conflict);
+            return stub::json_response(http::StatusCode::CONFLICT, &conflict);
         }
         *stored = secret;
-        stub::said(http::StatusCode::OK, stored)
+        stub::json_response(http::StatusCode::OK, stored)
     });
-    forget(&Api::namespaced(secrets, "tools"), &["east"])
+    retain_tokens(&Api::namespaced(secrets, "tools"), &["east"])
         .await
         .unwrap();
-    let (stored, writes) = stored.lock().unwrap().clone();
+    let (stored, writes) = stored.lock().clone();
     assert_eq!(stored["data"], json!({"east": "bmV3"}));
     assert_eq!(writes, 2);
 }
 
-fn given() -> serde_json::Value {
+fn configured_secret() -> serde_json::Value {
     json!({
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
         "metadata": {
@@ -160,79 +159,83 @@ fn given() -> serde_json::Value {
     })
 }
 
-/// An API server whose Secret of a member is there until a test says otherwise. No other object is there.
+/// An API server with a member's Secret, whose changes a test sends. It has no other objects.
 fn with_secret(mut changes: Option<mpsc::UnboundedReceiver<serde_json::Value>>) -> Client {
-    stub::client(move |asked| {
-        let is_given = asked.contains("mirrord-cluster-east");
-        if asked.contains("watch=true") {
-            let changes = changes.take_if(|_| is_given);
-            return changes.map_or_else(stub::silence, stub::telling);
+    stub::client(move |path| {
+        let is_secret = path.contains("mirrord-cluster-east");
+        if path.contains("watch=true") {
+            let changes = changes.take_if(|_| is_secret);
+            return changes.map_or_else(stub::pending_response, stub::streaming_response);
         }
         let list = json!({
             "apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1"},
-            "items": if is_given { vec![given()] } else { Vec::new() },
+            "items": if is_secret { vec![configured_secret()] } else { Vec::new() },
         });
-        stub::said(http::StatusCode::OK, &list)
+        stub::json_response(http::StatusCode::OK, &list)
     })
 }
 
-/// An administrator takes a member's Secret away: what is under way there ends now, everybody sees why, and it is reached
-/// again when the Secret is back.
+/// When an administrator deletes a member's Secret, its connections end with that reason. The member is used again when
+/// the Secret is restored.
 #[tokio::test]
-async fn a_member_whose_secret_goes_is_left_alone_until_it_is_back() {
+async fn a_member_without_its_secret_is_not_used() {
     let (change, changes) = mpsc::unbounded_channel();
     let client = with_secret(Some(changes));
-    let keeper = Arc::new(MemberKeeper::new(stub::member(Method::BearerToken)));
+    let member_client = Arc::new(MemberClient::new(stub::member(AuthMethod::BearerToken)));
     let background = Background::new(CancellationToken::new(), FailedTasks::default());
-    let envoy = Envoy {
+    let members = MemberClusters {
         clusters: MultiCluster {
             name: "hub".to_owned(),
             default: "east".to_owned(),
             is_management_only: true,
             on_unreachable: api::multicluster::OnUnreachable::Continue,
-            members: vec![keeper.member.clone()],
+            members: vec![member_client.member.clone()],
         },
-        sessions: ParentCache::follow(client.clone(), &background, "parents"),
+        sessions: ParentCache::start(client.clone(), &background, "parents"),
         secrets: Api::namespaced(client.clone(), "tools"),
         client,
-        keepers: vec![Arc::clone(&keeper)],
+        member_clients: vec![Arc::clone(&member_client)],
         eks: None,
         namespace: "tools".to_owned(),
     };
-    let error = || envoy.connected_clusters(now()).remove(0).error;
-    let told = async {
-        let mut access = keeper.access.subscribe();
-        let has_client = |access: &Access| access.client.is_some();
+    let error = || members.connected_clusters(now()).remove(0).error;
+    let steps = async {
+        let mut access = member_client.access.subscribe();
+        let has_client = |access: &MemberAccess| access.client.is_some();
         access.wait_for(has_client).await.unwrap();
-        envoy.client_of("east").unwrap();
-        let mut session = std::pin::pin!(envoy.unreachable("east"));
+        members.client_of("east").unwrap();
+        let mut session = std::pin::pin!(members.unreachable("east"));
         assert!(futures_util::poll!(session.as_mut()).is_pending());
 
-        let happen = |what: &str| change.send(json!({"type": what, "object": given()}));
-        happen("DELETED").unwrap();
-        let why = session.await;
-        assert!(why.contains("mirrord-cluster-east is not there"), "{why}");
-        assert_eq!(envoy.client_of("east").err(), Some(why.clone()));
-        assert_eq!(error(), Some(why.clone()));
+        let send_event =
+            |event: &str| change.send(json!({"type": event, "object": configured_secret()}));
+        send_event("DELETED").unwrap();
+        let reason = session.await;
+        assert!(
+            reason.contains("mirrord-cluster-east is not there"),
+            "{reason}"
+        );
+        assert_eq!(members.client_of("east").err(), Some(reason.clone()));
+        assert_eq!(error(), Some(reason.clone()));
 
-        happen("ADDED").unwrap();
+        send_event("ADDED").unwrap();
         access.wait_for(has_client).await.unwrap();
-        envoy.client_of("east").unwrap();
-        assert_ne!(error(), Some(why));
+        members.client_of("east").unwrap();
+        assert_ne!(error(), Some(reason));
     };
     tokio::select! {
-        () = envoy.keep() => panic!("nobody keeps the member"),
-        told = timeout(Duration::from_secs(60), told) => told.expect("the Secret is followed"),
+        () = members.run() => panic!("the clients have stopped"),
+        finished = timeout(Duration::from_secs(60), steps) => finished.expect("the Secret is watched"),
     }
 }
 
 #[test]
-fn a_member_of_another_version_is_pointed_out() {
+fn another_version_causes_a_warning() {
     let ours = env!("CARGO_PKG_VERSION");
     let (series, _) = ours.rsplit_once('.').unwrap();
-    assert_eq!(other_version(ours), None);
-    assert_eq!(other_version(&format!("{series}.999")), None);
-    let warning = other_version("0.0.1").unwrap();
+    assert_eq!(version_warning(ours), None);
+    assert_eq!(version_warning(&format!("{series}.999")), None);
+    let warning = version_warning("0.0.1").unwrap();
     assert!(
         warning.contains("0.0.1") && warning.contains(ours),
         "{warning}"

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use link::tls::Fingerprint;
 
 use super::*;
-use crate::connect::returning::may_return;
+use crate::connect::resume::check_resume;
 
 fn clusters() -> MultiCluster {
     MultiCluster {
@@ -24,17 +24,21 @@ fn data() -> SessionData {
     }
 }
 
-fn wanted_by(name: &str, certificate: &str, asked: Option<u64>) -> MirrordMultiClusterSession {
+fn parent_of(
+    name: &str,
+    certificate: &str,
+    resume_window: Option<u64>,
+) -> MirrordMultiClusterSession {
     let user = User {
         name: name.to_owned(),
         groups: vec!["developers".to_owned()],
         extra: Vec::new(),
     };
-    let asking = Asking {
+    let connect_request = ConnectRequest {
         namespace: "shop".to_owned(),
         target: TargetPath::from_address("deployment.web").unwrap(),
         parameters: ConnectParameters {
-            resume_window: asked,
+            resume_window,
             data: data(),
             ..ConnectParameters::default()
         },
@@ -48,39 +52,39 @@ fn wanted_by(name: &str, certificate: &str, asked: Option<u64>) -> MirrordMultiC
     };
     let settings = SessionSettings {
         time_to_live: Duration::from_secs(60),
-        most_resume: Duration::from_secs(900),
+        max_resume: Duration::from_secs(900),
     };
-    wanted(&clusters(), &user, &asking, &client, &settings)
+    new_parent(&clusters(), &user, &connect_request, &client, &settings)
 }
 
 #[test]
-fn a_parent_says_which_clusters_take_part() {
-    let parent = wanted_by("anna", "one", None);
+fn a_parent_has_the_clusters_of_the_session() {
+    let parent = parent_of("anna", "one", None);
     assert_eq!(parent.name_any(), "mc-00000000000000ab");
     assert_eq!(parent.spec.clusters, ["hub"]);
     assert_eq!(parent.spec.default_cluster, "east");
     assert_eq!(parent.spec.on_unreachable, OnUnreachable::Continue);
-    // The Primary vouches for these to its members.
+    // The Primary asserts these to its members.
     assert_eq!(parent.spec.owner.k8s_username, "anna");
     assert_eq!(parent.spec.owner.k8s_groups, ["developers"]);
     assert_eq!(parent.spec.target_alias, "deployment.web");
     assert_eq!(parent.spec.data, data());
     assert_eq!(parent.finalizers(), [PARENT_FINALIZER]);
-    for (asked, expected) in [(None, 60), (Some(300), 300), (Some(9000), 900)] {
-        let window = wanted_by("anna", "one", asked).spec.resume_window_secs;
-        assert_eq!(window, expected, "{asked:?}");
+    for (requested, expected) in [(None, 60), (Some(300), 300), (Some(9000), 900)] {
+        let window = parent_of("anna", "one", requested).spec.resume_window_secs;
+        assert_eq!(window, expected, "{requested:?}");
     }
 }
 
 #[test]
-fn only_the_same_user_with_the_same_key_comes_back() {
-    let found = wanted_by("anna", "one", None);
-    let code = |found: &MirrordMultiClusterSession, wanted: &MirrordMultiClusterSession| {
-        may_return(found, wanted).map_err(|refusal| refusal.code.as_u16())
+fn only_the_same_user_with_the_same_key_can_resume() {
+    let found = parent_of("anna", "one", None);
+    let code = |found: &MirrordMultiClusterSession, requested: &MirrordMultiClusterSession| {
+        check_resume(found, requested).map_err(|refusal| refusal.code.as_u16())
     };
-    assert_eq!(code(&found, &wanted_by("anna", "one", Some(5))), Ok(()));
-    assert_eq!(code(&found, &wanted_by("eve", "one", None)), Err(409));
-    assert_eq!(code(&found, &wanted_by("anna", "two", None)), Err(409));
+    assert_eq!(code(&found, &parent_of("anna", "one", Some(5))), Ok(()));
+    assert_eq!(code(&found, &parent_of("eve", "one", None)), Err(409));
+    assert_eq!(code(&found, &parent_of("anna", "two", None)), Err(409));
     let mut deleted = found.clone();
     deleted.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
     assert_eq!(code(&deleted, &found), Err(410));
@@ -93,7 +97,7 @@ fn only_the_same_user_with_the_same_key_comes_back() {
 }
 
 #[test]
-fn a_client_waits_until_something_is_certain() {
+fn a_client_waits_until_the_phase_is_decided() {
     let cases = [
         (None, None),
         (Some(MultiClusterPhase::Initializing), None),
@@ -103,13 +107,13 @@ fn a_client_waits_until_something_is_certain() {
         (Some(MultiClusterPhase::Terminating), Some(Err(410))),
     ];
     for (phase, expected) in cases {
-        let mut parent = wanted_by("anna", "one", None);
+        let mut parent = parent_of("anna", "one", None);
         parent.status = Some(MirrordMultiClusterSessionStatus {
             phase,
             ..MirrordMultiClusterSessionStatus::default()
         });
-        let judged = judged(&parent);
-        let judged = judged.map(|judged| judged.map_err(|refusal| refusal.code.as_u16()));
-        assert_eq!(judged, expected, "{phase:?}");
+        let outcome = outcome(&parent);
+        let outcome = outcome.map(|outcome| outcome.map_err(|refusal| refusal.code.as_u16()));
+        assert_eq!(outcome, expected, "{phase:?}");
     }
 }

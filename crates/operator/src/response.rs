@@ -1,4 +1,4 @@
-//! Answers, in the forms that clients of Kubernetes ask for: objects, lists, tables, and refusals as `Status`.
+//! HTTP responses in the formats of the Kubernetes API: objects, lists, tables, and refusals as `Status`.
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, WARNING};
@@ -8,11 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub(crate) type Answer = Response<Full<Bytes>>;
+pub(crate) type ApiResponse = Response<Full<Bytes>>;
 
 const JSON: &str = "application/json";
 
-/// Why something is not done, as Kubernetes says it.
+/// The reason why a request is refused, which is sent as a Kubernetes `Status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) code: StatusCode,
@@ -53,7 +53,7 @@ impl Refusal {
         Self::new(StatusCode::GONE, "Gone", message)
     }
 
-    /// Also gone, and by nobody's wish.
+    /// Gone as well, because the session expired and not because a user ended it.
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GONE, "Expired", message)
     }
@@ -78,7 +78,7 @@ impl Refusal {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
     }
 
-    pub(crate) fn answer(&self) -> Answer {
+    pub(crate) fn response(&self) -> ApiResponse {
         let status = json!({
             "apiVersion": "v1",
             "kind": "Status",
@@ -102,9 +102,8 @@ pub(crate) struct Column {
     pub(crate) wide: bool,
 }
 
-/// What the operator can list.
-pub(crate) trait Listed: Serialize {
-    /// The kind of one.
+/// An object that the operator can list.
+pub(crate) trait ListedObject: Serialize {
     const KIND: &str;
     const COLUMNS: &[Column];
 
@@ -112,18 +111,18 @@ pub(crate) trait Listed: Serialize {
     fn cells(&self) -> Vec<Value>;
 }
 
-/// How a client wants to have objects.
+/// The format in which a client requests objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ResponseFormat {
     Object,
-    /// For people: kubectl prints what it gets.
+    /// For users: kubectl prints the rows.
     Table,
-    /// For controllers that do not know the kind.
+    /// For generic controllers that do not know the kind.
     MetadataOnly,
 }
 
-impl Form {
-    /// The first form that a client accepts and that we can give.
+impl ResponseFormat {
+    /// The first format that the client accepts and the operator supports.
     pub(crate) fn accepted(headers: &HeaderMap) -> Self {
         let accepted = headers.get_all(ACCEPT).iter();
         accepted
@@ -151,7 +150,7 @@ impl Form {
     }
 }
 
-pub(crate) fn json(body: &impl Serialize) -> Answer {
+pub(crate) fn json(body: &impl Serialize) -> ApiResponse {
     with_type(StatusCode::OK, JSON, body)
 }
 
@@ -159,35 +158,35 @@ pub(crate) fn with_type(
     code: StatusCode,
     media_type: &'static str,
     body: &impl Serialize,
-) -> Answer {
-    // Our own types always become JSON: their maps have text as keys.
+) -> ApiResponse {
+    // The operator's own types always serialize: their maps have strings as keys.
     let body = serde_json::to_vec(body).unwrap_or_default();
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
-    *answer.status_mut() = code;
-    answer
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = code;
+    response
         .headers_mut()
         .insert(CONTENT_TYPE, http::HeaderValue::from_static(media_type));
-    answer
+    response
 }
 
-pub(crate) fn one<T: Listed>(object: &T, form: Form) -> Answer {
-    match form {
-        Form::Object => json(object),
-        Form::Table => json(&table(std::slice::from_ref(object))),
-        Form::MetadataOnly => json(&metadata_only(object)),
+pub(crate) fn one<T: ListedObject>(object: &T, format: ResponseFormat) -> ApiResponse {
+    match format {
+        ResponseFormat::Object => json(object),
+        ResponseFormat::Table => json(&table(std::slice::from_ref(object))),
+        ResponseFormat::MetadataOnly => json(&metadata_only(object)),
     }
 }
 
-pub(crate) fn list<T: Listed>(objects: &[T], form: Form) -> Answer {
-    match form {
-        Form::Object => json(&json!({
+pub(crate) fn list<T: ListedObject>(objects: &[T], format: ResponseFormat) -> ApiResponse {
+    match format {
+        ResponseFormat::Object => json(&json!({
             "apiVersion": api::GROUP_VERSION,
             "kind": format!("{}List", T::KIND),
             "metadata": {},
             "items": objects,
         })),
-        Form::Table => json(&table(objects)),
-        Form::MetadataOnly => json(&json!({
+        ResponseFormat::Table => json(&table(objects)),
+        ResponseFormat::MetadataOnly => json(&json!({
             "apiVersion": "meta.k8s.io/v1",
             "kind": "PartialObjectMetadataList",
             "metadata": {},
@@ -196,8 +195,8 @@ pub(crate) fn list<T: Listed>(objects: &[T], form: Form) -> Answer {
     }
 }
 
-/// The same, with what its reader should know. kubectl prints it.
-pub(crate) fn warning(mut answer: Answer, warnings: &[String]) -> Answer {
+/// Adds warnings to a response. kubectl prints them.
+pub(crate) fn warning(mut response: ApiResponse, warnings: &[String]) -> ApiResponse {
     for text in warnings {
         let text: String = text
             .chars()
@@ -209,13 +208,13 @@ pub(crate) fn warning(mut answer: Answer, warnings: &[String]) -> Answer {
             })
             .collect();
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{text}\"")) {
-            answer.headers_mut().append(WARNING, value);
+            response.headers_mut().append(WARNING, value);
         }
     }
-    answer
+    response
 }
 
-fn metadata_only<T: Listed>(object: &T) -> Value {
+fn metadata_only<T: ListedObject>(object: &T) -> Value {
     json!({
         "apiVersion": "meta.k8s.io/v1",
         "kind": "PartialObjectMetadata",
@@ -223,7 +222,7 @@ fn metadata_only<T: Listed>(object: &T) -> Value {
     })
 }
 
-fn table<T: Listed>(objects: &[T]) -> Value {
+fn table<T: ListedObject>(objects: &[T]) -> Value {
     let columns: Vec<Value> = T::COLUMNS
         .iter()
         .map(|column| {
@@ -254,34 +253,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_get_the_form_that_they_prefer() {
+    fn the_first_supported_format_is_chosen() {
         let cases = [
-            ("", Form::Object),
-            ("application/json", Form::Object),
-            ("*/*", Form::Object),
+            ("", ResponseFormat::Object),
+            ("application/json", ResponseFormat::Object),
+            ("*/*", ResponseFormat::Object),
             // kubectl get
             (
                 "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
-                Form::Table,
+                ResponseFormat::Table,
             ),
             (
                 "application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
-                Form::Object,
+                ResponseFormat::Object,
             ),
             // The controllers of namespaces
             (
                 "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
-                Form::MetadataOnly,
+                ResponseFormat::MetadataOnly,
             ),
             (
                 "application/json;as=Table;v=v1;g=other.example",
-                Form::Object,
+                ResponseFormat::Object,
             ),
         ];
         for (accept, expected) in cases {
             let mut headers = HeaderMap::new();
             headers.insert(ACCEPT, accept.parse().unwrap());
-            assert_eq!(Form::accepted(&headers), expected, "{accept}");
+            assert_eq!(ResponseFormat::accepted(&headers), expected, "{accept}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Keeps the Secret, the APIService and this replica's server in agreement.
+//! Rotates the certificates, and keeps the Secret, the APIService and this replica's server consistent.
 
 use std::time::Duration;
 
+use error_chain::error_chain;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -13,24 +14,25 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Certificates, Renewal, needed, renewed};
-use crate::error::{Doing as _, Error, Result, chain};
+use super::{Certificates, Renewal, renew, required_renewal};
+use crate::error::{Error, KubeResultExt as _, Result};
 use crate::settings::Settings;
 
-/// Renewals are due in months. This is how long a change by another replica, or by a person, may stay unseen.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(20);
-const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
-/// Two replicas that start at once may both find nothing. The second one to write is told, and looks again.
+/// Renewals are due after months. This is the longest time until a change by another replica or a user is noticed.
+const POLL_INTERVAL: Duration = Duration::from_secs(20);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Two replicas that start at the same time may both find an empty Secret. The second one to write gets a conflict and
+/// reads the Secret again.
 const CONFLICT: u16 = 409;
 
-pub(crate) struct CertificateKeeper {
+pub(crate) struct CertificateRotator {
     client: Client,
     settings: Settings,
     current: watch::Sender<Certificates>,
 }
 
-impl CertificateKeeper {
-    /// Makes sure that there are certificates.
+impl CertificateRotator {
+    /// Creates the certificates if they do not exist.
     pub(crate) async fn start(client: Client, settings: Settings) -> Result<Self> {
         let certificates = ensure(&client, &settings, Timestamp::now()).await?;
         Ok(Self {
@@ -44,36 +46,34 @@ impl CertificateKeeper {
         self.current.subscribe()
     }
 
-    /// Who the operator is for agents.
+    /// The operator's identity for agents.
     pub(crate) fn identity(&self) -> Result<Identity> {
         self.current.borrow().identity()
     }
 
-    /// Who the agents on nodes are for the operator.
+    /// The fingerprint of the node agents' certificate.
     pub(crate) fn node(&self) -> Result<Fingerprint> {
         self.current.borrow().node()
     }
 
-    /// Looks after the certificates for ever.
-    pub(crate) async fn keep(self) {
+    /// Rotates the certificates. Never returns.
+    pub(crate) async fn run(self) {
         loop {
-            let pause = match self.look().await {
-                Ok(()) => BETWEEN_LOOKS,
+            let delay = match self.reconcile().await {
+                Ok(()) => POLL_INTERVAL,
                 Err(error) => {
-                    tracing::warn!(
-                        error = chain(&error),
-                        "the certificates could not be looked after"
-                    );
-                    AFTER_A_FAILURE
+                    tracing::warn!(error = error_chain(&error), "failed to rotate certificates");
+                    RETRY_DELAY
                 }
             };
-            sleep(pause).await;
+            sleep(delay).await;
         }
     }
 
-    async fn look(&self) -> Result<()> {
+    async fn reconcile(&self) -> Result<()> {
         let certificates = ensure(&self.client, &self.settings, Timestamp::now()).await?;
-        // Whom to trust is said before anybody is shown it; what was trusted before still is.
+        // The API server learns of a new authority before this replica serves its certificates. The previous authority
+        // stays in the bundle.
         let registered = register(&self.client, &certificates).await;
         if registered.is_ok() {
             self.current.send_if_modified(|current| {
@@ -86,7 +86,7 @@ impl CertificateKeeper {
     }
 }
 
-/// What the Secret should hold now; it holds it when this returns.
+/// Writes the certificates that the Secret should contain now, and returns them.
 async fn ensure(client: &Client, settings: &Settings, now: Timestamp) -> Result<Certificates> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &settings.namespace);
     let names = settings.host_names();
@@ -94,7 +94,7 @@ async fn ensure(client: &Client, settings: &Settings, now: Timestamp) -> Result<
         let secret = secrets
             .get_opt(&settings.secret)
             .await
-            .doing(format!("read the Secret {}", settings.secret))?;
+            .action(format!("read the Secret {}", settings.secret))?;
         let mut secret = secret.ok_or_else(|| Error::NoSecret {
             name: settings.secret.clone(),
         })?;
@@ -105,19 +105,19 @@ async fn ensure(client: &Client, settings: &Settings, now: Timestamp) -> Result<
                 .map(|(key, value)| (key, value.0))
                 .collect(),
         );
-        let renewal = needed(found.as_ref(), &names, now);
-        let certificates = renewed(found, renewal, &names, now)?;
+        let renewal = required_renewal(found.as_ref(), &names, now);
+        let certificates = renew(found, renewal, &names, now)?;
         if renewal == Renewal::Nothing {
             return Ok(certificates);
         }
-        tracing::info!(?renewal, "certificates are made anew");
+        tracing::info!(?renewal, "renewing certificates");
         let data = certificates.to_secret();
         secret.data = Some(
             data.into_iter()
                 .map(|(key, value)| (key, ByteString(value)))
                 .collect(),
         );
-        // The version that was read goes along, so a change in between is a conflict.
+        // The write contains the resource version that was read, so a change in between is a conflict.
         let written = secrets
             .replace(&settings.secret, &PostParams::default(), &secret)
             .await;
@@ -125,29 +125,29 @@ async fn ensure(client: &Client, settings: &Settings, now: Timestamp) -> Result<
             Ok(_) => return Ok(certificates),
             Err(kube::Error::Api(status)) if status.code == CONFLICT => {}
             Err(error) => {
-                return Err(error).doing(format!("write the Secret {}", settings.secret));
+                return Err(error).action(format!("write the Secret {}", settings.secret));
             }
         }
     }
 }
 
-/// Tells the API server whom to trust. The chart leaves this field alone.
+/// Writes the authorities into the APIService. The chart does not set this field.
 async fn register(client: &Client, certificates: &Certificates) -> Result<()> {
     let services: Api<APIService> = Api::all(client.clone());
     let name = Settings::API_SERVICE;
     let service = services
         .get(name)
         .await
-        .doing(format!("read the APIService {name}"))?;
+        .action(format!("read the APIService {name}"))?;
     let bundle = ByteString(certificates.bundle().as_bytes().to_vec());
     if service.spec.and_then(|spec| spec.ca_bundle) == Some(bundle.clone()) {
         return Ok(());
     }
-    tracing::info!("the API server is told whom to trust");
+    tracing::info!(name, "updating the CA bundle of the APIService");
     let patch = json!({"spec": {"caBundle": bundle}});
     services
         .patch(name, &PatchParams::default(), &Patch::Merge(&patch))
         .await
-        .doing(format!("write the APIService {name}"))
+        .action(format!("write the APIService {name}"))
         .map(drop)
 }

@@ -1,0 +1,153 @@
+//! Connections of clients to sessions over several clusters: authorization and the parent object.
+
+use std::time::Duration;
+
+use api::connect::ConnectParameters;
+use api::multicluster::{MultiClusterPhase, PARENT_FINALIZER, parent_name};
+use api::session::SessionOwner;
+use api::{MirrordMultiClusterSession, MirrordMultiClusterSessionSpec, TargetKind};
+use http::HeaderMap;
+use kube::ResourceExt as _;
+use tokio::time::timeout;
+
+use super::MemberClusters;
+use crate::Shared;
+use crate::authorize::authorize;
+use crate::connect::resume::find_or_create;
+use crate::connect::{Caller, ConnectRequest};
+use crate::controller::workload;
+use crate::front_proxy::User;
+use crate::multicluster::clusters::MultiCluster;
+use crate::response::Refusal;
+use crate::settings::SessionSettings;
+
+/// How long a client waits for its session. The controller's startup timeout is a little shorter.
+const READY_TIMEOUT: Duration = Duration::from_secs(75);
+
+impl MemberClusters {
+    /// Whether a session spans several clusters. A client may request a session in this cluster alone.
+    pub(crate) fn accepts(&self, parameters: &ConnectParameters) -> bool {
+        parameters.multi_cluster != Some(false)
+    }
+}
+
+/// Authorizes the user, finds or creates the parent, waits until it is ready, and returns its name.
+pub(crate) async fn admit(
+    shared: &Shared,
+    members: &MemberClusters,
+    user: &User,
+    connect_request: &ConnectRequest,
+    headers: &HeaderMap,
+) -> Result<String, Refusal> {
+    // By the rules of this cluster, also if the target is only in other clusters.
+    authorize(
+        &shared.client,
+        user,
+        &connect_request.namespace,
+        &connect_request.target,
+    )
+    .await?;
+    let client = Caller::read(headers)?;
+    let labels = connect_request.parameters.label_target.as_deref();
+    workload(&connect_request.namespace, &connect_request.target, labels)
+        .map_err(|invalid| Refusal::bad_request(invalid.to_string()))?;
+    let parent = new_parent(
+        &members.clusters,
+        user,
+        connect_request,
+        &client,
+        &shared.settings.session,
+    );
+    let parent = find_or_create(&shared.client, &parent).await?;
+    wait_until_ready(members, &parent).await?;
+    Ok(parent.name_any())
+}
+
+fn new_parent(
+    clusters: &MultiCluster,
+    user: &User,
+    connect_request: &ConnectRequest,
+    client: &Caller,
+    settings: &SessionSettings,
+) -> MirrordMultiClusterSession {
+    let owner = SessionOwner {
+        k8s_groups: user.groups.clone(),
+        ..client.owner(user)
+    };
+    let spec = MirrordMultiClusterSessionSpec {
+        owner,
+        namespace: connect_request.namespace.clone(),
+        target: connect_request.target.to_string(),
+        target_alias: connect_request.target.address(),
+        clusters: match connect_request.target.kind {
+            // A session without a target only has stateful operations.
+            TargetKind::Targetless => vec![clusters.default.clone()],
+            _ => {
+                let clusters = clusters.workload_clusters().into_iter();
+                clusters.map(str::to_owned).collect()
+            }
+        },
+        primary_cluster: clusters.name.clone(),
+        default_cluster: clusters.default.clone(),
+        on_unreachable: clusters.on_unreachable,
+        label_target: connect_request.parameters.label_target.clone(),
+        key: connect_request.parameters.key.clone(),
+        client_cli_version: client.version.clone(),
+        resume_window_secs: connect_request.resume_window(settings).as_secs(),
+        client_certificate: client.certificate.to_string(),
+        data: connect_request.parameters.data.clone(),
+    };
+    let mut parent = MirrordMultiClusterSession::new(&parent_name(client.id), spec);
+    parent.metadata.finalizers = Some(vec![PARENT_FINALIZER.to_owned()]);
+    parent
+}
+
+/// Waits until the session is ready, has failed or was ended.
+async fn wait_until_ready(
+    members: &MemberClusters,
+    parent: &MirrordMultiClusterSession,
+) -> Result<(), Refusal> {
+    let mut changes = members.sessions.subscribe();
+    let name = parent.name_any();
+    let ready = timeout(READY_TIMEOUT, async {
+        let mut was_cached = false;
+        loop {
+            let cached = members.sessions.get(&name);
+            let cached = cached.filter(|cached| cached.uid() == parent.uid());
+            match cached.as_deref().map(outcome) {
+                Some(Some(outcome)) => return outcome,
+                None if was_cached => return Err(Refusal::gone("the session was ended")),
+                Some(None) => was_cached = true,
+                None => {}
+            }
+            if changes.changed().await.is_err() {
+                return Err(Refusal::unavailable(
+                    "the operator is shutting down; try again",
+                ));
+            }
+        }
+    });
+    ready.await.unwrap_or_else(|_| {
+        Err(Refusal::unavailable(format!(
+            "the session was not ready within {} s; `kubectl get mmcs {name} -o yaml` shows details",
+            READY_TIMEOUT.as_secs()
+        )))
+    })
+}
+
+/// Whether a client can connect. `None` while that is undecided.
+fn outcome(parent: &MirrordMultiClusterSession) -> Option<Result<(), Refusal>> {
+    let status = parent.status.as_ref()?;
+    let message = status.message.clone().unwrap_or_default();
+    match status.phase? {
+        MultiClusterPhase::Initializing | MultiClusterPhase::Pending => None,
+        MultiClusterPhase::Ready => Some(Ok(())),
+        MultiClusterPhase::Failed => Some(Err(Refusal::unprocessable(format!(
+            "the session cannot start: {message}"
+        )))),
+        MultiClusterPhase::Terminating => Some(Err(Refusal::gone(message))),
+    }
+}
+
+#[cfg(test)]
+mod tests;
