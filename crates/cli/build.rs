@@ -1,9 +1,9 @@
-//! Puts the page of `standin ui` into the program, if it was built: `cargo xtask web` does that. Without it the program is
-//! the same, and says where the page would be.
+//! Embeds the page of `standin ui` into the program, if `cargo xtask web` has built it. Without it, the program explains how
+//! to build the page.
 #![allow(
     clippy::expect_used,
     clippy::print_stdout,
-    reason = "a build script speaks to cargo, and what it cannot do is the build's failure"
+    reason = "a build script prints to cargo, and its errors fail the build"
 )]
 
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! The local API of sessions: each has a socket in one folder, which only the user can open.
+//! The client of the local API of sessions. Each session has a socket in one folder, which only the user can open.
 
 pub(crate) mod client;
 pub(crate) mod folder;

@@ -1,4 +1,4 @@
-//! `standin diagnose`: what this machine can do, one line for each part, with what to do about what is missing.
+//! `standin diagnose`: checks what this machine supports, with a remedy for each missing part.
 
 mod machine;
 
@@ -14,7 +14,7 @@ use crate::exec::colors;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code: 0 when sessions work on this machine, if perhaps not all of their parts; 1 when they do not."
+    after_help = "Exit code: 0 if sessions work on this machine, even with limitations; 1 if they do not."
 )]
 pub(crate) struct DiagnoseArguments {
     /// Print JSON
@@ -22,14 +22,14 @@ pub(crate) struct DiagnoseArguments {
     json: bool,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Check {
     name: &'static str,
     state: State,
-    /// What was found.
+    /// The result as text.
     found: String,
-    /// What to do, if anything.
+    /// What the user can do, if anything.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
 }
@@ -38,7 +38,7 @@ struct Check {
 #[serde(rename_all = "lowercase")]
 enum State {
     Ok,
-    /// Sessions work, and something is slower, less exact or not possible in them.
+    /// Sessions work, but something is slower, less exact or impossible.
     Limited,
     /// No session works.
     Missing,
@@ -52,7 +52,7 @@ struct Report<'a> {
 
 pub(crate) fn run(arguments: &DiagnoseArguments) -> Result<ExitCode> {
     let mut checks = vec![machine::kernel()];
-    checks.extend(of_calls(&proxy::diagnose()));
+    checks.extend(system_call_checks(&proxy::diagnose()));
     checks.extend(machine::all());
     let sessions_work = checks.iter().all(|check| check.state != State::Missing);
     if arguments.json {
@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &DiagnoseArguments) -> Result<ExitCode> {
             if sessions_work {
                 "Sessions work on this machine."
             } else {
-                "Sessions do not work on this machine yet: see what is missing."
+                "Sessions do not work on this machine yet: see the missing parts above."
             }
         );
     }
@@ -92,7 +92,7 @@ impl Check {
         }
     }
 
-    fn not(
+    fn failed(
         state: State,
         name: &'static str,
         found: impl Into<String>,
@@ -107,36 +107,36 @@ impl Check {
     }
 
     fn line(&self, color: bool) -> String {
-        let (word, paint) = match self.state {
+        let (label, paint) = match self.state {
             State::Ok => ("ok     ", "\x1b[32m"),
             State::Limited => ("limited", "\x1b[33m"),
             State::Missing => ("missing", "\x1b[31m"),
         };
-        let word = if color {
-            format!("{paint}{word}\x1b[0m")
+        let label = if color {
+            format!("{paint}{label}\x1b[0m")
         } else {
-            word.to_owned()
+            label.to_owned()
         };
         let remedy = self
             .remedy
             .as_ref()
             .map_or_else(String::new, |remedy| format!(". {remedy}"));
-        format!("{word}  {}: {}{remedy}", self.name, self.found)
+        format!("{label}  {}: {}{remedy}", self.name, self.found)
     }
 }
 
-/// Catching system calls, as it was tried out.
-fn of_calls(diagnosis: &Diagnosis) -> Vec<Check> {
+/// The interception of system calls.
+fn system_call_checks(diagnosis: &Diagnosis) -> Vec<Check> {
     if let Err(error) = &diagnosis.user_notification {
         let name = "catching system calls";
-        return vec![Check::not(
+        return vec![Check::failed(
             State::Missing,
             name,
             error.to_string(),
             error.hint(),
         )];
     }
-    const TRACE: &str = "The right to trace one's own children is missing: set kernel.yama.ptrace_scope to 1 or less, or, in a \
+    const TRACE: &str = "The right to trace child processes is missing: set kernel.yama.ptrace_scope to 1 or less, or, in a \
                          container, add the capability SYS_PTRACE";
     let mut checks = vec![Check::ok(
         "catching system calls",
@@ -149,9 +149,9 @@ fn of_calls(diagnosis: &Diagnosis) -> Vec<Check> {
     ];
     #[rustfmt::skip]
     let better = [
-        ("answers with descriptors", diagnosis.answer_with_descriptor, "in one step", "in two steps: a signal may come between", "Linux 5.14 does it in one"),
-        ("signals", diagnosis.signals_wait, "they wait for answers", "some calls of programs may fail with EINTR", "Linux 5.19 lets signals wait"),
-        ("speed of answers", diagnosis.same_processor_wake_up, "without changing the processor", "each call takes some microseconds longer", "Linux 6.6 is quicker"),
+        ("replies with descriptors", diagnosis.reply_with_descriptor, "in one step", "in two steps: a signal may come between", "Linux 5.14 does it in one"),
+        ("signals", diagnosis.wait_killable, "they wait for replies", "some calls of programs may fail with EINTR", "Linux 5.19 lets signals wait"),
+        ("speed of replies", diagnosis.same_processor_wake_up, "without changing the processor", "each call takes some microseconds longer", "Linux 6.6 is quicker"),
     ];
     let states = [
         (State::Missing, &required[..]),
@@ -162,7 +162,7 @@ fn of_calls(diagnosis: &Diagnosis) -> Vec<Check> {
             checks.push(if *works {
                 Check::ok(name, *good)
             } else {
-                Check::not(state, name, *bad, *remedy)
+                Check::failed(state, name, *bad, *remedy)
             });
         }
     }
@@ -174,10 +174,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_was_found_and_what_to_do() {
+    fn a_line_has_the_result_and_the_remedy() {
         let fine = Check::ok("podman", "podman version 5");
         assert_eq!(fine.line(false), "ok       podman: podman version 5");
-        let wrong = Check::not(State::Missing, "agent", "no program", "Set its path");
+        let wrong = Check::failed(State::Missing, "agent", "no program", "Set its path");
         assert_eq!(
             wrong.line(false),
             "missing  agent: no program. Set its path"

@@ -1,4 +1,4 @@
-//! What documents and help tell people to type is understood.
+//! Checks that the commands in the documentation and in the help texts can be parsed.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 
 use super::Command;
 
-/// Lines of code and words between backticks that call this program, without what a shell adds.
+/// The calls of this program in lines of code and between backticks, without shell syntax around them.
 fn calls(text: &str) -> Vec<&str> {
     let lines = text.lines().map(str::trim);
     let words = text.split('`');
@@ -26,7 +26,7 @@ fn before_comment(call: &str) -> &str {
     call.split_once(" > ").map_or(call, |(call, _)| call).trim()
 }
 
-/// The words of a command, as a shell has them that knows nothing but single quotes.
+/// Splits a command into words like a shell that supports only single quotes.
 fn words(call: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut is_quoted = false;
@@ -41,13 +41,13 @@ fn words(call: &str) -> Vec<String> {
     words
 }
 
-/// A command may be named without all that it needs, and has placeholders for names and numbers.
+/// A command in a text may lack required arguments, and may have placeholders for values.
 #[track_caller]
 fn check(call: &str) {
     let Err(error) = Command::try_parse_from(words(call)) else {
         return;
     };
-    let is_short = matches!(
+    let is_incomplete = matches!(
         error.kind(),
         ErrorKind::MissingRequiredArgument
             | ErrorKind::MissingSubcommand
@@ -55,11 +55,11 @@ fn check(call: &str) {
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
             | ErrorKind::ValueValidation
     );
-    assert!(is_short, "{call}: {error}");
+    assert!(is_incomplete, "{call}: {error}");
 }
 
 #[test]
-fn documents_name_commands_that_there_are() {
+fn commands_in_documents_can_be_parsed() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let pages = fs::read_dir(root.join("docs")).unwrap();
     let pages = pages.map(|entry| entry.unwrap().path());
@@ -76,7 +76,7 @@ fn documents_name_commands_that_there_are() {
 }
 
 #[test]
-fn examples_of_help_can_be_typed() {
+fn examples_in_help_can_be_parsed() {
     let examples = calls(include_str!("exec/examples.txt"));
     assert!(examples.len() > 4, "{examples:?}");
     for example in examples {
@@ -85,7 +85,7 @@ fn examples_of_help_can_be_typed() {
 }
 
 #[test]
-fn what_there_is_not_is_found() {
+fn unknown_flags_are_found() {
     let text = "`standin exec --no-such-flag`, and\n  sudo standin exec -t 'a b' -- ls # all\n";
     assert_eq!(
         calls(text),

@@ -1,10 +1,21 @@
-//! `standin exec`: the story of a session, from the settings to the exit code.
+//! `standin exec`: runs a session, from the settings to the exit code.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `arguments`, `settings`, `magic` | the command line, and the settings of the session |
+//! | `target`, `podman` | targets of this machine |
+//! | `agent` | the agents of the session: existing, local, in a cluster, or through an operator |
+//! | `environment`, `signals`, `exit_status` | the program: its variables, signals and exit status |
+//! | `progress`, `notices`, `log` | messages to the user, and the log |
+//! | `holder` | the name of the session for other users who want the same traffic |
+//! | `local_api` | the socket by which the session can be monitored, recorded and ended |
 
 mod agent;
 mod arguments;
-mod ending;
 mod environment;
+mod exit_status;
 mod holder;
+mod local_api;
 mod log;
 mod magic;
 mod notices;
@@ -13,7 +24,6 @@ mod progress;
 pub(crate) mod settings;
 mod signals;
 mod target;
-mod watch;
 
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
@@ -21,19 +31,19 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use config::{FileMode, Resolved, Settings};
-use proxy::{Launch, Monitor, Session, Tell};
+use proxy::{EventSink, Launch, Monitor, Session};
 
 pub(crate) use agent::{access, coordinated_clusters, program as agent_program};
-pub(crate) use arguments::{ClusterFlags, ExecArguments, WayFlags};
+pub(crate) use arguments::{AccessFlags, ClusterFlags, ExecArguments};
 pub(crate) use progress::{Progress, colors};
 
-use agent::{Agent, InCluster, Way};
+use agent::{AccessPath, AgentProvider, ClusterAgents};
+use local_api::{LocalApi, SessionDetails};
 use log::Verbosity;
 use magic::Magic;
-use notices::Kind;
-use signals::Caught;
+use notices::NoticeKind;
+use signals::SignalForwarder;
 use target::LocalTarget;
-use watch::{About, Watch};
 
 pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
     let progress = Progress::new(arguments.quiet);
@@ -41,20 +51,20 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<ExitCode> {
         true => print_config(arguments, &progress).map(|()| None),
         false => run_session(arguments, &progress).map(Some),
     };
-    // Errors are shown where the line of the progress was.
+    // Errors replace the progress line.
     progress.clear();
-    // Of a signal we die at once, so whatever a session has here must be gone before that.
-    Ok(result?.map_or(ExitCode::SUCCESS, ending::end_as))
+    // This may raise a signal that ends the process at once, so all resources of the session must be released before.
+    Ok(result?.map_or(ExitCode::SUCCESS, exit_status::exit_like))
 }
 
 fn print_config(arguments: &ExecArguments, progress: &Progress) -> Result<()> {
     let mut resolved = settings::load(arguments, progress)?;
-    magic::add_what_is_known(&mut resolved, &arguments.command);
+    magic::add_preview(&mut resolved, &arguments.command);
     print!("{}", settings::describe(&resolved));
     Ok(())
 }
 
-/// Answers how the program has ended.
+/// Returns the exit status of the program.
 fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitStatus> {
     let verbosity = Verbosity(arguments.verbose);
     if let Some(log) = log::start(verbosity, arguments.log_file.clone())? {
@@ -64,111 +74,111 @@ fn run_session(arguments: &ExecArguments, progress: &Progress) -> Result<ExitSta
     progress.step("reading the configuration");
     let mut resolved = settings::load(arguments, progress)?;
     let (has_api, recording) = (resolved.settings.api, arguments.record.as_deref());
-    let monitor = watch::monitor(has_api, recording.is_some());
+    let monitor = local_api::monitor(has_api, recording.is_some());
     let (program, rest) = arguments.command.split_first().context("name a program")?;
-    // Before there are threads and much memory, because both make a fork slow.
+    // Forks before there are threads and much memory, because both make a fork slow.
     let prepared = Launch::new(program).arguments(rest).prepare()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(link::worker_threads())
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let chosen = choose_agent(arguments, &mut resolved.settings, verbosity, progress);
-    let (agent, target) = runtime.block_on(chosen)?;
-    let started = start(&agent, &mut resolved, arguments, &monitor, progress);
+    let chosen = choose_agents(arguments, &mut resolved.settings, verbosity, progress);
+    let (agents, target) = runtime.block_on(chosen)?;
+    let started = start(&agents, &mut resolved, arguments, &monitor, progress);
     let started = runtime.block_on(started);
-    // What magic has made lives as long as the session.
-    let (session, _magic) = started.inspect_err(|_| runtime.block_on(agent.end()))?;
-    let watch = Watch::start(
+    // Resources of magic live as long as the session.
+    let (session, _magic) = started.inspect_err(|_| runtime.block_on(agents.end()))?;
+    let local_api = LocalApi::start(
         runtime.handle(),
-        about(arguments, &agent, &target),
+        details(arguments, &agents, &target),
         &resolved.effective(),
         monitor,
         has_api,
         recording,
         progress,
     );
-    let watch = watch.inspect_err(|_| runtime.block_on(agent.end()))?;
+    let local_api = local_api.inspect_err(|_| runtime.block_on(agents.end()))?;
     let variables = session.environment(environment::own());
-    let variables = environment::that_fit(variables, |text| progress.say(text));
-    // From here on the terminal is the program's.
-    progress.finish(&agent.describe(&target));
-    let signals = Caught::start()?;
+    let variables = environment::without_oversized(variables, |text| progress.warn(text));
+    // From here on the terminal belongs to the program.
+    progress.finish(&agents.describe(&target));
+    let signals = SignalForwarder::start()?;
     let session = Arc::new(session);
     let mut supervised = prepared.start(variables, Arc::<Session>::clone(&session))?;
     let signaller = supervised
         .signaller()
-        .map_err(|errno| anyhow!("the program cannot be watched: {errno}"))?;
-    signals.pass_on(signaller, supervised.process());
+        .map_err(|errno| anyhow!("the program cannot be signalled: {errno}"))?;
+    signals.forward_to(signaller, supervised.process());
     if let Ok(signaller) = supervised.signaller() {
         let _on_runtime = runtime.enter();
-        watch.started(signaller, supervised.process());
+        local_api.program_started(signaller, supervised.process());
     }
-    let status = supervised.wait().context("the program was lost")?;
-    tracing::info!(%status, "the program has ended");
+    let status = supervised.wait().context("cannot wait for the program")?;
+    tracing::info!(%status, "program exited");
     drop(supervised);
     session.end();
-    progress.say_what_was_left_out();
-    runtime.block_on(watch.end());
-    runtime.block_on(agent.end());
+    progress.report_suppressed();
+    runtime.block_on(local_api.end());
+    runtime.block_on(agents.end());
     runtime.shutdown_background();
     Ok(status)
 }
 
-/// The agent, and what the user calls the target.
-async fn choose_agent(
+/// The agents, and the target as the user named it.
+async fn choose_agents(
     arguments: &ExecArguments,
     settings: &mut Settings,
     verbosity: Verbosity,
     progress: &Progress,
-) -> Result<(Agent, String)> {
-    if let Some(agent) = Agent::given(&arguments.agent)? {
+) -> Result<(AgentProvider, String)> {
+    if let Some(agents) = AgentProvider::existing(&arguments.agent)? {
         let address = arguments.agent.address.as_deref().unwrap_or_default();
-        return Ok((agent, format!("the target of the agent at {address}")));
+        return Ok((agents, format!("the target of the agent at {address}")));
     }
     let target = settings.target.as_ref();
     if let Some(target) = target.and_then(|target| LocalTarget::of(target.path.as_ref()?)) {
         let name = target.to_string();
-        return Ok((Agent::beside(target, verbosity, progress), name));
+        return Ok((AgentProvider::local(target, verbosity, progress), name));
     }
-    agent::ensure_meant(settings)?;
+    agent::ensure_cluster_intended(settings)?;
     if agent::is_targetless(settings) {
-        // The agent has no files, and its name says nothing.
+        // The files and the host name of an agent without a target are of no use.
         settings.feature.fs.mode = FileMode::Local;
         settings.feature.hostname = false;
     }
-    let cluster = agent::cluster_of(settings).await?;
-    match agent::choose_way(settings, &cluster, progress).await? {
-        Way::Operator(operator) => {
-            let name = operator.target().to_owned();
-            Ok((Agent::Operator(operator), name))
+    let cluster = agent::connect_cluster(settings).await?;
+    match agent::choose_access_path(settings, &cluster, progress).await? {
+        AccessPath::Operator(agents) => {
+            let name = agents.target().to_owned();
+            Ok((AgentProvider::Operator(agents), name))
         }
-        Way::Own => {
-            let agent = InCluster::new(settings, cluster, progress)?;
-            let name = agent.to_string();
-            Ok((Agent::Cluster(Arc::new(agent)), name))
+        AccessPath::Direct => {
+            let agents = ClusterAgents::new(settings, cluster, progress)?;
+            let name = agents.to_string();
+            Ok((AgentProvider::Cluster(Arc::new(agents)), name))
         }
     }
 }
 
-/// What the session's own words about itself are.
-fn about(arguments: &ExecArguments, agent: &Agent, target: &str) -> About {
+/// The description of the session for its local API.
+fn details(arguments: &ExecArguments, agents: &AgentProvider, target: &str) -> SessionDetails {
     let config_path = arguments.config_file.clone();
     let config_path = config_path.or_else(|| {
         let found = settings::discover(Path::new(""), |_| {});
         found.ok().flatten()
     });
-    About {
-        id: agent.session_id().unwrap_or_else(watch::new_id),
+    SessionDetails {
+        id: agents.session_id().unwrap_or_else(local_api::new_id),
         target: target.to_owned(),
         command: arguments.command.clone(),
         config_path: config_path.map(|path| path.canonicalize().unwrap_or(path)),
-        agent: agent.clone(),
+        agents: agents.clone(),
     }
 }
 
 async fn start(
-    agent: &Agent,
+    agents: &AgentProvider,
     resolved: &mut Resolved,
     arguments: &ExecArguments,
     monitor: &Monitor,
@@ -176,7 +186,7 @@ async fn start(
 ) -> Result<(Session, Magic)> {
     let env_file = settings::env_file(&resolved.settings)?;
     let surroundings = settings::surroundings(&arguments.command);
-    let first = agent.first(tell(progress, monitor)).await?;
+    let first = agents.connect_first(event_sink(progress, monitor)).await?;
     let magic = Magic::add(resolved, &surroundings, first.mounts().collect());
     progress.step("reading the environment");
     let holder = holder::holder(&arguments.command);
@@ -185,14 +195,14 @@ async fn start(
     Ok((session.await?, magic))
 }
 
-/// Shows the user what happens to the session.
-fn tell(progress: &Progress, monitor: &Monitor) -> Tell {
+/// Records events of the session and shows them to the user.
+fn event_sink(progress: &Progress, monitor: &Monitor) -> EventSink {
     let (progress, monitor) = (progress.clone(), monitor.clone());
     Arc::new(move |event| {
-        monitor.told(event);
-        match Kind::of(event) {
-            Some(kind) => progress.say_some(kind, &event.to_string()),
-            None if event.is_reassuring() => progress.note(&event.to_string()),
+        monitor.record_event(event);
+        match NoticeKind::of(event) {
+            Some(kind) => progress.warn_limited(kind, &event.to_string()),
+            None if event.is_informational() => progress.note(&event.to_string()),
             None => progress.report(&event.to_string()),
         }
     })

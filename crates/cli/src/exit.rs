@@ -12,7 +12,7 @@ pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The program was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// What an error means for whoever called us.
+/// The exit code for an error.
 pub(crate) fn of(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(match error.downcast_ref::<LaunchError>() {
         Some(

@@ -1,4 +1,4 @@
-//! `standin ls`: what there is to stand in for in a namespace.
+//! `standin ls`: lists the possible targets in a namespace.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use cluster::{Cluster, Listing};
 use config::Settings;
 
 use crate::exec::settings::load_with;
-use crate::exec::{ClusterFlags, Progress, WayFlags, access, coordinated_clusters};
+use crate::exec::{AccessFlags, ClusterFlags, Progress, access, coordinated_clusters};
 use crate::table;
 
 #[derive(Debug, Args)]
@@ -18,7 +18,7 @@ pub(crate) struct LsArguments {
     #[command(flatten)]
     cluster: ClusterFlags,
     #[command(flatten)]
-    way: WayFlags,
+    access: AccessFlags,
     /// The configuration file, as for `standin exec`
     #[arg(short = 'f', long = "config-file", value_name = "FILE")]
     config_file: Option<PathBuf>,
@@ -32,131 +32,134 @@ Examples:
   standin ls -n shop
   standin ls -n shop --json
 
-Names of the first column are what `standin exec -t` takes. Where the cluster has an operator, who has a session with what
-is shown as well, and where it coordinates other clusters, which of them have what.";
+Use the names of the first column with `standin exec -t`. If the cluster has an operator, the users of sessions are shown as
+well, and if the operator coordinates member clusters, the clusters of each target.";
 
 pub(crate) fn run(arguments: &LsArguments) -> Result<ExitCode> {
     let progress = Progress::new(true);
-    let add_flags = |layers| arguments.way.add_to(arguments.cluster.add_to(layers));
+    let add_flags = |layers| arguments.access.add_to(arguments.cluster.add_to(layers));
     let file = arguments.config_file.as_deref();
     let settings = load_with(file, add_flags, &progress)?.settings;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("the runtime does not start")?;
-    let (listing, nothing) = runtime.block_on(async {
+    let (listing, empty_message) = runtime.block_on(async {
         let cluster = Cluster::connect(&access(&settings)).await?;
         let namespace = cluster.namespace().to_owned();
-        let (listing, way) = list(&cluster, &namespace, &settings, &progress).await?;
-        let nothing = match listing.targets.is_empty() {
-            true => Some(nothing(
+        let (listing, scope) = list(&cluster, &namespace, &settings, &progress).await?;
+        let empty_message = match listing.targets.is_empty() {
+            true => Some(empty_message(
                 &namespace,
-                &looked(&cluster, &namespace, way).await,
+                &searched(&cluster, &namespace, scope).await,
             )),
             false => None,
         };
-        Ok::<_, cluster::Error>((listing, nothing))
+        Ok::<_, cluster::Error>((listing, empty_message))
     })?;
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&listing.targets)?);
     } else {
         print!("{}", table(&listing));
     }
-    if let Some(nothing) = nothing {
-        progress.say(&nothing);
+    if let Some(message) = empty_message {
+        progress.warn(&message);
     }
     for warning in &listing.warnings {
-        progress.say(warning);
+        progress.warn(warning);
     }
     if !listing.forbidden.is_empty() {
-        progress.say(&format!(
-            "not listed, because you may not: {}",
+        progress.warn(&format!(
+            "not listed, because you lack the rights: {}",
             listing.forbidden.join(", ")
         ));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who was asked.
+/// Which clusters a listing covers.
 #[derive(Clone, Copy)]
-enum Way {
-    /// This cluster, by the user or by its operator.
-    One,
-    /// An operator, which may coordinate other clusters.
-    Many,
+enum ListScope {
+    /// This cluster only.
+    SingleCluster,
+    /// The clusters of an operator, which may coordinate several.
+    OperatorClusters,
 }
 
-/// Where there is nothing.
-enum Looked {
-    /// In this cluster, and whether the namespace is there, if that can be known.
-    Here(Option<bool>),
+/// Where no target was found.
+enum Searched {
+    /// In this cluster, and whether the namespace exists, if that is known.
+    ThisCluster(Option<bool>),
     /// In these clusters.
-    In(Vec<String>),
+    Clusters(Vec<String>),
 }
 
-/// A Primary may have neither targets nor their namespaces, so its own say nothing of what there is.
-async fn looked(cluster: &Cluster, namespace: &str, way: Way) -> Looked {
+/// The cluster of a Primary may have neither targets nor their namespaces, so its namespaces are not checked.
+async fn searched(cluster: &Cluster, namespace: &str, scope: ListScope) -> Searched {
     let has_namespace = cluster::has_namespace(cluster, namespace);
-    match way {
-        Way::One => Looked::Here(has_namespace.await),
-        Way::Many => match cluster::operator(cluster).await {
+    match scope {
+        ListScope::SingleCluster => Searched::ThisCluster(has_namespace.await),
+        ListScope::OperatorClusters => match cluster::get_operator(cluster).await {
             Ok(operator) => match coordinated_clusters(&operator) {
-                Some(clusters) => Looked::In(clusters),
-                None => Looked::Here(has_namespace.await),
+                Some(clusters) => Searched::Clusters(clusters),
+                None => Searched::ThisCluster(has_namespace.await),
             },
             Err(error) => {
-                tracing::debug!(%error, "whether there are several clusters is not known");
-                Looked::Here(None)
+                tracing::debug!(%error, "operator not readable");
+                Searched::ThisCluster(None)
             }
         },
     }
 }
 
-fn nothing(namespace: &str, looked: &Looked) -> String {
-    let what = match looked {
-        Looked::Here(Some(false)) => format!("there is no namespace {namespace}"),
-        Looked::Here(_) => format!("there is nothing in the namespace {namespace}"),
-        Looked::In(clusters) => format!(
-            "nothing was found in the namespace {namespace} of the clusters {}",
+fn empty_message(namespace: &str, searched: &Searched) -> String {
+    let message = match searched {
+        Searched::ThisCluster(Some(false)) => format!("there is no namespace {namespace}"),
+        Searched::ThisCluster(_) => format!("there are no targets in the namespace {namespace}"),
+        Searched::Clusters(clusters) => format!(
+            "there are no targets in the namespace {namespace} of the clusters {}",
             clusters.join(", ")
         ),
     };
-    format!("{what}; -n names another one, --context another cluster")
+    format!("{message}; -n names another one, --context another cluster")
 }
 
-/// Through the operator where there is one: it knows who is where, and shows what the user may not look up. A list is a
-/// list, so an operator that cannot give one is said, and the user's own rights are tried.
+/// Lists through the operator if there is one: it knows the users of sessions, and lists targets that the user may not list.
+/// If that fails, a warning is printed and the user's own rights are used.
 async fn list(
     cluster: &Cluster,
     namespace: &str,
     settings: &Settings,
     progress: &Progress,
-) -> cluster::Result<(Listing, Way)> {
+) -> cluster::Result<(Listing, ListScope)> {
     let operator = settings.operator;
     let through_operator = match operator {
         Some(forced) => forced,
         None => cluster::has_operator(cluster).await?,
     };
-    let with_own_rights = async || Ok((cluster::list(cluster, namespace).await?, Way::One));
+    let with_own_rights = async || {
+        let listing = cluster::list(cluster, namespace).await?;
+        Ok((listing, ListScope::SingleCluster))
+    };
     if !through_operator {
         return with_own_rights().await;
     }
-    let way = match settings.multi_cluster {
-        Some(false) => Way::One,
-        Some(true) | None => Way::Many,
+    let scope = match settings.multi_cluster {
+        Some(false) => ListScope::SingleCluster,
+        Some(true) | None => ListScope::OperatorClusters,
     };
     let listing = cluster::list_through_operator(cluster, namespace, settings.multi_cluster).await;
     let error = match listing {
         Err(error) if operator.is_none() => error,
-        result => return result.map(|listing| (listing, way)),
+        result => return result.map(|listing| (listing, scope)),
     };
     let listing = with_own_rights().await;
     match (listing, &error) {
-        // What is missing is a right at the operator's, which is less than those for the other way.
-        (Err(_), cluster::Error::MayNot { .. }) => Err(error),
-        (Ok(listing), cluster::Error::MayNot { .. }) => Ok(listing),
+        // The right to list through the operator is easier to get than those to list directly, so this error helps more.
+        (Err(_), cluster::Error::AccessDenied { .. }) => Err(error),
+        (Ok(listing), cluster::Error::AccessDenied { .. }) => Ok(listing),
         (listing, _) => {
-            progress.say(&format!("listed with your own rights, since {error}"));
+            progress.warn(&format!("listed with your own rights, since {error}"));
             listing
         }
     }
@@ -184,34 +187,41 @@ fn table(listing: &Listing) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cluster::Listed;
+    use cluster::ListedTarget;
 
     use super::*;
 
     #[test]
-    fn a_namespace_that_is_not_there_is_told_from_an_empty_one() {
+    fn a_missing_namespace_is_distinguished_from_an_empty_one() {
         let rest = "-n names another one, --context another cluster";
-        let members = Looked::In(vec!["east".to_owned(), "west".to_owned()]);
-        for (looked, what) in [
-            (Looked::Here(Some(false)), "there is no namespace shop"),
+        let members = Searched::Clusters(vec!["east".to_owned(), "west".to_owned()]);
+        for (searched, message) in [
             (
-                Looked::Here(Some(true)),
-                "there is nothing in the namespace shop",
+                Searched::ThisCluster(Some(false)),
+                "there is no namespace shop",
             ),
-            (Looked::Here(None), "there is nothing in the namespace shop"),
+            (
+                Searched::ThisCluster(Some(true)),
+                "there are no targets in the namespace shop",
+            ),
+            (
+                Searched::ThisCluster(None),
+                "there are no targets in the namespace shop",
+            ),
             (
                 members,
-                "nothing was found in the namespace shop of the clusters east, west",
+                "there are no targets in the namespace shop of the clusters east, west",
             ),
         ] {
-            assert_eq!(nothing("shop", &looked), format!("{what}; {rest}"));
+            let expected = format!("{message}; {rest}");
+            assert_eq!(empty_message("shop", &searched), expected);
         }
     }
 
     #[test]
-    fn a_table_has_columns() {
+    fn targets_are_shown_as_a_table() {
         let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect();
-        let listed = |target: &str, available, containers: &[&str], users: &[&str]| Listed {
+        let listed = |target: &str, available, containers: &[&str], users: &[&str]| ListedTarget {
             target: target.to_owned(),
             kind: "deployment".to_owned(),
             name: String::new(),

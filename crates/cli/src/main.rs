@@ -1,8 +1,17 @@
-//! `standin`, the developer's program.
+//! `standin`, the command line program for developers.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `exec` | `standin exec`: runs a program in a session |
+//! | `ls`, `operator` | `standin ls` and `standin operator`: targets and operators of a cluster |
+//! | `api` | the client of the local API of sessions |
+//! | `sessions`, `ui`, `mcp` | `standin sessions`, `session`, `ui` and `mcp`: monitor and end sessions of this machine |
+//! | `verify`, `diagnose` | `standin verify-config` and `standin diagnose` |
+//! | `environment`, `exit`, `sys`, `table` | names of environment variables, exit codes, signal handlers, text tables |
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a program: stdout carries results, stderr carries talk"
+    reason = "a program: stdout is for results, stderr for messages"
 )]
 
 mod api;
@@ -28,34 +37,35 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, Parser};
 use clap_complete::Shell;
+use error_chain::error_chain;
 
 /// Run a process on your machine as the stand-in for a service, wherever that service runs
 ///
-/// The process sees the environment, files, names and network of the service. Nothing is rebuilt, pushed or deployed.
+/// The process sees the environment, files, DNS and network of the service. Nothing is rebuilt, pushed or deployed.
 #[derive(Debug, Parser)]
 #[command(name = "standin", version, arg_required_else_help = true)]
 #[command(after_help = "Start with `standin diagnose` and `standin exec --help`.")]
 enum Command {
     /// Run a program as the stand-in for a target
     Exec(Box<exec::ExecArguments>),
-    /// List what there is to stand in for in a cluster
+    /// List the possible targets in a cluster
     Ls(ls::LsArguments),
-    /// Ask the operator of a cluster what it is and who uses it, and end sessions
+    /// Show the status and the sessions of a cluster's operator, and end sessions
     Operator(operator::OperatorArguments),
     /// List the sessions of this machine
     Sessions(sessions::SessionsArguments),
-    /// Look at a session of this machine, or end it
+    /// Show a session of this machine, or end it
     Session(sessions::SessionArguments),
     /// Show the sessions of this machine in a browser
     Ui(ui::UiArguments),
-    /// Let coding agents ask about sessions: a server of the Model Context Protocol on standard input and output
+    /// Give coding agents access to sessions: a Model Context Protocol server on standard input and output
     ///
-    /// A client starts it by the command `standin mcp`.
+    /// An MCP client starts it with the command `standin mcp`.
     #[command(verbatim_doc_comment)]
     Mcp(mcp::McpArguments),
     /// Explain every problem of a configuration file
     VerifyConfig(verify::VerifyArguments),
-    /// Say what this machine can do, and what to do about the rest
+    /// Check what this machine supports, and how to fix what is missing
     Diagnose(diagnose::DiagnoseArguments),
     /// Print completions for a shell
     ///
@@ -64,7 +74,7 @@ enum Command {
     Completions { shell: Shell },
 }
 
-/// Says what is missing when a program is named without `--` before it.
+/// Adds a tip if the program is named without `--` before it.
 fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let is_exec = arguments.get(1).is_some_and(|command| command == "exec");
     let has_dashes = arguments.iter().any(|argument| argument == "--");
@@ -108,7 +118,7 @@ fn main() -> ExitCode {
         }
     };
     result.unwrap_or_else(|error| {
-        eprintln!("standin: {}", chain(&error));
+        eprintln!("standin: {}", error_chain(error.as_ref()));
         if let Some(error) = error.downcast_ref::<proxy::LaunchError>() {
             eprintln!("  {}", error.hint());
         }
@@ -116,46 +126,21 @@ fn main() -> ExitCode {
     })
 }
 
-/// An error with its causes, in one line. Some of them repeat what is behind them.
-fn chain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if text.is_empty() {
-            text = cause;
-        } else if !text.ends_with(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_a_cause_repeats_is_said_once() {
-        let error = |causes: &[&'static str]| {
-            let (last, others) = causes.split_last().unwrap();
-            let others = others.iter().rev();
-            chain(&others.fold(anyhow::Error::msg(*last), |error, text| {
-                error.context(*text)
-            }))
-        };
-        assert_eq!(error(&["a", "b", "c"]), "a: b: c");
-        assert_eq!(error(&["a", "cannot b: c", "c"]), "a: cannot b: c");
-    }
-
-    #[test]
-    fn who_forgets_the_dashes_is_told() {
-        let said = |line: &str| {
+    fn a_missing_separator_has_a_tip() {
+        let error_of = |line: &str| {
             let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             let error = Command::try_parse_from(&arguments).unwrap_err();
             with_tip(error, &arguments).to_string()
         };
         let tip = "tip: the program comes after `--`: standin exec … -- ls …";
-        assert!(said("standin exec -t process/1 ls -l").contains(tip));
-        assert!(!said("standin exec -t process/1 --unknown -- ls").contains("the program comes"));
-        assert!(!said("standin diagnose ls").contains("the program comes"));
+        assert!(error_of("standin exec -t process/1 ls -l").contains(tip));
+        let other = error_of("standin exec -t process/1 --unknown -- ls");
+        assert!(!other.contains("the program comes"));
+        assert!(!error_of("standin diagnose ls").contains("the program comes"));
     }
 }

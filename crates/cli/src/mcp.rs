@@ -1,7 +1,7 @@
-//! `standin mcp`: a server of the Model Context Protocol, so that coding agents can look at sessions and end them.
+//! `standin mcp`: a Model Context Protocol server, so that coding agents can inspect sessions and end them.
 //!
-//! Messages of JSON-RPC 2.0 come and go as lines. There are few methods, and nothing goes on between two of them, so
-//! this is a loop: a line is read, and answered.
+//! JSON-RPC 2.0 messages are lines on standard input and output. There are few methods and no notifications of the server,
+//! so this is a loop that reads a request and writes its response.
 
 mod tools;
 
@@ -13,9 +13,9 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::api::folder::Folder;
-use crate::sessions::{Place, runtime};
+use crate::sessions::{SessionsDir, runtime};
 
-/// Versions of the protocol that are spoken, the newest first. What is used here is the same in all of them.
+/// The supported protocol versions, the newest first. The parts that are used here are the same in all of them.
 const VERSIONS: &[&str] = &["2025-06-18", "2025-03-26", "2024-11-05"];
 
 const METHOD_NOT_FOUND: i32 = -32601;
@@ -25,30 +25,30 @@ const PARSE_ERROR: i32 = -32700;
 #[derive(Debug, Args)]
 pub(crate) struct McpArguments {
     #[command(flatten)]
-    place: Place,
+    sessions_dir: SessionsDir,
 }
 
 pub(crate) fn run(arguments: &McpArguments) -> Result<ExitCode> {
-    let folder = arguments.place.folder()?;
+    let folder = arguments.sessions_dir.folder()?;
     let runtime = runtime()?;
     for line in stdin().lines() {
         let line = line?;
         if line.trim().is_empty() {
             continue;
         }
-        let answer = match serde_json::from_str::<Value>(&line) {
-            Ok(message) => runtime.block_on(answer(&folder, &message)),
+        let response = match serde_json::from_str::<Value>(&line) {
+            Ok(message) => runtime.block_on(respond(&folder, &message)),
             Err(error) => Some(failure(&Value::Null, PARSE_ERROR, &error.to_string())),
         };
-        if let Some(answer) = answer {
-            println!("{answer}");
+        if let Some(response) = response {
+            println!("{response}");
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a message is answered with. Notifications are not.
-async fn answer(folder: &Folder, message: &Value) -> Option<Value> {
+/// The response to a message. Notifications have none.
+async fn respond(folder: &Folder, message: &Value) -> Option<Value> {
     let id = message.get("id")?;
     let method = message.get("method").and_then(Value::as_str)?;
     let nothing = Value::Null;
@@ -73,18 +73,18 @@ async fn answer(folder: &Folder, message: &Value) -> Option<Value> {
 }
 
 fn initialize(parameters: &Value) -> Value {
-    let asked = parameters.get("protocolVersion").and_then(Value::as_str);
-    let version = VERSIONS.iter().find(|version| Some(**version) == asked);
+    let requested = parameters.get("protocolVersion").and_then(Value::as_str);
+    let version = VERSIONS.iter().find(|version| Some(**version) == requested);
     json!({
         "protocolVersion": version.unwrap_or(&VERSIONS[0]),
         "capabilities": { "tools": {} },
         "serverInfo": { "name": "standin", "version": env!("CARGO_PKG_VERSION") },
         "instructions": "Sessions of Standin run a program of this machine as the stand-in for a service. Begin with \
-            list_sessions. When something does not work, session_state and session_events with only_problems say what failed.",
+            list_sessions. When something does not work, session_state and session_events with only_problems show what failed.",
     })
 }
 
-/// A tool that fails says so in its result, so that the model reads why.
+/// The error of a tool is part of its result, so that the model can read it.
 async fn call(folder: &Folder, parameters: &Value) -> Option<Value> {
     let name = parameters.get("name").and_then(Value::as_str)?;
     let nothing = json!({});

@@ -1,4 +1,4 @@
-//! `standin operator`: what the operator of a cluster is, who uses it, and the end of sessions.
+//! `standin operator`: the status and the sessions of a cluster's operator.
 
 mod session;
 mod status;
@@ -22,10 +22,10 @@ pub(crate) struct OperatorArguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  # is there an operator, of which version, and who uses it
+  # show whether there is an operator, its version, and who uses it
   standin operator status
 
-  # who has a session with what, for another program to read
+  # list all sessions, for another program to read
   standin operator session list --json
 
   # end a session; its agents end with it
@@ -33,16 +33,16 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum OperatorCommand {
-    /// Say which operator the cluster has, how it is, and who uses it
+    /// Show which operator the cluster has, its health, and who uses it
     Status(status::StatusArguments),
     /// List sessions, and end them
     #[command(subcommand, arg_required_else_help = true)]
     Session(session::SessionCommand),
 }
 
-/// Which cluster is asked. The settings of `standin exec` say so, too.
+/// Selects the cluster, with the same settings as `standin exec`.
 #[derive(Debug, Args)]
-struct Where {
+struct ClusterArguments {
     #[command(flatten)]
     cluster: ClusterFlags,
     /// The configuration file, as for `standin exec`
@@ -57,9 +57,12 @@ pub(crate) fn run(arguments: &OperatorArguments) -> Result<ExitCode> {
     }
 }
 
-impl Where {
-    /// Asks the cluster something.
-    fn ask<T>(&self, question: impl AsyncFnOnce(&Cluster) -> cluster::Result<T>) -> Result<T> {
+impl ClusterArguments {
+    /// Connects to the cluster and runs a request to its operator.
+    fn with_operator<T>(
+        &self,
+        request: impl AsyncFnOnce(&Cluster) -> cluster::Result<T>,
+    ) -> Result<T> {
         let progress = Progress::new(true);
         let add_flags = |layers| self.cluster.add_to(layers);
         let settings = load_with(self.config_file.as_deref(), add_flags, &progress)?.settings;
@@ -69,11 +72,11 @@ impl Where {
             .context("the runtime does not start")?;
         runtime.block_on(async {
             let cluster = Cluster::connect(&access(&settings)).await?;
-            // Without an operator a user without rights would be told of rights.
+            // Without this check, a user without rights would get an error about rights, even if there is no operator.
             if !cluster::has_operator(&cluster).await? {
                 return Err(cluster::Error::NoOperator.into());
             }
-            Ok(question(&cluster).await?)
+            Ok(request(&cluster).await?)
         })
     }
 }

@@ -1,4 +1,4 @@
-//! `standin sessions` and `standin session`: sessions of this machine, for people and for scripts.
+//! `standin sessions` and `standin session`: show and end the sessions of this machine.
 
 mod table;
 mod text;
@@ -19,18 +19,18 @@ use tokio::time::{Instant, sleep};
 use crate::api::client::Client;
 use crate::api::folder::Folder;
 
-/// A session has some seconds to end politely.
-const KILL_PATIENCE: Duration = Duration::from_secs(15);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Longer than the grace period of a session's processes.
+const KILL_TIMEOUT: Duration = Duration::from_secs(15);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
-pub(crate) struct Place {
-    /// The folder of sockets, in place of ~/.standin/sessions
+pub(crate) struct SessionsDir {
+    /// The folder of sockets, instead of ~/.standin/sessions
     #[arg(long, value_name = "FOLDER", global = true)]
     sessions_dir: Option<PathBuf>,
 }
 
-impl Place {
+impl SessionsDir {
     pub(crate) fn folder(&self) -> Result<Folder> {
         Folder::new(self.sessions_dir.as_deref())
     }
@@ -41,18 +41,18 @@ Examples:
   standin sessions
   standin sessions --json
 
-A session of root, as with `sudo standin exec`, is listed to root: `sudo standin sessions`. Sessions of other people in a
-cluster are listed by `standin operator session list`.";
+Sessions of root, such as those of `sudo standin exec`, are listed only for root: `sudo standin sessions`. Sessions of other
+users in a cluster are listed by `standin operator session list`.";
 
 const EXAMPLES: &str = "\
 Examples:
-  # what it is; the beginning of the id is enough
+  # show the session; the first digits of the id are enough
   standin session 5eed info
 
-  # what happens in it, one JSON object in each line, until it ends
+  # print its events, one JSON object per line, until it ends
   standin session 5eed events --json --follow
 
-  # which setting has which value, and why
+  # print all settings with their values and reasons
   standin session 5eed config
 
 `standin sessions` lists the ids.";
@@ -60,62 +60,62 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = LIST_EXAMPLES)]
 pub(crate) struct SessionsArguments {
-    /// Print JSON: everything that each session says of itself
+    /// Print JSON with all details of each session
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: Place,
+    sessions_dir: SessionsDir,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct SessionArguments {
-    /// The session's id, or its beginning
+    /// The session's id, or its first digits
     id: String,
     #[command(subcommand)]
-    what: What,
+    command: SessionCommand,
     #[command(flatten)]
-    place: Place,
+    sessions_dir: SessionsDir,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    /// What the session is: target, processes, ports, counters
+enum SessionCommand {
+    /// Show the session: target, processes, ports, counters
     Info {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// What happened in it, and what happens
+    /// Print the events of the session
     Events {
-        /// Print one JSON object in each line
+        /// Print one JSON object per line
         #[arg(long)]
         json: bool,
-        /// Go on until the session ends
+        /// Print new events until the session ends
         #[arg(short, long)]
         follow: bool,
         /// Only events after the one with this number
         #[arg(long, value_name = "NUMBER")]
         after: Option<u64>,
     },
-    /// Files, names, peers, ports and counters, as JSON
+    /// Print files, DNS names, peers, ports and counters as JSON
     State {
         /// Also print the values of the target's variables, which may be secrets
         #[arg(long)]
         show_env_values: bool,
     },
-    /// Every setting with its value and the reason for it
+    /// Print every setting with its value and the reason for it
     Config {
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// End it: its processes are asked to, and after five seconds made to
+    /// End the session: SIGTERM to its processes, and SIGKILL after five seconds
     Kill,
 }
 
 pub(crate) fn list(arguments: &SessionsArguments) -> Result<ExitCode> {
-    let folder = arguments.place.folder()?;
+    let folder = arguments.sessions_dir.folder()?;
     let sessions = runtime()?.block_on(all(&folder));
     if arguments.json {
         print_json(&sessions)?;
@@ -127,7 +127,7 @@ pub(crate) fn list(arguments: &SessionsArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What each session says of itself. One that ends meanwhile is left out.
+/// The info of all sessions. A session that ends meanwhile is left out.
 pub(crate) async fn all(folder: &Folder) -> Vec<SessionInfo> {
     let mut sessions = Vec::new();
     for id in folder.sessions() {
@@ -144,36 +144,36 @@ pub(crate) async fn all(folder: &Folder) -> Vec<SessionInfo> {
 }
 
 pub(crate) fn run(arguments: &SessionArguments) -> Result<ExitCode> {
-    let folder = arguments.place.folder()?;
+    let folder = arguments.sessions_dir.folder()?;
     runtime()?.block_on(async {
         let (id, client) = Client::find(&folder, &arguments.id)?;
-        match &arguments.what {
-            What::Info { json: true } => print_json(&client.info().await?),
-            What::Info { json: false } => {
+        match &arguments.command {
+            SessionCommand::Info { json: true } => print_json(&client.info().await?),
+            SessionCommand::Info { json: false } => {
                 print!("{}", text::info(&client.info().await?));
                 Ok(())
             }
-            What::Events {
+            SessionCommand::Events {
                 json,
                 follow,
                 after,
             } => events(&client, *json, *follow, *after).await,
-            What::State { show_env_values } => {
+            SessionCommand::State { show_env_values } => {
                 let mut state = client.state().await?;
                 if !show_env_values {
-                    hide(&mut state);
+                    hide_values(&mut state);
                 }
                 print_json(&state)
             }
-            What::Config { json } => print_config(&client.config().await?, *json),
-            What::Kill => kill(&client, &folder, &id).await,
+            SessionCommand::Config { json } => print_config(&client.config().await?, *json),
+            SessionCommand::Kill => kill(&client, &folder, &id).await,
         }
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Values of variables may be secrets.
-pub(crate) fn hide(state: &mut State) {
+/// Removes the values of environment variables, which may be secrets.
+pub(crate) fn hide_values(state: &mut State) {
     for (_, value) in &mut state.env {
         value.clear();
     }
@@ -183,10 +183,10 @@ pub(crate) async fn kill(client: &Client, folder: &Folder, id: &str) -> Result<(
     client.kill().await?;
     let since = Instant::now();
     while folder.socket(id).exists() {
-        if since.elapsed() > KILL_PATIENCE {
+        if since.elapsed() > KILL_TIMEOUT {
             bail!("session {id} has not ended");
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
@@ -208,7 +208,7 @@ async fn events(client: &Client, json: bool, follow: bool, after: Option<u64>) -
                     }
                 }
                 Message::Missed(count) => {
-                    eprintln!("standin: {count} events came too quickly and are left out");
+                    eprintln!("standin: {count} events were dropped because they came too quickly");
                 }
                 Message::Counters(_) => {}
             }
@@ -217,7 +217,7 @@ async fn events(client: &Client, json: bool, follow: bool, after: Option<u64>) -
     Ok(())
 }
 
-/// Breaks when whoever reads has read enough.
+/// Breaks if the reader has closed the pipe.
 fn print_event(mut entry: Entry, json: bool) -> Result<ControlFlow<()>> {
     entry.event.hide_values();
     let line = if json {

@@ -1,6 +1,6 @@
-//! Handlers of signals. They do nothing but pass on, through a pipe, which signal came and from whom.
+//! Signal handlers. They only write the signal and its origin to a pipe.
 //!
-//! Signals are not blocked and read from a descriptor instead, because the program would inherit that.
+//! Signals are not blocked and read from a signalfd instead, because the program would inherit the blocked signals.
 
 use std::io::{PipeReader, pipe};
 use std::os::fd::IntoRawFd as _;
@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use nix::errno::Errno;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// The end of the pipe that is written, which stays open for good.
+/// The write end of the pipe, which is never closed.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
-/// What the pipe carries for each signal: its number, and whether the kernel sent it for the terminal.
+/// The message for each signal: its number, and whether the kernel sent it for the terminal.
 pub(crate) type Message = [u8; 2];
 
 #[allow(unsafe_code, reason = "a handler is called with pointers")]
 extern "C" fn handle(number: libc::c_int, information: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // Whatever is interrupted must find the error number that it left.
+    // The interrupted code must find its errno unchanged.
     let before = Errno::last_raw();
     // SAFETY: the kernel passes a valid pointer to handlers that are installed with SA_SIGINFO.
     let by_terminal = unsafe { (*information).si_code } == libc::SI_KERNEL;
@@ -28,7 +28,7 @@ extern "C" fn handle(number: libc::c_int, information: *mut libc::siginfo_t, _: 
     Errno::set_raw(before);
 }
 
-/// Catches these signals from now on. One that is ignored stays so: that was somebody's wish.
+/// Catches these signals from now on. Ignored signals stay ignored, because the parent process has set that on purpose.
 pub(crate) fn catch(signals: &[Signal]) -> std::io::Result<PipeReader> {
     let (reader, writer) = pipe()?;
     PIPE.store(writer.into_raw_fd(), Ordering::Relaxed);
@@ -46,7 +46,7 @@ pub(crate) fn catch_again(signal: Signal) {
     let _ = set(signal, SigHandler::SigAction(handle));
 }
 
-/// Lets a signal do again what it does to a program that does not care.
+/// Restores the default action of a signal.
 pub(crate) fn release(signal: Signal) {
     let _ = set(signal, SigHandler::SigDfl);
 }
@@ -55,7 +55,7 @@ pub(crate) fn release(signal: Signal) {
 fn set(signal: Signal, handler: SigHandler) -> nix::Result<SigHandler> {
     let flags = SaFlags::SA_RESTART | SaFlags::SA_SIGINFO;
     let action = SigAction::new(handler, flags, SigSet::empty());
-    // SAFETY: the one handler there is makes one system call that is allowed in handlers, and keeps the error number.
+    // SAFETY: the only handler makes one async-signal-safe system call and preserves errno.
     let before = unsafe { sigaction(signal, &action) }?;
     Ok(before.handler())
 }

@@ -1,16 +1,16 @@
-//! Columns of text, for people.
+//! Text tables.
 
-/// Lines with columns of equal width, the header first. Columns that are empty everywhere are left out.
+/// Aligned columns, with the header first. Columns that are empty in all rows are left out.
 pub(crate) fn render<const COLUMNS: usize>(
     header: [&str; COLUMNS],
     rows: &[[String; COLUMNS]],
 ) -> String {
     let length = |text: &str| text.chars().count();
     let widths: [usize; COLUMNS] = std::array::from_fn(|column| {
-        let longest = rows.iter().map(|row| length(&row[column])).max();
-        match longest.unwrap_or(0) {
+        let widest = rows.iter().map(|row| length(&row[column])).max();
+        match widest.unwrap_or(0) {
             0 if !rows.is_empty() => 0,
-            longest => longest.max(length(header[column])),
+            widest => widest.max(length(header[column])),
         }
     });
     let header = header.map(str::to_owned);
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_they_must_be_and_empty_ones_are_left_out() {
+    fn columns_are_aligned_and_empty_ones_are_left_out() {
         let row = |cells: [&str; 3]| cells.map(str::to_owned);
         let rows = [
             row(["deployment/checkout", "", "app"]),

@@ -1,4 +1,12 @@
-//! `standin ui`: all sessions of this machine in a browser.
+//! `standin ui`: shows the sessions of this machine in a browser.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `follow`, `hub` | find the sessions, follow their events, and publish them to all browsers |
+//! | `rest`, `websocket` | the HTTP API and the event stream of the page |
+//! | `guard` | authenticates requests |
+//! | `assets`, `dev` | the page: built in, or from a development server |
+//! | `open`, `replay` | open the browser; read recordings |
 
 mod assets;
 mod dev;
@@ -24,9 +32,9 @@ use tokio::net::TcpListener;
 
 use self::guard::Guard;
 use self::hub::Hub;
-use crate::sessions::{Place, runtime};
+use crate::sessions::{SessionsDir, runtime};
 
-/// Where the page is developed.
+/// The default address of the development server.
 const VITE: &str = "http://localhost:5173";
 
 const EXAMPLES: &str = "\
@@ -34,7 +42,7 @@ Examples:
   standin ui
   standin ui --no-open --port 8080
 
-  # what was recorded by `standin exec --record session.jsonl -- COMMAND`
+  # show a recording of `standin exec --record session.jsonl -- COMMAND`
   standin ui --replay session.jsonl";
 
 #[derive(Debug, Args)]
@@ -43,23 +51,23 @@ pub(crate) struct UiArguments {
     /// Do not open a browser; the address is printed
     #[arg(long)]
     no_open: bool,
-    /// The port on localhost, in place of one that is free
+    /// The port on localhost. The default is a free port
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
     #[command(flatten)]
-    place: Place,
-    /// Show the values of the target's variables, which may be secrets
+    sessions_dir: SessionsDir,
+    /// Show the values of the target's environment variables, which may be secrets
     #[arg(long)]
     show_env_values: bool,
-    /// Show a recording of `standin exec --record`, too
+    /// Also show a recording of `standin exec --record`
     #[arg(long, value_name = "FILE")]
     replay: Vec<PathBuf>,
-    /// Take the page from a development server (`npm run dev` in web/monitor)
+    /// Serve the page from a development server (`npm run dev` in web/monitor)
     #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = VITE)]
     dev: Option<String>,
 }
 
-/// What all requests share.
+/// The state of all requests.
 #[derive(Debug, Clone)]
 struct Shared {
     hub: Arc<Hub>,
@@ -68,8 +76,8 @@ struct Shared {
 }
 
 pub(crate) fn run(arguments: &UiArguments) -> Result<ExitCode> {
-    let folder = arguments.place.folder()?;
-    folder.make()?;
+    let folder = arguments.sessions_dir.folder()?;
+    folder.create()?;
     let recordings = arguments
         .replay
         .iter()
@@ -78,7 +86,7 @@ pub(crate) fn run(arguments: &UiArguments) -> Result<ExitCode> {
     runtime()?.block_on(async {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, arguments.port.unwrap_or(0)));
         let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("port {} cannot be had; choose another with --port", address.port())
+            format!("port {} is not available; choose another with --port", address.port())
         })?;
         let port = listener.local_addr()?.port();
         let hub = Arc::new(Hub::new(arguments.show_env_values));
@@ -90,9 +98,9 @@ pub(crate) fn run(arguments: &UiArguments) -> Result<ExitCode> {
         let url = guard.url();
         println!("Session monitor: {url}");
         if assets::is_missing() && arguments.dev.is_none() {
-            eprintln!("standin: this build has no page: run `cargo xtask web` and build again. The API is there");
+            eprintln!("standin: this build has no page: run `cargo xtask web` and build again. The API works without it");
         }
-        let _opened = (!arguments.no_open).then(|| open::browser(&folder, port, &url));
+        let _redirect_page = (!arguments.no_open).then(|| open::browser(&folder, port, &url));
         let shared = Shared {
             hub,
             guard: Arc::new(guard),
@@ -100,7 +108,7 @@ pub(crate) fn run(arguments: &UiArguments) -> Result<ExitCode> {
         };
         tokio::select! {
             served = axum::serve(listener, router(shared)) => served.context("the server has failed"),
-            () = open::ended() => Ok(()),
+            () = open::termination() => Ok(()),
         }
     })?;
     Ok(ExitCode::SUCCESS)

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use config::{Format, Place, Problem, Style};
+use config::{Format, Location, Problem, Style};
 
 use crate::exec::{colors, settings};
 
@@ -16,13 +16,13 @@ Examples:
   standin verify-config
   standin verify-config .mirrord/mirrord.json
 
-Exit code: 0 when the file can be used, also with warnings; 1 when it cannot; 125 when there is none.
-`standin exec --print-config` shows what becomes of the file together with variables and flags.";
+Exit code: 0 if the file can be used, even with warnings; 1 if it cannot; 125 if there is none.
+`standin exec --print-config` shows the settings of the file combined with variables and flags.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct VerifyArguments {
-    /// The file: JSON, YAML or TOML, by its ending. Without it, the one that `standin exec` would use here
+    /// The file: JSON, YAML or TOML, by its extension. The default is the one that `standin exec` would use here
     file: Option<PathBuf>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<ExitCode> {
     let file = match &arguments.file {
         Some(file) => file.clone(),
         None => settings::discover(Path::new(""), |text| eprintln!("standin: {text}"))?
-            .context("there is no configuration file here: name one. docs/configuration.md has what can be in it")?,
+            .context("there is no configuration file here: name one. docs/configuration.md describes its settings")?,
     };
     let (text, format) = read(&file)?;
     let report = config::verify(&file.display().to_string(), &text, format);
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &VerifyArguments) -> Result<ExitCode> {
     })
 }
 
-/// The text of a configuration file, and what it is written in.
+/// The text of a configuration file, and its format.
 pub(crate) fn read(file: &Path) -> Result<(String, Format)> {
     let format = Format::of_path(file).with_context(|| {
         format!(
@@ -65,13 +65,13 @@ pub(crate) fn read(file: &Path) -> Result<(String, Format)> {
     Ok((text, format))
 }
 
-/// A problem as a warning among other lines.
+/// A problem as a warning of one line.
 pub(crate) fn in_one_line(problem: &Problem) -> String {
-    let Place {
+    let Location {
         source,
         line,
         column,
-    } = &problem.place;
+    } = &problem.location;
     let hint = problem
         .kind
         .hint()

@@ -1,4 +1,4 @@
-//! Which cluster, and as whom: what `kubectl` would use, unless something else is said.
+//! Which cluster to use, and with which credentials: what `kubectl` would use, unless overridden.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,45 +12,45 @@ use kube::{Client, Config};
 use crate::client::client;
 use crate::error::{Error, Result};
 
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How to get to a cluster. Nothing set is what `kubectl` does.
+/// How to access a cluster. The default is what `kubectl` does.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// In place of `KUBECONFIG` and `~/.kube/config`.
+    /// Overrides `KUBECONFIG` and `~/.kube/config`.
     pub kubeconfig: Option<PathBuf>,
-    /// In place of the current context.
+    /// Overrides the current context.
     pub context: Option<String>,
-    /// In place of the context's namespace.
+    /// Overrides the context's namespace.
     pub namespace: Option<String>,
-    /// Do not go through the proxy that the environment names.
+    /// Ignore the proxy settings of the environment.
     pub no_proxy: bool,
-    /// Believe an API server whose certificate nobody vouches for.
+    /// Skip the verification of the API server's certificate.
     pub accept_invalid_certificates: bool,
 }
 
-/// A cluster that we have credentials for. Clones are the same.
+/// A cluster and the credentials for it. Clones share state.
 #[derive(Clone)]
 pub struct Cluster {
     pub(crate) client: Client,
     namespace: String,
     server: String,
-    /// What the user's kubeconfig calls it.
+    /// The name of its context in the user's kubeconfig.
     context: Option<String>,
-    /// Its API server does not get to pods by their addresses, or not for us.
-    no_direct_way: Arc<AtomicBool>,
+    /// Whether the API server cannot connect to pods by their addresses, or does not allow it.
+    direct_disabled: Arc<AtomicBool>,
 }
 
 impl Cluster {
-    /// Reads the kubeconfig. Nothing is asked of the API server yet.
+    /// Reads the kubeconfig. Sends no request to the API server yet.
     pub async fn connect(access: &Access) -> Result<Self> {
         let (mut config, context) = config(access).await?;
-        config.connect_timeout = Some(CONNECT);
-        // A connection of a session may well be silent for long.
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        // The connection of a session may be idle for a long time.
         config.read_timeout = None;
         config.write_timeout = None;
-        // Whoever asks decides whether to ask again. The library would go on for minutes where an operator is down, and
-        // what a user is told would come after them.
+        // The caller decides about retries. The library would retry for minutes while an operator is down, and the user
+        // would see the error only after that.
         config.default_retry = false;
         if access.no_proxy {
             config.proxy_url = None;
@@ -67,42 +67,42 @@ impl Cluster {
             namespace,
             server,
             context,
-            no_direct_way: Arc::default(),
+            direct_disabled: Arc::default(),
         })
     }
 
-    /// For those who have a client already.
+    /// Uses an existing client.
     pub fn new(client: Client, namespace: impl Into<String>) -> Self {
         Self {
             client,
             namespace: namespace.into(),
             server: "of the cluster".to_owned(),
             context: None,
-            no_direct_way: Arc::default(),
+            direct_disabled: Arc::default(),
         }
     }
 
-    /// Whether its API server may get to pods by their addresses, as far as is known.
+    /// Whether to try connections to pods by their addresses. True until an attempt has failed.
     pub(crate) fn reaches_pods(&self) -> bool {
-        !self.no_direct_way.load(Ordering::Relaxed)
+        !self.direct_disabled.load(Ordering::Relaxed)
     }
 
-    /// It does not, or we may not ask it to. What was tried once is not tried for each agent.
-    pub(crate) fn does_not_reach_pods(&self) {
-        self.no_direct_way.store(true, Ordering::Relaxed);
+    /// Remembers a failed attempt, so that it is not repeated for each agent.
+    pub(crate) fn disable_direct_connections(&self) {
+        self.direct_disabled.store(true, Ordering::Relaxed);
     }
 
-    /// What the user's kubeconfig calls it, if there is one.
+    /// The name of its context in the user's kubeconfig, if there is one.
     pub fn context(&self) -> Option<&str> {
         self.context.as_deref()
     }
 
-    /// The namespace that is meant when none is named.
+    /// The default namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// An error of the first question: whether there is an API server at all.
+    /// The error of a first request, which may also mean that the API server is unreachable.
     pub(crate) fn first_error(&self, action: &str, source: kube::Error) -> Error {
         match source {
             kube::Error::Service(_) | kube::Error::HyperError(_) => Error::Unreachable {
@@ -114,7 +114,7 @@ impl Cluster {
     }
 }
 
-/// How to get there, and what it is called.
+/// The client configuration and the name of the context.
 async fn config(access: &Access) -> Result<(Config, Option<String>)> {
     let options = KubeConfigOptions {
         context: access.context.clone(),
@@ -124,7 +124,7 @@ async fn config(access: &Access) -> Result<(Config, Option<String>)> {
         Some(path) => Kubeconfig::read_from(path)?,
         None => match Kubeconfig::read() {
             Ok(kubeconfig) => kubeconfig,
-            // Inside of a pod there is none, and none is needed.
+            // In a pod there is no kubeconfig, and none is needed.
             Err(error) if access.context.is_none() => {
                 let config = Config::incluster().map_err(|_| Error::from(error))?;
                 return Ok((config, None));
@@ -134,22 +134,22 @@ async fn config(access: &Access) -> Result<(Config, Option<String>)> {
     };
     let context = access.context.clone();
     let context = context.or_else(|| kubeconfig.current_context.clone());
-    ensure_there(context.as_deref(), &kubeconfig)?;
+    ensure_context_exists(context.as_deref(), &kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
     Ok((config, context))
 }
 
-/// Whoever misspells a context is told which there are.
-fn ensure_there(context: Option<&str>, kubeconfig: &Kubeconfig) -> Result<()> {
-    let named = kubeconfig.contexts.iter().map(|context| &context.name);
-    let there: Vec<String> = named.cloned().collect();
+/// The error for an unknown context lists the existing ones.
+fn ensure_context_exists(context: Option<&str>, kubeconfig: &Kubeconfig) -> Result<()> {
+    let names = kubeconfig.contexts.iter().map(|context| &context.name);
+    let available: Vec<String> = names.cloned().collect();
     match context {
-        Some(context) if there.iter().any(|name| name == context) => Ok(()),
-        // The library has words for a file in which there is nothing.
-        _ if there.is_empty() => Ok(()),
+        Some(context) if available.iter().any(|name| name == context) => Ok(()),
+        // The library has its own error for an empty kubeconfig.
+        _ if available.is_empty() => Ok(()),
         context => Err(Error::NoContext {
             context: context.unwrap_or_default().to_owned(),
-            there,
+            available,
         }),
     }
 }
@@ -169,13 +169,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_that_is_not_there_is_answered_with_those_that_are() {
+    fn the_error_for_an_unknown_context_lists_the_existing_ones() {
         let check = |names: &[&str], context: Option<&str>, expected: Option<&str>| {
             let contexts = names.iter().map(|name| format!("{{name: {name}}}"));
             let contexts = contexts.collect::<Vec<_>>().join(", ");
             let kubeconfig = Kubeconfig::from_yaml(&format!("contexts: [{contexts}]")).unwrap();
-            let said = ensure_there(context, &kubeconfig).map_err(|error| error.to_string());
-            assert_eq!(said.err().as_deref(), expected);
+            let result = ensure_context_exists(context, &kubeconfig);
+            let error = result.map_err(|error| error.to_string()).err();
+            assert_eq!(error.as_deref(), expected);
         };
         check(&["east", "west"], Some("west"), None);
         check(&[], Some("west"), None);

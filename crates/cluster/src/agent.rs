@@ -1,16 +1,17 @@
-//! An agent in the cluster: made beside a replica, reached through the API server, gone with its session.
+//! An agent in the cluster: started beside a replica, reached through the API server, and ended with its session.
 //!
-//! Nobody but us can use it. We make a certificate for each agent, and the agent is told its fingerprint: whoever reads the
-//! pod learns nothing of use. We pin the agent's own certificate when we first see it, see [`dialer`].
+//! Only the client that started an agent can use it. The client generates a certificate for each agent, and the agent gets
+//! its fingerprint as an argument, so reading the pod discloses no secret. The client pins the agent's own certificate on
+//! the first connection, see [`dialer`].
 //!
-//! It ends with the session, however that ends: when the link is given up, when the client has been away for longer than
-//! it may, or when it never came. What is left is the entry of the container in its pod; a Job and its pod are removed by
-//! Kubernetes.
+//! The agent ends with the session: when the link ends, when the client was disconnected for longer than the resume window,
+//! or when no client connected at all. An ephemeral container leaves its entry in the pod; Kubernetes removes a Job and its
+//! pod.
 
 mod condition;
 mod dialer;
+mod instance;
 mod manifest;
-mod order;
 mod settings;
 mod start;
 
@@ -21,6 +22,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
+use backoff::Backoff;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -39,85 +41,88 @@ use tokio::time::{Instant, sleep, timeout};
 
 use condition::{Condition, condition};
 pub use dialer::AgentDialer;
+pub use instance::{
+    AgentInstance, AgentInstanceState, AgentSpec, agent_instances, job_agent_instance,
+};
 use manifest::Plan;
-pub use order::{Order, Ordered, OrderedState, ordered, ordered_as_pod};
 pub use settings::{AgentSettings, PodSettings, Toleration};
 
 use crate::access::Cluster;
 use crate::error::{Error, Result};
 use crate::forward::{PodProxy, PortForward};
-use crate::pod::{AGENT, Replica};
-use crate::refusal::{Attempt, Obstacle, Refusal};
+use crate::pod::{AGENT_PREFIX, Replica};
+use crate::refusal::{Attempt, Denial, Refusal};
 use crate::rights;
 
-/// Agents listen below the ports that the kernel gives to connections, and above those that services like.
-pub const PORTS: std::ops::Range<u16> = 20_000..32_000;
-/// So many agents may find their port taken.
-const PORTS_TRIED: usize = 3;
-/// The pauses between attempts to reach an agent that is about to listen.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-/// How long an agent of ours waits for us to come at all.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long one attempt may take.
-const ATTEMPT: Duration = Duration::from_secs(10);
-/// The faster way is waited for as long as the other took, but within these bounds.
-const SHORTEST_GRACE: Duration = Duration::from_millis(500);
-const LONGEST_GRACE: Duration = Duration::from_secs(2);
+/// Agents listen below the kernel's ephemeral port range and above the usual service ports.
+pub const AGENT_PORTS: std::ops::Range<u16> = 20_000..32_000;
+/// The number of agents to start when the port of each is already in use.
+const MAX_PORT_ATTEMPTS: usize = 3;
+/// The delays between attempts to connect to an agent that is about to listen.
+const MIN_BACKOFF: Duration = Duration::from_millis(25);
+const MAX_BACKOFF: Duration = Duration::from_millis(250);
+/// How long an agent waits for the first connection of its client.
+const FIRST_CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The timeout of one connection attempt.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// The direct connection may take as long as the port-forward took, within these bounds.
+const MIN_DIRECT_TIMEOUT: Duration = Duration::from_millis(500);
+const MAX_DIRECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An agent that was made. It ends by itself when nobody comes.
+/// An agent that was started in a cluster. It ends by itself when no client connects.
 #[derive(Debug, Clone)]
-pub struct Agent {
+pub struct ClusterAgent {
     cluster: Cluster,
     namespace: String,
     pod: String,
     container: String,
     job: Option<String>,
-    listens: SocketAddr,
+    listen: SocketAddr,
 }
 
-/// An agent that answers.
-pub struct Reachable {
-    pub agent: Agent,
-    /// Makes the connections of a link. The first one is there already.
+/// An agent that accepts connections.
+pub struct ReachableAgent {
+    pub agent: ClusterAgent,
+    /// Dials the connections of a link. The first one is already established.
     pub dialer: AgentDialer,
-    /// Ends, with the reason, when the agent has ended.
+    /// Completes with the reason when the agent has ended.
     pub ended: Pin<Box<dyn Future<Output = String> + Send>>,
 }
 
 type ForwardedPipe = <TlsDialer<PortForward> as Dial>::Pipe;
 
-/// What its certificate is asked for. Nobody looks at the name.
-fn name() -> Result<ServerName<'static>> {
+/// The server name of the TLS handshake. It is not verified.
+fn server_name() -> Result<ServerName<'static>> {
     let name = ServerName::try_from("agent");
     let general = |error: InvalidDnsNameError| rustls::Error::General(error.to_string());
     Ok(name.map_err(|error| LinkError::from(general(error)))?)
 }
 
-impl Agent {
-    /// Starts an agent beside a replica, or without a target, and waits until it answers. What the user should know on the
-    /// way is said, and what was made is told before it answers, for whoever does not wait that long.
+impl ClusterAgent {
+    /// Starts an agent beside a replica, or without a target, and waits until it accepts connections. `notify_user` gets
+    /// messages for the user. `on_created` gets the agent before it is reachable, so that a caller that gives up early can
+    /// still remove it.
     pub async fn start(
         cluster: &Cluster,
         replica: Option<&Replica>,
         namespace: &str,
         settings: &AgentSettings,
-        say: &(dyn Fn(&str) + Send + Sync),
-        made: &(dyn Fn(&Agent) + Send + Sync),
-    ) -> Result<Reachable> {
-        let mut tried = 1;
+        notify_user: &(dyn Fn(&str) + Send + Sync),
+        on_created: &(dyn Fn(&ClusterAgent) + Send + Sync),
+    ) -> Result<ReachableAgent> {
+        let mut attempts = 1;
         loop {
             let identity = Identity::generate()?;
             let client = identity.fingerprint();
-            let agent = make(cluster, replica, namespace, settings, client, say).await?;
-            made(&agent);
-            match agent.reach(settings, &identity).await {
+            let agent = create(cluster, replica, namespace, settings, client, notify_user).await?;
+            on_created(&agent);
+            match agent.connect(settings, &identity).await {
                 Ok(reachable) => return Ok(reachable),
                 Err(Error::AgentFailed { why, .. })
-                    if why.contains("cannot listen on") && tried < PORTS_TRIED =>
+                    if why.contains("cannot listen on") && attempts < MAX_PORT_ATTEMPTS =>
                 {
-                    tracing::info!(why, "another port may be free");
-                    tried += 1;
+                    tracing::info!(why, "agent port in use, retrying with another port");
+                    attempts += 1;
                 }
                 Err(error) => {
                     agent.remove().await;
@@ -127,90 +132,94 @@ impl Agent {
         }
     }
 
-    /// The pod in which it is.
+    /// The name of its pod.
     pub fn pod(&self) -> &str {
         &self.pod
     }
 
-    /// Removes what can be removed: the pod that was made for it. It would go by itself a little later.
+    /// Deletes the agent's Job and pod, if it has its own. Kubernetes would remove them by itself a little later.
     pub async fn remove(&self) {
         let Some(job) = &self.job else {
             return;
         };
         let jobs: Api<Job> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
         if let Err(error) = jobs.delete(job, &DeleteParams::background()).await {
-            tracing::debug!(%error, job, "the agent's Job is left to the cluster");
+            tracing::debug!(%error, job, "agent job not deleted");
         }
     }
 
-    /// Waits until it answers.
-    async fn reach(&self, settings: &AgentSettings, identity: &Identity) -> Result<Reachable> {
+    /// Waits until it accepts connections.
+    async fn connect(
+        &self,
+        settings: &AgentSettings,
+        identity: &Identity,
+    ) -> Result<ReachableAgent> {
         let client = self.cluster.client.clone();
-        let forward = PortForward::new(client, &self.namespace, &self.pod, self.listens.port());
+        let forward = PortForward::new(client, &self.namespace, &self.pod, self.listen.port());
         let seen = FirstSeen::default();
         let trust = Trust::FirstSeen(seen.clone());
-        let forward = TlsDialer::with_identity(forward, name()?, trust, identity)?;
-        let answered = tokio::select! {
-            answered = self.first_answer(&forward, settings.startup_timeout) => answered,
-            why = self.trouble() => Err(Error::AgentFailed { pod: self.pod.clone(), why }),
+        let forward = TlsDialer::with_identity(forward, server_name()?, trust, identity)?;
+        let connected = tokio::select! {
+            connected = self.first_connection(&forward, settings.startup_timeout) => connected,
+            why = self.failure() => Err(Error::AgentFailed { pod: self.pod.clone(), why }),
         };
-        let (first, took) = answered?;
+        let (first, took) = connected?;
         let mut dialer = AgentDialer::new(forward, first);
         if let Some(certificate) = seen.fingerprint() {
-            self.go_directly(&mut dialer, certificate, identity, took)
+            self.try_direct(&mut dialer, certificate, identity, took)
                 .await?;
         }
         let agent = self.clone();
-        Ok(Reachable {
+        Ok(ReachableAgent {
             agent: self.clone(),
             dialer,
             ended: Box::pin(async move { agent.ended().await }),
         })
     }
 
-    /// Uses the pods' network, if the agent is there to be found and the API server gets there. It must show the certificate
-    /// that it has shown already.
-    async fn go_directly(
+    /// Switches to a connection over the pod network, if the agent listens there and the API server can reach pods. The agent
+    /// must present the certificate that was pinned on the port-forward.
+    async fn try_direct(
         &self,
         dialer: &mut AgentDialer,
         certificate: Fingerprint,
         identity: &Identity,
         port_forward_took: Duration,
     ) -> Result<()> {
-        if !self.listens.ip().is_unspecified() || !self.cluster.reaches_pods() {
+        if !self.listen.ip().is_unspecified() || !self.cluster.reaches_pods() {
             return Ok(());
         }
         let client = self.cluster.client.clone();
-        let proxy = PodProxy::new(client, &self.namespace, &self.pod, self.listens.port());
+        let proxy = PodProxy::new(client, &self.namespace, &self.pod, self.listen.port());
         let trust = Trust::Pinned(certificate);
-        let direct = TlsDialer::with_identity(proxy, name()?, trust, identity)?;
-        // As long as the way through the node took, but nobody shall wait for this.
-        let patience = port_forward_took.clamp(SHORTEST_GRACE, LONGEST_GRACE);
-        match dialer.go_directly(direct, patience).await {
-            Ok(()) => tracing::debug!("the agent is reached over the pods' network"),
+        let direct = TlsDialer::with_identity(proxy, server_name()?, trust, identity)?;
+        // The start of a session must not wait longer for this optimization than the port-forward took.
+        let direct_timeout = port_forward_took.clamp(MIN_DIRECT_TIMEOUT, MAX_DIRECT_TIMEOUT);
+        match dialer.try_direct(direct, direct_timeout).await {
+            Ok(()) => tracing::debug!("agent reached over the pod network"),
             Err(error) => {
-                tracing::debug!(%error, "the agent is reached by port-forward only");
-                let lasts = [io::ErrorKind::TimedOut, io::ErrorKind::PermissionDenied];
-                if lasts.contains(&error.kind()) {
-                    self.cluster.does_not_reach_pods();
+                tracing::debug!(%error, "agent reached by port-forward only");
+                let permanent = [io::ErrorKind::TimedOut, io::ErrorKind::PermissionDenied];
+                if permanent.contains(&error.kind()) {
+                    self.cluster.disable_direct_connections();
                 }
             }
         }
         Ok(())
     }
 
-    /// The first connection, and how long it took to make.
-    async fn first_answer(
+    /// The first connection, and how long the successful attempt took.
+    async fn first_connection(
         &self,
         dialer: &TlsDialer<PortForward>,
-        patience: Duration,
+        startup_timeout: Duration,
     ) -> Result<(ForwardedPipe, Duration)> {
-        let began = Instant::now();
-        let mut pause = SHORTEST_PAUSE;
+        let started = Instant::now();
+        let mut backoff = Backoff::new(MIN_BACKOFF, MAX_BACKOFF);
         loop {
-            let tried = Instant::now();
-            let why = match timeout(ATTEMPT, dialer.dial()).await {
-                Ok(Ok(pipe)) => return Ok((pipe, tried.elapsed())),
+            let attempt_started = Instant::now();
+            let why = match timeout(DIAL_TIMEOUT, dialer.dial()).await {
+                Ok(Ok(pipe)) => return Ok((pipe, attempt_started.elapsed())),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
                     return Err(rights::forbidden(
                         &self.cluster.client,
@@ -222,46 +231,45 @@ impl Agent {
                     .await);
                 }
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => "it is silent".to_owned(),
+                Err(_) => "the connection attempt timed out".to_owned(),
             };
-            tracing::trace!(why, "the agent does not answer yet");
-            if began.elapsed() > patience {
+            tracing::trace!(why, "agent not reachable yet");
+            if started.elapsed() > startup_timeout {
                 return Err(Error::Timeout {
                     pod: self.pod.clone(),
-                    waited: patience,
+                    waited: startup_timeout,
                     why,
                 });
             }
-            sleep(pause).await;
-            pause = (pause * 3 / 2).min(LONGEST_PAUSE);
+            sleep(backoff.next_delay()).await;
         }
     }
 
-    /// Ends when it is known that it will not answer.
-    async fn trouble(&self) -> String {
-        self.follow(|condition| match condition {
-            Condition::Fine => None,
-            Condition::Trouble(why) | Condition::Ended(why) => Some(why),
+    /// Completes with the reason when the agent has ended or cannot start.
+    async fn failure(&self) -> String {
+        self.watch_condition(|condition| match condition {
+            Condition::Healthy => None,
+            Condition::FailingToStart(why) | Condition::Ended(why) => Some(why),
         })
         .await
     }
 
-    /// Ends when it has ended.
+    /// Completes with the reason when the agent has ended.
     async fn ended(&self) -> String {
-        self.follow(|condition| match condition {
-            Condition::Fine | Condition::Trouble(_) => None,
+        self.watch_condition(|condition| match condition {
+            Condition::Healthy | Condition::FailingToStart(_) => None,
             Condition::Ended(why) => Some(why),
         })
         .await
     }
 
-    async fn follow(&self, judge: impl Fn(Condition) -> Option<String>) -> String {
+    async fn watch_condition(&self, reason: impl Fn(Condition) -> Option<String>) -> String {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
         let mut states = pin!(watch_object(pods, &self.pod).default_backoff());
         while let Some(state) = states.next().await {
-            // What cannot be asked now may be asked later, and the link knows as well.
+            // Errors of the watch are transient, and the link notices the end of the agent as well.
             let Ok(pod) = state else { continue };
-            if let Some(why) = judge(condition(pod.as_ref(), &self.container)) {
+            if let Some(why) = reason(condition(pod.as_ref(), &self.container)) {
                 return why;
             }
         }
@@ -269,59 +277,59 @@ impl Agent {
     }
 }
 
-/// Makes an agent for the client whose certificate has this fingerprint, and does not wait for it.
-async fn make(
+/// Creates an agent for the client whose certificate has this fingerprint, without waiting for it to be reachable.
+async fn create(
     cluster: &Cluster,
     replica: Option<&Replica>,
     namespace: &str,
     settings: &AgentSettings,
     client: Fingerprint,
-    say: &(dyn Fn(&str) + Send + Sync),
-) -> Result<Agent> {
-    let name = format!("{AGENT}{:08x}", rand::random::<u32>());
+    notify_user: &(dyn Fn(&str) + Send + Sync),
+) -> Result<ClusterAgent> {
+    let name = format!("{AGENT_PREFIX}{:08x}", rand::random::<u32>());
     let grant = replica.and_then(grant);
     let plan = Plan {
         name: &name,
-        listen: (Ipv6Addr::UNSPECIFIED, rand::random_range(PORTS)).into(),
+        listen: (Ipv6Addr::UNSPECIFIED, rand::random_range(AGENT_PORTS)).into(),
         client,
         ended_by: None,
-        patience: PATIENCE,
+        first_client_timeout: FIRST_CLIENT_TIMEOUT,
         grant: grant.as_deref(),
         settings,
     };
     let own_namespace = settings.pod.namespace.as_deref().unwrap_or(namespace);
-    let mut met = Vec::new();
+    let mut attempts = Vec::new();
     if let Some(replica) = replica
         && settings.ephemeral != Some(false)
     {
         let listen = SocketAddr::new(listening_address(replica), plan.listen.port());
         match start::ephemeral(cluster, Plan { listen, ..plan }, replica).await? {
             Ok(agent) => return Ok(agent),
-            Err(obstacle) => met.push((Attempt::Ephemeral, obstacle)),
+            Err(denial) => attempts.push((Attempt::Ephemeral, denial)),
         }
         if settings.ephemeral == Some(true) {
-            return Err(refusal(cluster, namespace, met).await);
+            return Err(refusal(cluster, namespace, attempts).await);
         }
-        let (_, obstacle) = &met[0];
-        say(&format!(
-            "no ephemeral container can be started ({obstacle}): the agent becomes a pod on the target's node"
+        let (_, denial) = &attempts[0];
+        notify_user(&format!(
+            "no ephemeral container can be started ({denial}): the agent becomes a pod on the target's node"
         ));
     }
     match start::pod(cluster, plan, replica, own_namespace).await? {
         Ok(agent) => Ok(agent),
-        Err(obstacle) => {
+        Err(denial) => {
             let attempt = match replica {
                 Some(_) => Attempt::Pod,
                 None => Attempt::Targetless,
             };
-            met.push((attempt, obstacle));
-            Err(refusal(cluster, own_namespace, met).await)
+            attempts.push((attempt, denial));
+            Err(refusal(cluster, own_namespace, attempts).await)
         }
     }
 }
 
-/// Inside of a pod it is the pod's addresses, so that the API server reaches the agent also without the node's help. A pod in
-/// the node's network would have those of the node.
+/// In a pod, the agent listens on the pod's addresses, so that the API server can also reach it without the kubelet. A pod in
+/// the host network would expose it on the addresses of the node, so there it listens on localhost.
 fn listening_address(replica: &Replica) -> IpAddr {
     match replica.is_in_host_network {
         true => Ipv4Addr::LOCALHOST.into(),
@@ -329,7 +337,7 @@ fn listening_address(replica: &Replica) -> IpAddr {
     }
 }
 
-/// Without an operator nobody forbids anything. What the agent should know of its target is told in the same words.
+/// The agent gets the target's probes as part of a grant. Without an operator the grant restricts nothing.
 fn grant(replica: &Replica) -> Option<String> {
     let grant = Grant {
         incoming: IncomingGrant {
@@ -344,11 +352,11 @@ fn grant(replica: &Replica) -> Option<String> {
         .flatten()
 }
 
-/// Where rights alone are missing, the rule to ask for is what helps.
-async fn refusal(cluster: &Cluster, namespace: &str, met: Vec<(Attempt, Obstacle)>) -> Error {
-    let by_rights = |(_, obstacle): &(Attempt, Obstacle)| matches!(obstacle, Obstacle::Rights(_));
-    match met.first() {
-        Some((attempt, _)) if met.iter().all(by_rights) => {
+/// If all attempts failed for missing rights, the error names the rule to ask for.
+async fn refusal(cluster: &Cluster, namespace: &str, attempts: Vec<(Attempt, Denial)>) -> Error {
+    let lacks_rights = |(_, denial): &(Attempt, Denial)| matches!(denial, Denial::Rights(_));
+    match attempts.first() {
+        Some((attempt, _)) if attempts.iter().all(lacks_rights) => {
             let needed = match attempt {
                 Attempt::Ephemeral => rights::FOR_EPHEMERAL,
                 Attempt::Pod | Attempt::Targetless => rights::FOR_POD,
@@ -359,15 +367,15 @@ async fn refusal(cluster: &Cluster, namespace: &str, met: Vec<(Attempt, Obstacle
         }
         _ => Error::Refused(Refusal {
             namespace: namespace.to_owned(),
-            met,
-            is_operators: false,
+            attempts,
+            by_operator: false,
         }),
     }
 }
 
-impl fmt::Debug for Reachable {
+impl fmt::Debug for ReachableAgent {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = formatter.debug_struct("Reachable");
+        let mut debug = formatter.debug_struct("ReachableAgent");
         debug.field("agent", &self.agent).finish_non_exhaustive()
     }
 }

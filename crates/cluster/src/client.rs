@@ -1,8 +1,7 @@
-//! The client for an API server: the library's own, but that what is written leaves at once.
+//! The client for an API server: the library's own, but with `TCP_NODELAY`.
 //!
-//! A session's link is one of the client's connections. With Nagle's algorithm, which is what a connection has that nobody
-//! has asked for anything else, a small message waits until the server has acknowledged the one before: 40 ms where the
-//! server has nothing to say.
+//! A session's link is one of the client's connections. With Nagle's algorithm, which is the default, a small message waits
+//! until the server has acknowledged the one before: 40 ms if the server has nothing to send.
 
 use http::Request;
 use hyper_timeout::TimeoutConnector;
@@ -15,7 +14,7 @@ use kube::{Client, Config};
 use tower::ServiceBuilder;
 use tower::retry::RetryLayer;
 
-/// Makes a client. Through a proxy it is the library's.
+/// Creates a client. Through a proxy it is the library's unchanged client.
 pub fn client(config: Config) -> kube::Result<Client> {
     if config.proxy_url.is_some() {
         return Client::try_from(config);
@@ -38,7 +37,7 @@ pub fn client(config: Config) -> kube::Result<Client> {
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_request(|request: Request<Body>| {
-            tracing::debug!(method = %request.method(), path = request.uri().path(), "asking the API server");
+            tracing::debug!(method = %request.method(), path = request.uri().path(), "API server request");
             request
         })
         .map_err(tower::BoxError::from)
@@ -74,18 +73,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_leaves_at_once() {
+    async fn connections_have_nodelay_set() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap();
         let config = Config::new(format!("http://{address}").parse().unwrap());
         let client = client(config).unwrap();
-        let asking = tokio::spawn(async move { client.apiserver_version().await });
+        let request = tokio::spawn(async move { client.apiserver_version().await });
         let (mut connection, _) = server.accept().await.unwrap();
-        // It has asked, so it is as it stays.
+        // The request was sent, so all socket options are set.
         connection.read_u8().await.unwrap();
         let sockets = connected_to(address);
         assert_eq!(sockets.len(), 1);
         assert!(sockopt::tcp_nodelay(&sockets[0]).unwrap());
-        asking.abort();
+        request.abort();
     }
 }

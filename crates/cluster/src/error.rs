@@ -1,4 +1,4 @@
-//! What can go wrong, and what the user can do about it.
+//! The errors of this crate. Their texts include what the user can do.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ pub enum Error {
     #[error(
         "{}; it has {}. --context names one, --kubeconfig another file",
         no_context(.context),
-        .there.join(", ")
+        .available.join(", ")
     )]
     NoContext {
-        /// Empty: none was named, and none is the current one.
+        /// Empty if none was named and there is no current context.
         context: String,
-        there: Vec<String>,
+        available: Vec<String>,
     },
 
-    #[error("the client of the API server cannot be made from the kubeconfig")]
+    #[error("cannot create a client for the API server from the kubeconfig")]
     Client(#[source] Box<kube::Error>),
 
     #[error("the API server {server} does not answer; `kubectl version` tries the same")]
@@ -91,9 +91,9 @@ pub enum Error {
     },
 
     #[error("you may not {action}; ask for this, bound to you with a {binding}:\n\n{role}")]
-    MayNot {
+    AccessDenied {
         action: String,
-        /// The kind of what binds the role to a user.
+        /// The kind of the object that binds the role to a user.
         binding: &'static str,
         role: String,
     },
@@ -105,8 +105,8 @@ pub enum Error {
     NoOperator,
 
     #[error(
-        "the cluster has an operator that does not answer ({why}). Tell whoever looks after it: `kubectl get apiservice \
-         v1.operator.metalbear.co` says more. Without it, a session uses your own rights: `operator: false`, --no-operator"
+        "the cluster has an operator that does not answer ({why}). Inform its administrator: `kubectl get apiservice \
+         v1.operator.metalbear.co` shows more. Without it, a session uses your own rights: `operator: false`, --no-operator"
     )]
     OperatorDown { why: String },
 
@@ -120,7 +120,7 @@ pub enum Error {
         "another operator answers in this cluster, or another version, which this standin does not understand. Without it, a \
          session uses your own rights: `operator: false`, --no-operator"
     )]
-    ForeignOperator,
+    IncompatibleOperator,
 
     #[error("the session is over: {0}")]
     SessionOver(String),
@@ -133,7 +133,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What an answer of the API server means that is no special case.
+    /// The error for an error response of the API server that needs no special handling.
     pub(crate) fn api(action: impl Into<String>, source: kube::Error) -> Self {
         match &source {
             kube::Error::Api(status) if status.code == 401 => {
@@ -146,8 +146,8 @@ impl Error {
         }
     }
 
-    /// Whether the API server itself is in trouble, so that nothing is known about what was asked for.
-    pub fn is_of_the_api_server(&self) -> bool {
+    /// Whether the API server itself failed, so that the state of the requested object is unknown.
+    pub fn is_api_server_failure(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
             Self::Api { source, .. } => match source.as_ref() {
@@ -159,8 +159,8 @@ impl Error {
         }
     }
 
-    /// Whether the same may work a little later.
-    pub fn may_pass(&self) -> bool {
+    /// Whether a later retry may succeed.
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. }
             | Self::NoPod { .. }
@@ -177,10 +177,10 @@ impl Error {
             | Self::Forbidden { .. }
             | Self::NotFound { .. }
             | Self::Refused(_)
-            | Self::MayNot { .. }
+            | Self::AccessDenied { .. }
             | Self::NoOperator
             | Self::OperatorRefused(_)
-            | Self::ForeignOperator
+            | Self::IncompatibleOperator
             | Self::SessionOver(_)
             | Self::Link(_) => false,
         }
@@ -200,22 +200,7 @@ fn no_context(context: &str) -> String {
     }
 }
 
-/// An error with everything behind it, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        // Some errors repeat what is behind them.
-        let behind = error.to_string();
-        if !text.contains(&behind) {
-            text = format!("{text}: {behind}");
-        }
-        source = error.source();
-    }
-    text
-}
-
-/// The answer of the API server, when it is one.
+/// The status that the API server responded with, if it is an error response.
 pub(crate) fn status(error: &kube::Error) -> Option<&kube::core::Status> {
     match error {
         kube::Error::Api(status) => Some(status),
@@ -231,7 +216,7 @@ pub(crate) fn code(error: &kube::Error) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn answered(code: u16) -> Error {
+    fn response(code: u16) -> Error {
         let status = kube::core::Status {
             code,
             ..kube::core::Status::default()
@@ -240,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_api_server_in_trouble_is_asked_the_same_again() {
+    fn only_overload_and_server_errors_are_api_server_failures() {
         for (code, expected) in [
             (400, false),
             (404, false),
@@ -252,13 +237,13 @@ mod tests {
             (500, true),
             (503, true),
         ] {
-            assert_eq!(answered(code).is_of_the_api_server(), expected, "{code}");
+            assert_eq!(response(code).is_api_server_failure(), expected, "{code}");
         }
         let no_pod = Error::NoPod {
             target: String::new(),
             namespace: String::new(),
             why: String::new(),
         };
-        assert!(!no_pod.is_of_the_api_server());
+        assert!(!no_pod.is_api_server_failure());
     }
 }

@@ -1,15 +1,16 @@
-//! A port of a pod, through the API server: two ways, each a [`Dial`].
+//! Dials a port of a pod through the API server, in two variants, each a [`Dial`].
 //!
-//! | | from the API server | what it takes |
+//! | | path from the API server | requirements |
 //! |---|---|---|
 //! | [`PortForward`] | to the kubelet, its container runtime, the pod's localhost | the right to `pods/portforward` |
 //! | [`PodProxy`] | to the pod's address | the right to `pods/proxy`, and a network in which the API server reaches pods |
 //!
-//! The second one is the faster: two programs less on the way, and the bytes are as they are.
+//! [`PodProxy`] is faster: there are two programs less on the path, and the bytes are not framed.
 
 use std::fmt;
 use std::io;
 
+use error_chain::error_chain;
 use http::{Request, Response, StatusCode, header};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
@@ -18,9 +19,7 @@ use kube::client::Body;
 use link::Dial;
 use link::websocket::{Role, Upgrade, WebSocketPipe, WebSocketStream};
 
-use crate::error::chain;
-
-/// How the connection to one port is carried, with one byte in front of each message.
+/// The WebSocket subprotocol of port-forwards, with a channel byte in front of each message.
 const PROTOCOL: &str = "v4.channel.k8s.io";
 
 /// Dials one port of a pod. The port must be open on the pod's own localhost.
@@ -42,10 +41,12 @@ impl Dial for PortForward {
 
     async fn dial(&self) -> io::Result<Self::Pipe> {
         let upgrade = Upgrade::to(PROTOCOL);
-        let request = upgrade.ask(Request::get(&self.path));
-        let response = switch(&self.client, request, "a port-forward").await?;
+        let request = upgrade.add_headers(Request::get(&self.path));
+        let response = request_upgrade(&self.client, request, "a port-forward").await?;
         if !upgrade.is_accepted(response.headers()) {
-            return Err(no_switch("what answers for the API server is no WebSocket"));
+            return Err(invalid_upgrade(
+                "the API server's response is not a WebSocket upgrade",
+            ));
         }
         let upgraded = upgraded(response).await?;
         let socket = WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await;
@@ -53,8 +54,8 @@ impl Dial for PortForward {
     }
 }
 
-/// Dials one port of a pod, which is open on the pod's address, and where somebody knows
-/// [such requests](link::upgrade).
+/// Dials one port of a pod. The port must be open on the pod's address, and its server must support
+/// [the upgrade request](link::upgrade).
 #[derive(Clone)]
 pub struct PodProxy {
     client: Client,
@@ -75,24 +76,26 @@ impl Dial for PodProxy {
         let request = Request::get(&self.path)
             .header(header::CONNECTION, "Upgrade")
             .header(header::UPGRADE, link::upgrade::PROTOCOL);
-        let response = switch(&self.client, request, "a connection to a pod").await?;
+        let response = request_upgrade(&self.client, request, "a connection to a pod").await?;
         let agreed = response.headers().get(header::UPGRADE);
         if agreed.is_none_or(|agreed| agreed != link::upgrade::PROTOCOL) {
-            return Err(no_switch("what answers for the agent is none"));
+            return Err(invalid_upgrade(
+                "the server on the agent's port is no agent",
+            ));
         }
         upgraded(response).await
     }
 }
 
-/// Asks the API server to change to something else.
-async fn switch(
+/// Requests a protocol upgrade from the API server.
+async fn request_upgrade(
     client: &Client,
     request: http::request::Builder,
     what: &str,
 ) -> io::Result<Response<Body>> {
     let request = request.body(Body::empty()).map_err(io::Error::other)?;
     let response = client.send(request).await;
-    let response = response.map_err(|error| io::Error::other(chain(&error)))?;
+    let response = response.map_err(|error| io::Error::other(error_chain(&error)))?;
     match response.status() {
         StatusCode::SWITCHING_PROTOCOLS => Ok(response),
         status => Err(refused(status, what)),
@@ -104,7 +107,7 @@ async fn upgraded(response: Response<Body>) -> io::Result<TokioIo<Upgraded>> {
     upgraded.map(TokioIo::new).map_err(io::Error::other)
 }
 
-fn no_switch(text: &str) -> io::Error {
+fn invalid_upgrade(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 

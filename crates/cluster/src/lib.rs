@@ -1,16 +1,27 @@
-//! Kubernetes verbs: resolve a target to pods, start an agent beside one, and reach it.
+//! The client side of Kubernetes: resolve a target to pods, start an agent beside one, and connect to it.
 //!
 //! ```text
-//! Access -> Cluster -> Workload -> Replicas (pods that come and go) -> Replica -> Agent -> a dialer for a link
+//! Access -> Cluster -> Workload -> Replicas (a watch of pods) -> Replica -> ClusterAgent -> a dialer for a link
 //! ```
 //!
-//! Everything is done with the rights of the user. What is missing is said as the rule to ask for ([`Right`]), and what the
-//! cluster refuses as the field that it refuses ([`Refusal`]). An agent is either a container in the target's pod
-//! or a pod on its node; it is reached through the API server by port-forwards, each
-//! of which is one connection of a link that outlives them.
+//! All requests use the rights of the user. Errors name the rule to ask for ([`Right`]), or the fields that the cluster
+//! refuses ([`Refusal`]). An agent is either an ephemeral container in the target's pod or a pod on its node. Clients reach
+//! it through the API server by port-forwards. Each of them is one connection of a link, and the link outlives them.
 //!
-//! What decides is pure, and apart from what asks the API server: [`pod`] which pods can be used, `agent/manifest` what an
-//! agent is made of, [`refusal`] what an answer means.
+//! Decisions are pure functions, apart from the requests to the API server: see `pod`, `agent/manifest` and `refusal`.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `access` | reads the kubeconfig: [`Cluster`] |
+//! | `client` | creates the HTTP client for the API server |
+//! | `target`, `resolve` | the target, and the selection of its pods |
+//! | [`pod`] | decides which pods and containers are usable: [`Replica`] |
+//! | `replicas`, `target_pods` | watch the pods of a target, or list them once |
+//! | `agent` | starts agents and connects to them: [`ClusterAgent`], [`AgentSpec`], [`AgentInstance`] |
+//! | `forward` | dials a port of a pod through the API server |
+//! | `operator` | sessions through an operator, and requests to it |
+//! | `list` | lists possible targets |
+//! | `rights`, [`refusal`], `error` | missing rights, denied agents, and all other errors |
 
 mod access;
 mod agent;
@@ -18,7 +29,6 @@ mod client;
 mod error;
 mod forward;
 mod list;
-mod look;
 mod operator;
 pub mod pod;
 pub mod refusal;
@@ -26,23 +36,24 @@ mod replicas;
 mod resolve;
 mod rights;
 mod target;
+mod target_pods;
 
 pub use access::{Access, Cluster};
 pub use agent::{
-    Agent, AgentDialer, AgentSettings, Order, Ordered, OrderedState, PORTS, PodSettings, Reachable,
-    Toleration, ordered, ordered_as_pod,
+    AGENT_PORTS, AgentDialer, AgentInstance, AgentInstanceState, AgentSettings, AgentSpec,
+    ClusterAgent, PodSettings, ReachableAgent, Toleration, agent_instances, job_agent_instance,
 };
 pub use client::client;
 pub use error::{Error, Result};
-pub use list::{Listed, Listing, has_namespace, list};
-pub use look::pods_of;
+pub use list::{ListedTarget, Listing, has_namespace, list};
 pub use operator::{
-    CarriedDialer, Carrier, OperatorConnection, OperatorReplicas, OperatorSession, PlaceDialer,
-    end_session, has_operator, list_through_operator, operator, operator_replicas, session,
-    sessions,
+    EndpointDialer, OperatorConnection, OperatorReplicas, OperatorSession, ReconnectingDialer,
+    ReconnectingOperator, end_session, get_operator, get_session, has_operator, list_sessions,
+    list_through_operator, operator_replicas,
 };
-pub use pod::{Replica, Unfit};
+pub use pod::{Replica, UnusablePod};
 pub use refusal::Refusal;
-pub use replicas::{Known, Replicas};
+pub use replicas::{Replicas, TargetPods};
 pub use rights::{Right, role};
 pub use target::{Kind, Workload};
+pub use target_pods::list_target_pods;

@@ -1,4 +1,4 @@
-//! What can be a target in a namespace.
+//! Lists the possible targets of a namespace.
 
 use std::collections::BTreeMap;
 
@@ -14,40 +14,40 @@ use serde::de::DeserializeOwned;
 
 use crate::access::Cluster;
 use crate::error::{Error, Result, code};
-use crate::pod::{containers, judge};
+use crate::pod::{check_pod, containers};
 use crate::rights;
 use crate::target::Kind;
 
-/// Something that can be a target.
+/// An object that can be a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Listed {
-    /// As `-t` takes it.
+pub struct ListedTarget {
+    /// In the format of the `-t` flag.
     pub target: String,
     pub kind: String,
     pub name: String,
     pub namespace: String,
-    /// The one that is meant without a name first.
+    /// The default container first.
     pub containers: Vec<String>,
-    /// Pods beside which an agent can be now. Through an operator, as many as there should be, where that is known.
+    /// How many pods an agent can be started for now. Through an operator, the desired number of replicas, if known.
     pub available: Option<usize>,
-    /// Who has a session with it. Only an operator knows.
+    /// The users who have a session with it. Only an operator knows them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<String>,
-    /// The clusters that have it, where an operator coordinates several.
+    /// The clusters that have it, if an operator coordinates several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub clusters: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Listing {
-    pub targets: Vec<Listed>,
+    pub targets: Vec<ListedTarget>,
     /// Kinds that the user may not list.
     pub forbidden: Vec<&'static str>,
-    /// What else is missing, in an operator's words.
+    /// Warnings of an operator about targets that are missing here.
     pub warnings: Vec<String>,
 }
 
-/// Lists a namespace. Pods must be readable; other kinds that are not are left out.
+/// Lists a namespace. The user must be allowed to list pods; other kinds that the user may not list are left out.
 pub async fn list(cluster: &Cluster, namespace: &str) -> Result<Listing> {
     let pods = list_pods(cluster, namespace).await?;
     let lister = Lister {
@@ -120,14 +120,14 @@ pub async fn list(cluster: &Cluster, namespace: &str) -> Result<Listing> {
             None => listing.forbidden.push(kind.as_str()),
         }
     }
-    listing.targets.extend(pods.iter().map(|pod| Listed {
-        available: Some(usize::from(judge(pod, None).is_ok())),
+    listing.targets.extend(pods.iter().map(|pod| ListedTarget {
+        available: Some(usize::from(check_pod(pod, None).is_ok())),
         ..listed(Kind::Pod, &pod.metadata, containers(pod), 0)
     }));
     Ok(listing)
 }
 
-/// Whether a namespace is there. None: the user may not know.
+/// Whether a namespace exists. `None` if the user may not read it.
 pub async fn has_namespace(cluster: &Cluster, name: &str) -> Option<bool> {
     let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
     let found = namespaces.get_metadata_opt(name).await.ok()?;
@@ -152,19 +152,19 @@ struct Lister<'call> {
     pods: &'call [Pod],
 }
 
-/// The labels by which something has pods, and what they are made of.
+/// The label selector of a workload's pods, and their template.
 type Shape<'object> = (
     Option<BTreeMap<String, String>>,
     Option<&'object PodTemplateSpec>,
 );
 
 impl Lister<'_> {
-    /// All of one kind. None: the user may not list it.
+    /// All objects of one kind. `None` if the user may not list it.
     async fn kind<K>(
         &self,
         kind: Kind,
         shape: impl Fn(&K) -> Option<Shape<'_>>,
-    ) -> Result<Option<Vec<Listed>>>
+    ) -> Result<Option<Vec<ListedTarget>>>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
             + Clone
@@ -198,22 +198,30 @@ impl Lister<'_> {
             let names = of_template
                 .or_else(|| own.first().map(|pod| containers(pod)))
                 .unwrap_or_default();
-            let available = own.iter().filter(|pod| judge(pod, None).is_ok()).count();
+            let available = own
+                .iter()
+                .filter(|pod| check_pod(pod, None).is_ok())
+                .count();
             Some(listed(kind, object.meta(), names, available))
         });
         Ok(Some(listed.collect()))
     }
 }
 
-fn matches(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> bool {
-    wanted
+fn matches(labels: &BTreeMap<String, String>, selector: &BTreeMap<String, String>) -> bool {
+    selector
         .iter()
         .all(|(key, value)| labels.get(key) == Some(value))
 }
 
-fn listed(kind: Kind, metadata: &ObjectMeta, containers: Vec<String>, available: usize) -> Listed {
+fn listed(
+    kind: Kind,
+    metadata: &ObjectMeta,
+    containers: Vec<String>,
+    available: usize,
+) -> ListedTarget {
     let name = metadata.name.clone().unwrap_or_default();
-    Listed {
+    ListedTarget {
         target: format!("{}/{name}", kind.as_str()),
         kind: kind.as_str().to_owned(),
         name,

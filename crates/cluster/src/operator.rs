@@ -1,23 +1,23 @@
 //! Sessions through an operator: one WebSocket through the API server, and channels to an agent in each pod.
 //!
 //! ```text
-//! has_operator -> OperatorSession -> Carrier (connections that come and go) -> CarriedDialer -> a link to an agent
+//! has_operator -> OperatorSession -> ReconnectingOperator -> ReconnectingDialer -> a link to an agent
 //! ```
 //!
-//! The operator makes the agents and relays bytes that it cannot read. What it needs to carry a session on is in the
-//! session's object, so a lost connection is made again through whichever replica answers, and the links resume. What the
-//! operator is asked beside that (what it is, who uses it, what there is to stand in for) is in `ask`.
+//! The operator starts the agents and relays encrypted bytes. The state of a session is in its Kubernetes object, so the
+//! client can reconnect through any replica, and the links resume. The module `queries` has the other requests to an
+//! operator: its status, its sessions, and the targets.
 
-mod ask;
-mod carrier;
 mod connection;
-mod find;
+mod discovery;
+mod queries;
+mod reconnecting;
 mod refusal;
 
-pub use ask::{
-    OperatorReplicas, end_session, list_through_operator, operator, operator_replicas, session,
-    sessions,
+pub use connection::{EndpointDialer, OperatorConnection, OperatorSession};
+pub use discovery::has_operator;
+pub use queries::{
+    OperatorReplicas, end_session, get_operator, get_session, list_sessions, list_through_operator,
+    operator_replicas,
 };
-pub use carrier::{CarriedDialer, Carrier};
-pub use connection::{OperatorConnection, OperatorSession, PlaceDialer};
-pub use find::has_operator;
+pub use reconnecting::{ReconnectingDialer, ReconnectingOperator};

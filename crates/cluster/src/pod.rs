@@ -1,4 +1,4 @@
-//! Which pods an agent can be beside, and beside which of their containers. Decides, and asks nobody.
+//! Decides which pods an agent can be started for, and which of their containers is the target. Pure functions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
-/// The names that containers of a mesh and the like have, which are never what a user means.
+/// Container names of service meshes and similar sidecars, which are never the default target.
 const SIDECARS: &[&str] = &[
     "istio-proxy",
     "istio-init",
@@ -25,13 +25,13 @@ const SIDECARS: &[&str] = &[
     "cloudsql-proxy",
 ];
 
-/// What `kubectl` takes as the container that is meant.
+/// The annotation by which `kubectl` chooses the default container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// What the names of our containers begin with.
-pub(crate) const AGENT: &str = "standin-agent-";
+/// The prefix of the names of agent containers.
+pub(crate) const AGENT_PREFIX: &str = "standin-agent-";
 
-/// A pod whose container runs: an agent can be beside it.
+/// A pod whose target container runs, so that an agent can be started for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replica {
     pub pod: String,
@@ -39,32 +39,32 @@ pub struct Replica {
     pub namespace: String,
     pub node: String,
     pub container: String,
-    /// Without the name of the runtime. Another one after each restart.
+    /// Without the prefix of the runtime. It changes with each restart.
     pub container_id: String,
     pub ready: bool,
-    /// When the pod was made, in seconds.
+    /// The creation time of the pod, in seconds since the epoch.
     pub created: i64,
-    /// How many of our agents there have been in the pod: their entries cannot be removed.
+    /// How many agents were started in the pod. The entries of ephemeral containers cannot be removed.
     pub finished_agents: usize,
-    /// Its addresses are those of its node.
+    /// Whether the pod shares the addresses of its node.
     pub is_in_host_network: bool,
-    /// What the kubelet asks for to see how the pod is: ports, and paths there. Stolen probes would have the pod killed.
+    /// Ports and paths of the kubelet's HTTP probes. They must not be stolen, or the kubelet would restart the pod.
     pub probes: BTreeMap<u16, Vec<String>>,
 }
 
 /// Why a pod cannot be used now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unfit {
-    /// It is being removed.
-    Leaving,
-    /// It has not come as far, or has ended.
+pub enum UnusablePod {
+    /// It is being deleted.
+    Terminating,
+    /// It has not started yet, or has ended.
     NotRunning(String),
-    /// It has no such container, and these.
+    /// It has no container with this name.
     NoContainer {
-        wanted: String,
-        has: Vec<String>,
+        name: String,
+        available: Vec<String>,
     },
-    /// The container is about to start, crashes, or has ended.
+    /// The container is starting, is crashing, or has ended.
     ContainerNotRunning {
         container: String,
         why: String,
@@ -72,20 +72,20 @@ pub enum Unfit {
     Windows,
 }
 
-/// Whether an agent can be beside a container of this pod.
-pub fn judge(pod: &Pod, container: Option<&str>) -> Result<Replica, Unfit> {
+/// Checks whether an agent can be started for a container of this pod.
+pub fn check_pod(pod: &Pod, container: Option<&str>) -> Result<Replica, UnusablePod> {
     if pod.metadata.deletion_timestamp.is_some() {
-        return Err(Unfit::Leaving);
+        return Err(UnusablePod::Terminating);
     }
     let spec = pod.spec.clone().unwrap_or_default();
     let status = pod.status.clone().unwrap_or_default();
     let phase = status.phase.clone().unwrap_or_default();
     if phase != "Running" {
         let why = status.message.or(status.reason).unwrap_or_default();
-        return Err(Unfit::NotRunning(join(&phase, &why)));
+        return Err(UnusablePod::NotRunning(join(&phase, &why)));
     }
     if spec.os.is_some_and(|os| os.name == "windows") {
-        return Err(Unfit::Windows);
+        return Err(UnusablePod::Windows);
     }
     let name = choose_container(pod, container)?;
     let statuses = status.container_statuses.iter().flatten();
@@ -94,7 +94,7 @@ pub fn judge(pod: &Pod, container: Option<&str>) -> Result<Replica, Unfit> {
         .filter(|status| status.name == name)
         .find_map(running_id);
     let Some(container_id) = running else {
-        return Err(Unfit::ContainerNotRunning {
+        return Err(UnusablePod::ContainerNotRunning {
             why: why_not_running(pod, &name),
             container: name,
         });
@@ -116,15 +116,15 @@ pub fn judge(pod: &Pod, container: Option<&str>) -> Result<Replica, Unfit> {
             .creation_timestamp()
             .map_or(0, |time| time.0.as_second()),
         finished_agents: agents
-            .filter(|container| container.name.starts_with(AGENT))
+            .filter(|container| container.name.starts_with(AGENT_PREFIX))
             .count(),
         is_in_host_network: spec.host_network == Some(true),
         probes: probes(&spec.containers),
     })
 }
 
-/// Of all containers, because they share their ports. A probe of `/` is left to be known by what the kubelet calls itself:
-/// the page that everybody asks for would never be stolen.
+/// The probes of all containers, because they share their ports. A probe of `/` is left out, since otherwise no request for
+/// that page would ever be stolen. It is recognized by the kubelet's user agent instead.
 fn probes(containers: &[Container]) -> BTreeMap<u16, Vec<String>> {
     let mut probes: BTreeMap<u16, Vec<String>> = BTreeMap::new();
     for container in containers {
@@ -155,7 +155,7 @@ fn probes(containers: &[Container]) -> BTreeMap<u16, Vec<String>> {
     probes
 }
 
-/// A port by its number, or by the name that the container has given it.
+/// Resolves a port number or the name of a container port.
 fn port_of(container: &Container, port: &IntOrString) -> Option<u16> {
     let number = match port {
         IntOrString::Int(number) => *number,
@@ -171,7 +171,7 @@ fn port_of(container: &Container, port: &IntOrString) -> Option<u16> {
     u16::try_from(number).ok()
 }
 
-/// The containers of a pod that can be targets, the one that is meant first.
+/// The containers of a pod that can be targets, the default one first.
 pub fn containers(pod: &Pod) -> Vec<String> {
     let spec = pod.spec.as_ref();
     let all: Vec<String> = spec
@@ -184,34 +184,35 @@ pub fn containers(pod: &Pod) -> Vec<String> {
         .into_iter()
         .partition(|name| SIDECARS.contains(&name.as_str()));
     if let Some(default) = pod.annotations().get(DEFAULT_CONTAINER)
-        && let Some(place) = names.iter().position(|name| name == default)
+        && let Some(position) = names.iter().position(|name| name == default)
     {
-        let default = names.remove(place);
+        let default = names.remove(position);
         names.insert(0, default);
     }
     names.extend(sidecars);
     names
 }
 
-fn choose_container(pod: &Pod, wanted: Option<&str>) -> Result<String, Unfit> {
-    let has = containers(pod);
-    let Some(wanted) = wanted else {
-        return has.into_iter().next().ok_or_else(|| Unfit::NoContainer {
-            wanted: "container".to_owned(),
-            has: Vec::new(),
+fn choose_container(pod: &Pod, name: Option<&str>) -> Result<String, UnusablePod> {
+    let available = containers(pod);
+    let Some(name) = name else {
+        let default = available.into_iter().next();
+        return default.ok_or_else(|| UnusablePod::NoContainer {
+            name: "container".to_owned(),
+            available: Vec::new(),
         });
     };
-    // Containers that run beside the others and are declared with those that run before them.
+    // Sidecar containers are declared among the init containers.
     let initial = pod.spec.iter().flat_map(|spec| &spec.init_containers);
     let mut initial = initial.flatten().map(|container| &container.name);
-    if has.iter().any(|name| name == wanted) || initial.any(|name| name == wanted) {
-        return Ok(wanted.to_owned());
+    if available.iter().any(|other| other == name) || initial.any(|other| other == name) {
+        return Ok(name.to_owned());
     }
-    let wanted = wanted.to_owned();
-    Err(Unfit::NoContainer { wanted, has })
+    let name = name.to_owned();
+    Err(UnusablePod::NoContainer { name, available })
 }
 
-/// The id of a container that runs.
+/// The id of a running container.
 fn running_id(status: &ContainerStatus) -> Option<String> {
     status.state.as_ref()?.running.as_ref()?;
     let id = status.container_id.as_deref()?;
@@ -252,21 +253,21 @@ fn join(reason: &str, message: &str) -> String {
 }
 
 impl Replica {
-    /// The better ones first: those that are ready, and of these the oldest, which is the likeliest to stay.
+    /// Sorts ready pods first, and older pods before younger ones, because they are more likely to stay.
     pub(crate) fn rank(&self) -> impl Ord + use<> {
         (!self.ready, self.created, self.pod.clone())
     }
 }
 
-impl fmt::Display for Unfit {
+impl fmt::Display for UnusablePod {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Leaving => formatter.write_str("is being removed"),
+            Self::Terminating => formatter.write_str("is being removed"),
             Self::NotRunning(why) => write!(formatter, "is not running ({why})"),
-            Self::NoContainer { wanted, has } => write!(
+            Self::NoContainer { name, available } => write!(
                 formatter,
-                "has no container {wanted}; it has {}",
-                has.join(", ")
+                "has no container {name}; it has {}",
+                available.join(", ")
             ),
             Self::ContainerNotRunning { container, why } => {
                 write!(
@@ -311,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_running_pod_is_a_replica() {
-        let replica = judge(&pod(|_| {}), None).unwrap();
+        let replica = check_pod(&pod(|_| {}), None).unwrap();
         assert_eq!(
             replica,
             Replica {
@@ -331,10 +332,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_says_why() {
+    fn unusable_pods_have_a_reason() {
         let check = |change: fn(&mut Value), container: Option<&str>, expected: &str| {
-            let unfit = judge(&pod(change), container).unwrap_err();
-            assert_eq!(unfit.to_string(), expected);
+            let reason = check_pod(&pod(change), container).unwrap_err();
+            assert_eq!(reason.to_string(), expected);
         };
         check(
             |pod| pod["metadata"]["deletionTimestamp"] = json!("2020-01-01T00:00:00Z"),
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_that_kubectl_means_is_meant() {
+    fn the_default_container_of_kubectl_is_the_first() {
         let annotated = pod(|pod| {
             pod["metadata"]["annotations"] = json!({DEFAULT_CONTAINER: "helper"});
         });
@@ -385,7 +386,7 @@ mod tests {
         let replica = |ready, created| Replica {
             ready,
             created,
-            ..judge(&pod(|_| {}), None).unwrap()
+            ..check_pod(&pod(|_| {}), None).unwrap()
         };
         let mut replicas = [
             replica(false, 1),
@@ -399,8 +400,8 @@ mod tests {
     }
 
     #[test]
-    fn probes_are_known_by_port_and_path() {
-        let judged = |probes: Value| {
+    fn probes_are_found_by_port_and_path() {
+        let probes_of = |probes: Value| {
             let pod = pod(|pod| {
                 let container = &mut pod["spec"]["containers"][1];
                 container["ports"] = json!([{"name": "http", "containerPort": 8080}]);
@@ -408,7 +409,7 @@ mod tests {
                     container[name] = probe.clone();
                 }
             });
-            judge(&pod, Some("web")).unwrap().probes
+            check_pod(&pod, Some("web")).unwrap().probes
         };
         let get =
             |port: Value, path: Option<&str>| json!({"httpGet": {"port": port, "path": path}});
@@ -417,7 +418,7 @@ mod tests {
                 .iter()
                 .map(|(port, paths)| (*port, paths.iter().map(ToString::to_string).collect()))
                 .collect();
-            assert_eq!(judged(json!({"livenessProbe": probe})), expected);
+            assert_eq!(probes_of(json!({"livenessProbe": probe})), expected);
         };
         check(get(json!(8080), Some("/healthz")), &[(8080, &["/healthz"])]);
         check(
@@ -428,12 +429,12 @@ mod tests {
             get(json!("9090"), Some("/healthz")),
             &[(9090, &["/healthz"])],
         );
-        check(get(json!("nobody"), Some("/healthz")), &[]);
-        // The page that everybody asks for.
+        check(get(json!("unknown"), Some("/healthz")), &[]);
+        // Clients request this page as well.
         check(get(json!(8080), Some("/")), &[]);
         check(get(json!(8080), None), &[]);
         check(json!({"tcpSocket": {"port": 8080}}), &[]);
-        let all = judged(json!({
+        let all = probes_of(json!({
             "livenessProbe": get(json!(8080), Some("/live")),
             "readinessProbe": get(json!(8080), Some("/ready")),
             "startupProbe": get(json!("http"), Some("/live")),

@@ -1,18 +1,18 @@
-//! What it means when the cluster refuses an agent: a missing right, a Pod Security level, or somebody's policy.
+//! Why a cluster refuses an agent: a missing right, a Pod Security level, or an admission policy.
 
 use std::fmt;
 
-/// What was refused, and what can be done.
+/// The failed attempts to start an agent. Its text includes what the user can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub namespace: String,
-    /// What was tried, and what each try met.
-    pub met: Vec<(Attempt, Obstacle)>,
-    /// The agent was to be an operator's, and the user's settings say nothing about it.
-    pub is_operators: bool,
+    /// The attempts, each with the reason of its denial.
+    pub attempts: Vec<(Attempt, Denial)>,
+    /// Whether an operator tried to start the agent. The user's settings do not apply to it.
+    pub by_operator: bool,
 }
 
-/// How the agent was to be started.
+/// How the agent should have been started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     Ephemeral,
@@ -20,22 +20,22 @@ pub enum Attempt {
     Targetless,
 }
 
-/// What kept an agent from being made.
+/// Why the cluster denied an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum Denial {
     /// The user lacks a right. The text is the API server's.
     Rights(String),
     /// The namespace enforces a Pod Security level.
     PodSecurity { level: String, fields: Vec<String> },
-    /// A policy or a webhook of the cluster says no, with its own words.
+    /// An admission policy or webhook denied it. The text is its message.
     Policy(String),
 }
 
-impl Obstacle {
-    /// Reads the message of a `403 Forbidden`, or of an event about a pod that could not be made.
-    pub fn read(message: &str) -> Self {
-        if let Some(obstacle) = pod_security(message) {
-            return obstacle;
+impl Denial {
+    /// Parses the message of a `403 Forbidden`, or of an event about a pod that could not be created.
+    pub fn parse(message: &str) -> Self {
+        if let Some(denial) = pod_security(message) {
+            return denial;
         }
         let message = message.trim().to_owned();
         if message.contains("cannot") && message.contains("in API group") {
@@ -46,7 +46,7 @@ impl Obstacle {
 }
 
 /// `… violates PodSecurity "restricted:latest": a != b (container "c" must set x.y=z), …`
-fn pod_security(message: &str) -> Option<Obstacle> {
+fn pod_security(message: &str) -> Option<Denial> {
     let (_, rest) = message.split_once("violates PodSecurity \"")?;
     let (level, rest) = rest.split_once('"')?;
     let level = level.split_once(':').map_or(level, |(level, _)| level);
@@ -61,7 +61,7 @@ fn pod_security(message: &str) -> Option<Obstacle> {
             fields.push(name.to_owned());
         }
     }
-    Some(Obstacle::PodSecurity {
+    Some(Denial::PodSecurity {
         level: level.to_owned(),
         fields,
     })
@@ -72,10 +72,10 @@ impl fmt::Display for Refusal {
         let namespace = &self.namespace;
         write!(
             formatter,
-            "the cluster does not let an agent be started for the namespace {namespace}:"
+            "the cluster does not allow to start an agent for the namespace {namespace}:"
         )?;
-        for (attempt, obstacle) in &self.met {
-            write!(formatter, "\n  - {attempt}: {obstacle}")?;
+        for (attempt, denial) in &self.attempts {
+            write!(formatter, "\n  - {attempt}: {denial}")?;
         }
         write!(formatter, "\n{}", self.alternative())
     }
@@ -83,30 +83,30 @@ impl fmt::Display for Refusal {
 
 impl Refusal {
     fn alternative(&self) -> String {
-        let is_targetless = |(attempt, _): &(Attempt, Obstacle)| *attempt == Attempt::Targetless;
-        let is_targetless = self.met.iter().any(is_targetless);
-        if self.is_operators && is_targetless {
-            return "Ask whoever administers the cluster to let the pod be".to_owned();
+        let is_targetless = |(attempt, _): &(Attempt, Denial)| *attempt == Attempt::Targetless;
+        let is_targetless = self.attempts.iter().any(is_targetless);
+        if self.by_operator && is_targetless {
+            return "Ask the administrator of the cluster to allow the pod".to_owned();
         }
-        if self.is_operators {
-            return "What agents are is the operator's to say: whoever administers it can set `operator.agent.mode: node`, whose \
-                    agents are in the operator's own namespace; or go without a target: `-t targetless` needs no privileges"
+        if self.by_operator {
+            return "The operator decides how agents are started: its administrator can set `operator.agent.mode: node`, whose \
+                    agents are in the operator's own namespace; or use no target: `-t targetless` needs no privileges"
                 .to_owned();
         }
         let by_level =
-            |(_, obstacle): &(Attempt, Obstacle)| matches!(obstacle, Obstacle::PodSecurity { .. });
+            |(_, denial): &(Attempt, Denial)| matches!(denial, Denial::PodSecurity { .. });
         if is_targetless {
-            return "Ask whoever administers the cluster to let the pod be, or set `agent.namespace` to another namespace"
+            return "Ask the administrator of the cluster to allow the pod, or set `agent.namespace` to another namespace"
                 .to_owned();
         }
-        if self.met.iter().any(by_level) {
+        if self.attempts.iter().any(by_level) {
             return "Instead, set `agent.namespace` (and `agent.ephemeral: false`) to a namespace with the label \
-                 pod-security.kubernetes.io/enforce: privileged; or use an operator whose agents wait on nodes \
-                 (`operator.agent.mode: node`); or go without a target: `-t targetless` needs no privileges"
+                 pod-security.kubernetes.io/enforce: privileged; or use an operator whose agents run on nodes \
+                 (`operator.agent.mode: node`); or use no target: `-t targetless` needs no privileges"
                 .to_owned();
         }
         "Instead, ask for an exception for containers whose image is the agent's, or set `agent.namespace` (and \
-         `agent.ephemeral: false`) to a namespace where the policy does not hold"
+         `agent.ephemeral: false`) to a namespace to which the policy does not apply"
             .to_owned()
     }
 }
@@ -123,7 +123,7 @@ impl fmt::Display for Attempt {
     }
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for Denial {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rights(message) | Self::Policy(message) => formatter.write_str(message),
@@ -141,9 +141,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_of_the_api_server_are_understood() {
-        let check = |message: &str, expected: Obstacle| {
-            assert_eq!(Obstacle::read(message), expected, "{message}");
+    fn messages_of_the_api_server_are_parsed() {
+        let check = |message: &str, expected: Denial| {
+            assert_eq!(Denial::parse(message), expected, "{message}");
         };
         check(
             "pods \"web\" is forbidden: violates PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false \
@@ -151,7 +151,7 @@ mod tests {
              capabilities (container \"standin-agent-1\" must set securityContext.capabilities.drop=[\"ALL\"]; container \
              \"standin-agent-1\" must not include \"NET_ADMIN\", \"SYS_PTRACE\" in securityContext.capabilities.add), \
              runAsNonRoot != true (pod or container \"standin-agent-1\" must set securityContext.runAsNonRoot=true)",
-            Obstacle::PodSecurity {
+            Denial::PodSecurity {
                 level: "restricted".to_owned(),
                 fields: [
                     "securityContext.allowPrivilegeEscalation",
@@ -167,7 +167,7 @@ mod tests {
             "Error creating: pods \"standin-agent-x\" is forbidden: violates PodSecurity \"baseline:v1.34\": host \
              namespaces (hostPID=true), non-default capabilities (container \"agent\" must not include \"SYS_ADMIN\" in \
              securityContext.capabilities.add)",
-            Obstacle::PodSecurity {
+            Denial::PodSecurity {
                 level: "baseline".to_owned(),
                 fields: ["hostPID", "securityContext.capabilities.add"]
                     .map(str::to_owned)
@@ -176,19 +176,19 @@ mod tests {
         );
         let rights = "pods \"web\" is forbidden: User \"eve\" cannot patch resource \"pods/ephemeralcontainers\" in API \
                       group \"\" in the namespace \"shop\"";
-        check(rights, Obstacle::Rights(rights.to_owned()));
+        check(rights, Denial::Rights(rights.to_owned()));
         let policy = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no ephemeral containers";
-        check(policy, Obstacle::Policy(policy.to_owned()));
+        check(policy, Denial::Policy(policy.to_owned()));
     }
 
     #[test]
-    fn a_refusal_names_the_fields_and_another_way() {
+    fn a_refusal_names_the_fields_and_an_alternative() {
         let refusal = Refusal {
-            is_operators: false,
+            by_operator: false,
             namespace: "shop".to_owned(),
-            met: vec![(
+            attempts: vec![(
                 Attempt::Pod,
-                Obstacle::PodSecurity {
+                Denial::PodSecurity {
                     level: "baseline".to_owned(),
                     fields: vec!["hostPID".to_owned()],
                 },
@@ -198,9 +198,9 @@ mod tests {
         for expected in ["`baseline` forbids hostPID", "agent.namespace", "operator"] {
             assert!(text.contains(expected), "{text}");
         }
-        // What a user can set means nothing to an operator.
+        // The user's settings do not apply to the agents of an operator.
         let text = Refusal {
-            is_operators: true,
+            by_operator: true,
             ..refusal
         }
         .to_string();

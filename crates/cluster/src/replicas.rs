@@ -1,8 +1,9 @@
-//! The pods of a target, as they come and go.
+//! Watches the pods of a target.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 
+use error_chain::error_chain;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,66 +15,67 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
 use crate::access::Cluster;
-use crate::error::{Error, Result, chain, code};
-use crate::pod::{Replica, Unfit, judge};
+use crate::error::{Error, Result, code};
+use crate::pod::{Replica, UnusablePod, check_pod};
 use crate::resolve::{Owner, Selection, resolve};
 use crate::rights;
 use crate::target::{Kind, Workload};
 
-/// The pods of a target now. Those that can be used are in the order of preference.
+/// The pods of a target at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct TargetPods {
+    /// The usable pods, in order of preference.
     pub replicas: Vec<Replica>,
-    /// Pods that cannot be used, and why not.
-    pub others: Vec<(String, Unfit)>,
+    /// The names of unusable pods, with the reasons.
+    pub unusable: Vec<(String, UnusablePod)>,
 }
 
-/// Follows the pods of a target until it is dropped.
+/// Watches the pods of a target until it is dropped.
 #[derive(Debug)]
 pub struct Replicas {
     target: Workload,
-    /// From the task that follows to everybody.
-    known: watch::Receiver<Known>,
-    follower: AbortHandle,
+    /// Sent by the watcher task.
+    pods: watch::Receiver<TargetPods>,
+    watcher: AbortHandle,
 }
 
 impl Replicas {
-    /// Resolves a target and begins to follow its pods. Must be called on a runtime.
-    pub async fn follow(cluster: &Cluster, target: &Workload) -> Result<Self> {
+    /// Resolves a target and starts to watch its pods. Must be called on a runtime.
+    pub async fn watch(cluster: &Cluster, target: &Workload) -> Result<Self> {
         let selection = resolve(cluster, target).await?;
-        let (known_by_all, known) = watch::channel(Known::default());
-        let (known_first, first) = oneshot::channel();
-        let follower = Follower {
+        let (pods_sender, pods) = watch::channel(TargetPods::default());
+        let (first_sender, first) = oneshot::channel();
+        let watcher = PodWatcher {
             cluster: cluster.clone(),
             target: target.clone(),
             owner: selection.owner.clone(),
             jobs: HashMap::new(),
             pods: BTreeMap::new(),
-            coming: BTreeMap::new(),
-            known: known_by_all,
-            first: Some(known_first),
+            relisted: BTreeMap::new(),
+            pods_sender,
+            first: Some(first_sender),
         };
         let replicas = Self {
             target: target.clone(),
-            known,
-            follower: tokio::spawn(follower.follow(selection)).abort_handle(),
+            pods,
+            watcher: tokio::spawn(watcher.run(selection)).abort_handle(),
         };
         match first.await {
             Ok(result) => result.map(|()| replicas),
-            Err(_) => Err(replicas.no_pod("nobody follows its pods".to_owned())),
+            Err(_) => Err(replicas.no_pod("the watch of its pods has ended".to_owned())),
         }
     }
 
-    /// The pods as they are now.
-    pub fn now(&self) -> Known {
-        self.known.borrow().clone()
+    /// The current pods.
+    pub fn current(&self) -> TargetPods {
+        self.pods.borrow().clone()
     }
 
-    /// The pod to prefer, or why there is none.
+    /// The preferred pod, or why there is none.
     pub fn best(&self) -> Result<Replica> {
-        let Known { replicas, others } = self.now();
+        let TargetPods { replicas, unusable } = self.current();
         let best = replicas.into_iter().next();
-        best.ok_or_else(|| self.no_pod(explain(&self.target, &others)))
+        best.ok_or_else(|| self.no_pod(explain(&self.target, &unusable)))
     }
 
     fn no_pod(&self, why: String) -> Error {
@@ -84,43 +86,42 @@ impl Replicas {
         }
     }
 
-    /// Waits until there is a pod that can be used and is not this one. One whose container was restarted counts as
-    /// another.
-    pub async fn another_than(&self, before: Option<&Replica>) {
+    /// Waits for a usable pod other than this one. A pod whose container was restarted counts as another one.
+    pub async fn wait_for_other(&self, before: Option<&Replica>) {
         let is_new = |replica: &Replica| {
             before.is_none_or(|before| {
                 (&replica.uid, &replica.container_id) != (&before.uid, &before.container_id)
             })
         };
-        self.until(|known| known.replicas.iter().any(is_new)).await;
+        self.wait_until(|pods| pods.replicas.iter().any(is_new))
+            .await;
     }
 
-    /// Waits until the pods are as wished.
-    pub async fn until(&self, wish: impl Fn(&Known) -> bool) {
-        let mut known = self.known.clone();
-        if known.wait_for(|known| wish(known)).await.is_err() {
-            // Nobody follows any more: nothing will change.
+    /// Waits until the pods satisfy a condition.
+    pub async fn wait_until(&self, condition: impl Fn(&TargetPods) -> bool) {
+        let mut pods = self.pods.clone();
+        if pods.wait_for(|pods| condition(pods)).await.is_err() {
+            // The watcher has ended, so the pods will not change.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Ends when the pods have changed since `before`, with what they are now. Whoever compares the two knows who has come
-    /// and who has gone.
-    pub async fn changed(&self, before: &Known) -> Known {
-        self.until(|known| known != before).await;
-        self.now()
+    /// Waits until the pods differ from `before`, and returns them.
+    pub async fn changed(&self, before: &TargetPods) -> TargetPods {
+        self.wait_until(|pods| pods != before).await;
+        self.current()
     }
 }
 
 impl Drop for Replicas {
     fn drop(&mut self) {
-        self.follower.abort();
+        self.watcher.abort();
     }
 }
 
-fn explain(target: &Workload, others: &[(String, Unfit)]) -> String {
-    const SHOWN: usize = 5;
-    if others.is_empty() {
+fn explain(target: &Workload, unusable: &[(String, UnusablePod)]) -> String {
+    const MAX_SHOWN: usize = 5;
+    if unusable.is_empty() {
         return match target.kind {
             Kind::CronJob => format!(
                 "no job of it is running; `kubectl create job --from=cronjob/{0} {0}-now -n {1}` starts one",
@@ -130,42 +131,42 @@ fn explain(target: &Workload, others: &[(String, Unfit)]) -> String {
             _ => "it has none; is it scaled to zero?".to_owned(),
         };
     }
-    let mut lines: Vec<String> = others
+    let mut lines: Vec<String> = unusable
         .iter()
-        .take(SHOWN)
-        .map(|(pod, unfit)| format!("pod {pod} {unfit}"))
+        .take(MAX_SHOWN)
+        .map(|(pod, reason)| format!("pod {pod} {reason}"))
         .collect();
-    if others.len() > SHOWN {
-        lines.push(format!("and {} more", others.len() - SHOWN));
+    if unusable.len() > MAX_SHOWN {
+        lines.push(format!("and {} more", unusable.len() - MAX_SHOWN));
     }
     lines.join("; ")
 }
 
-struct Follower {
+struct PodWatcher {
     cluster: Cluster,
     target: Workload,
     owner: Owner,
     /// Whether a Job, by its uid, belongs to the CronJob that is the target.
     jobs: HashMap<String, bool>,
     pods: BTreeMap<String, Pod>,
-    /// What a new list has brought so far.
-    coming: BTreeMap<String, Pod>,
-    known: watch::Sender<Known>,
-    /// To whoever waits for the first list.
+    /// The pods of a new list that is not complete yet.
+    relisted: BTreeMap<String, Pod>,
+    pods_sender: watch::Sender<TargetPods>,
+    /// Notified when the first list is complete.
     first: Option<oneshot::Sender<Result<()>>>,
 }
 
-impl Follower {
-    async fn follow(mut self, selection: Selection) {
+impl PodWatcher {
+    async fn run(mut self, selection: Selection) {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &self.target.namespace);
         let events = watcher::watcher(pods, selection.watcher_config()).default_backoff();
         let mut events = pin!(events);
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => self.take(event).await,
+                Ok(event) => self.apply(event).await,
                 Err(error) => {
-                    tracing::debug!(error = chain(&error), "the pods cannot be followed now");
-                    // Later errors pass, and what is known stays known.
+                    tracing::debug!(error = error_chain(&error), "pod watch failed, retrying");
+                    // Later errors are transient, and the last pods stay valid.
                     if let Some(first) = self.first.take() {
                         let _ = first.send(Err(self.explain(error).await));
                         return;
@@ -175,23 +176,23 @@ impl Follower {
         }
     }
 
-    async fn take(&mut self, event: Event<Pod>) {
+    async fn apply(&mut self, event: Event<Pod>) {
         match event {
-            Event::Init => self.coming.clear(),
+            Event::Init => self.relisted.clear(),
             Event::InitApply(pod) => {
-                if self.is_ours(&pod).await {
-                    self.coming.insert(pod.name_any(), pod);
+                if self.is_of_target(&pod).await {
+                    self.relisted.insert(pod.name_any(), pod);
                 }
             }
             Event::InitDone => {
-                self.pods = std::mem::take(&mut self.coming);
+                self.pods = std::mem::take(&mut self.relisted);
                 self.publish();
                 if let Some(first) = self.first.take() {
                     let _ = first.send(Ok(()));
                 }
             }
             Event::Apply(pod) => {
-                if self.is_ours(&pod).await {
+                if self.is_of_target(&pod).await {
                     self.pods.insert(pod.name_any(), pod);
                 } else {
                     self.pods.remove(&pod.name_any());
@@ -206,26 +207,26 @@ impl Follower {
     }
 
     fn publish(&self) {
-        let mut known = Known::default();
+        let mut pods = TargetPods::default();
         for pod in self.pods.values() {
-            match judge(pod, self.target.container.as_deref()) {
-                Ok(replica) => known.replicas.push(replica),
-                Err(unfit) => known.others.push((pod.name_any(), unfit)),
+            match check_pod(pod, self.target.container.as_deref()) {
+                Ok(replica) => pods.replicas.push(replica),
+                Err(reason) => pods.unusable.push((pod.name_any(), reason)),
             }
         }
-        known.replicas.sort_by_key(Replica::rank);
-        self.known.send_if_modified(|before| {
-            let changed = *before != known;
-            *before = known;
+        pods.replicas.sort_by_key(Replica::rank);
+        self.pods_sender.send_if_modified(|before| {
+            let changed = *before != pods;
+            *before = pods;
             changed
         });
     }
 
-    async fn is_ours(&mut self, pod: &Pod) -> bool {
+    async fn is_of_target(&mut self, pod: &Pod) -> bool {
         let owners = pod.owner_references();
         let controller = owners.iter().find(|owner| owner.controller == Some(true));
         match &self.owner {
-            Owner::Anybody => true,
+            Owner::Any => true,
             Owner::Kind(kind) => controller.is_some_and(|owner| owner.kind == *kind),
             Owner::Object(uid) => controller.is_some_and(|owner| owner.uid == *uid),
             Owner::JobOf(cron_job) => match controller {
@@ -239,8 +240,8 @@ impl Follower {
     }
 
     async fn belongs_to(&mut self, job: &OwnerReference, cron_job: &str) -> bool {
-        if let Some(known) = self.jobs.get(&job.uid) {
-            return *known;
+        if let Some(cached) = self.jobs.get(&job.uid) {
+            return *cached;
         }
         let jobs: Api<Job> = Api::namespaced(self.cluster.client.clone(), &self.target.namespace);
         let Ok(found) = jobs.get(&job.name).await else {
@@ -252,13 +253,13 @@ impl Follower {
         belongs
     }
 
-    /// What the user is told when the pods could not even be listed.
+    /// The error if the pods could not be listed at all.
     async fn explain(&self, error: watcher::Error) -> Error {
         let (watcher::Error::InitialListFailed(source)
         | watcher::Error::WatchStartFailed(source)
         | watcher::Error::WatchFailed(source)) = error
         else {
-            return self.no_list(chain(&error));
+            return self.no_list(error_chain(&error));
         };
         let namespace = &self.target.namespace;
         match code(&source) {

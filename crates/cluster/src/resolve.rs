@@ -1,4 +1,4 @@
-//! From a target to what its pods have in common.
+//! Resolves a target to the selection of its pods.
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
@@ -16,10 +16,10 @@ use crate::error::{Error, Result, code};
 use crate::rights;
 use crate::target::{Kind, Workload};
 
-/// Which pods are a target's.
+/// Selects the pods of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// The names or the labels that the API server looks for.
+    /// Applied by the API server.
     pub(crate) filter: Filter,
     pub(crate) owner: Owner,
 }
@@ -30,11 +30,11 @@ pub(crate) enum Filter {
     Labels(String),
 }
 
-/// Who must own a pod. Labels alone may also fit pods that somebody else made.
+/// The required owner of a pod. Labels alone may also match pods of other controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Owner {
-    Anybody,
-    /// Something of this kind.
+    Any,
+    /// An object of this kind.
     Kind(&'static str),
     /// The object with this uid.
     Object(String),
@@ -52,12 +52,12 @@ impl Selection {
     }
 }
 
-/// Looks the target up, and says which pods are its own.
+/// Reads the target and selects its pods.
 pub(crate) async fn resolve(cluster: &Cluster, target: &Workload) -> Result<Selection> {
     let lookup = Lookup { cluster, target };
     let (filter, owner) = match target.kind {
-        Kind::Pod => (Filter::Name(target.name.clone()), Owner::Anybody),
-        Kind::Selector => (Filter::Labels(target.name.clone()), Owner::Anybody),
+        Kind::Pod => (Filter::Name(target.name.clone()), Owner::Any),
+        Kind::Selector => (Filter::Labels(target.name.clone()), Owner::Any),
         Kind::Deployment => {
             let found: Deployment = lookup.get().await?;
             let selector = found.spec.map(|spec| spec.selector);
@@ -100,7 +100,7 @@ pub(crate) async fn resolve(cluster: &Cluster, target: &Workload) -> Result<Sele
                 match_labels: Some(labels),
                 ..LabelSelector::default()
             });
-            (lookup.labels(selector)?, Owner::Anybody)
+            (lookup.labels(selector)?, Owner::Any)
         }
         Kind::Rollout => (lookup.rollout().await?, Owner::Kind("ReplicaSet")),
     };
@@ -149,14 +149,14 @@ impl Lookup<'_> {
             },
             Some(403) => {
                 let needed = rights::for_session(*kind);
-                let certain = needed.first().copied();
-                rights::forbidden(&self.cluster.client, namespace, &action, certain, &needed).await
+                let denied = needed.first().copied();
+                rights::forbidden(&self.cluster.client, namespace, &action, denied, &needed).await
             }
             _ => self.cluster.first_error(&action, error),
         })
     }
 
-    /// Rollouts are not part of Kubernetes, and may point to a deployment in place of having pods of their own kind.
+    /// Rollouts are not part of Kubernetes, and may refer to a Deployment instead of having a selector of their own.
     async fn rollout(&self) -> Result<Filter> {
         let kind = GroupVersionKind::gvk("argoproj.io", "v1alpha1", "Rollout");
         let resource = ApiResource::from_gvk(&kind);
@@ -198,7 +198,7 @@ fn selector_of(selector: Value) -> LabelSelector {
     serde_json::from_value(selector).unwrap_or_default()
 }
 
-/// A selector as text. One that is empty, or cannot be understood, would mean every pod there is.
+/// A selector as text. `None` for an empty or invalid selector, which would select all pods.
 fn labels_of(selector: LabelSelector) -> Option<String> {
     let selector = Selector::try_from(selector).ok()?;
     let text = selector.to_string();
@@ -214,10 +214,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selectors_become_text() {
+    fn selectors_are_converted_to_text() {
         let check = |selector: Value, expected: Option<&str>| {
             let text = labels_of(selector_of(selector));
-            // Their order means nothing.
+            // The order is not significant.
             let parts = |text: &str| text.split(',').map(str::to_owned).collect::<BTreeSet<_>>();
             assert_eq!(text.as_deref().map(parts), expected.map(parts));
         };

@@ -1,4 +1,4 @@
-//! What a user must be allowed to do, and the rule to ask for where it is not so.
+//! The rights that a user needs, and the Role to ask for if some are missing.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -9,11 +9,11 @@ use kube::{Api, Client};
 use crate::error::Error;
 use crate::target::Kind;
 
-/// To do something with one kind of things in a namespace.
+/// The right to use one verb on one resource in a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Right {
     pub group: &'static str,
-    /// With the subresource, as rules have it: `pods/portforward`.
+    /// With the subresource, in the format of RBAC rules: `pods/portforward`.
     pub resource: &'static str,
     pub verb: &'static str,
 }
@@ -26,7 +26,7 @@ const fn right(group: &'static str, resource: &'static str, verb: &'static str) 
     }
 }
 
-/// To find the pods of a target and follow them.
+/// The rights to resolve a target and watch its pods.
 pub(crate) fn to_resolve(kind: Kind) -> Vec<Right> {
     let mut rights: Vec<Right> = kind
         .resource()
@@ -41,7 +41,7 @@ pub(crate) fn to_resolve(kind: Kind) -> Vec<Right> {
     rights
 }
 
-/// To reach an agent. API servers ask for the second verb from 1.35 on.
+/// The rights to connect to an agent. API servers require the second verb from 1.35 on.
 pub(crate) const TO_REACH: &[Right] = &[
     right("", "pods/portforward", "get"),
     right("", "pods/portforward", "create"),
@@ -49,7 +49,7 @@ pub(crate) const TO_REACH: &[Right] = &[
 
 pub(crate) const FOR_EPHEMERAL: &[Right] = &[right("", "pods/ephemeralcontainers", "patch")];
 
-/// An agent that is a pod is made by a Job, so that Kubernetes removes it.
+/// A Job creates the pod of an agent, so that Kubernetes removes it.
 pub(crate) const FOR_POD: &[Right] = &[
     right("", "pods", "list"),
     right("", "pods", "watch"),
@@ -57,28 +57,28 @@ pub(crate) const FOR_POD: &[Right] = &[
     right("batch", "jobs", "delete"),
 ];
 
-/// Everything that a session on a target needs, with an agent in the target's pod.
+/// All rights that a session with a target needs, with an agent in the target's pod.
 pub(crate) fn for_session(kind: Kind) -> Vec<Right> {
     [&to_resolve(kind), FOR_EPHEMERAL, TO_REACH].concat()
 }
 
-/// The error for something that was forbidden: with everything among these rights that is missing as well, so that one
-/// asks only once. `certain` is what was just refused.
+/// The error for a forbidden action. It lists all rights of `needed` that are missing, so that the user has to ask only once.
+/// `denied` is the right that was just denied.
 pub(crate) async fn forbidden(
     client: &Client,
     namespace: &str,
     action: &str,
-    certain: Option<Right>,
+    denied: Option<Right>,
     needed: &[Right],
 ) -> Error {
-    let mut missing: Vec<Right> = certain.into_iter().collect();
+    let mut missing: Vec<Right> = denied.into_iter().collect();
     for right in needed {
         if !missing.contains(right) && !is_allowed(client, namespace, *right).await {
             missing.push(*right);
         }
     }
     if missing.is_empty() {
-        // The rights came in the meantime, or somebody forbids without rules. What is needed is still this.
+        // The rights were granted in the meantime, or something other than RBAC denied the request.
         missing = needed.to_vec();
     }
     Error::Forbidden {
@@ -88,7 +88,7 @@ pub(crate) async fn forbidden(
     }
 }
 
-/// What cannot be asked is not known to be missing.
+/// True also if the review itself fails: then the right is not known to be missing.
 async fn is_allowed(client: &Client, namespace: &str, right: Right) -> bool {
     let (resource, subresource) = match right.resource.split_once('/') {
         Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
@@ -108,11 +108,11 @@ async fn is_allowed(client: &Client, namespace: &str, right: Right) -> bool {
         },
         ..SelfSubjectAccessReview::default()
     };
-    let answer = Api::<SelfSubjectAccessReview>::all(client.clone())
+    let response = Api::<SelfSubjectAccessReview>::all(client.clone())
         .create(&PostParams::default(), &review)
         .await;
-    answer.map_or(true, |answer| {
-        answer.status.is_some_and(|status| status.allowed)
+    response.map_or(true, |review| {
+        review.status.is_some_and(|status| status.allowed)
     })
 }
 
@@ -173,7 +173,7 @@ rules:
     }
 
     #[test]
-    fn a_pod_is_found_without_another_kind() {
+    fn resolving_a_pod_needs_no_right_to_another_kind() {
         assert_eq!(to_resolve(Kind::Pod), to_resolve(Kind::Selector));
     }
 }

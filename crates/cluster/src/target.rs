@@ -1,4 +1,4 @@
-//! What a session can be about: something that has pods.
+//! The target of a session in a cluster: an object that has pods.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use std::fmt;
 pub struct Workload {
     pub namespace: String,
     pub kind: Kind,
-    /// The object's name. Of a [`Kind::Selector`], the selector.
+    /// The object's name. For a [`Kind::Selector`], the label selector.
     pub name: String,
-    /// Of which container, when the pods have several.
+    /// The container, if the pods have several.
     pub container: Option<String>,
 }
 
@@ -43,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// The API group and the resource by which rights are granted. A selector is no object.
+    /// The API group and the resource in RBAC rules. A selector is no object and has none.
     pub(crate) fn resource(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
             Self::Deployment => ("apps", "deployments"),
@@ -60,7 +60,7 @@ impl Kind {
     }
 }
 
-/// As it is written on the command line, without the namespace.
+/// The format of the command line, without the namespace.
 impl fmt::Display for Workload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}/{}", self.kind.as_str(), self.name)?;

@@ -1,4 +1,4 @@
-//! How long one decision takes. `cargo bench -p config`.
+//! Measures how long one decision takes: `cargo bench -p config`.
 
 #![expect(
     clippy::print_stdout,
@@ -81,7 +81,7 @@ fn environment(settings: &Settings) {
     });
 }
 
-/// The median of many short runs, since the machine does other things as well.
+/// The median of many short runs, which is robust against other load of the machine.
 fn measure<T>(name: &str, mut action: impl FnMut() -> T) {
     let mut runs: Vec<f64> = (0..101)
         .map(|_| {

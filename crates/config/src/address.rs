@@ -15,7 +15,7 @@ pub enum Protocol {
     Udp,
 }
 
-/// Which connections an entry of a filter means. What is `None` can be anything.
+/// The connections that an entry of a filter matches. A part that is `None` matches anything.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AddressPattern {
@@ -56,7 +56,7 @@ pub enum AddressError {
 }
 
 impl AddressPattern {
-    /// Whether a connection to `address` is meant. `names` are the names that were resolved to it.
+    /// Whether a connection to `address` matches. `names` are the names that were resolved to it.
     pub(crate) fn matches(&self, protocol: Protocol, address: SocketAddr, names: &[&str]) -> bool {
         let host = || match &self.host {
             None => true,
@@ -71,11 +71,11 @@ impl AddressPattern {
             && host()
     }
 
-    /// Whether a question for the addresses of `name` is meant. A port that is not known matches only entries without one.
+    /// Whether a query for the addresses of `name` matches. An unknown port matches only entries without one.
     pub(crate) fn matches_name(&self, name: &str, port: Option<u16>) -> bool {
         let host = || match &self.host {
             None => true,
-            // A question for an address has it as a name.
+            // A query for an address has the address as its name.
             Some(HostPattern::Subnet(subnet)) => {
                 name.parse().is_ok_and(|address| subnet.contains(address))
             }
@@ -214,7 +214,7 @@ fn all_bits(address: IpAddr) -> u8 {
 fn parse_name(text: &str) -> Result<HostPattern, AddressError> {
     let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
     let good = |character: char| character.is_alphanumeric() || "-_.*?".contains(character);
-    // What is made of digits and dots only was meant as an address.
+    // A text of digits and dots only is an invalid address, and not a name.
     let only_numbers = name
         .chars()
         .all(|character| character.is_ascii_digit() || character == '.');
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_entry_says_why() {
+    fn invalid_entries_have_a_reason() {
         for (text, error) in [
             ("", AddressError::Empty),
             ("http://db", AddressError::Protocol("http".to_owned())),

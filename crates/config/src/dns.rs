@@ -1,4 +1,4 @@
-//! Where a name is resolved: on this machine or as at the target.
+//! Decides whether a DNS name is resolved on this machine or as at the target.
 
 use crate::outgoing::{Side, choose_by_filter};
 use crate::settings::{AddressFilter, DnsSettings};
@@ -22,7 +22,7 @@ impl DnsRules {
         self.enabled
     }
 
-    /// Decides about a question for `name`. The port is what the name is resolved for, where that is known.
+    /// Decides about a query for `name`. The port is that of the later connection, if it is known.
     pub fn choose(&self, name: &str, port: Option<u16>) -> Side {
         if !self.enabled {
             return Side::Local;

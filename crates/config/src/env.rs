@@ -1,8 +1,8 @@
-//! Which environment variables the process has.
+//! Decides which environment variables the process has.
 //!
-//! What wins, from the weakest: this machine's variables, the target's that are selected, the env file's, those of
-//! `override`. `unset` removes from the first two, and `unset_local` from the first, so that a value that somebody wrote
-//! down for this session stays.
+//! In ascending precedence: this machine's variables, the selected ones of the target, those of the env file, those of
+//! `override`. `unset` removes from the first two, and `unset_local` from the first, so that values that were set explicitly
+//! for this session stay.
 
 mod file;
 
@@ -17,12 +17,12 @@ use crate::wildcard;
 
 pub use file::{EnvFile, EnvFileError};
 
-/// Names and values are bytes, because that is what the kernel passes on.
+/// Names and values are bytes, as in the kernel's interface.
 pub type Environment = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Variables that describe a machine and its user, or where its programs are. The target's would be wrong here.
 #[rustfmt::skip]
-pub(crate) const OF_A_MACHINE: &[&str] = &[
+pub(crate) const MACHINE_VARIABLES: &[&str] = &[
     // Where programs and libraries are.
     "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "MANPATH", "PKG_CONFIG_PATH",
     "CLASSPATH", "JAVA_HOME", "JAVA_EXE", "JDK_HOME", "JRE_HOME", "CATALINA_HOME", "MAVEN_HOME", "M2_HOME", "GRADLE_HOME",
@@ -30,11 +30,11 @@ pub(crate) const OF_A_MACHINE: &[&str] = &[
     "NODE_PATH", "NVM_*", "NPM_CONFIG_PREFIX", "YARN_*", "PNPM_HOME",
     "GOPATH", "GOROOT", "GOBIN", "GOCACHE", "GOMODCACHE", "GOTOOLCHAIN", "CARGO_HOME", "RUSTUP_HOME",
     "GEM_HOME", "GEM_PATH", "RUBYLIB", "RUBYOPT", "BUNDLE_*", "PERL5LIB", "PERL5OPT", "PHPRC", "PHP_INI_*", "DOTNET_ROOT",
-    // Who is at the machine, and how.
+    // The user and the desktop session.
     "HOME", "HOMEPATH", "USER", "LOGNAME", "USERNAME", "SHELL", "SHLVL", "PWD", "OLDPWD", "_", "TMPDIR", "TEMP", "TMP",
     "TERM", "TERM_*", "TERMINFO", "COLORTERM", "COLUMNS", "LINES", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_*",
     "SSH_*", "GPG_*", "DBUS_SESSION_BUS_ADDRESS", "EDITOR", "VISUAL", "PAGER",
-    // Our own.
+    // Standin's own variables.
     "STANDIN_*",
 ];
 
@@ -47,7 +47,7 @@ pub struct EnvRules {
 }
 
 impl EnvRules {
-    /// `file` is what [`EnvSettings::env_file`] names, already read.
+    /// `file` is the parsed file of [`EnvSettings::env_file`].
     pub fn new(settings: &EnvSettings, file: &EnvFile) -> Result<Self, RuleError> {
         let mapping = settings
             .mapping
@@ -68,7 +68,7 @@ impl EnvRules {
         })
     }
 
-    /// The whole environment of the process. Of a name that is there twice the first counts, as it does for `getenv`.
+    /// The whole environment of the process. Of a duplicate name the first value is used, like `getenv` does.
     pub fn apply(
         &self,
         target: Vec<(Vec<u8>, Vec<u8>)>,
@@ -92,7 +92,7 @@ impl EnvRules {
         environment
     }
 
-    /// Whether a variable of the target is wanted.
+    /// Whether a variable of the target is selected.
     pub fn takes(&self, name: &[u8]) -> bool {
         let settings = &self.settings;
         if !settings.enabled || any(&settings.exclude, name) {
@@ -140,7 +140,7 @@ fn matches_any(patterns: &[NamePattern], name: &[u8]) -> bool {
 }
 
 fn is_of_a_machine(name: &[u8]) -> bool {
-    OF_A_MACHINE
+    MACHINE_VARIABLES
         .iter()
         .any(|pattern| wildcard::matches(pattern.as_bytes(), name))
 }
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_down_wins() {
+    fn explicit_values_have_precedence() {
         check(
             "{include: [REGION], unset: [aws_*, REGION], override: {NEW: 1}}",
             "HOME=/me NEW=1 PATH=/local",

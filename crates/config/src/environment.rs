@@ -7,7 +7,7 @@ pub struct Variable {
     pub key: &'static str,
 }
 
-/// What the names of all our variables begin with.
+/// The prefix of all variables.
 pub(crate) const PREFIX: &str = "STANDIN_";
 
 #[rustfmt::skip] // A table is read by its columns.

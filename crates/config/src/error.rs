@@ -1,8 +1,8 @@
-//! Why settings that were read cannot become rules.
+//! The error of settings that cannot be compiled to rules.
 
 use thiserror::Error;
 
-/// Each pattern was checked on its own when it was read, so what is left is that they are too large together.
+/// Each pattern was checked when it was read, so the remaining error is that they are too large together.
 #[derive(Debug, Error)]
 pub enum RuleError {
     #[error("`{key}`: `{pattern}` cannot be used; write a simpler expression")]

@@ -9,7 +9,7 @@ use crate::shape::{self, Kind, Shape};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effective {
     pub key: String,
-    /// As JSON. A value that may be a secret is `(hidden)`, and one that is not set is `null`.
+    /// As JSON. A value that may be a secret is `(hidden)`, and an unset value is `null`.
     pub value: String,
     pub origin: Origin,
     /// Bundles that have added to the value.
@@ -17,7 +17,7 @@ pub struct Effective {
 }
 
 impl Effective {
-    /// Why the value is so, in words.
+    /// The reason for the value, as text.
     pub fn reason(&self) -> String {
         let added = self.added.join(", ");
         match &self.origin {
@@ -50,7 +50,7 @@ impl Resolved {
             }
         };
         match &shape.kind {
-            Kind::Ignored | Kind::Elsewhere(_) => {}
+            Kind::Ignored | Kind::KeyOfOtherTool(_) => {}
             Kind::Map(map) => {
                 for (inner, shape) in &map.keys {
                     let value = value.get(inner).unwrap_or(&Value::Null);
@@ -80,7 +80,7 @@ impl Resolved {
 
     fn one(&self, value: String, key: &str) -> Effective {
         let mut added = self.origins.added(key);
-        // What is in a map was added to the map, if nobody has set it.
+        // An entry of a map that was not set by the user was added to the map.
         if added.is_empty()
             && *self.origins.of(key) == Origin::Default
             && let Some((_, bundles)) = self.origins.added_to_maps().find(|(map, _)| {

@@ -1,7 +1,7 @@
-//! Where a path is: here or at the target.
+//! Decides whether a path is local or at the target.
 //!
-//! A decision is made for every path call of the process, so it must cost next to nothing: compiled expressions, each asked
-//! only if the user wrote some, then comparisons of prefixes.
+//! A decision is made for every file call of the process, so it must be cheap: compiled expressions, which are used only if
+//! the user has set some, then comparisons of prefixes.
 
 mod builtin;
 
@@ -15,20 +15,20 @@ use builtin::BuiltIn;
 
 pub(crate) use builtin::{LOCAL, LOCAL_CONFIGURATION, REMOTE};
 
-/// What is around the process on this machine. All paths are absolute.
+/// The local environment of the process. All paths are absolute.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
     pub home: Option<Vec<u8>>,
     pub working_directory: Option<Vec<u8>>,
-    /// `$TMPDIR`, if it is not one of the usual places.
+    /// `$TMPDIR`, if it is set.
     pub temporary: Option<Vec<u8>>,
     /// Folders with code of the process, such as the one its program is in.
     pub code: Vec<Vec<u8>>,
 }
 
-/// Where a path is, and what it is called there.
+/// Where a path is accessed, and its name there.
 ///
-/// A path that was not changed is borrowed, so a caller can tell that the process's own argument is good as it is.
+/// An unchanged path is borrowed, so a caller can see that the argument of the process can be used unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice<'p> {
     Local(Cow<'p, [u8]>),
@@ -45,13 +45,13 @@ pub enum Choice<'p> {
 pub struct FileRules {
     mode: FileMode,
     mapping: Option<Mapping>,
-    /// In the order in which they are asked.
-    lists: Vec<(Listed, RegexSet)>,
+    /// In order of precedence.
+    lists: Vec<(PathList, RegexSet)>,
     built_in: BuiltIn,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Listed {
+enum PathList {
     NotFound,
     Local,
     ReadWrite,
@@ -60,7 +60,7 @@ enum Listed {
 
 #[derive(Debug, Clone)]
 struct Mapping {
-    /// Says quickly that nothing matches, which is the usual case.
+    /// Quickly rules out any match, which is the usual case.
     any: RegexSet,
     replacements: Vec<(Regex, Vec<u8>)>,
 }
@@ -69,18 +69,18 @@ impl FileRules {
     pub fn new(settings: &FileSettings, surroundings: &Surroundings) -> Result<Self, RuleError> {
         let lists = [
             (
-                Listed::NotFound,
+                PathList::NotFound,
                 "feature.fs.not_found",
                 &settings.not_found,
             ),
-            (Listed::Local, "feature.fs.local", &settings.local),
+            (PathList::Local, "feature.fs.local", &settings.local),
             (
-                Listed::ReadWrite,
+                PathList::ReadWrite,
                 "feature.fs.read_write",
                 &settings.read_write,
             ),
             (
-                Listed::ReadOnly,
+                PathList::ReadOnly,
                 "feature.fs.read_only",
                 &settings.read_only,
             ),
@@ -117,7 +117,7 @@ impl FileRules {
         }
     }
 
-    /// The setting or list that decides about a path, by the name under which a user finds it.
+    /// The setting or list that decides about a path, by its key or name in the documentation.
     pub fn rule(&self, path: &[u8]) -> &'static str {
         const MODE: &str = "feature.fs.mode";
         if self.mode == FileMode::Local || path.first() != Some(&b'/') {
@@ -129,10 +129,10 @@ impl FileRules {
         };
         let mut lists = self.lists.iter();
         match lists.find(|(_, patterns)| patterns.is_match(&path)) {
-            Some((Listed::NotFound, _)) => "feature.fs.not_found",
-            Some((Listed::Local, _)) => "feature.fs.local",
-            Some((Listed::ReadWrite, _)) => "feature.fs.read_write",
-            Some((Listed::ReadOnly, _)) => "feature.fs.read_only",
+            Some((PathList::NotFound, _)) => "feature.fs.not_found",
+            Some((PathList::Local, _)) => "feature.fs.local",
+            Some((PathList::ReadWrite, _)) => "feature.fs.read_write",
+            Some((PathList::ReadOnly, _)) => "feature.fs.read_only",
             None => match self.built_in.is_remote(&path) {
                 Some(true) => "built-in list of configuration",
                 Some(false) => "built-in list of what a program needs here",
@@ -153,10 +153,10 @@ impl FileRules {
             .iter()
             .find(|(_, patterns)| patterns.is_match(&path));
         match listed.map(|(listed, _)| *listed) {
-            Some(Listed::NotFound) => Choice::NotFound,
-            Some(Listed::Local) => Choice::Local(path),
-            Some(Listed::ReadWrite) => Choice::Remote(path),
-            Some(Listed::ReadOnly) => read_only(path, write),
+            Some(PathList::NotFound) => Choice::NotFound,
+            Some(PathList::Local) => Choice::Local(path),
+            Some(PathList::ReadWrite) => Choice::Remote(path),
+            Some(PathList::ReadOnly) => read_only(path, write),
             None => self.choose_by_mode(path, write),
         }
     }
@@ -254,8 +254,8 @@ mod tests {
         FileRules::new(&resolved.settings.feature.fs, &surroundings).unwrap()
     }
 
-    /// `L` is local, `R` is the target's for reading, `W` for writing as well, `-` is not there; a path behind it is another
-    /// one than was asked for. First for reading, then for writing.
+    /// `L` is local, `R` is the target's for reading, `W` for writing as well, `-` does not exist. A path after it is the mapped
+    /// path. First for reading, then for writing.
     fn shown(rules: &FileRules, path: &str) -> String {
         let one = |write| {
             let with = |letter: &str, chosen: &Cow<'_, [u8]>| match chosen {
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_is_told() {
+    fn the_deciding_rule_is_named() {
         let lists = "{local: '^/a', not_found: '^/b', mapping: {'^/c': '/a'}}";
         for (fs, path, expected) in [
             ("local", "/etc/hosts", "feature.fs.mode"),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_decides_about_what_no_list_names() {
+    fn the_mode_decides_about_unlisted_paths() {
         let paths = ["/srv/data", "/etc/shop.conf", "/usr/lib/x"];
         for (mode, expected) in [
             ("local", ["L L", "L L", "L L"]),
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_finds_what_is_its_own() {
+    fn own_files_of_the_process_are_local() {
         let local = [
             "/usr/lib/x86_64-linux-gnu/libc.so.6",
             "/usr/bin/python3",
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_win_over_what_is_built_in_and_have_an_order() {
+    fn lists_override_the_built_in_lists_in_order() {
         check(
             "{mode: read, read_only: ['^/usr/share/shop/', '/both'], read_write: '^/srv/uploads', local: ['^/etc/ssl', '/both'], not_found: ['\\.aws/', '^/srv/uploads/no']}",
             &[
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_mapped_before_all_else() {
+    fn paths_are_mapped_first() {
         check(
             "{mapping: {'^/srv/dev/(?<app>[^/]+)': '/mnt/configs/$app', '^/srv/': /never/, '^/here/(.*)': '/tmp/$1'}, read_only: ['^/tmp/r']}",
             &[

@@ -1,9 +1,9 @@
-//! The three notations of a config file.
+//! The three formats of a config file.
 
 use std::fmt;
 use std::path::Path;
 
-/// How a config file is written. All three have the same keys.
+/// The format of a config file. All three have the same keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// With comments and trailing commas allowed, since people write these files by hand.
@@ -15,7 +15,7 @@ pub enum Format {
 impl Format {
     pub const ALL: [Self; 3] = [Self::Json, Self::Yaml, Self::Toml];
 
-    /// By the extension of a file's name; `None` when it says nothing about the notation.
+    /// By the extension of a file's name; `None` if it is unknown.
     pub fn of_path(path: &Path) -> Option<Self> {
         let extension = path.extension()?.to_str()?.to_ascii_lowercase();
         match extension.as_str() {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_extension_says_the_format() {
+    fn the_extension_determines_the_format() {
         for (path, format) in [
             ("standin.json", Some(Format::Json)),
             (".mirrord/mirrord.json", Some(Format::Json)),

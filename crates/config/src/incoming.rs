@@ -1,4 +1,4 @@
-//! Which listeners of the process get traffic of the target, and which traffic.
+//! Decides which listeners of the process get incoming traffic of the target, and which traffic.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use crate::settings::{
     PortPair,
 };
 
-/// Decided once for a session.
+/// Compiled once for a session.
 #[derive(Debug, Clone)]
 pub struct IncomingRules {
     mode: IncomingMode,
@@ -21,7 +21,7 @@ pub struct IncomingRules {
     filter_ports: Option<HashSet<u16>>,
 }
 
-/// Which requests are wanted.
+/// Which requests the session gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpFilter {
     Header(String),
@@ -51,7 +51,7 @@ impl IncomingRules {
         self.mode
     }
 
-    /// The port of the target whose traffic comes to a listener of the process, if any does.
+    /// The port of the target whose traffic a listener of the process gets, if any.
     pub fn choose(&self, address: SocketAddr) -> Option<u16> {
         let port = address.port();
         let stays_local = self.mode == IncomingMode::Off
@@ -65,18 +65,18 @@ impl IncomingRules {
         if let Some(PortPair(_, remote)) = mapped {
             return Some(remote.0);
         }
-        // The target's port of this number goes to the listener that it is mapped to.
+        // The traffic of the target's port with this number goes to the listener that it is mapped to.
         let is_taken = self.mapping.iter().any(|pair| pair.1.0 == port);
         (!is_taken).then_some(port)
     }
 
-    /// The port of this machine on which the process listens instead of the one that it asks for, if it is another.
+    /// The port of this machine on which the process listens instead of the requested one, if it differs.
     pub fn listen_port(&self, asked: u16) -> Option<u16> {
         let mut pairs = self.listen.iter();
         pairs.find(|pair| pair.0.0 == asked).map(|pair| pair.1.0)
     }
 
-    /// Which requests are wanted of a port, or none if it is everything. The filter's list of ports may name either number.
+    /// The filter of a port, or `None` if it gets all traffic. The filter's list of ports may contain either port number.
     pub fn filter(&self, local: u16, remote: u16) -> Option<&HttpFilter> {
         let is_meant = self
             .filter_ports
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_without_its_value_is_none() {
+    fn a_filter_without_a_value_is_no_filter() {
         for filter in [
             "{body: json, query: $.a}",
             "{body: json, query: $.a, matches: null}",

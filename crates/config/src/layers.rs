@@ -1,6 +1,6 @@
-//! Settings from several places become one: defaults, then files, then environment variables, then command line flags.
+//! Merges settings from several sources: defaults, then files, then environment variables, then command line flags.
 //!
-//! Maps are merged key by key and anything else is replaced. Each value keeps where it came from.
+//! Maps are merged key by key and anything else is replaced. Each value keeps its origin.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,14 +8,14 @@ use std::fmt;
 use crate::environment::{PREFIX, VARIABLES};
 use crate::format::Format;
 use crate::problem::ProblemKind;
-use crate::read::{self, Findings, Found};
+use crate::read::{self, Findings, FoundProblem};
 use crate::report::Report;
 use crate::settings::Settings;
 use crate::shape::{self, Kind, Shape};
-use crate::source::{Place, Rank, Sources};
+use crate::source::{Location, Rank, Sources};
 use crate::tree::{self, Key, Node, Span, Value};
 
-/// The places that settings come from. The order in which they are added matters only within one kind.
+/// The sources of settings. The order in which they are added matters only within one kind.
 #[derive(Default)]
 pub struct Layers {
     sources: Sources,
@@ -23,7 +23,7 @@ pub struct Layers {
     findings: Findings,
 }
 
-/// Settings that can be used, and what should be said about them.
+/// Resolved settings, with warnings about them.
 #[derive(Debug, Clone)]
 pub struct Resolved {
     pub settings: Settings,
@@ -36,7 +36,7 @@ pub struct Resolved {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     Default,
-    File(Place),
+    File(Location),
     Variable(String),
     Flag(String),
 }
@@ -53,7 +53,7 @@ impl Layers {
         Self::default()
     }
 
-    /// The text of a config file. `name` is what reports call it.
+    /// The text of a config file. `name` is its name in reports.
     #[must_use]
     pub fn file(mut self, name: &str, text: &str, format: Format) -> Self {
         let source = self.sources.add(Rank::File, name, text);
@@ -77,8 +77,8 @@ impl Layers {
         self
     }
 
-    /// Environment variables. Those that are not ours are ignored; those with our prefix that set nothing are reported,
-    /// except the ones in `others`, which belong to other parts of the program.
+    /// Environment variables. Those without our prefix are ignored; those with it that set no key are reported, except the
+    /// ones in `others`, which belong to other parts of the program.
     #[must_use]
     pub fn variables<N, V>(
         mut self,
@@ -120,9 +120,9 @@ impl Layers {
         self
     }
 
-    /// One resolved set of settings, or everything that is wrong.
+    /// The resolved settings, or all problems.
     pub fn resolve(mut self) -> Result<Resolved, Report> {
-        // Stable: within one kind the later wins.
+        // The sort is stable: within one kind, the later source has precedence.
         self.trees.sort_by_key(|(rank, _)| *rank);
         let nothing = Node {
             value: Value::Map(Vec::new()),
@@ -160,7 +160,7 @@ impl Layers {
         }
     }
 
-    /// What is wrong, whether or not the settings can be used.
+    /// All problems, whether or not the settings can be used.
     pub(crate) fn into_report(self) -> Report {
         match self.resolve() {
             Ok(resolved) => resolved.warnings,
@@ -194,7 +194,9 @@ impl Layers {
     }
 
     fn report(&mut self, kind: ProblemKind, key: String, span: Span) {
-        self.findings.problems.push(Found { kind, key, span });
+        self.findings
+            .problems
+            .push(FoundProblem { kind, key, span });
     }
 
     fn merge(&self, base: Node, over: Node, shape: &Shape) -> Node {
@@ -213,7 +215,7 @@ impl Layers {
                 let value = Value::Map(base);
                 Node { value, span }
             }
-            // Flags are repeated to say more than one thing.
+            // A repeated flag adds to a list.
             (Value::List(mut items), Value::List(more), _)
                 if self.is_flag(base.span) && self.is_flag(span) =>
             {
@@ -230,7 +232,7 @@ impl Layers {
         }
     }
 
-    /// A repeated flag for the list inside of a filter goes on with it; one for the other list replaces it.
+    /// A repeated flag for the list inside of a filter extends it; one for the other list replaces it.
     fn merge_flags(base: &[(Key, Node)], over: Vec<(Key, Node)>, span: Span) -> Node {
         let mut entries = over;
         for (key, node) in &mut entries {
@@ -262,7 +264,7 @@ impl Layers {
             }
         } else if let Some(source) = self.sources.get(node.span.source) {
             let origin = match source.rank {
-                Rank::File => Origin::File(self.sources.place(node.span)),
+                Rank::File => Origin::File(self.sources.locate(node.span)),
                 Rank::Variable => Origin::Variable(source.name.clone()),
                 Rank::Flag => Origin::Flag(source.name.clone()),
             };
@@ -271,7 +273,7 @@ impl Layers {
     }
 }
 
-/// A template is rarely valid before it is expanded, and then the syntax is not what should be corrected.
+/// A template is rarely valid before it is expanded, and then the user should not correct the syntax.
 fn about_template(mut kind: ProblemKind, text: &str, span: Span) -> ProblemKind {
     if let ProblemKind::Syntax { template, .. } = &mut kind {
         let before = text.get(..span.start).unwrap_or_default();
@@ -325,7 +327,7 @@ impl Origins {
         self.0.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// A bundle has added to the value of a key.
+    /// Notes that a bundle has added to the value of a key.
     pub(crate) fn add(&mut self, key: &str, bundle: &'static str) {
         self.1.entry(key.to_owned()).or_default().push(bundle);
     }
@@ -341,7 +343,7 @@ impl Origins {
             .map(|(key, bundles)| (key.as_str(), bundles.as_slice()))
     }
 
-    /// The keys that somebody has set.
+    /// The keys that were set explicitly.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Origin)> {
         self.0.iter().map(|(key, origin)| (key.as_str(), origin))
     }
@@ -351,7 +353,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => formatter.write_str("default"),
-            Self::File(Place {
+            Self::File(Location {
                 source,
                 line,
                 column,

@@ -1,19 +1,29 @@
-//! The text of a config file becomes one resolved [`Settings`], and settings become decisions.
+//! Parses config files into resolved [`Settings`], and compiles settings into rules that make decisions.
 //!
-//! Nothing here reads a file, the environment or the clock: texts and surroundings are arguments. So everything is tested
-//! with tables, and the same answer is given in the program, in an editor and in a test.
+//! Nothing here reads a file, the environment or the clock: they are arguments. So everything is tested with tables, and the
+//! result is the same in the program, in an editor and in a test.
 //!
 //! ```text
-//! text -> tree (with places) -> checked and written out -> merged layers -> Settings -> rules
+//! text -> tree (with spans) -> checked and expanded -> merged layers -> Settings -> rules
 //! ```
 //!
-//! - [`Layers`] merges files, variables and flags, and remembers where each value came from.
-//! - [`verify`] explains everything that is wrong with a file.
+//! - [`Layers`] merges files, variables and flags, and keeps the origin of each value.
+//! - [`verify`] reports all problems of a file.
 //! - [`EnvRules`], [`FileRules`], [`IncomingRules`], [`OutgoingRules`], [`DnsRules`] and [`SkipRules`] decide, quickly, what is the target's.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `settings` | the types of all keys, with their documentation |
+//! | `schema`, `shape`, `reference` | the JSON schema, its typed form, and the reference for users |
+//! | `source`, `format`, `tree` | source texts, and their parsers |
+//! | `read` | checks a tree against the shape, and expands short forms |
+//! | `layers`, `environment`, `magic`, `explain` | merge all sources, and explain the result |
+//! | `problem`, `report` | problems of a configuration, and how they are shown |
+//! | `env`, `files`, `incoming`, `outgoing`, `dns`, `skip` | the rules |
+//! | `address`, `wildcard`, `other_tools`, `error` | address filters, wildcard patterns, keys without effect, errors |
 
 mod address;
 mod dns;
-mod elsewhere;
 mod env;
 mod environment;
 mod error;
@@ -23,6 +33,7 @@ mod format;
 mod incoming;
 mod layers;
 mod magic;
+mod other_tools;
 mod outgoing;
 mod problem;
 mod read;
@@ -57,9 +68,9 @@ pub use settings::{
     AddressFilter, AgentSettings, BodyFilter, BodyKind, DeliveryProtocol, DnsSettings, EnvSettings,
     FeatureSettings, FileMode, FileSettings, HttpFilterItem, HttpFilterSettings, ImagePullPolicy,
     IncomingMode, IncomingSettings, List, MagicSettings, NamePattern, NetworkSettings,
-    OnConcurrentSteal, OrderedMap, OutgoingSettings, Patience, PatternText, Port, PortPair,
-    PullSecret, QueryText, RegexText, Resources, Seconds, Secret, Settings, Target, TargetError,
-    TargetSettings, TargetTlsSettings, TlsDeliverySettings, Toleration, WorkloadKind,
+    OnConcurrentSteal, OrderedMap, OutgoingSettings, PatternText, Port, PortPair, PullSecret,
+    QueryText, RegexText, Resources, Seconds, Secret, Settings, Target, TargetError,
+    TargetSettings, TargetTlsSettings, Timeout, TlsDeliverySettings, Toleration, WorkloadKind,
 };
 pub use skip::{SkipReason, SkipRules};
-pub use source::Place;
+pub use source::Location;

@@ -1,4 +1,4 @@
-//! What `magic` adds to settings. Nothing that somebody has set is taken away or replaced: lists and maps get longer.
+//! The settings that `magic` adds. Settings of the user are never removed or replaced: lists and maps are extended.
 
 use regex::RegexBuilder;
 
@@ -6,7 +6,7 @@ use crate::files::Surroundings;
 use crate::layers::Resolved;
 use crate::settings::{FileMode, FileSettings, MagicSettings, NamePattern, RegexText};
 
-/// Variables that choose a profile, or are credentials. That of a region says nothing about who one is.
+/// Variables that choose a profile, or are credentials. The region is no part of the identity.
 const AWS: &[&str] = &[
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
@@ -33,8 +33,8 @@ const PROXY: &[&str] = &[
     "NO_PROXY",
 ];
 
-/// Mounts that every container or every machine has, which are no volumes of anybody.
-const NO_VOLUMES: &[&str] = &[
+/// Mounts that every container or every machine has, which are no volumes.
+const SYSTEM_MOUNTS: &[&str] = &[
     "/proc",
     "/sys",
     "/dev",
@@ -51,20 +51,20 @@ const NO_VOLUMES: &[&str] = &[
     "/snap",
 ];
 
-/// What programs have here wherever they run. A mount that holds one of them is a part of a machine, and no volume.
-const HELD: &[&str] = &["/usr", "/lib", "/bin", "/nix", "/run", "/tmp", "/var/tmp"];
+/// Local folders of every program. A mount that contains one of them is a part of the machine, and no volume.
+const LOCAL_FOLDERS: &[&str] = &["/usr", "/lib", "/bin", "/nix", "/run", "/tmp", "/var/tmp"];
 
-/// What bundles need to know.
+/// The inputs of bundles.
 #[derive(Debug, Clone, Default)]
 pub struct MagicSurroundings {
-    /// Where something is mounted at the target.
+    /// The mount points at the target.
     pub mounts: Vec<String>,
-    /// A folder of this session in which nothing is, for what shall be found empty.
+    /// An empty folder of this session, to replace folders that should be empty.
     pub empty_folder: Option<String>,
 }
 
 impl Resolved {
-    /// Adds what bundles add, and remembers which did.
+    /// Adds the settings of all bundles, and notes their origins.
     pub fn add_magic(&mut self, surroundings: &Surroundings, magic: &MagicSurroundings) {
         let feature = &self.settings.feature;
         let proxy = self.is_on(|magic| magic.proxy) && feature.network.outgoing.tcp;
@@ -80,7 +80,7 @@ impl Resolved {
         }
     }
 
-    /// Whether a bundle has a use for [`MagicSurroundings::empty_folder`].
+    /// Whether a bundle needs [`MagicSurroundings::empty_folder`].
     pub fn needs_empty_folder(&self) -> bool {
         self.is_on(|magic| magic.aws) && self.settings.feature.env.enabled
     }
@@ -102,7 +102,7 @@ impl Resolved {
         if names_in_particular(files, home) {
             return;
         }
-        // Tools cope with an empty folder, into which they can write, better than with one that is not there.
+        // Tools handle an empty, writable folder better than a missing one.
         let pattern = format!("^{}/\\.aws(/|$)", regex::escape(home));
         let replacement = folder.replace('$', "$$") + "${1}";
         files.mapping.0.push((pattern, replacement));
@@ -127,7 +127,7 @@ impl Resolved {
             return;
         }
         let files = &mut self.settings.feature.fs;
-        // Who writes at the target writes to its volumes, too.
+        // A process that writes files of the target also writes to its volumes.
         let (list, key) = match files.mode {
             FileMode::Write => (&mut files.read_write, "feature.fs.read_write"),
             _ => (&mut files.read_only, "feature.fs.read_only"),
@@ -137,7 +137,7 @@ impl Resolved {
     }
 }
 
-/// Whether a list of the user says something about files of AWS tools, and not only about everything in a home.
+/// Whether a list of the user names files of AWS tools, and not only a whole home folder.
 fn names_in_particular(files: &FileSettings, home: &str) -> bool {
     let lists = [
         &files.not_found,
@@ -158,7 +158,7 @@ fn names_in_particular(files: &FileSettings, home: &str) -> bool {
     })
 }
 
-/// Whether something mounted there was put there by somebody, and nothing that the process has here is in it.
+/// Whether the mount is a volume, and contains no local folder of the process.
 fn is_volume(mount: &str, surroundings: &Surroundings) -> bool {
     let is_below = |path: &[u8], folder: &[u8]| {
         let rest = path.strip_prefix(folder);
@@ -170,12 +170,14 @@ fn is_volume(mount: &str, surroundings: &Surroundings) -> bool {
         &surroundings.temporary,
     ];
     let own = here.into_iter().flatten().chain(&surroundings.code);
-    let held = HELD.iter().map(|path| path.as_bytes());
+    let held = LOCAL_FOLDERS.iter().map(|path| path.as_bytes());
     let mut held = held.chain(own.map(Vec::as_slice));
     let mount = mount.as_bytes();
     mount.starts_with(b"/")
         && mount != b"/"
-        && !NO_VOLUMES.iter().any(|of| is_below(mount, of.as_bytes()))
+        && !SYSTEM_MOUNTS
+            .iter()
+            .any(|of| is_below(mount, of.as_bytes()))
         && !held.any(|path| is_below(path, mount))
 }
 
@@ -251,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn the_users_own_settings_stay_and_come_first() {
+    fn settings_of_the_user_stay_and_come_first() {
         let resolved = resolve("feature: {env: {override: {AWS_PROFILE: chosen}, unset_local: X}}");
         assert!(environment(&resolved).contains("AWS_PROFILE=chosen"));
         assert!(!environment(&resolved).contains("X=1"));
     }
 
     #[test]
-    fn files_of_aws_tools_are_an_empty_folders_unless_somebody_says_otherwise() {
+    fn aws_files_are_in_an_empty_folder_unless_the_user_lists_them() {
         let check = |text: &str, path: &str, expected: &str| {
             let resolved = resolve(text);
             let rules = FileRules::new(&resolved.settings.feature.fs, &surroundings()).unwrap();
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn who_writes_at_the_target_writes_to_its_volumes() {
+    fn volumes_are_writable_if_files_of_the_target_are() {
         let choose = |text: &str| {
             let resolved = resolve(text);
             let rules = FileRules::new(&resolved.settings.feature.fs, &surroundings()).unwrap();
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_the_process_is_no_volume() {
+    fn mounts_with_local_folders_are_no_volumes() {
         let is_one = |mount: &str| is_volume(mount, &surroundings());
         for mount in [
             "/data",
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_is_told_by_whom() {
+    fn added_values_name_their_bundle() {
         let resolved = resolve("feature: {env: {unset_local: X}}");
         let effective = resolved.effective();
         let reason = |key: &str| {

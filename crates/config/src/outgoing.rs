@@ -1,4 +1,4 @@
-//! From where a connection leaves: from this machine or from the target.
+//! Decides whether an outgoing connection leaves from this machine or from the target.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use crate::error::RuleError;
 use crate::settings::{AddressFilter, OutgoingSettings, RegexText};
 use crate::wildcard::has_wildcards;
 
-/// Where something happens.
+/// Where a call is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Local,
@@ -57,7 +57,7 @@ impl OutgoingRules {
         })
     }
 
-    /// The setting that decides about a connection or packet, by the name under which a user finds it.
+    /// The setting that decides about a connection or packet, by its key in the documentation.
     pub fn rule(&self, protocol: Protocol, address: SocketAddr) -> &'static str {
         match (protocol, &self.filter) {
             (Protocol::Tcp, _) if !self.tcp => "feature.network.outgoing.tcp",
@@ -71,7 +71,7 @@ impl OutgoingRules {
         }
     }
 
-    /// The names without wildcards that the filter mentions. None if it speaks of no names at all.
+    /// The names without wildcards in the filter. `None` if the filter has no names at all.
     pub fn names(&self) -> Option<Vec<String>> {
         let (AddressFilter::Remote(patterns) | AddressFilter::Local(patterns)) =
             self.filter.as_ref()?;
@@ -96,7 +96,7 @@ impl OutgoingRules {
     }
 }
 
-/// With a list of what is remote everything else is local, and the other way round.
+/// With a list of remote destinations, all others are local, and vice versa.
 pub(crate) fn choose_by_filter(
     filter: Option<&AddressFilter>,
     matches: impl Fn(&AddressPattern) -> bool,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_is_told() {
+    fn the_deciding_rule_is_named() {
         for (outgoing, address, expected) in [
             ("true", "10.0.0.1:80", ""),
             ("false", "10.0.0.1:80", ".tcp"),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told() {
+    fn names_of_the_filter_are_listed() {
         for (outgoing, expected) in [
             ("true", None),
             ("{filter: {local: ['10.0.0.0/8', ':53']}}", None),

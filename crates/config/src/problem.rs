@@ -1,19 +1,19 @@
-//! What can be wrong with a configuration, each with what is allowed and what to do next.
+//! The problems of a configuration, each with the allowed values and the next step.
 
 use thiserror::Error;
 
 use crate::address::AddressError;
 use crate::format::Format;
 use crate::settings::TargetError;
-use crate::source::Place;
+use crate::source::Location;
 
-/// One thing that is wrong, or that the user should know.
+/// An error or a warning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     pub kind: ProblemKind,
-    /// The key it is about, as in `feature.fs.mode`; empty when it is about the whole text.
+    /// The key, as in `feature.fs.mode`; empty if the problem concerns the whole text.
     pub key: String,
-    pub place: Place,
+    pub location: Location,
     pub(crate) source: usize,
     pub(crate) range: std::ops::Range<usize>,
 }
@@ -39,12 +39,12 @@ pub enum ProblemKind {
     SecondDocument,
     #[error("a key must be text")]
     KeyIsNotText,
-    #[error("the text is longer than {longest} bytes")]
-    TooLong { longest: usize },
-    #[error("maps and lists are nested deeper than {deepest} levels")]
-    TooDeep { deepest: usize },
-    #[error("there are more than {most} values")]
-    TooManyValues { most: usize },
+    #[error("the text is longer than {max_length} bytes")]
+    TooLong { max_length: usize },
+    #[error("maps and lists are nested deeper than {max_depth} levels")]
+    TooDeep { max_depth: usize },
+    #[error("there are more than {max} values")]
+    TooManyValues { max: usize },
     #[error("unknown key `{key}`")]
     UnknownKey {
         key: String,
@@ -74,30 +74,26 @@ pub enum ProblemKind {
     #[error("not a target: {0}")]
     Target(TargetError, Option<String>),
     #[error("`{key}` has no effect: {reason}")]
-    KnownElsewhere { key: String, reason: &'static str },
-    #[error("`{found}` is not a number from {least} to {most}")]
-    OutOfRange {
-        found: String,
-        least: u64,
-        most: u64,
-    },
-    #[error("{}, found {found}", length(*.fewest, *.most))]
+    NoEffect { key: String, reason: &'static str },
+    #[error("`{found}` is not a number from {min} to {max}")]
+    OutOfRange { found: String, min: u64, max: u64 },
+    #[error("{}, found {found}", length(*.min, *.max))]
     WrongLength {
-        fewest: usize,
-        most: usize,
+        min: usize,
+        max: usize,
         found: usize,
     },
-    #[error("`{found}` is no pair of ports")]
+    #[error("`{found}` is not a pair of ports")]
     Pair { found: String },
-    #[error("nothing is said here")]
+    #[error("this is empty")]
     Empty { keys: Vec<String> },
-    #[error("`{key}` needs `{needed}` beside it")]
+    #[error("`{key}` requires `{needed}`")]
     Incomplete { key: String, needed: String },
-    #[error("this is no JSONPath query: {reason}")]
+    #[error("not a JSONPath query: {reason}")]
     Query { reason: String },
-    #[error("`{found}` is no method of HTTP")]
+    #[error("`{found}` is not an HTTP method")]
     Method { found: String },
-    #[error("`{found}` is no time")]
+    #[error("`{found}` is not a duration")]
     Time { found: String },
     #[error("templates are not expanded")]
     Template,
@@ -119,25 +115,25 @@ impl Problem {
 impl ProblemKind {
     pub fn severity(&self) -> Severity {
         match self {
-            Self::KnownElsewhere { .. } | Self::Template | Self::UnknownVariable { .. } => {
+            Self::NoEffect { .. } | Self::Template | Self::UnknownVariable { .. } => {
                 Severity::Warning
             }
             _ => Severity::Error,
         }
     }
 
-    /// Whether the message already says which key it is about.
+    /// Whether the message already names the key.
     pub(crate) fn names_its_key(&self) -> bool {
         matches!(
             self,
             Self::UnknownKey { .. }
                 | Self::SetTwice { .. }
                 | Self::Incomplete { .. }
-                | Self::KnownElsewhere { .. }
+                | Self::NoEffect { .. }
         )
     }
 
-    /// What could stand there instead.
+    /// The values that are allowed instead.
     pub fn allowed(&self) -> Option<String> {
         match self {
             Self::UnknownKey { allowed, .. } | Self::UnknownValue { allowed, .. } => {
@@ -156,13 +152,13 @@ impl ProblemKind {
         }
     }
 
-    /// What to do next.
+    /// The next step for the user.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Syntax { template: true, .. } | Self::Template => TEMPLATE_HINT,
             Self::Syntax { format, .. } => {
                 return Some(format!(
-                    "correct the {format} here; what comes after it has not been looked at"
+                    "correct the {format} here; the text after it was not checked"
                 ));
             }
             Self::SecondDocument => "remove the line `---` and what follows it",
@@ -182,18 +178,14 @@ impl ProblemKind {
             Self::SetTwice { .. } | Self::Exclusive { .. } => "remove one of them",
             Self::WrongKind { advice, .. } => advice,
             Self::Regex { reason } if reason.contains("look-around") => {
-                "describe what matches instead; a path can also be named in another list, which is asked first"
+                "describe what matches instead; a path can also be named in another list, which has precedence"
             }
-            Self::Regex { .. } => {
-                "put a backslash before a character that should stand for itself, as in `\\.json$`"
-            }
+            Self::Regex { .. } => "put a backslash before a special character, as in `\\.json$`",
             Self::Address(error) => address_hint(error),
             Self::Target(error, suggestion) => {
                 return Some(target_hint(error, suggestion.as_ref()));
             }
-            Self::KnownElsewhere { .. } => {
-                "nothing to do: it can stay for other tools, or be removed"
-            }
+            Self::NoEffect { .. } => "nothing to do: it can stay for other tools, or be removed",
             Self::UnknownVariable { suggestion, .. } => {
                 return Some(match suggestion {
                     Some(suggestion) => format!("did you mean `{suggestion}`?"),
@@ -202,19 +194,19 @@ impl ProblemKind {
             }
             Self::Inconsistent { .. } => "simplify the settings that are named",
             Self::OutOfRange { .. } => "write a number in that range, without quotes",
-            Self::WrongLength { most: 2, .. } => {
+            Self::WrongLength { max: 2, .. } => {
                 "a pair is `[local, remote]`, such as `[8081, 8080]`"
             }
             Self::Pair { .. } => {
                 "a pair is `local:remote`, such as `8081:8080`, or `[local, remote]`, such as `[8081, 8080]`"
             }
-            Self::WrongLength { .. } => "write what the list should have, or remove the key",
+            Self::WrongLength { .. } => "add the missing items, or remove the key",
             Self::Empty { keys } => {
                 let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
                 return Some(format!("name one of {}", keys.join(", ")));
             }
             Self::Incomplete { needed, .. } => return Some(format!("add `{needed}`")),
-            Self::Query { .. } => "for example `$.order.customer`, which is text after RFC 9535",
+            Self::Query { .. } => "for example `$.order.customer`; see RFC 9535",
             Self::Method { .. } => "for example `POST`",
             Self::Time { .. } => "write a number with its unit: `500ms`, `10s` or `2m`",
         };
@@ -222,11 +214,11 @@ impl ProblemKind {
     }
 }
 
-fn length(fewest: usize, most: usize) -> String {
-    if fewest == most {
-        format!("expected a list of {fewest}")
+fn length(min: usize, max: usize) -> String {
+    if min == max {
+        format!("expected a list of {min}")
     } else {
-        format!("expected a list of at least {fewest}")
+        format!("expected a list of at least {min}")
     }
 }
 

@@ -1,6 +1,6 @@
-//! Checks a tree against the shape of a config file, and writes out short forms.
+//! Checks a tree against the shape of a config file, and expands short forms.
 //!
-//! It goes on after a problem, so that all are found at once.
+//! It continues after a problem, so that all are found at once.
 
 mod expand;
 mod suggest;
@@ -8,30 +8,30 @@ mod suggest;
 use std::collections::HashSet;
 
 use crate::problem::ProblemKind;
-use crate::report::MOST_KEPT;
+use crate::report::MAX_KEPT;
 use crate::settings::{Target, check_method, check_pattern, check_query, check_regex, check_time};
 use crate::shape::{self, Check, Expand, Kind, ListShape, MapShape, Shape, TextShape};
 use crate::tree::{Key, Node, Span, Value};
 
 pub use suggest::closest;
 
-/// A problem whose place has not been turned into lines and columns yet.
+/// A problem with its span, which is not converted to lines and columns yet.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundProblem {
     pub(crate) kind: ProblemKind,
     pub(crate) key: String,
     pub(crate) span: Span,
 }
 
-/// What was learned about a text besides its values.
+/// The results of a check besides the values.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    pub(crate) problems: Vec<Found>,
-    /// Where values are that must not be shown.
+    pub(crate) problems: Vec<FoundProblem>,
+    /// The spans of values that must not be shown.
     pub(crate) secrets: Vec<Span>,
 }
 
-/// Returns the tree in its long form, without what is wrong, has no effect or is null.
+/// Returns the expanded tree, without values that are invalid, have no effect or are null.
 pub(crate) fn read(tree: Node, findings: &mut Findings) -> Option<Node> {
     let mut reader = Reader {
         findings,
@@ -54,9 +54,9 @@ impl Reader<'_> {
         let span = node.span;
         match (&shape.kind, node.value) {
             (Kind::Ignored, _) | (_, Value::Null) => None,
-            (Kind::Elsewhere(reason), _) => {
+            (Kind::KeyOfOtherTool(reason), _) => {
                 let key = self.path.join(".");
-                self.report(ProblemKind::KnownElsewhere { key, reason }, span);
+                self.report(ProblemKind::NoEffect { key, reason }, span);
                 None
             }
             (Kind::Map(map), Value::Map(entries)) => Some(self.read_map(entries, span, map)),
@@ -69,9 +69,9 @@ impl Reader<'_> {
                     let value = Value::Number(text);
                     return Some(Node { value, span });
                 }
-                let (least, most) = (*range.start(), *range.end());
+                let (min, max) = (*range.start(), *range.end());
                 let found = text;
-                self.report(ProblemKind::OutOfRange { found, least, most }, span);
+                self.report(ProblemKind::OutOfRange { found, min, max }, span);
                 None
             }
             (Kind::Boolean, Value::Boolean(boolean)) => Some(Node {
@@ -84,13 +84,9 @@ impl Reader<'_> {
     }
 
     fn read_list(&mut self, items: Vec<Node>, span: Span, list: &ListShape) -> Option<Node> {
-        if items.len() < list.fewest || items.len() > list.most {
-            let (fewest, most, found) = (list.fewest, list.most, items.len());
-            let kind = ProblemKind::WrongLength {
-                fewest,
-                most,
-                found,
-            };
+        if items.len() < list.min || items.len() > list.max {
+            let (min, max, found) = (list.min, list.max, items.len());
+            let kind = ProblemKind::WrongLength { min, max, found };
             self.report(kind, span);
             return None;
         }
@@ -99,15 +95,15 @@ impl Reader<'_> {
             .into_iter()
             .filter_map(|node| self.read_item(node, &list.item))
             .collect();
-        // What is left of a list of a certain length is none.
-        if items.len() < list.fewest && self.findings.problems.len() > before {
+        // A list of fixed length with an invalid item is dropped as a whole.
+        if items.len() < list.min && self.findings.problems.len() > before {
             return None;
         }
         let value = Value::List(items);
         Some(Node { value, span })
     }
 
-    /// Nothing is a value that is missing, and a list has no place for it.
+    /// A null is a missing value, which a list cannot contain.
     fn read_item(&mut self, node: Node, shape: &Shape) -> Option<Node> {
         match node.value {
             Value::Null => self.wrong_kind(&node, shape),
@@ -118,7 +114,7 @@ impl Reader<'_> {
     fn read_map(&mut self, entries: Vec<(Key, Node)>, span: Span, map: &MapShape) -> Node {
         let mut read: Vec<(Key, Node)> = Vec::new();
         let mut seen: HashSet<String> = HashSet::new();
-        // A key without a value is as good as none.
+        // A key with a null value is treated like a missing key.
         let has_value = |node: &Node| !matches!(node.value, Value::Null);
         let there = entries.iter().filter(|(_, node)| has_value(node));
         let keys: Vec<Key> = there.map(|(key, _)| key.clone()).collect();
@@ -142,7 +138,7 @@ impl Reader<'_> {
         Node { value, span }
     }
 
-    /// Keys that exclude or need one another.
+    /// Checks keys that exclude or require one another.
     fn check_together(&mut self, keys: &[Key], span: Span, map: &MapShape) {
         if keys.is_empty() && !map.may_be_empty {
             let keys = map.one_of.clone();
@@ -165,8 +161,8 @@ impl Reader<'_> {
 
     fn read_entry(&mut self, key: &Key, node: Node, map: &MapShape) -> Option<Node> {
         if let Some(shape) = map.keys.get(&key.text) {
-            // The name, not the value, is what a warning is about.
-            let about_name = matches!(shape.kind, Kind::Elsewhere(_));
+            // A warning refers to the name, not to the value.
+            let about_name = matches!(shape.kind, Kind::KeyOfOtherTool(_));
             let span = if about_name { key.span } else { node.span };
             return self.read(Node { span, ..node }, shape);
         }
@@ -179,7 +175,7 @@ impl Reader<'_> {
         let allowed = map
             .keys
             .iter()
-            .filter(|(_, shape)| !matches!(shape.kind, Kind::Elsewhere(_) | Kind::Ignored))
+            .filter(|(_, shape)| !matches!(shape.kind, Kind::KeyOfOtherTool(_) | Kind::Ignored))
             .map(|(key, _)| key.clone())
             .collect();
         let kind = ProblemKind::UnknownKey {
@@ -271,7 +267,7 @@ impl Reader<'_> {
 
     fn wrong_kind(&mut self, node: &Node, shape: &Shape) -> Option<Node> {
         let kind = match (&node.value, shape.expand) {
-            // It is of a kind that is allowed, and not of the form.
+            // The type is allowed, but the value is malformed.
             (Value::Text(found) | Value::Number(found), Some(Expand::Pair | Expand::Pairs)) => {
                 let found = found.clone();
                 ProblemKind::Pair { found }
@@ -286,14 +282,16 @@ impl Reader<'_> {
         None
     }
 
-    /// A suggestion takes time, and nobody sees those after the first thousand.
+    /// Computing a suggestion takes time, so there is none after the first thousand problems, which are not shown.
     fn is_worth_a_thought(&self) -> bool {
-        self.findings.problems.len() < MOST_KEPT
+        self.findings.problems.len() < MAX_KEPT
     }
 
     fn report(&mut self, kind: ProblemKind, span: Span) {
         let key = self.path.join(".");
-        self.findings.problems.push(Found { kind, key, span });
+        self.findings
+            .problems
+            .push(FoundProblem { kind, key, span });
     }
 }
 

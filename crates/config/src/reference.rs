@@ -1,13 +1,13 @@
-//! The user's reference of all keys, `docs/configuration.md`, made from the same types as everything else.
+//! Generates the user's reference of all keys, `docs/configuration.md`, from the types of the settings.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
-use crate::elsewhere::ELSEWHERE;
-use crate::env::OF_A_MACHINE;
+use crate::env::MACHINE_VARIABLES;
 use crate::environment::VARIABLES;
 use crate::files::{LOCAL, LOCAL_CONFIGURATION, REMOTE};
+use crate::other_tools::KEYS_OF_OTHER_TOOLS;
 use crate::shape::{self, Kind, Shape};
 use crate::skip::BUILD_TOOLS;
 
@@ -16,13 +16,13 @@ pub fn reference_text() -> String {
     let mut page = include_str!("reference.md.in").to_owned();
     page.push_str("\n## Keys\n");
     for (key, shape) in shape::root().all_keys() {
-        if !matches!(shape.kind, Kind::Elsewhere(_)) {
+        if !matches!(shape.kind, Kind::KeyOfOtherTool(_)) {
             page.push_str(&describe(&key, shape));
         }
     }
     page.push_str(&built_in());
     page.push_str(&variables());
-    page.push_str(&elsewhere());
+    page.push_str(&keys_of_other_tools());
     page
 }
 
@@ -80,7 +80,7 @@ fn built_in() -> String {
     list(
         "Variables of a machine",
         "Not taken from the target, unless `feature.env.include` names them in full.",
-        OF_A_MACHINE,
+        MACHINE_VARIABLES,
     );
     list(
         "Build tools",
@@ -105,11 +105,11 @@ fn variables() -> String {
     text
 }
 
-fn elsewhere() -> String {
+fn keys_of_other_tools() -> String {
     let mut text = "\n## Keys that load and have no effect\n\nWhat is below them is not looked at.\n\n| key | why |\n|---|---|\n"
         .to_owned();
-    for elsewhere in ELSEWHERE {
-        let _ = writeln!(text, "| `{}` | {} |", elsewhere.path, elsewhere.reason);
+    for tool_key in KEYS_OF_OTHER_TOOLS {
+        let _ = writeln!(text, "| `{}` | {} |", tool_key.path, tool_key.reason);
     }
     text
 }

@@ -1,4 +1,4 @@
-//! Everything that is wrong with a configuration, for people.
+//! Shows all problems of a configuration.
 
 use std::fmt;
 
@@ -7,22 +7,22 @@ use annotate_snippets::{AnnotationKind, Level, Renderer, Snippet};
 use crate::format::Format;
 use crate::layers::Layers;
 use crate::problem::{Problem, Severity};
-use crate::read::{Findings, Found};
+use crate::read::{Findings, FoundProblem};
 use crate::source::Sources;
 use crate::tree::Span;
 
-/// More would not be read, and each costs a look at the whole text.
-const MOST_SHOWN: usize = 50;
+/// Users do not read more, and each one requires a scan of the whole text.
+const MAX_SHOWN: usize = 50;
 
-/// A text in which everything is wrong is not looked through for each of a million places.
-pub(crate) const MOST_KEPT: usize = 1000;
+/// Limits the work for a text with very many problems.
+pub(crate) const MAX_KEPT: usize = 1000;
 
-/// All problems of a configuration, in the order in which they are in the text.
+/// All problems of a configuration, in the order of the text.
 #[derive(Clone)]
 pub struct Report {
-    /// The texts with everything hidden that must not be shown.
+    /// The texts with hidden secrets.
     sources: Vec<(String, String)>,
-    /// The first [`MOST_KEPT`].
+    /// The first [`MAX_KEPT`].
     problems: Vec<Problem>,
     errors: usize,
     warnings: usize,
@@ -34,7 +34,7 @@ pub enum Style {
     Colored,
 }
 
-/// Checks the text of a config file. `name` is what the report calls it.
+/// Checks the text of a config file. `name` is its name in the report.
 pub fn verify(name: &str, text: &str, format: Format) -> Report {
     Layers::new().file(name, text, format).into_report()
 }
@@ -44,17 +44,17 @@ impl Report {
         let mut found = findings.problems;
         found.sort_by_key(|found| (found.span.source, found.span.start));
         let count = |severity: Severity| {
-            let of_severity = |found: &&Found| found.kind.severity() == severity;
+            let of_severity = |found: &&FoundProblem| found.kind.severity() == severity;
             found.iter().filter(of_severity).count()
         };
         let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
         let problems: Vec<Problem> = found
             .into_iter()
-            .take(MOST_KEPT)
+            .take(MAX_KEPT)
             .map(|found| Problem {
                 kind: found.kind,
                 key: found.key,
-                place: sources.place(found.span),
+                location: sources.locate(found.span),
                 source: found.span.source,
                 range: sources.range(found.span),
             })
@@ -68,7 +68,7 @@ impl Report {
         }
     }
 
-    /// In the order in which they are in the text. When there are very many, only the first of them.
+    /// In the order of the text. If there are very many, only the first of them.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
@@ -77,18 +77,18 @@ impl Report {
         self.errors > 0
     }
 
-    /// Each problem with the line it is in, and a last line that sums up. Empty when there is nothing to say.
+    /// Each problem with its line, and a summary as the last line. Empty if there are no problems.
     pub fn render(&self, style: Style) -> String {
         let renderer = match style {
             Style::Plain => Renderer::plain(),
             Style::Colored => Renderer::styled(),
         };
         let mut text = String::new();
-        for problem in self.problems.iter().take(MOST_SHOWN) {
+        for problem in self.problems.iter().take(MAX_SHOWN) {
             text.push_str(&self.render_problem(problem, &renderer));
             text.push_str("\n\n");
         }
-        let more = (self.errors + self.warnings).saturating_sub(MOST_SHOWN);
+        let more = (self.errors + self.warnings).saturating_sub(MAX_SHOWN);
         if more > 0 {
             text.push_str(&format!("and {more} more\n\n"));
         }
@@ -108,7 +108,7 @@ impl Report {
             .primary_title(problem.kind.to_string())
             .elements(std::iter::empty::<annotate_snippets::Message<'_>>());
         if let Some((name, text)) = self.sources.get(problem.source) {
-            // Only the line is handed over, since all that is handed over is looked through.
+            // Only the line is passed to the renderer, since it scans all of its input.
             let start = text[..problem.range.start]
                 .rfind('\n')
                 .map_or(0, |at| at + 1);
@@ -122,7 +122,7 @@ impl Report {
                 annotation.label(problem.key.as_str())
             };
             let snippet = Snippet::source(line)
-                .line_start(problem.place.line)
+                .line_start(problem.location.line)
                 .path(name.as_str())
                 .annotation(annotation);
             group = group.element(snippet);
@@ -148,7 +148,7 @@ impl Report {
     }
 }
 
-/// The texts with asterisks for secrets, one for each byte, so that all places stay what they are.
+/// The texts with asterisks for secrets, one for each byte, so that all spans stay valid.
 fn hide(sources: &Sources, secrets: &[Span]) -> Vec<(String, String)> {
     let mut texts: Vec<Vec<u8>> = sources
         .iter()
@@ -177,7 +177,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Not derived: the texts can be long, and what is hidden in them should not depend on one field.
+/// Not derived: the texts can be long, and may contain secrets.
 impl fmt::Debug for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter

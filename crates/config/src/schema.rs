@@ -1,23 +1,23 @@
 //! The JSON schema of a config file, made from the types of [`crate::settings`].
 //!
-//! Keywords that start with `x-` are notes to [`crate::shape`] about what a schema cannot say; they are left out of the
-//! published schema.
+//! Keywords that start with `x-` are annotations for [`crate::shape`] that JSON schema cannot express. They are removed from
+//! the published schema.
 
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::elsewhere::ELSEWHERE;
+use crate::other_tools::KEYS_OF_OTHER_TOOLS;
 use crate::settings::Settings;
 
 /// The schema for editors and other programs, as pretty JSON that ends with a newline.
 pub fn schema_text() -> String {
     let published = published(annotated());
-    // Pretty-printing a value that exists cannot fail; an empty text would be noticed by the check of generated files.
+    // Pretty-printing a value cannot fail; an empty text would be noticed by the check of generated files.
     let text = serde_json::to_string_pretty(&published).unwrap_or_default();
     text + "\n"
 }
 
-/// The schema with all notes, and with the keys that are known elsewhere.
+/// The schema with all annotations, and with the keys of other tools.
 pub(crate) fn annotated() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.inline_subschemas = true;
@@ -31,10 +31,10 @@ pub(crate) fn annotated() -> Value {
         &["$schema"],
         json!({ "type": "string", "description": "Where this schema is, for editors.", "x-ignored": true }),
     );
-    for (index, elsewhere) in ELSEWHERE.iter().enumerate() {
-        let path: Vec<&str> = elsewhere.path.split('.').collect();
-        let description = format!("Has no effect: {}.", elsewhere.reason);
-        let note = json!({ "description": description, "x-elsewhere": index });
+    for (index, tool_key) in KEYS_OF_OTHER_TOOLS.iter().enumerate() {
+        let path: Vec<&str> = tool_key.path.split('.').collect();
+        let description = format!("Has no effect: {}.", tool_key.reason);
+        let note = json!({ "description": description, "x-other-tool": index });
         add_property(&mut schema, &path, note);
     }
     schema
@@ -73,7 +73,7 @@ fn add_property(schema: &mut Value, path: &[&str], property: Value) {
     }
 }
 
-/// Where there are several forms, the last is the one that says everything.
+/// Of several forms, the last one is the complete one.
 fn long_form(schema: &mut Value) -> Option<&mut Value> {
     if schema.get("anyOf").is_some() {
         schema
@@ -86,7 +86,7 @@ fn long_form(schema: &mut Value) -> Option<&mut Value> {
     }
 }
 
-/// Without notes, and with sorted keys: whether maps keep their order depends on how serde_json was built.
+/// Removes annotations and sorts keys: whether maps keep their order depends on the features of serde_json.
 fn published(schema: Value) -> Value {
     match schema {
         Value::Object(object) => {
@@ -108,22 +108,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_known_elsewhere_has_its_place() {
+    fn every_key_of_other_tools_is_in_the_schema() {
         let mut schema = annotated();
-        for elsewhere in ELSEWHERE {
+        for tool_key in KEYS_OF_OTHER_TOOLS {
             let mut at = &mut schema;
-            for part in elsewhere.path.split('.') {
+            for part in tool_key.path.split('.') {
                 at = long_form(at)
                     .and_then(|schema| schema.get_mut("properties"))
                     .and_then(|properties| properties.get_mut(part))
-                    .unwrap_or_else(|| panic!("{} is not in the schema", elsewhere.path));
+                    .unwrap_or_else(|| panic!("{} is not in the schema", tool_key.path));
             }
-            assert!(at.get("x-elsewhere").is_some(), "{}", elsewhere.path);
+            assert!(at.get("x-other-tool").is_some(), "{}", tool_key.path);
         }
     }
 
     #[test]
-    fn notes_are_not_published() {
+    fn annotations_are_not_published() {
         assert!(!schema_text().contains("\"x-"));
     }
 }

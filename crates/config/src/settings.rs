@@ -1,8 +1,8 @@
-//! The settings of a session, resolved: what every key means, and what it is when nobody sets it.
+//! The resolved settings of a session: every key with its documentation and its default.
 //!
-//! These types are the one place where keys are declared. The JSON schema, the reference in `docs/configuration.md` and
-//! the check of a config file are all made from them. A short form, such as `fs: read` for `fs: {mode: read}`, exists only
-//! in files: [`crate::read`] writes it out before it gets here.
+//! Keys are declared only in these types. The JSON schema, the reference in `docs/configuration.md` and the check of a config
+//! file are generated from them. A short form, such as `fs: read` for `fs: {mode: read}`, exists only in files:
+//! [`crate::read`] expands it.
 //!
 //! Comments on fields are written for users, since they are shown to them.
 
@@ -27,8 +27,8 @@ pub(crate) use files::check_regex;
 pub use files::{FileMode, FileSettings, RegexText};
 pub use incoming::{
     BodyFilter, BodyKind, DeliveryProtocol, HttpFilterItem, HttpFilterSettings, IncomingMode,
-    IncomingSettings, OnConcurrentSteal, Patience, PatternText, Port, PortPair, QueryText,
-    TargetTlsSettings, TlsDeliverySettings,
+    IncomingSettings, OnConcurrentSteal, PatternText, Port, PortPair, QueryText, TargetTlsSettings,
+    Timeout, TlsDeliverySettings,
 };
 pub(crate) use incoming::{check_method, check_pattern, check_query, check_time};
 pub use list::List;
@@ -49,24 +49,24 @@ pub struct Settings {
     #[schemars(schema_with = "TargetSettings::json_schema")]
     pub target: Option<TargetSettings>,
 
-    /// Which parts of the target's world the process sees.
+    /// Which parts of the target's environment the process sees.
     pub feature: FeatureSettings,
 
-    /// What is started in a cluster, beside the target.
+    /// The agent, which is started beside the target in a cluster.
     pub agent: AgentSettings,
 
-    /// Whether the session can be watched and ended by other programs of the same user, such as `standin ui`. Without it
-    /// there is no socket and nothing is counted.
+    /// Whether the session can be monitored and ended by other programs of the same user, such as `standin ui`. Without
+    /// it, there is no socket and there are no counters.
     pub api: bool,
 
-    /// Bundles of settings that help almost everybody, and that are on unless they are turned off.
+    /// Bundles of settings that help almost all programs, and that are on unless they are turned off.
     ///
     /// `true` and `false` are short for the same value in all bundles.
     pub magic: MagicSettings,
 
-    /// Whether a session in a cluster goes through the operator (`true`) or is made with your own rights (`false`).
+    /// Whether a session in a cluster uses the operator (`true`) or your own rights (`false`).
     ///
-    /// Without a value the operator is used where there is one.
+    /// Without a value, the operator is used if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
     pub operator: Option<bool>,
@@ -74,38 +74,38 @@ pub struct Settings {
     /// Whether the session covers all clusters that the operator coordinates (`true`), or only the one that you are
     /// connected to (`false`).
     ///
-    /// Without a value it covers all where the operator coordinates some. With `true` an operator that does not is an
-    /// error.
+    /// Without a value, it covers all clusters if the operator coordinates several. With `true`, an operator that
+    /// coordinates none is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "bool", extend("default" = null, "examples" = [false]))]
     pub multi_cluster: Option<bool>,
 
-    /// The kubeconfig, in place of those that `KUBECONFIG` names, or `~/.kube/config`.
+    /// The kubeconfig file. By default, those that `KUBECONFIG` names, or `~/.kube/config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["~/.kube/config"]))]
     pub kubeconfig: Option<String>,
 
-    /// The context of the kubeconfig, in place of the current one.
+    /// The context of the kubeconfig. By default, the current context.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["staging"]))]
     pub kube_context: Option<String>,
 
-    /// Whether an API server is believed whose certificate nobody vouches for. Whoever is on the way can then read and
-    /// change everything.
+    /// Whether to accept an API server with an invalid certificate. An attacker in the network path can then read and
+    /// change all traffic.
     pub accept_invalid_certificates: bool,
 
-    /// Whether the API server is reached through the proxy that `HTTPS_PROXY` names, if it is set.
+    /// Whether the API server is reached through the proxy in `HTTPS_PROXY`, if it is set.
     pub use_proxy: bool,
 
-    /// Programs that run as if there were no session, by file name or absolute path.
+    /// Programs that run outside of the session, by file name or absolute path.
     ///
     /// Their children are part of the session again, unless they are listed too. Text is a list separated by semicolons.
     #[schemars(extend("examples" = [["bash", "node"], "ide-debugger"]))]
     pub skip_processes: List<String>,
 
-    /// Whether compilers, linkers, package managers and version control run as if there were no session.
+    /// Whether compilers, linkers, package managers and version control run outside of the session.
     ///
-    /// So a command that builds and then runs a program builds it here.
+    /// So a command that builds and then runs a program builds it with local files and tools.
     pub skip_build_tools: bool,
 
     /// Further programs that count as build tools. Has an effect only together with `skip_build_tools`.
@@ -113,7 +113,7 @@ pub struct Settings {
     pub skip_extra_build_tools: List<String>,
 }
 
-/// Which parts of the target's world the process sees
+/// Which parts of the target's environment the process sees
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct FeatureSettings {
@@ -127,7 +127,7 @@ pub struct FeatureSettings {
     /// Text is short for `{"mode": …}`; `true` is `read` and `false` is `local`.
     pub fs: FileSettings,
 
-    /// Connections and names.
+    /// Connections and DNS.
     ///
     /// `true` and `false` are short for the same value in `incoming`, `outgoing` and `dns`.
     pub network: NetworkSettings,

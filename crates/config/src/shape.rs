@@ -1,4 +1,4 @@
-//! The annotated schema as a typed tree: what may stand where.
+//! The annotated schema as a typed tree.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -6,24 +6,24 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use crate::elsewhere::ELSEWHERE;
+use crate::other_tools::KEYS_OF_OTHER_TOOLS;
 use crate::schema;
 
-/// What may stand at one place of a config file.
+/// The allowed values at one point of a config file.
 #[derive(Debug)]
 pub(crate) struct Shape {
     pub(crate) expand: Option<Expand>,
     pub(crate) kind: Kind,
-    /// What may stand here, for people.
+    /// The allowed values, for messages.
     pub(crate) allowed: String,
     pub(crate) description: String,
     pub(crate) default: Option<Value>,
     pub(crate) examples: Vec<Value>,
-    /// The values that can be chosen from, with what each means.
+    /// The possible values, with their descriptions.
     pub(crate) choices: Vec<(String, String)>,
 }
 
-/// How short forms are written out.
+/// How short forms are expanded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expand {
     Enabled,
@@ -50,22 +50,22 @@ pub(crate) enum Kind {
     Number(RangeInclusive<u64>),
     Text(TextShape),
     Boolean,
-    /// May be there and means nothing to us.
+    /// Allowed, and ignored.
     Ignored,
-    /// Means something to others; the reason why not to us.
-    Elsewhere(&'static str),
+    /// A key of other tools that has no effect here, with the reason.
+    KeyOfOtherTool(&'static str),
 }
 
 #[derive(Debug)]
 pub(crate) struct MapShape {
     pub(crate) keys: BTreeMap<String, Shape>,
-    /// For maps whose keys are the user's own.
+    /// For maps with arbitrary keys.
     pub(crate) others: Option<Box<Shape>>,
     pub(crate) key_check: Option<Check>,
     pub(crate) exclusive: bool,
-    /// Of these keys there may be only one.
+    /// At most one of these keys may be set.
     pub(crate) one_of: Vec<String>,
-    /// Keys, each with another one that it is nothing without.
+    /// Keys, each with another one that it requires.
     pub(crate) needs: Vec<(String, String)>,
     pub(crate) may_be_empty: bool,
     /// Whether a later layer replaces the whole map instead of some of its keys.
@@ -75,8 +75,8 @@ pub(crate) struct MapShape {
 #[derive(Debug)]
 pub(crate) struct ListShape {
     pub(crate) item: Box<Shape>,
-    pub(crate) fewest: usize,
-    pub(crate) most: usize,
+    pub(crate) min: usize,
+    pub(crate) max: usize,
 }
 
 #[derive(Debug)]
@@ -179,11 +179,11 @@ impl Expand {
 
 impl Kind {
     fn of(schema: &Value) -> Self {
-        if let Some(index) = schema.get("x-elsewhere").and_then(Value::as_u64) {
+        if let Some(index) = schema.get("x-other-tool").and_then(Value::as_u64) {
             let known = usize::try_from(index)
                 .ok()
-                .and_then(|index| ELSEWHERE.get(index));
-            return Self::Elsewhere(known.map_or("", |known| known.reason));
+                .and_then(|index| KEYS_OF_OTHER_TOOLS.get(index));
+            return Self::KeyOfOtherTool(known.map_or("", |known| known.reason));
         }
         let is_set = |keyword: &str| schema.get(keyword).is_some();
         match schema.get("type").and_then(Value::as_str) {
@@ -193,14 +193,14 @@ impl Kind {
                 let item = schema.get("items").unwrap_or(&Value::Null);
                 Self::List(ListShape {
                     item: Box::new(Shape::of(item)),
-                    fewest: size(schema, "minItems").unwrap_or(0),
-                    most: size(schema, "maxItems").unwrap_or(usize::MAX),
+                    min: size(schema, "minItems").unwrap_or(0),
+                    max: size(schema, "maxItems").unwrap_or(usize::MAX),
                 })
             }
             Some("integer") => {
                 let number = |keyword: &str| schema.get(keyword).and_then(Value::as_u64);
-                let (least, most) = (number("minimum"), number("maximum"));
-                Self::Number(least.unwrap_or(0)..=most.unwrap_or(u64::MAX))
+                let (min, max) = (number("minimum"), number("maximum"));
+                Self::Number(min.unwrap_or(0)..=max.unwrap_or(u64::MAX))
             }
             Some("boolean") => Self::Boolean,
             _ => Self::Text(TextShape {

@@ -1,10 +1,10 @@
-//! Programs that run as if there were no session.
+//! Decides which programs run outside of the session.
 
 use std::collections::HashSet;
 
 use crate::settings::Settings;
 
-/// What builds software or fetches its parts: with the target's files or network it would build something else.
+/// Programs that build software or fetch its parts. With the target's files or network they would build something else.
 #[rustfmt::skip]
 pub(crate) const BUILD_TOOLS: &[&str] = &[
     // Compilers, assemblers, linkers and the programs they start.
@@ -14,11 +14,11 @@ pub(crate) const BUILD_TOOLS: &[&str] = &[
     // Build systems and package managers.
     "make", "gmake", "cmake", "ninja", "meson", "bazel", "cargo", "cargo-watch", "go", "air", "gradle", "mvn", "npm",
     "pnpm", "yarn", "pip", "pip3", "uv", "poetry", "bundle", "composer", "hpack", "cabal", "stack", "dotnet",
-    // Version control, and debuggers, which start the program that is meant.
+    // Version control, and debuggers, which start the actual program.
     "git", "hg", "svn", "dlv", "debugserver",
 ];
 
-/// Why a program is left alone.
+/// Why a program runs outside of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipReason {
     /// It is in `skip_processes`.

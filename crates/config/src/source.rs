@@ -1,8 +1,8 @@
-//! The texts that settings come from: a file, a variable, a flag. All are shown in the same way when something is wrong.
+//! The source texts of settings: files, variables, flags. Problems in all of them are shown in the same way.
 
 use crate::tree::Span;
 
-/// Which layer a text belongs to. Later ones win.
+/// The layer of a text. Later ones have precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
     File,
@@ -21,9 +21,9 @@ pub(crate) struct Source {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sources(Vec<Source>);
 
-/// Where something is, for people: lines and columns are counted from 1, columns in characters.
+/// A location in a source, for display: lines and columns are counted from 1, columns in characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The name of the file, or `environment`, or `command line`.
     pub source: String,
     pub line: usize,
@@ -48,8 +48,7 @@ impl Sources {
         self.0.get(source)
     }
 
-    /// Places are never trusted, since a wrong one must not be able to crash the report: cut to the text, and to whole
-    /// characters.
+    /// Clamps a span to the text and to character boundaries, since a wrong one must not crash the report.
     pub(crate) fn range(&self, span: Span) -> std::ops::Range<usize> {
         let text = self.get(span.source).map_or("", |source| &source.text);
         let start = text.floor_char_boundary(span.start);
@@ -57,9 +56,9 @@ impl Sources {
         start..end
     }
 
-    pub(crate) fn place(&self, span: Span) -> Place {
+    pub(crate) fn locate(&self, span: Span) -> Location {
         let Some(source) = self.get(span.source) else {
-            return Place {
+            return Location {
                 source: String::new(),
                 line: 1,
                 column: 1,
@@ -67,7 +66,7 @@ impl Sources {
         };
         let before = &source.text[..self.range(span).start];
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        Place {
+        Location {
             source: source.title().to_owned(),
             line: before.matches('\n').count() + 1,
             column: before[line_start..].chars().count() + 1,

@@ -1,7 +1,7 @@
-//! A config text as a tree in which every value knows its place.
+//! A config text as a tree in which every value has its span.
 //!
-//! The three notations become the same tree, so that everything after this module is written once, and every problem can
-//! be shown where it is.
+//! All three formats are parsed to the same tree, so that later steps are written once, and every problem can be shown at
+//! its location.
 
 mod deserialize;
 mod json;
@@ -13,14 +13,14 @@ use crate::problem::ProblemKind;
 
 pub(crate) use deserialize::deserialize;
 
-/// How many bytes a file may have. What is longer is not a config file, and should not be looked through.
-const LONGEST: usize = 1 << 20;
+/// How many bytes a file may have. A longer file is no config file, and is not parsed.
+const MAX_LENGTH: usize = 1 << 20;
 
 /// How deep maps and lists may be nested. Real files stay under ten; the limit keeps recursion off the end of the stack.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// How many values a file may have. YAML aliases can multiply a few lines into billions of values.
-const MOST_VALUES: usize = 100_000;
+const MAX_VALUES: usize = 100_000;
 
 /// A range of bytes in one of the sources, see [`crate::source::Sources`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,21 +54,24 @@ pub(crate) struct Key {
     pub(crate) span: Span,
 }
 
-/// What is wrong with a text before anybody has looked at its keys.
+/// A syntax error.
 #[derive(Debug)]
 pub(crate) struct ParseProblem {
     pub(crate) kind: ProblemKind,
     pub(crate) span: Span,
 }
 
-/// Reads a text. What could be read is returned beside the problems, so that both kinds are reported together.
+/// Parses a text. The parsed part is returned together with the problems, so that syntax errors and invalid keys are reported
+/// together.
 pub(crate) fn parse(
     source: usize,
     text: &str,
     format: Format,
 ) -> (Option<Node>, Vec<ParseProblem>) {
-    if text.len() > LONGEST {
-        let kind = ProblemKind::TooLong { longest: LONGEST };
+    if text.len() > MAX_LENGTH {
+        let kind = ProblemKind::TooLong {
+            max_length: MAX_LENGTH,
+        };
         let span = Span::new(source, 0, 0);
         return (None, vec![ParseProblem { kind, span }]);
     }
@@ -86,7 +89,7 @@ impl Span {
 }
 
 impl Node {
-    /// What a person calls this kind of value.
+    /// The name of this kind of value in messages.
     pub(crate) fn kind_name(&self) -> &'static str {
         match self.value {
             Value::Null => "nothing",
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn json_becomes_a_tree_with_places() {
+    fn json_is_parsed_to_a_tree_with_spans() {
         check(Format::Json, "", "null");
         check(
             Format::Json,
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_becomes_a_tree_with_places() {
+    fn yaml_is_parsed_to_a_tree_with_spans() {
         check(Format::Yaml, "", "null");
         check(Format::Yaml, "# nothing\n", "null");
         check(
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn toml_becomes_a_tree_with_places() {
+    fn toml_is_parsed_to_a_tree_with_spans() {
         check(Format::Toml, "", "{}");
         check(
             Format::Toml,
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_text_has_a_place_and_deep_text_an_end() {
+    fn syntax_errors_have_spans_and_depth_is_limited() {
         for (format, text) in [
             (Format::Json, "{\"a\": }"),
             (Format::Json, "{"),
@@ -206,14 +209,14 @@ mod tests {
         }
         for format in Format::ALL {
             for opening in ["[", "{\"a\":", "{a: ", "- ", "a = [", "a.", "[[", "? "] {
-                // Some of these are text in one of the formats; none may take the stack's or the day's end.
+                // Some of these are valid text in one of the formats. None may overflow the stack or take long.
                 parse(0, &opening.repeat(20_000), format);
             }
         }
     }
 
     #[test]
-    fn aliases_cannot_multiply_without_end() {
+    fn the_expansion_of_aliases_is_limited() {
         let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..12 {
             let before = level - 1;

@@ -1,6 +1,6 @@
 //! Patterns with `*` for any characters and `?` for one, as users know them from file names.
 
-/// Whether all of `text` fits. The time is bounded by the product of both lengths, whatever the pattern.
+/// Whether the whole `text` matches. The time is bounded by the product of both lengths, for any pattern.
 pub(crate) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     matches_by(pattern, text, |pattern, text| pattern == text)
 }
@@ -17,7 +17,7 @@ pub(crate) fn has_wildcards(pattern: &str) -> bool {
 
 fn matches_by(pattern: &[u8], text: &[u8], same: impl Fn(&u8, &u8) -> bool) -> bool {
     let (mut at, mut position) = (0, 0);
-    // Where to go on when what follows the last star does not fit: the star then takes one byte more.
+    // Where to continue if the part after the last star does not match: the star then takes one byte more.
     let mut retry: Option<(usize, usize)> = None;
     while position < text.len() {
         match pattern.get(at) {

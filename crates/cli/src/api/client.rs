@@ -1,4 +1,4 @@
-//! Asks a session over its socket.
+//! Sends requests to a session over its socket.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,8 +18,8 @@ use tokio::time::timeout;
 
 use super::folder::{Folder, is_id};
 
-/// A session answers from memory.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A session responds from memory, so this is generous.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One session, by its socket.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub(crate) struct Client {
     socket: PathBuf,
 }
 
-/// A session's events, as they come.
+/// The stream of a session's events.
 #[derive(Debug)]
 pub(crate) struct Events {
     body: Incoming,
@@ -36,26 +36,26 @@ pub(crate) struct Events {
 
 impl Client {
     pub(crate) fn new(folder: &Folder, id: &str) -> Result<Self> {
-        ensure!(is_id(id), "`{id}` is no id of a session");
+        ensure!(is_id(id), "`{id}` is not a session id");
         Ok(Self {
             socket: folder.socket(id),
         })
     }
 
-    /// The session whose id begins so.
-    pub(crate) fn find(folder: &Folder, beginning: &str) -> Result<(String, Self)> {
+    /// The session whose id has this prefix.
+    pub(crate) fn find(folder: &Folder, prefix: &str) -> Result<(String, Self)> {
         let sessions = folder.sessions();
-        let mut found = sessions.iter().filter(|id| id.starts_with(beginning));
+        let mut found = sessions.iter().filter(|id| id.starts_with(prefix));
         match (found.next(), found.next()) {
             (Some(id), None) => Ok((id.clone(), Self::new(folder, id)?)),
-            (Some(_), Some(_)) if sessions.iter().any(|id| id == beginning) => {
-                Ok((beginning.to_owned(), Self::new(folder, beginning)?))
+            (Some(_), Some(_)) if sessions.iter().any(|id| id == prefix) => {
+                Ok((prefix.to_owned(), Self::new(folder, prefix)?))
             }
             (Some(_), Some(_)) => {
-                bail!("several sessions begin with `{beginning}`; say more of the id")
+                bail!("several session ids begin with `{prefix}`; give more digits")
             }
             (None, _) => {
-                bail!("there is no session `{beginning}`; `standin sessions` lists what there is")
+                bail!("there is no session `{prefix}`; `standin sessions` lists the sessions")
             }
         }
     }
@@ -79,31 +79,31 @@ impl Client {
         self.get("/config").await
     }
 
-    /// Ends the session. It may be gone before it has answered.
+    /// Ends the session. It may end before it has sent a response.
     pub(crate) async fn kill(&self) -> Result<()> {
         let mut sender = connect(&self.socket).await?;
         let request = Request::post("/kill").header(header::HOST, "session");
         let request = request.body(Empty::<Bytes>::new())?;
-        if let Ok(Ok(response)) = timeout(PATIENCE, sender.send_request(request)).await {
+        if let Ok(Ok(response)) = timeout(REQUEST_TIMEOUT, sender.send_request(request)).await {
             let status = response.status();
-            ensure!(status.is_success(), "the session answered {status}");
+            ensure!(status.is_success(), "the session responded {status}");
         }
         Ok(())
     }
 
-    /// Events after the one with this number, or from the oldest that the session keeps.
+    /// Events after the one with this number, or from the oldest one that the session has.
     pub(crate) async fn events(&self, after: Option<u64>) -> Result<Events> {
         let mut request = Request::get("/events").header(header::HOST, "session");
         if let Some(after) = after {
             request = request.header("last-event-id", after);
         }
         let mut sender = connect(&self.socket).await?;
-        let answer = sender.send_request(request.body(Empty::<Bytes>::new())?);
-        let response = timeout(PATIENCE, answer)
+        let response = sender.send_request(request.body(Empty::<Bytes>::new())?);
+        let response = timeout(REQUEST_TIMEOUT, response)
             .await
             .context("the session does not answer")??;
         let status = response.status();
-        ensure!(status.is_success(), "the session answered {status}");
+        ensure!(status.is_success(), "the session responded {status}");
         Ok(Events {
             body: response.into_body(),
             reader: Reader::default(),
@@ -113,22 +113,22 @@ impl Client {
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         let request = Request::get(path).header(header::HOST, "session");
         let request = request.body(Empty::<Bytes>::new())?;
-        let answer = async {
+        let response = async {
             let mut sender = connect(&self.socket).await?;
             let response = sender.send_request(request).await?;
             let status = response.status();
-            ensure!(status.is_success(), "the session answered {status}");
+            ensure!(status.is_success(), "the session responded {status}");
             Ok(response.into_body().collect().await?.to_bytes())
         };
-        let bytes = timeout(PATIENCE, answer)
+        let bytes = timeout(REQUEST_TIMEOUT, response)
             .await
             .context("the session does not answer")??;
-        serde_json::from_slice(&bytes).context("the session's answer is not understood")
+        serde_json::from_slice(&bytes).context("the session's response cannot be parsed")
     }
 }
 
 impl Events {
-    /// What came next; nothing when the session has ended.
+    /// The next messages. `None` when the session has ended.
     pub(crate) async fn next(&mut self) -> Option<Vec<Message>> {
         loop {
             let frame = self.body.frame().await?.ok()?;

@@ -18,16 +18,16 @@ const EXTENSION: &str = "sock";
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    /// The one that was named, or the usual one.
-    pub(crate) fn new(named: Option<&Path>) -> Result<Self> {
-        if let Some(folder) = named {
+    /// The given folder, or the default one.
+    pub(crate) fn new(given: Option<&Path>) -> Result<Self> {
+        if let Some(folder) = given {
             return Ok(Self(folder.to_path_buf()));
         }
         if let Some(folder) = env::var_os(SESSIONS_DIR) {
             return Ok(Self(folder.into()));
         }
         let home = env::var_os(HOME).with_context(|| {
-            format!("{HOME} is not set, so there is no place for sessions; set {SESSIONS_DIR}")
+            format!("{HOME} is not set, so there is no folder for sessions; set {SESSIONS_DIR}")
         })?;
         Ok(Self(Path::new(&home).join(".standin/sessions")))
     }
@@ -40,8 +40,8 @@ impl Folder {
         self.0.join(format!("{id}.{EXTENSION}"))
     }
 
-    /// Makes the folder, if it is not there, so that nobody else can look into it.
-    pub(crate) fn make(&self) -> Result<()> {
+    /// Creates the folder if it does not exist, and makes sure that only the user can access it.
+    pub(crate) fn create(&self) -> Result<()> {
         let named = || self.0.display().to_string();
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
@@ -59,7 +59,7 @@ impl Folder {
         Ok(())
     }
 
-    /// The ids of all sessions that answer. Sockets that nobody has any more are removed.
+    /// The ids of all running sessions. Removes stale sockets.
     pub(crate) fn sessions(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(&self.0) else {
             return Vec::new();
@@ -83,20 +83,20 @@ impl fmt::Display for Folder {
     }
 }
 
-/// The session whose socket this is.
+/// The id of the session with this socket.
 fn id_of(path: &Path) -> Option<String> {
     let is_socket = path.extension().is_some_and(|name| name == EXTENSION);
     let id = path.file_stem()?.to_str()?;
     (is_socket && is_id(id)).then(|| id.to_owned())
 }
 
-/// What can be a part of a path and of an address.
+/// Whether the text is safe as a part of paths and URLs.
 pub(crate) fn is_id(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     !text.is_empty() && text.len() <= 64 && text.bytes().all(plain)
 }
 
-/// Whether nobody listens at a socket; it is then removed.
+/// Whether the socket has no listener. It is then removed.
 fn is_stale(path: &Path) -> bool {
     match UnixStream::connect(path) {
         Ok(_) => false,
@@ -115,12 +115,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folder_is_the_users_alone_and_stale_sockets_go() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = Folder::new(Some(&place.path().join("a/sessions"))).unwrap();
-        folder.make().unwrap();
+    fn only_the_user_can_access_the_folder_and_stale_sockets_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::new(Some(&parent.path().join("a/sessions"))).unwrap();
+        folder.create().unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
-        folder.make().unwrap();
+        folder.create().unwrap();
         let mode = fs::metadata(folder.path()).unwrap().mode();
         assert_eq!(mode & 0o777, 0o700);
         let _live = UnixListener::bind(folder.socket("live")).unwrap();

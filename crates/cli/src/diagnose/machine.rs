@@ -1,4 +1,4 @@
-//! What can be seen of the machine without starting a session.
+//! Checks of the machine that need no session.
 
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -10,16 +10,16 @@ use super::{Check, State};
 use crate::exec::agent_program;
 use crate::exec::podman::Podman;
 
-/// Capabilities that an agent needs beside a target of another user or in other namespaces.
-const RIGHTS: &[(u32, &str)] = &[
+/// Capabilities that an agent needs for a target of another user or in other namespaces.
+const CAPABILITIES: &[(u32, &str)] = &[
     (6, "SETGID"),
     (7, "SETUID"),
     (19, "SYS_PTRACE"),
     (21, "SYS_ADMIN"),
 ];
 const SYS_ADMIN: u32 = 21;
-/// With fewer descriptors a program with a thousand connections runs out of them.
-const DESCRIPTORS: u64 = 4096;
+/// With fewer descriptors, a program with a thousand connections runs out of them.
+const MIN_DESCRIPTORS: u64 = 4096;
 
 pub(super) fn all() -> Vec<Check> {
     let capabilities = capabilities();
@@ -50,17 +50,17 @@ fn rights(capabilities: u64) -> Check {
     let remedy = if is_root() {
         "Give this container or service these capabilities"
     } else {
-        "Use sudo for others"
+        "Use sudo for other processes"
     };
     let found = format!(
         "only processes of your own user and namespaces can be targets; without {}",
         missing.join(", ")
     );
-    Check::not(State::Limited, name, found, remedy)
+    Check::failed(State::Limited, name, found, remedy)
 }
 
 fn missing_rights(capabilities: u64) -> Vec<&'static str> {
-    let missing = RIGHTS
+    let missing = CAPABILITIES
         .iter()
         .filter(|(number, _)| capabilities & (1 << number) == 0);
     missing.map(|(_, name)| *name).collect()
@@ -85,20 +85,20 @@ fn agent() -> Check {
         Ok(program) => program,
         Err(error) => {
             let remedy = "Install standind beside standin";
-            return Check::not(State::Missing, name, error.to_string(), remedy);
+            return Check::failed(State::Missing, name, error.to_string(), remedy);
         }
     };
     let ours = concat!("standind ", env!("CARGO_PKG_VERSION"));
     let shown = program.display();
     match version_of(&mut Command::new(&program)) {
         Some(version) if version == ours => Check::ok(name, format!("{shown}, {version}")),
-        Some(version) => Check::not(
+        Some(version) => Check::failed(
             State::Limited,
             name,
             format!("{shown} is {}, not {ours}", version.escape_debug()),
             "Install the same release of both",
         ),
-        None => Check::not(
+        None => Check::failed(
             State::Missing,
             name,
             format!("{shown} does not run"),
@@ -116,19 +116,19 @@ fn files(can_mount: bool) -> Check {
         .any(|path| Path::new(path).exists());
     match open {
         Ok(_) if can_mount || helper => Check::ok(name, "possible"),
-        Ok(_) => Check::not(
+        Ok(_) => Check::failed(
             State::Limited,
             name,
             "it cannot be mounted",
             "Install fuse3, or allow user namespaces, or use sudo",
         ),
-        Err(error) => Check::not(
+        Err(error) => Check::failed(
             State::Limited,
             name,
             format!(
-                "{device} cannot be opened ({error}): files of the target are brought here whole"
+                "{device} cannot be opened ({error}): files of the target are copied here as a whole"
             ),
-            "`modprobe fuse` makes it; a container needs --device /dev/fuse",
+            "`modprobe fuse` creates it; a container needs --device /dev/fuse",
         ),
     }
 }
@@ -142,18 +142,18 @@ fn user_namespaces() -> Check {
         .stderr(Stdio::null())
         .status();
     match works {
-        Ok(status) if status.success() => Check::ok(name, "can be made"),
-        Ok(_) => Check::not(
+        Ok(status) if status.success() => Check::ok(name, "can be created"),
+        Ok(_) => Check::failed(
             State::Limited,
             name,
-            "cannot be made",
-            "Look at the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and \
-             kernel.apparmor_restrict_unprivileged_userns; root does without them",
+            "cannot be created",
+            "Check the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and \
+             kernel.apparmor_restrict_unprivileged_userns; root does not need them",
         ),
-        Err(_) => Check::not(
+        Err(_) => Check::failed(
             State::Limited,
             name,
-            "not known, without the program unshare",
+            "unknown, because the program unshare is missing",
             "Install util-linux",
         ),
     }
@@ -164,16 +164,16 @@ fn podman() -> Check {
     let podman = Podman::find();
     match version_of(&mut podman.command()) {
         Some(version) => Check::ok(name, version),
-        None if starts(&mut podman.command()) => Check::not(
+        None if starts(&mut podman.command()) => Check::failed(
             State::Limited,
             name,
-            "it is there and fails, so there are no targets container/<name>",
-            "`podman --version` says why",
+            "it fails, so there are no targets container/<name>",
+            "`podman --version` shows why",
         ),
-        None => Check::not(
+        None => Check::failed(
             State::Limited,
             name,
-            "it is not there, so there are no targets container/<name>",
+            "it is not installed, so there are no targets container/<name>",
             "Install podman, or name a container's process as process/<pid>",
         ),
     }
@@ -181,12 +181,12 @@ fn podman() -> Check {
 
 fn descriptors() -> Check {
     let name = "open files";
-    let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard);
-    if most >= DESCRIPTORS {
-        Check::ok(name, format!("up to {most}"))
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard);
+    if limit >= MIN_DESCRIPTORS {
+        Check::ok(name, format!("up to {limit}"))
     } else {
-        let found = format!("only {most}: each connection through the target takes two");
-        Check::not(
+        let found = format!("only {limit}: each connection through the target needs two");
+        Check::failed(
             State::Limited,
             name,
             found,
@@ -207,7 +207,7 @@ fn version_of(command: &mut Command) -> Option<String> {
     output.status.success().then_some(line)
 }
 
-/// Whether a program can be started at all, however it ends.
+/// Whether a program can be started, regardless of its exit status.
 fn starts(command: &mut Command) -> bool {
     let quiet = command.arg("--version").stdin(Stdio::null());
     quiet

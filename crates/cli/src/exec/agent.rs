@@ -1,15 +1,22 @@
-//! The agent of a session: one that is started for it on this machine or in a cluster, or one that runs already.
+//! The agents of a session, and the four ways to get them:
+//!
+//! | [`AgentProvider`] | agents |
+//! |---|---|
+//! | `Existing` | one that already runs and listens at a TCP address ([`TcpAgent`]) |
+//! | `Local` | one that is started beside a target of this machine ([`LocalAgents`]) |
+//! | `Cluster` | one that is started beside each pod of the target, with the user's rights ([`ClusterAgents`]) |
+//! | `Operator` | those that the operator of a cluster starts and relays to ([`OperatorAgents`]) |
 
-mod in_cluster;
+mod cluster_agents;
 mod local;
-mod meant;
 mod operator;
 mod pods;
+mod suggestion;
 
 use std::env;
 use std::error::Error;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -17,14 +24,15 @@ use clap::Args;
 use link::tls::rustls::pki_types::ServerName;
 use link::tls::{Fingerprint, TlsDialer, Trust};
 use link::{Link, LinkError, Redial, TcpDialer, Token};
-use proxy::{FirstAgent, One, Reach, Reached, Tell};
+use parking_lot::Mutex;
+use proxy::{Connected, Connector, EventSink, FirstAgent, SingleAgent};
 
-pub(crate) use in_cluster::{InCluster, access, cluster_of, ensure_meant};
+pub(crate) use cluster_agents::{ClusterAgents, access, connect_cluster, ensure_cluster_intended};
 use local::LocalAgent;
 pub(crate) use local::program;
-use operator::ThroughOperator;
+use operator::OperatorAgents;
 pub(crate) use operator::{
-    Clusters, Way, choose as choose_way, coordinated_clusters, is_targetless,
+    AccessPath, ClusterSummary, choose_access_path, coordinated_clusters, is_targetless,
 };
 
 use super::log::Verbosity;
@@ -32,20 +40,20 @@ use super::progress::Progress;
 use super::target::LocalTarget;
 use crate::environment::AGENT_TOKEN;
 
-/// How long to try before the first connection to an agent that may just be starting is given up.
-const FIRST_CONNECTION: Duration = Duration::from_secs(2);
-/// The pause between attempts to find an agent again that is not ours to start, or that could not be started.
-const ANOTHER_TRY: Duration = Duration::from_secs(5);
+/// How long the first connection is retried, for an agent that may be starting.
+const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The delay before another attempt to connect to an agent, or to start one.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// An agent that runs already.
+/// The flags that name an agent that already runs.
 #[derive(Debug, Args)]
-pub(crate) struct GivenAgent {
-    /// Use the agent that listens here, whose token is in STANDIN_AGENT_TOKEN
+pub(crate) struct AgentFlags {
+    /// Use the agent that listens at this address, with the token from STANDIN_AGENT_TOKEN
     ///
-    /// Without this an agent is started beside the target, and ends with the session.
+    /// Without this, an agent is started beside the target and ends with the session.
     #[arg(long = "agent", value_name = "HOST:PORT", help_heading = "Agent")]
     pub(super) address: Option<String>,
-    /// Speak TLS to that agent, which has the certificate with this SHA-256
+    /// Use TLS, and accept only the certificate with this SHA-256 fingerprint
     ///
     /// `standind agent --tls` prints it when it starts.
     #[arg(
@@ -57,36 +65,36 @@ pub(crate) struct GivenAgent {
     certificate: Option<Fingerprint>,
 }
 
-/// Where a session's agent is. Clones are the same.
+/// Provides the agents of a session. Clones share state.
 #[derive(Debug, Clone)]
-pub(super) enum Agent {
-    Given(Arc<Place>),
-    Local(Arc<Local>),
-    Cluster(Arc<InCluster>),
-    Operator(ThroughOperator),
+pub(super) enum AgentProvider {
+    Existing(Arc<TcpAgent>),
+    Local(Arc<LocalAgents>),
+    Cluster(Arc<ClusterAgents>),
+    Operator(OperatorAgents),
 }
 
-/// An agent that somebody else started.
-pub(super) struct Place {
+/// An agent that listens at a TCP address.
+pub(super) struct TcpAgent {
     name: String,
     addresses: Vec<SocketAddr>,
     certificate: Option<Fingerprint>,
     token: String,
 }
 
-/// Starts agents beside a target of this machine: one, and another one when that is lost.
+/// Starts agents beside a target of this machine: one at a time, and another one when that is lost.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct LocalAgents {
     target: LocalTarget,
     verbosity: Verbosity,
     progress: Progress,
     current: Mutex<Option<LocalAgent>>,
 }
 
-impl Agent {
-    /// The one that was named on the command line, if one was.
-    pub(super) fn given(given: &GivenAgent) -> Result<Option<Self>> {
-        let Some(address) = &given.address else {
+impl AgentProvider {
+    /// The agent that the command line names, if any.
+    pub(super) fn existing(flags: &AgentFlags) -> Result<Option<Self>> {
+        let Some(address) = &flags.address else {
             return Ok(None);
         };
         let addresses = address
@@ -96,16 +104,16 @@ impl Agent {
         let token = env::var(AGENT_TOKEN).with_context(|| {
             format!("set {AGENT_TOKEN} to the token that the agent at {address} was started with")
         })?;
-        Ok(Some(Agent::Given(Arc::new(Place {
+        Ok(Some(Self::Existing(Arc::new(TcpAgent {
             name: address.clone(),
             addresses,
-            certificate: given.certificate,
+            certificate: flags.certificate,
             token,
         }))))
     }
 
-    pub(super) fn beside(target: LocalTarget, verbosity: Verbosity, progress: &Progress) -> Self {
-        Agent::Local(Arc::new(Local {
+    pub(super) fn local(target: LocalTarget, verbosity: Verbosity, progress: &Progress) -> Self {
+        Self::Local(Arc::new(LocalAgents {
             target,
             verbosity,
             progress: progress.clone(),
@@ -113,138 +121,140 @@ impl Agent {
         }))
     }
 
-    /// Waits for the first agent of the session. What happens to agents later is told.
-    pub(super) async fn first(&self, tell: Tell) -> Result<FirstAgent> {
+    /// Waits for the first agent of the session. `events` gets what happens to agents from then on.
+    pub(super) async fn connect_first(&self, events: EventSink) -> Result<FirstAgent> {
         Ok(match self {
-            Agent::Given(place) => FirstAgent::wait(One::new(Arc::clone(place)), tell).await?,
-            Agent::Local(local) => FirstAgent::wait(One::new(Arc::clone(local)), tell).await?,
-            Agent::Cluster(in_cluster) => FirstAgent::wait(in_cluster.pods().await?, tell).await?,
-            Agent::Operator(operator) => {
-                let agents = operator.agents(Arc::clone(&tell));
-                FirstAgent::wait(agents, tell).await?
+            Self::Existing(agent) => {
+                FirstAgent::connect(SingleAgent::new(Arc::clone(agent)), events).await?
+            }
+            Self::Local(agents) => {
+                FirstAgent::connect(SingleAgent::new(Arc::clone(agents)), events).await?
+            }
+            Self::Cluster(agents) => FirstAgent::connect(agents.pods().await?, events).await?,
+            Self::Operator(agents) => {
+                let source = agents.source(Arc::clone(&events));
+                FirstAgent::connect(source, events).await?
             }
         })
     }
 
-    /// The clusters of a session over several, as people read them.
-    pub(super) fn clusters(&self) -> Clusters {
+    /// The clusters of a session over several, for display.
+    pub(super) fn clusters(&self) -> ClusterSummary {
         match self {
-            Agent::Operator(operator) => Clusters::of(operator.clusters()),
-            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => Clusters::default(),
+            Self::Operator(agents) => ClusterSummary::of(agents.clusters()),
+            Self::Existing(_) | Self::Local(_) | Self::Cluster(_) => ClusterSummary::default(),
         }
     }
 
-    /// The target and how it is reached, when the session has begun.
+    /// The target and how it is reached, once the session has started.
     pub(super) fn describe(&self, target: &str) -> String {
         match self {
-            Agent::Operator(_) => format!("{target}{}, through the operator", self.clusters()),
-            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => target.to_owned(),
+            Self::Operator(_) => format!("{target}{}, through the operator", self.clusters()),
+            Self::Existing(_) | Self::Local(_) | Self::Cluster(_) => target.to_owned(),
         }
     }
 
-    /// The session's name, where somebody else knows it by one.
+    /// The id that the operator has for the session, if there is one.
     pub(super) fn session_id(&self) -> Option<String> {
         match self {
-            Agent::Operator(operator) => Some(operator.id().to_string()),
-            Agent::Given(_) | Agent::Local(_) | Agent::Cluster(_) => None,
+            Self::Operator(agents) => Some(agents.id().to_string()),
+            Self::Existing(_) | Self::Local(_) | Self::Cluster(_) => None,
         }
     }
 
-    /// The clusters in which the session is, as it is now.
+    /// The current clusters of the session.
     pub(super) fn cluster_names(&self) -> Vec<String> {
         match self {
-            Agent::Given(_) | Agent::Local(_) => Vec::new(),
-            Agent::Cluster(in_cluster) => in_cluster.cluster_name().into_iter().collect(),
-            Agent::Operator(operator) => operator.cluster_names(),
+            Self::Existing(_) | Self::Local(_) => Vec::new(),
+            Self::Cluster(agents) => agents.cluster_name().into_iter().collect(),
+            Self::Operator(agents) => agents.cluster_names(),
         }
     }
 
     pub(super) fn is_operator(&self) -> bool {
-        matches!(self, Agent::Operator(_))
+        matches!(self, Self::Operator(_))
     }
 
-    /// Ends the agents that were started for the session, and waits for their end.
+    /// Ends the agents that were started for the session, and waits until they have ended.
     pub(super) async fn end(&self) {
         match self {
-            Agent::Given(_) => {}
-            Agent::Local(local) => {
-                if let Some(agent) = local.take() {
+            Self::Existing(_) => {}
+            Self::Local(agents) => {
+                if let Some(agent) = agents.take() {
                     agent.end().await;
                 }
             }
-            Agent::Cluster(in_cluster) => in_cluster.end().await,
-            Agent::Operator(operator) => operator.end().await,
+            Self::Cluster(agents) => agents.end().await,
+            Self::Operator(agents) => agents.end().await,
         }
     }
 }
 
-impl Reach for Place {
-    async fn reach(&self) -> Result<Reached, Box<dyn Error + Send + Sync>> {
-        Ok(Reached {
+impl Connector for TcpAgent {
+    async fn connect(&self) -> Result<Connected, Box<dyn Error + Send + Sync>> {
+        Ok(Connected {
             link: self.link().await?,
             token: self.token.clone(),
             ended: Box::pin(std::future::pending()),
         })
     }
 
-    async fn another_try(&self) {
-        tokio::time::sleep(ANOTHER_TRY).await;
+    async fn retry_ready(&self) {
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-impl Reach for Local {
-    async fn reach(&self) -> Result<Reached, Box<dyn Error + Send + Sync>> {
+impl Connector for LocalAgents {
+    async fn connect(&self) -> Result<Connected, Box<dyn Error + Send + Sync>> {
         Ok(self.start().await?)
     }
 
-    async fn successor(&self) {
-        self.target.successor(self.process()).await;
+    async fn target_restarted(&self) {
+        self.target.wait_for_restart(self.process()).await;
     }
 }
 
-impl Local {
-    async fn start(&self) -> Result<Reached> {
+impl LocalAgents {
+    async fn start(&self) -> Result<Connected> {
         if let Some(before) = self.take() {
             before.end().await;
         }
-        self.progress.begin("finding the target");
+        self.progress.startup_step("finding the target");
         let process = self.target.process().await?;
-        self.progress.begin("starting the agent");
+        self.progress.startup_step("starting the agent");
         let (agent, ended) = LocalAgent::start(process, &self.target, self.verbosity)
             .await
-            .with_context(|| format!("there is no agent beside {}", self.target))?;
-        let place = Place {
+            .with_context(|| format!("cannot start an agent for {}", self.target))?;
+        let tcp_agent = TcpAgent {
             name: agent.address.to_string(),
             addresses: vec![agent.address],
             certificate: None,
             token: agent.token.clone(),
         };
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(agent);
-        self.progress.begin("connecting");
-        Ok(Reached {
-            link: place.link().await?,
-            token: place.token,
+        *self.current.lock() = Some(agent);
+        self.progress.startup_step("connecting");
+        Ok(Connected {
+            link: tcp_agent.link().await?,
+            token: tcp_agent.token,
             ended,
         })
     }
 
     fn take(&self) -> Option<LocalAgent> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        current.take()
+        self.current.lock().take()
     }
 
     fn process(&self) -> Option<u32> {
-        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().map(|agent| agent.process)
+        self.current.lock().as_ref().map(|agent| agent.process)
     }
 }
 
-impl Place {
+impl TcpAgent {
     async fn link(&self) -> Result<Link> {
         let settings = link::Settings {
             token: Token::new(self.token.as_bytes())?,
             redial: Redial {
-                first_connection: FIRST_CONNECTION,
+                first_connection_timeout: FIRST_CONNECT_TIMEOUT,
                 ..Redial::default()
             },
             ..link::Settings::default()
@@ -253,7 +263,7 @@ impl Place {
         let link = match self.certificate {
             None => Link::connect(dialer, settings).await,
             Some(certificate) => {
-                // The certificate is known, so its name does not matter.
+                // The certificate is pinned, so its name is not verified.
                 let name = ServerName::try_from("agent")?;
                 let dialer = TlsDialer::new(dialer, name, Trust::Pinned(certificate))?;
                 Link::connect(dialer, settings).await
@@ -266,7 +276,7 @@ impl Place {
         })
     }
 
-    /// What the user can do.
+    /// What the user can do about the error.
     fn hint(&self, error: &LinkError) -> String {
         match error {
             LinkError::Unreachable(_) => {
@@ -278,7 +288,7 @@ impl Place {
             LinkError::VersionMismatch { .. } => {
                 "Install the same release of standin and standind".to_owned()
             }
-            LinkError::NoGreeting(_) | LinkError::Protocol(_) if self.certificate.is_none() => {
+            LinkError::NoHandshake(_) | LinkError::Protocol(_) if self.certificate.is_none() => {
                 "Check that it is a standind agent; one that was started with --tls needs --agent-certificate".to_owned()
             }
             _ => "Check that it is a standind agent of the same release".to_owned(),
@@ -287,9 +297,9 @@ impl Place {
 }
 
 /// Not derived: the token is a secret.
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for TcpAgent {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut debug = formatter.debug_struct("Place");
+        let mut debug = formatter.debug_struct("TcpAgent");
         debug.field("name", &self.name).finish_non_exhaustive()
     }
 }

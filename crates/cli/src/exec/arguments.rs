@@ -1,4 +1,4 @@
-//! The command line of `standin exec`, and which settings its flags are.
+//! The command line of `standin exec`, and the settings that its flags set.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use config::Layers;
 
-use super::agent::GivenAgent;
+use super::agent::AgentFlags;
 
-const SETTINGS: &str = "Settings (each wins over the environment and the configuration file)";
+const SETTINGS: &str = "Settings (flags override environment variables and the configuration file)";
 
 #[derive(Debug, Args)]
 #[command(after_help = include_str!("examples.txt"), after_long_help = include_str!("details.txt"))]
@@ -16,44 +16,44 @@ pub(crate) struct ExecArguments {
     /// What to stand in for: <kind>/<name> in a cluster, process/<pid> or container/<name> on this machine
     ///
     /// Kinds are deployment, statefulset, daemonset, replicaset, rollout, cronjob, job, service and pod, and selector with
-    /// labels for a name (selector/app=checkout); /container/<name> behind it names one of several containers.
-    /// `targetless` is the network of a namespace without a target. `standin ls` lists what there is.
+    /// a label selector as name (selector/app=checkout). Append /container/<name> to choose one of several containers.
+    /// `targetless` uses the network of a namespace without a target. `standin ls` lists possible targets.
     #[arg(short, long)]
     pub(super) target: Option<String>,
     #[command(flatten)]
     pub(super) cluster: ClusterFlags,
     #[command(flatten)]
-    pub(super) way: WayFlags,
+    pub(super) access: AccessFlags,
     /// The configuration file: JSON, YAML or TOML
     ///
-    /// Without it the one that STANDIN_CONFIG_FILE names is used, or else the first of .standin/standin.*, standin.* and
+    /// The default is the file in STANDIN_CONFIG_FILE, or else the first of .standin/standin.*, standin.* and
     /// .mirrord/mirrord.* (.json, .yaml, .yml, .toml) in the working directory.
     #[arg(short = 'f', long = "config-file", value_name = "FILE")]
     pub(super) config_file: Option<PathBuf>,
-    /// Print every setting with its value and where it comes from, and start nothing. Secrets are not shown
+    /// Print every setting with its value and origin, and exit. Secrets are not shown
     #[arg(long)]
     pub(super) print_config: bool,
-    /// Say nothing but warnings and errors
+    /// Print only warnings and errors
     #[arg(short, long)]
     pub(super) quiet: bool,
-    /// Write a log; -vv and -vvv say more
+    /// Write a log; -vv and -vvv log more
     ///
-    /// It is a file of its own in $XDG_STATE_HOME/standin (~/.local/state/standin), whose name is said.
+    /// The log is a new file in $XDG_STATE_HOME/standin (~/.local/state/standin). Its name is printed.
     #[arg(short, long, action = ArgAction::Count)]
     pub(super) verbose: u8,
     /// Write the log to this file
     #[arg(long, value_name = "FILE")]
     pub(super) log_file: Option<PathBuf>,
-    /// Write everything that happens in the session to this file, for `standin ui --replay`
+    /// Record all events of the session to this file, for `standin ui --replay`
     ///
-    /// Names of variables are in it, values are not.
+    /// The recording contains names of environment variables, but not their values.
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
     #[command(flatten)]
     pub(super) flags: SettingFlags,
     #[command(flatten)]
-    pub(super) agent: GivenAgent,
-    /// The program and its arguments. It is a program of this machine
+    pub(super) agent: AgentFlags,
+    /// The program of this machine to run, and its arguments
     #[arg(
         last = true,
         help_heading = "Program",
@@ -63,7 +63,7 @@ pub(crate) struct ExecArguments {
     pub(super) command: Vec<OsString>,
 }
 
-/// Which cluster, and where in it. Without these, what `kubectl` would use.
+/// The cluster and the namespace. The defaults are those of `kubectl`.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct ClusterFlags {
@@ -78,14 +78,14 @@ pub(crate) struct ClusterFlags {
     context: Option<String>,
 }
 
-/// Whose rights are used in a cluster.
+/// Whether a cluster is accessed through its operator or with the user's own rights.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Cluster")]
-pub(crate) struct WayFlags {
-    /// Use the operator of the cluster, and nothing else. Without this, it is used where there is one
+pub(crate) struct AccessFlags {
+    /// Require the operator of the cluster. By default, it is used if there is one
     #[arg(long, conflicts_with = "no_operator")]
     operator: bool,
-    /// Use your own rights, also where there is an operator
+    /// Use your own rights, even if there is an operator
     #[arg(long)]
     no_operator: bool,
 }
@@ -93,7 +93,7 @@ pub(crate) struct WayFlags {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = SETTINGS)]
 pub(crate) struct SettingFlags {
-    /// Only these variables of the target, by patterns with * and ?
+    /// Use only these environment variables of the target: patterns with * and ?
     #[arg(
         long,
         visible_alias = "override-env-vars-include",
@@ -101,7 +101,7 @@ pub(crate) struct SettingFlags {
         value_delimiter = ','
     )]
     env_include: Vec<String>,
-    /// None of these variables of the target, by patterns with * and ?
+    /// Use none of these environment variables of the target: patterns with * and ?
     #[arg(
         long,
         visible_alias = "override-env-vars-exclude",
@@ -109,82 +109,82 @@ pub(crate) struct SettingFlags {
         value_delimiter = ','
     )]
     env_exclude: Vec<String>,
-    /// Set a variable. Everyone on this machine can read a command line: secrets belong in a file, see --env-file
+    /// Set an environment variable. Every user of this machine can read command lines: use --env-file for secrets
     #[arg(long, value_name = "NAME=VALUE", value_parser = with_value)]
     override_env: Vec<String>,
-    /// Take variables away, by patterns with * and ?
+    /// Unset environment variables: patterns with * and ?
     #[arg(long, value_name = "PATTERN", value_delimiter = ',')]
     unset_env: Vec<String>,
-    /// Set the variables that are in this file, one NAME=VALUE per line
+    /// Set the environment variables in this file, one NAME=VALUE per line
     #[arg(long, value_name = "FILE")]
     env_file: Option<String>,
-    /// No variables of the target
+    /// Use no environment variables of the target
     #[arg(long)]
     no_env: bool,
-    /// Where files are that no list names: local, localwithoverrides, read or write
+    /// Where files are accessed that no list names: local, localwithoverrides, read or write
     #[arg(long, value_name = "MODE")]
     fs_mode: Option<String>,
-    /// All files are local: short for --fs-mode local
+    /// Use only local files: short for --fs-mode local
     #[arg(long, conflicts_with = "fs_mode")]
     no_fs: bool,
-    /// Take the target's traffic instead of a copy of it, for ports on which the program listens
+    /// Steal the target's traffic instead of mirroring it, for ports on which the program listens
     #[arg(long, visible_alias = "tcp-steal", conflicts_with = "no_incoming")]
     steal: bool,
-    /// No traffic of the target
+    /// Get no incoming traffic of the target
     #[arg(long)]
     no_incoming: bool,
-    /// Only HTTP requests of which a header, as "name: value", has a match of this regular expression
+    /// Only HTTP requests with a header that matches this regular expression, in the form "name: value"
     #[arg(long, value_name = "PATTERN")]
     header_filter: Option<String>,
-    /// Only HTTP requests of which the path has a match of this regular expression
+    /// Only HTTP requests whose path matches this regular expression
     #[arg(long, value_name = "PATTERN", conflicts_with = "header_filter")]
     path_filter: Option<String>,
-    /// The program's port and that of the target whose traffic it gets, if they differ
+    /// Map a port of the program to another port of the target
     #[arg(long, value_name = "LOCAL:REMOTE", value_delimiter = ',', value_parser = with_two_ports)]
     port_mapping: Vec<String>,
-    /// Ports of the program that get no traffic of the target
+    /// Ports of the program that get no incoming traffic of the target
     #[arg(long, value_name = "PORT", value_delimiter = ',')]
     ignore_ports: Vec<String>,
-    /// When somebody else has the traffic: abort, continue (take what they leave) or override (take it from them)
-    #[arg(long, value_name = "WHAT")]
+    /// If another session steals the same traffic: abort, continue (take what it leaves) or override (take it over)
+    #[arg(long, value_name = "POLICY")]
     on_concurrent_steal: Option<String>,
-    /// All connections leave from this machine
+    /// Open all outgoing connections from this machine
     #[arg(long)]
     no_outgoing: bool,
-    /// TCP connections leave from this machine
+    /// Open outgoing TCP connections from this machine
     #[arg(long)]
     no_tcp_outgoing: bool,
-    /// UDP packets leave from this machine
+    /// Send outgoing UDP packets from this machine
     #[arg(long)]
     no_udp_outgoing: bool,
-    /// Only these destinations through the target: [tcp://|udp://][name|address|subnet][:port]
+    /// Reach only these destinations through the target: [tcp://|udp://][name|address|subnet][:port]
     #[arg(long, value_name = "FILTER", conflicts_with = "outgoing_local")]
     outgoing_remote: Vec<String>,
-    /// All destinations through the target but these
+    /// Reach all destinations through the target except these
     #[arg(long, value_name = "FILTER")]
     outgoing_local: Vec<String>,
-    /// Names resolve as on this machine
+    /// Resolve DNS names on this machine
     #[arg(long, visible_alias = "no-remote-dns")]
     no_dns: bool,
-    /// The host name is this machine's
+    /// Use the host name of this machine
     #[arg(long)]
     no_hostname: bool,
-    /// Programs that run as if there were no session, by file name
+    /// File names of child programs that run outside of the session
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
     skip_processes: Vec<String>,
     /// The container image of agents in clusters
     #[arg(long, value_name = "IMAGE")]
     agent_image: Option<String>,
-    /// The agent is an ephemeral container of the target's pod, and nothing else
+    /// Require the agent to be an ephemeral container of the target's pod
     #[arg(long, conflicts_with = "no_ephemeral_container")]
     ephemeral_container: bool,
-    /// The agent is a pod on the target's node
+    /// Start the agent as a pod on the target's node
     #[arg(long)]
     no_ephemeral_container: bool,
-    /// Cover all clusters that the operator coordinates, or fail. Without this, they are covered where there are some
+    /// Require an operator that coordinates several clusters, and use all of them. By default, they are used if there are any
     #[arg(long, conflicts_with_all = ["no_multi_cluster", "no_operator"])]
     multi_cluster: bool,
-    /// Stay in the cluster that you are connected to, also where its operator coordinates others
+    /// Use only the cluster of the context, even if its operator coordinates others
     #[arg(long)]
     no_multi_cluster: bool,
 }
@@ -192,7 +192,7 @@ pub(crate) struct SettingFlags {
 fn with_value(text: &str) -> Result<String, &'static str> {
     match text.split_once('=') {
         Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
-        _ => Err("write NAME=VALUE; `NAME=` sets it to nothing, and --unset-env takes it away"),
+        _ => Err("write NAME=VALUE; `NAME=` sets it to an empty value, and --unset-env unsets it"),
     }
 }
 
@@ -211,7 +211,7 @@ impl ExecArguments {
             layers = layers.flag("--target", "target", target);
         }
         self.flags
-            .add_to(self.way.add_to(self.cluster.add_to(layers)))
+            .add_to(self.access.add_to(self.cluster.add_to(layers)))
     }
 }
 
@@ -233,7 +233,7 @@ impl ClusterFlags {
     }
 }
 
-impl WayFlags {
+impl AccessFlags {
     pub(crate) fn add_to(&self, layers: Layers) -> Layers {
         if self.operator {
             layers.flag("--operator", "operator", "true")

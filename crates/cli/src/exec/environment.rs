@@ -1,4 +1,4 @@
-//! Variables: ours, and those that a program can be started with.
+//! Environment variables: those of this process, and those that a program can be started with.
 
 use std::env;
 use std::ffi::OsString;
@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStringExt as _;
 
 use crate::environment::AGENT_TOKEN;
 
-/// Linux starts no program with a longer variable: 32 pages, with the name, the `=` and a zero at its end.
-const LONGEST: usize = 32 * 4096;
+/// Linux starts no program with a longer variable: 32 pages, including the name, the `=` and the zero byte at its end.
+const MAX_LENGTH: usize = 32 * 4096;
 
-/// Our own variables, as bytes. The agent's secret is not for the program.
+/// The variables of this process, as bytes. The agent's secret is not passed to the program.
 pub(super) fn own() -> Vec<(Vec<u8>, Vec<u8>)> {
     env::vars_os()
         .filter(|(name, _)| name != AGENT_TOKEN)
@@ -17,22 +17,22 @@ pub(super) fn own() -> Vec<(Vec<u8>, Vec<u8>)> {
         .collect()
 }
 
-/// Leaves out variables with which no program can be started. A machine with larger pages may have such.
-pub(super) fn that_fit(
+/// Leaves out variables with which no program can be started, and warns of them. A target with larger pages may have some.
+pub(super) fn without_oversized(
     variables: Vec<(OsString, OsString)>,
-    say: impl Fn(&str),
+    warn: impl Fn(&str),
 ) -> Vec<(OsString, OsString)> {
     let fits = |(name, value): &(OsString, OsString)| {
         let length = name.len() + value.len() + 2;
-        if length > LONGEST {
-            say(&format!(
-                "the variable {} is left out: with {} bytes it is longer than Linux allows ({LONGEST}). Exclude it with \
-                 --env-exclude, or give the program a file",
+        if length > MAX_LENGTH {
+            warn(&format!(
+                "the variable {} is left out: with {} bytes it is longer than Linux allows ({MAX_LENGTH}). Exclude it with \
+                 --env-exclude, or pass the value to the program in a file",
                 name.display(),
                 value.len()
             ));
         }
-        length <= LONGEST
+        length <= MAX_LENGTH
     };
     variables.into_iter().filter(fits).collect()
 }
@@ -44,28 +44,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_that_no_program_can_have_is_left_out_and_named() {
+    fn oversized_variables_are_left_out_with_a_warning() {
         let variable =
             |name: &str, length| (OsString::from(name), OsString::from("x".repeat(length)));
-        let longest = LONGEST - "FITS".len() - 2;
-        let said = RefCell::new(Vec::new());
-        let kept = that_fit(
+        let max = MAX_LENGTH - "FITS".len() - 2;
+        let warnings = RefCell::new(Vec::new());
+        let kept = without_oversized(
             vec![
-                variable("FITS", longest),
-                variable("LONG", longest + 1),
+                variable("FITS", max),
+                variable("LONG", max + 1),
                 variable("HUGE", 1 << 20),
             ],
-            |text| said.borrow_mut().push(text.to_owned()),
+            |text| warnings.borrow_mut().push(text.to_owned()),
         );
         assert_eq!(kept.len(), 1);
         assert_eq!(kept[0].0, "FITS");
-        let said = said.into_inner();
+        let warnings = warnings.into_inner();
         assert!(
-            said[0].contains("LONG") && said[1].contains("HUGE") && said[1].contains("1048576"),
-            "{said:?}"
+            warnings[0].contains("LONG")
+                && warnings[1].contains("HUGE")
+                && warnings[1].contains("1048576"),
+            "{warnings:?}"
         );
         assert!(
-            said.iter().all(|text| !text.contains("xx")),
+            warnings.iter().all(|text| !text.contains("xx")),
             "no value is shown"
         );
     }

@@ -1,4 +1,4 @@
-//! Whose session it is, in words for others who want the same traffic.
+//! Describes the holder of a session, for other users who want the same traffic.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,34 +11,33 @@ use sha2::{Digest as _, Sha256};
 
 use crate::environment::{SUDO_USER, USER};
 
-/// Where an installation of Linux has its number.
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// Its name is as in `alice@laptop (server.py)`.
+/// The format of the name is `alice@laptop (server.py)`.
 pub(super) fn holder(command: &[OsString]) -> Holder {
     let (user, machine) = (user(), machine());
-    let number = fs::read_to_string(MACHINE_ID).unwrap_or_default();
+    let machine_id = fs::read_to_string(MACHINE_ID).unwrap_or_default();
     Holder {
-        owner: owner(&user, getuid().as_raw(), &machine, &number),
+        owner: owner(&user, getuid().as_raw(), &machine, &machine_id),
         name: format!("{user}@{machine} ({})", program(command)),
     }
 }
 
-/// Tells users and their machines apart, of which several may have the same name. A machine's number is nobody else's
-/// business, so it cannot be read from this.
-fn owner(user: &str, uid: u32, machine: &str, number: &str) -> String {
-    let words = format!("standin\n{user}\n{uid}\n{machine}\n{}", number.trim());
-    let digest = Sha256::digest(words.as_bytes());
+/// Identifies a user on a machine; several machines may have the same name. It is a digest, because a machine id must not be
+/// disclosed.
+fn owner(user: &str, uid: u32, machine: &str, machine_id: &str) -> String {
+    let text = format!("standin\n{user}\n{uid}\n{machine}\n{}", machine_id.trim());
+    let digest = Sha256::digest(text.as_bytes());
     let digits = digest.iter().take(16).map(|byte| format!("{byte:02x}"));
     digits.collect()
 }
 
-/// Who runs it, as far as this machine knows.
+/// The name of the user who runs this process.
 pub(super) fn user() -> String {
     let user = [SUDO_USER, USER]
         .into_iter()
         .find_map(|name| env::var(name).ok());
-    user.unwrap_or_else(|| "somebody".to_owned())
+    user.unwrap_or_else(|| "unknown".to_owned())
 }
 
 pub(super) fn machine() -> String {
@@ -46,7 +45,7 @@ pub(super) fn machine() -> String {
     machine.nodename().to_string_lossy().into_owned()
 }
 
-/// What is run: with an interpreter, the first argument that is no option.
+/// The name of the program, and of the script if an interpreter runs one: the first argument that is no option.
 fn program(command: &[OsString]) -> String {
     let name = |text: &OsString| {
         let name = Path::new(text).file_name().unwrap_or(text);
@@ -65,7 +64,7 @@ fn program(command: &[OsString]) -> String {
     }
 }
 
-/// Code on a command line is no name, and nobody's business.
+/// Whether an argument looks like a file name. Inline code must not be disclosed.
 fn is_file_name(text: &str) -> bool {
     let is_plain = |character: char| character.is_alphanumeric() || "._-/+".contains(character);
     text.chars().all(is_plain) && Path::new(text).extension().is_some()
@@ -76,23 +75,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_are_told_apart() {
-        let known = owner("ada", 1000, "laptop", "abc\n");
-        assert_eq!(known, owner("ada", 1000, "laptop", "abc"));
-        assert_eq!(known.len(), 32);
-        assert!(!known.contains("abc"));
+    fn owners_are_distinguished() {
+        let ada = owner("ada", 1000, "laptop", "abc\n");
+        assert_eq!(ada, owner("ada", 1000, "laptop", "abc"));
+        assert_eq!(ada.len(), 32);
+        assert!(!ada.contains("abc"));
         for other in [
             owner("bob", 1000, "laptop", "abc"),
             owner("ada", 0, "laptop", "abc"),
             owner("ada", 1000, "desktop", "abc"),
             owner("ada", 1000, "laptop", "def"),
         ] {
-            assert_ne!(known, other);
+            assert_ne!(ada, other);
         }
     }
 
     #[test]
-    fn programs_are_known_by_what_they_run() {
+    fn programs_are_named_by_what_they_run() {
         for (command, expected) in [
             (
                 &["/usr/bin/python3", "-u", "src/server.py", "80"] as &[&str],

@@ -1,4 +1,4 @@
-//! The log of a session: a file of its own, and only when it is asked for.
+//! The log file of a session, which is written only on request.
 
 use std::env;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -15,8 +15,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::environment::{HOME, STATE_HOME};
 
-/// Crates whose words are ours. What others log may contain what the program sends and receives.
-const OURS: &[&str] = &[
+/// The crates that log at the requested level. Logs of other crates may contain the program's traffic.
+const OWN_CRATES: &[&str] = &[
     "agent",
     "cluster",
     "config",
@@ -26,7 +26,7 @@ const OURS: &[&str] = &[
     "standin",
 ];
 
-/// How much is logged. The agent is started with the same.
+/// The log level, which is also passed to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verbosity(pub(crate) u8);
 
@@ -41,7 +41,7 @@ impl Verbosity {
     }
 }
 
-/// Starts a log when there is to be one. Returns where it is.
+/// Starts the log if it was requested. Returns its path.
 pub(crate) fn start(verbosity: Verbosity, file: Option<PathBuf>) -> Result<Option<PathBuf>> {
     if verbosity.0 == 0 && file.is_none() {
         return Ok(None);
@@ -57,7 +57,7 @@ pub(crate) fn start(verbosity: Verbosity, file: Option<PathBuf>) -> Result<Optio
     })?;
     let targets = Targets::new()
         .with_default(LevelFilter::WARN)
-        .with_targets(OURS.iter().map(|name| (*name, verbosity.level())));
+        .with_targets(OWN_CRATES.iter().map(|name| (*name, verbosity.level())));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(Mutex::new(file))
         .with_ansi(false);
@@ -68,7 +68,7 @@ pub(crate) fn start(verbosity: Verbosity, file: Option<PathBuf>) -> Result<Optio
     Ok(Some(path))
 }
 
-/// For the user's eyes only: names of files and addresses are in it.
+/// Only the user may read the log: it contains file names and addresses.
 fn create(path: &PathBuf) -> std::io::Result<File> {
     OpenOptions::new()
         .create(true)
@@ -94,7 +94,7 @@ fn default_file() -> Result<PathBuf> {
             .create(&folder)
             .with_context(|| {
                 let folder = folder.display();
-                format!("cannot make the folder {folder} for logs: name a file with --log-file")
+                format!("cannot create the folder {folder} for logs: name a file with --log-file")
             })?;
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -1,4 +1,4 @@
-//! What `magic` needs beside the settings.
+//! Applies the `magic` settings, which need resources besides the settings.
 
 use std::ffi::OsString;
 
@@ -7,26 +7,26 @@ use proxy::TemporaryFolder;
 
 use super::settings;
 
-/// What is shown of a folder that only a session has.
-const FOLDER_OF_A_SESSION: &str = "<empty folder of the session>";
+/// Shown in place of the temporary folder if there is no session.
+const FOLDER_PLACEHOLDER: &str = "<empty folder of the session>";
 
-/// What magic has made for a session. It is gone when this is.
+/// The resources of magic for a session. They are removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Magic {
     _empty_folder: Option<TemporaryFolder>,
 }
 
 impl Magic {
-    /// Adds what magic adds to the settings of a session.
+    /// Adds the settings of magic to those of a session.
     pub(super) fn add(
         resolved: &mut Resolved,
         surroundings: &Surroundings,
         mounts: Vec<String>,
     ) -> Self {
         let folder = resolved.needs_empty_folder().then(TemporaryFolder::new);
-        let folder = folder.and_then(|made| {
-            let failed = |error: &_| tracing::warn!(%error, "no temporary folder can be made");
-            made.inspect_err(failed).ok()
+        let folder = folder.and_then(|created| {
+            let failed = |error: &_| tracing::warn!(%error, "temporary folder not created");
+            created.inspect_err(failed).ok()
         });
         let path = folder.as_ref().and_then(|folder| folder.path().to_str());
         let magic = MagicSurroundings {
@@ -40,11 +40,11 @@ impl Magic {
     }
 }
 
-/// The same without a session, for those who want to know what would be.
-pub(super) fn add_what_is_known(resolved: &mut Resolved, command: &[OsString]) {
+/// The same without a session, for `--print-config`.
+pub(super) fn add_preview(resolved: &mut Resolved, command: &[OsString]) {
     let magic = MagicSurroundings {
         mounts: Vec::new(),
-        empty_folder: Some(FOLDER_OF_A_SESSION.to_owned()),
+        empty_folder: Some(FOLDER_PLACEHOLDER.to_owned()),
     };
     resolved.add_magic(&settings::surroundings(command), &magic);
 }

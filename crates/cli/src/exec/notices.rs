@@ -1,24 +1,23 @@
-//! What is said of a program that does the same thing in many places: the first few of a kind, and how many more there
-//! were.
+//! Limits repeated warnings about a program: the first few of each kind are printed, and the others are counted.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::{Discriminant, discriminant};
 
 use proxy::{Event, FileProblem, Notice};
 
-/// So many of a kind are worth being read.
-const MOST: usize = 8;
+/// How many warnings of each kind are printed.
+const MAX_PER_KIND: usize = 8;
 
 /// Messages that differ only in the path or the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum NoticeKind {
     Program(Discriminant<Notice>),
     File(Discriminant<FileProblem>),
     Connections,
 }
 
-impl Kind {
-    /// `None` for what happens to the session as a whole, which is always said.
+impl NoticeKind {
+    /// `None` for events of the session as a whole, which are always printed.
     pub(super) fn of(event: &Event) -> Option<Self> {
         match event {
             Event::Program(notice) => Some(Self::Program(discriminant(notice))),
@@ -29,43 +28,43 @@ impl Kind {
     }
 }
 
-/// What becomes of a message.
+/// What to do with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    Say,
-    /// It is the first that is not said.
-    SayThatThereAreMore,
-    Silence,
+    Print,
+    /// It is the first one that is suppressed.
+    AnnounceMore,
+    Suppress,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Notices {
-    said: HashMap<Kind, HashSet<String>>,
-    left_out: usize,
-    more: HashSet<Kind>,
+    printed: HashMap<NoticeKind, HashSet<String>>,
+    suppressed: usize,
+    announced: HashSet<NoticeKind>,
 }
 
 impl Notices {
-    pub(super) fn judge(&mut self, kind: Kind, text: &str) -> Verdict {
-        let said = self.said.entry(kind).or_default();
-        if said.contains(text) {
-            return Verdict::Silence;
+    pub(super) fn check(&mut self, kind: NoticeKind, text: &str) -> Verdict {
+        let printed = self.printed.entry(kind).or_default();
+        if printed.contains(text) {
+            return Verdict::Suppress;
         }
-        if said.len() < MOST {
-            said.insert(text.to_owned());
-            return Verdict::Say;
+        if printed.len() < MAX_PER_KIND {
+            printed.insert(text.to_owned());
+            return Verdict::Print;
         }
-        self.left_out += 1;
-        if self.more.insert(kind) {
-            Verdict::SayThatThereAreMore
+        self.suppressed += 1;
+        if self.announced.insert(kind) {
+            Verdict::AnnounceMore
         } else {
-            Verdict::Silence
+            Verdict::Suppress
         }
     }
 
-    /// How many were not said, those of the same text included.
-    pub(super) fn left_out(&self) -> usize {
-        self.left_out
+    /// How many were suppressed beyond the limit, repeated texts included.
+    pub(super) fn suppressed(&self) -> usize {
+        self.suppressed
     }
 }
 
@@ -76,28 +75,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_few_of_each_kind_are_said_once_and_the_rest_is_counted() {
+    fn the_first_few_of_each_kind_are_printed_once_and_the_rest_is_counted() {
         let mut notices = Notices::default();
-        let mut judge = |event: Event| {
-            let kind = Kind::of(&event).unwrap();
-            notices.judge(kind, &event.to_string())
+        let mut check = |event: Event| {
+            let kind = NoticeKind::of(&event).unwrap();
+            notices.check(kind, &event.to_string())
         };
         let special =
             |number: usize| Event::File(PathBuf::from(format!("/{number}")), FileProblem::Special);
-        for number in 0..MOST {
-            assert_eq!(judge(special(number)), Verdict::Say);
-            assert_eq!(judge(special(number)), Verdict::Silence);
+        for number in 0..MAX_PER_KIND {
+            assert_eq!(check(special(number)), Verdict::Print);
+            assert_eq!(check(special(number)), Verdict::Suppress);
         }
-        assert_eq!(judge(special(100)), Verdict::SayThatThereAreMore);
-        assert_eq!(judge(special(101)), Verdict::Silence);
+        assert_eq!(check(special(100)), Verdict::AnnounceMore);
+        assert_eq!(check(special(101)), Verdict::Suppress);
         let other = Event::File(PathBuf::from("/0"), FileProblem::TooLarge);
-        assert_eq!(judge(other), Verdict::Say);
+        assert_eq!(check(other), Verdict::Print);
         let watch = |path: &str| Notice::WatchRefused { path: path.into() };
-        assert_eq!(judge(Event::Program(watch("/0"))), Verdict::Say);
-        assert_eq!(notices.left_out(), 2);
-        // What is remembered does not grow with what happens.
-        let remembered: usize = notices.said.values().map(HashSet::len).sum();
-        assert_eq!(remembered, MOST + 2);
-        assert_eq!(Kind::of(&Event::TargetGone), None);
+        assert_eq!(check(Event::Program(watch("/0"))), Verdict::Print);
+        assert_eq!(notices.suppressed(), 2);
+        // Memory use does not grow with the number of events.
+        let stored: usize = notices.printed.values().map(HashSet::len).sum();
+        assert_eq!(stored, MAX_PER_KIND + 2);
+        assert_eq!(NoticeKind::of(&Event::TargetExited), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Containers of this machine, as podman knows them.
+//! Finds podman containers on this machine.
 
 use std::env;
 use std::io::ErrorKind;
@@ -11,11 +11,11 @@ use tokio::process::Command;
 
 use crate::environment::{PODMAN, SUDO_USER};
 
-/// The program `podman`, which is asked and not linked: it knows its own storage best.
+/// The program `podman`. Its storage is read only through it.
 #[derive(Debug, Clone)]
 pub(crate) struct Podman(PathBuf);
 
-/// The part of `podman inspect` that matters here.
+/// The part of the output of `podman inspect` that is used here.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Container {
@@ -55,13 +55,13 @@ impl Podman {
         if output.status.success() {
             return process_in(&output.stdout, name);
         }
-        let said = String::from_utf8_lossy(&output.stderr);
-        if is_unknown(&said) {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if is_unknown(&errors) {
             bail!(unknown(name, rustix::process::geteuid().is_root()));
         }
         bail!(
-            "podman cannot say anything about container/{name}: {}. See whether `podman container inspect {name}` works",
-            said.trim()
+            "podman cannot inspect container/{name}: {}. Check whether `podman container inspect {name}` works",
+            errors.trim()
         )
     }
 
@@ -77,18 +77,18 @@ impl Podman {
     }
 }
 
-fn is_unknown(said: &str) -> bool {
+fn is_unknown(errors: &str) -> bool {
     [
         "no such container",
         "no such object",
         "no container with name or ID",
     ]
     .iter()
-    .any(|text| said.contains(text))
+    .any(|text| errors.contains(text))
 }
 
 fn unknown(name: &str, root: bool) -> String {
-    let of_whom = if root {
+    let owner_hint = if root {
         let user = env::var(SUDO_USER).unwrap_or_else(|_| "another user".to_owned());
         format!(
             "These are root's containers; for one of {user}, name its process, which `podman inspect -f \
@@ -97,12 +97,12 @@ fn unknown(name: &str, root: bool) -> String {
     } else {
         "These are your own containers; those of root need sudo".to_owned()
     };
-    format!("podman knows no container {name}; `podman ps` lists those that run. {of_whom}")
+    format!("podman knows no container {name}; `podman ps` lists those that run. {owner_hint}")
 }
 
 fn process_in(json: &[u8], name: &str) -> Result<u32> {
     let containers: Vec<Container> = serde_json::from_slice(json)
-        .with_context(|| format!("podman describes container/{name} in an unknown way"))?;
+        .with_context(|| format!("podman describes container/{name} in an unknown format"))?;
     let container = containers
         .into_iter()
         .next()
@@ -115,7 +115,7 @@ fn process_in(json: &[u8], name: &str) -> Result<u32> {
     match status.as_str() {
         "running" | "paused" if pid > 0 => Ok(pid),
         "exited" | "stopped" => bail!(
-            "container/{name} does not run: it ended with code {exit_code}. Start it with `podman start {name}`; `podman logs {name}` shows its last words"
+            "container/{name} does not run: it ended with code {exit_code}. Start it with `podman start {name}`; `podman logs {name}` shows its output"
         ),
         "created" | "configured" | "initialized" => {
             bail!("container/{name} has not been started: `podman start {name}` does")
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_container_that_runs_has_a_process_and_others_say_what_to_do() {
+    fn a_running_container_has_a_process_and_errors_name_the_next_step() {
         let check = |state: &str, expected: Result<u32, &str>| {
             let json = format!(r#"[{{"Id": "ab", "State": {{{state}, "Paused": false}}}}]"#);
             let found = process_in(json.as_bytes(), "checkout").map_err(|error| error.to_string());
@@ -150,12 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn messages_about_unknown_containers_are_known() {
-        for said in [
+    fn messages_about_unknown_containers_are_recognized() {
+        for message in [
             "Error: inspecting object: no such container nothing",
             "Error: no such container \"nothing\"",
         ] {
-            assert!(is_unknown(said), "{said}");
+            assert!(is_unknown(message), "{message}");
         }
         assert!(!is_unknown("Error: cannot connect"));
         assert!(

@@ -1,25 +1,27 @@
-//! What the user sees of a session that starts: one line that names each step with its time, and disappears into one
-//! final line. Whatever else is said goes around it.
+//! Messages to the user on standard error. While a session starts, one line shows each step with its duration; a final
+//! line replaces it. Other messages are printed above that line.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::env;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::notices::{Kind, Notices, Verdict};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::notices::{NoticeKind, Notices, Verdict};
 use crate::environment::{NO_COLOR, TERM};
 
-/// How often the time of a step that takes long is shown anew.
-const REFRESH: Duration = Duration::from_millis(100);
-/// Steps as short as this are not worth a time.
-const WORTH_A_TIME: Duration = Duration::from_millis(1);
+/// How often the duration of the current step is redrawn.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+/// Shorter steps are not shown.
+const MIN_SHOWN: Duration = Duration::from_millis(1);
 const CLEAR_LINE: &str = "\r\x1b[2K";
 
-/// Clones are the same.
+/// Clones share state.
 #[derive(Debug, Clone)]
 pub(crate) struct Progress(Arc<Mutex<State>>);
 
@@ -27,13 +29,13 @@ pub(crate) struct Progress(Arc<Mutex<State>>);
 struct State {
     started: Instant,
     quiet: bool,
-    /// Whether there is a line that can be drawn over.
+    /// Whether there is a progress line, which must be cleared before other output.
     line: bool,
     color: bool,
     steps: Vec<(Cow<'static, str>, Duration)>,
     current: Option<(Cow<'static, str>, Instant)>,
-    /// What was said of the settings, which is not said twice.
-    said: HashSet<String>,
+    /// The warnings that were printed, each once.
+    warned: HashSet<String>,
     notices: Notices,
 }
 
@@ -48,7 +50,7 @@ impl Progress {
             color: colors(),
             steps: Vec::new(),
             current: None,
-            said: HashSet::new(),
+            warned: HashSet::new(),
             notices: Notices::default(),
         })));
         if line {
@@ -57,25 +59,25 @@ impl Progress {
         progress
     }
 
-    /// The step that begins now ends the one before.
+    /// Starts a step and ends the previous one.
     pub(crate) fn step(&self, name: impl Into<Cow<'static, str>>) {
         let name = name.into();
         let mut state = self.state();
         state.end_step();
-        tracing::info!(step = &*name, "starting");
+        tracing::info!(step = &*name, "startup step");
         state.current = Some((name, Instant::now()));
         state.draw();
     }
 
-    /// The same, when it is part of the start and not something that happens to the session later.
-    pub(crate) fn begin(&self, name: impl Into<Cow<'static, str>>) {
+    /// Starts a step if the session is still starting, and does nothing later, as when an agent is replaced.
+    pub(crate) fn startup_step(&self, name: impl Into<Cow<'static, str>>) {
         let starting = self.state().current.is_some();
         if starting {
             self.step(name);
         }
     }
 
-    /// The step that goes on is known better.
+    /// Renames the current step.
     pub(crate) fn rename(&self, name: impl Into<Cow<'static, str>>) {
         let mut state = self.state();
         if let Some((current, _)) = &mut state.current {
@@ -84,7 +86,7 @@ impl Progress {
         }
     }
 
-    /// The line is gone, and the program's output may come.
+    /// Replaces the progress line by the final line, before the program's output starts.
     pub(crate) fn finish(&self, target: &str) {
         let mut state = self.state();
         state.end();
@@ -92,56 +94,57 @@ impl Progress {
             "standing in for {target} ({})",
             milliseconds(state.started.elapsed())
         );
-        tracing::info!(steps = ?state.steps, "{text}");
+        tracing::info!(session = target, steps = ?state.steps, "session started");
         if !state.quiet {
             state.print(&text);
         }
     }
 
-    /// Takes the line away, before an error is shown.
+    /// Clears the progress line before an error is printed.
     pub(crate) fn clear(&self) {
         self.state().end();
     }
 
-    /// Tells the user something, once.
-    pub(crate) fn say(&self, text: &str) {
+    /// Prints a warning, once for each text.
+    pub(crate) fn warn(&self, text: &str) {
         let mut state = self.state();
         tracing::warn!("{text}");
-        if state.said.insert(text.to_owned()) {
+        if state.warned.insert(text.to_owned()) {
             state.print(text);
         }
     }
 
-    /// Tells the user something about a file or a program, once, and not of any number of them.
-    pub(super) fn say_some(&self, kind: Kind, text: &str) {
+    /// Prints a warning about a file or a program, once for each text, and up to a limit for each kind.
+    pub(super) fn warn_limited(&self, kind: NoticeKind, text: &str) {
         let mut state = self.state();
         tracing::warn!("{text}");
-        match state.notices.judge(kind, text) {
-            Verdict::Say => state.print(text),
-            Verdict::SayThatThereAreMore => {
+        match state.notices.check(kind, text) {
+            Verdict::Print => state.print(text),
+            Verdict::AnnounceMore => {
                 state.print("there are more messages of this kind; with -v, all are in the log");
             }
-            Verdict::Silence => {}
+            Verdict::Suppress => {}
         }
     }
 
-    pub(crate) fn say_what_was_left_out(&self) {
+    /// Prints how many warnings were suppressed.
+    pub(crate) fn report_suppressed(&self) {
         let state = self.state();
-        let left_out = state.notices.left_out();
-        if left_out > 0 {
+        let suppressed = state.notices.suppressed();
+        if suppressed > 0 {
             state.print(&format!(
-                "{left_out} more such messages were left out; with -v, all are in the log"
+                "{suppressed} more messages of these kinds were suppressed; with -v, all are in the log"
             ));
         }
     }
 
-    /// Tells the user of something that happens, as often as it does.
+    /// Prints an event, also if it is repeated.
     pub(crate) fn report(&self, text: &str) {
         tracing::warn!("{text}");
         self.state().print(text);
     }
 
-    /// Tells the user something that is no warning.
+    /// Prints information, unless the user wants warnings only.
     pub(crate) fn note(&self, text: &str) {
         tracing::info!("{text}");
         let state = self.state();
@@ -151,7 +154,7 @@ impl Progress {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -172,7 +175,7 @@ impl State {
 
     fn print(&self, text: &str) {
         let clear = if self.line { CLEAR_LINE } else { "" };
-        // In one piece, so that nothing of the program comes between.
+        // In one write, so that the program's output cannot interleave.
         write_all(&format!("{clear}standin: {text}\n"));
         self.draw();
     }
@@ -189,7 +192,8 @@ impl State {
     }
 }
 
-/// The line as it is now, cut at the front where the terminal is too narrow: what happens now is at the end.
+/// The text of the progress line. It is cut at the front if the terminal is too narrow, because the current step is at the
+/// end.
 fn line<Name: AsRef<str>>(
     steps: &[(Name, Duration)],
     current: &str,
@@ -198,16 +202,16 @@ fn line<Name: AsRef<str>>(
     color: bool,
 ) -> String {
     let mut done = String::new();
-    for (name, time) in steps.iter().filter(|(_, time)| *time >= WORTH_A_TIME) {
+    for (name, time) in steps.iter().filter(|(_, time)| *time >= MIN_SHOWN) {
         let _ = write!(done, "{} {}, ", name.as_ref(), milliseconds(*time));
     }
     let mut now = current.to_owned();
-    if elapsed >= REFRESH {
+    if elapsed >= REFRESH_INTERVAL {
         let _ = write!(now, " {}", milliseconds(elapsed));
     }
     now.push('…');
-    let beginning = "standin: ";
-    let used = beginning.len() + now.chars().count() + 1;
+    let prefix = "standin: ";
+    let used = prefix.len() + now.chars().count() + 1;
     let room = width.saturating_sub(used);
     let length = done.chars().count();
     if length > room {
@@ -219,9 +223,9 @@ fn line<Name: AsRef<str>>(
         };
     }
     if color && !done.is_empty() {
-        format!("{beginning}\x1b[2m{done}\x1b[0m{now}")
+        format!("{prefix}\x1b[2m{done}\x1b[0m{now}")
     } else {
-        format!("{beginning}{done}{now}")
+        format!("{prefix}{done}{now}")
     }
 }
 
@@ -229,13 +233,13 @@ fn milliseconds(time: Duration) -> String {
     format!("{} ms", time.as_millis())
 }
 
-/// Draws again while a step takes long, until the line is gone.
+/// Redraws the progress line periodically, until it is gone.
 fn refresh(state: Weak<Mutex<State>>) {
     thread::spawn(move || {
         loop {
-            thread::sleep(REFRESH);
+            thread::sleep(REFRESH_INTERVAL);
             let Some(state) = state.upgrade() else { return };
-            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = state.lock();
             if !state.line {
                 return;
             }
@@ -256,7 +260,7 @@ fn terminal_width() -> usize {
         .unwrap_or(80)
 }
 
-/// A terminal that is gone is no reason to end.
+/// Ignores errors: a closed terminal must not end the session.
 fn write_all(text: &str) {
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(text.as_bytes());
@@ -268,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_names_the_steps_with_their_times_and_fits() {
+    fn the_line_shows_the_steps_with_their_durations_and_fits() {
         let steps = [
             ("reading the configuration", Duration::from_micros(300)),
             ("finding the target", Duration::from_millis(12)),

@@ -1,4 +1,4 @@
-//! What a session is to be: from the file, the environment and the flags, each before the one in front of it.
+//! The settings of a session: from flags, environment variables and the configuration file, in this order of precedence.
 
 mod discover;
 
@@ -17,7 +17,7 @@ use super::progress::Progress;
 use crate::environment::{HOME, NOT_SETTINGS, TEMPORARY};
 use crate::verify;
 
-/// The settings, with everything said that the user should know about them.
+/// Loads the settings, and prints warnings about them.
 pub(super) fn load(arguments: &ExecArguments, progress: &Progress) -> Result<Resolved> {
     let add_flags = |layers| arguments.add_to(layers);
     load_with(arguments.config_file.as_deref(), add_flags, progress)
@@ -44,7 +44,7 @@ pub(crate) fn load_with(
     match add_flags(layers).resolve() {
         Ok(resolved) => {
             for problem in resolved.warnings.problems() {
-                progress.say(&verify::in_one_line(problem));
+                progress.warn(&verify::in_one_line(problem));
             }
             Ok(resolved)
         }
@@ -88,7 +88,7 @@ pub(super) fn describe(resolved: &Resolved) -> String {
     text
 }
 
-/// What is around the process on this machine, so that it finds its own code and its own files.
+/// The local environment of the program, so that it finds its own code and its own files.
 pub(super) fn surroundings(command: &[OsString]) -> Surroundings {
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let variable = |name: &str| env::var_os(name).map(|value| bytes(Path::new(&value)));

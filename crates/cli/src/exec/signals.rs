@@ -1,8 +1,8 @@
-//! Signals that reach us and are meant for the program.
+//! Forwards signals to the program.
 //!
-//! Program and supervisor are in one process group, so what the terminal sends (Ctrl-C, Ctrl-Z, Ctrl-\, a hang-up)
-//! reaches both, and the program needs no help. What somebody sends to us alone is passed on. Neither ends us: we live
-//! on to see how the program ends.
+//! Program and supervisor are in one process group, so signals of the terminal (Ctrl-C, Ctrl-Z, Ctrl-\, a hang-up) reach
+//! both. Signals that are sent to the supervisor alone are forwarded. Neither kind ends the supervisor, which waits for the
+//! exit of the program.
 
 use std::fs;
 use std::io::{PipeReader, Read as _};
@@ -15,7 +15,7 @@ use proxy::Signaller;
 
 use crate::sys;
 
-const PASSED_ON: &[Signal] = &[
+const FORWARDED_SIGNALS: &[Signal] = &[
     Signal::SIGHUP,
     Signal::SIGINT,
     Signal::SIGQUIT,
@@ -27,25 +27,25 @@ const PASSED_ON: &[Signal] = &[
     Signal::SIGCONT,
 ];
 
-/// How often and how long to look whether the program has stopped after the terminal asked it to. One that restores
-/// the terminal first takes a moment; one that ignores the wish never does.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
-const LOOKS: u32 = 200;
+/// How often and how many times to check whether the program has stopped after SIGTSTP. A program that restores the terminal
+/// first takes a moment; one that ignores the signal never stops.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const MAX_POLLS: u32 = 200;
 
-/// Signals that have come since they are caught.
+/// Catches signals, and forwards them once the program runs.
 #[derive(Debug)]
-pub(super) struct Caught(PipeReader);
+pub(super) struct SignalForwarder(PipeReader);
 
-impl Caught {
-    /// Catches signals from now on. Before, they end us, and the program is not there yet.
+impl SignalForwarder {
+    /// Catches signals from now on. Earlier signals end the process, since there is no program yet.
     pub(super) fn start() -> Result<Self> {
-        sys::catch(PASSED_ON)
-            .map(Caught)
-            .context("signals cannot be caught")
+        sys::catch(FORWARDED_SIGNALS)
+            .map(SignalForwarder)
+            .context("cannot install signal handlers")
     }
 
-    /// Passes signals on to the program as long as we live.
-    pub(super) fn pass_on(mut self, program: Signaller, process: i32) {
+    /// Forwards signals to the program for the rest of this process.
+    pub(super) fn forward_to(mut self, program: Signaller, process: i32) {
         thread::spawn(move || {
             let mut message = sys::Message::default();
             while self.0.read_exact(&mut message).is_ok() {
@@ -57,9 +57,9 @@ impl Caught {
 }
 
 fn handle(number: i32, by_terminal: bool, program: &Signaller, process: i32) {
-    tracing::debug!(number, by_terminal, "a signal has come");
+    tracing::debug!(number, by_terminal, "signal received");
     if !by_terminal {
-        // When the program has ended, so shall we in a moment.
+        // This fails if the program has ended, and then this process ends in a moment as well.
         let _ = program.signal(number);
     }
     if number == libc::SIGTSTP {
@@ -67,18 +67,19 @@ fn handle(number: i32, by_terminal: bool, program: &Signaller, process: i32) {
     }
 }
 
-/// Stops us when the program has stopped, so that the shell gets its terminal back. What continues us continues it.
+/// Stops this process when the program has stopped, so that the shell gets its terminal back. The SIGCONT that continues
+/// this process is forwarded to the program.
 fn stop_with(process: i32) {
-    for _ in 0..LOOKS {
+    for _ in 0..MAX_POLLS {
         match state_of(process) {
             Some('T') => {
-                // As the terminal would have stopped us.
+                // Stops the process like an uncaught signal of the terminal.
                 sys::release(Signal::SIGTSTP);
                 let _ = raise(Signal::SIGTSTP);
                 sys::catch_again(Signal::SIGTSTP);
                 return;
             }
-            Some(_) => thread::sleep(LOOK_EVERY),
+            Some(_) => thread::sleep(POLL_INTERVAL),
             None => return,
         }
     }
@@ -89,7 +90,7 @@ fn state_of(process: i32) -> Option<char> {
     state_in(&text)
 }
 
-/// "pid (name) state …", and the name may contain anything.
+/// The format is "pid (name) state …", and the name may contain any characters.
 fn state_in(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_comes_after_a_name_that_may_contain_anything() {
+    fn the_state_is_parsed_after_any_process_name() {
         assert_eq!(state_in("12 (sleep) S 1 12"), Some('S'));
         assert_eq!(state_in("12 (a) T (b) T 1 12"), Some('T'));
         assert_eq!(state_in("nonsense"), None);

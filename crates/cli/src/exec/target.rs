@@ -1,4 +1,4 @@
-//! Which process of this machine a target is.
+//! Targets of this machine: processes and containers.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +9,8 @@ use config::Target;
 
 use super::podman::Podman;
 
-/// How often to look whether a container that has ended runs again.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often to check whether a container that has ended runs again.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A target of this machine.
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub(super) enum LocalTarget {
 }
 
 impl LocalTarget {
-    /// None: it is in a cluster.
+    /// `None` if the target is in a cluster.
     pub(super) fn of(target: &Target) -> Option<Self> {
         match target {
             Target::Process(pid) => Some(Self::Process(*pid)),
@@ -32,19 +32,19 @@ impl LocalTarget {
         }
     }
 
-    /// The target's process, as it is now.
+    /// The current process of the target.
     pub(super) async fn process(&self) -> Result<u32> {
         match self {
             Self::Process(pid) if !Path::new(&format!("/proc/{pid}")).exists() => bail!(
-                "there is no process {pid}: it has ended, or never was. `pgrep -n <program>` prints the id of a running one"
+                "there is no process {pid}: it has ended, or never existed. `pgrep -n <program>` prints the id of a running one"
             ),
             Self::Process(pid) => Ok(*pid),
             Self::Container { name, podman } => podman.process_of(name).await,
         }
     }
 
-    /// Starts a program where it can be beside the target. A user's own containers live in a user namespace of podman, in
-    /// which the user has every right, and outside of which none.
+    /// A command for a program that has the rights to access the target. Rootless containers run in a user namespace of
+    /// podman, in which the user has all rights.
     pub(super) fn start(&self, program: &Path) -> Command {
         match self {
             Self::Container { podman, .. } if !rustix::process::geteuid().is_root() => {
@@ -56,13 +56,13 @@ impl LocalTarget {
         }
     }
 
-    /// Ends when the target runs as another process than `before`. A process never does.
-    pub(super) async fn successor(&self, before: Option<u32>) {
+    /// Completes when the target runs as another process than `before`. Never for a target that is a process.
+    pub(super) async fn wait_for_restart(&self, before: Option<u32>) {
         let Self::Container { name, podman } = self else {
             return std::future::pending().await;
         };
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             match podman.process_of(name).await {
                 Ok(now) if Some(now) != before => return,
                 _ => {}

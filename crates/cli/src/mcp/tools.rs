@@ -1,4 +1,4 @@
-//! What can be asked of sessions.
+//! The tools of the MCP server.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::api::client::Client;
 use crate::api::folder::Folder;
 use crate::sessions;
 
-/// Rows and events of one answer, unless more are asked for.
-const FEW: u64 = 50;
-/// How long a session has to hand over the events that it keeps.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Rows and events of one response, unless another limit is requested.
+const DEFAULT_LIMIT: u64 = 50;
+/// How long to wait for the stored events of a session.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Each tool with a schema of its arguments.
+/// The tools, each with the schema of its arguments.
 pub(super) fn list() -> Value {
-    let id = json!({ "type": "string", "description": "The session's id, or its beginning" });
+    let id = json!({ "type": "string", "description": "The session's id, or its first digits" });
     let object = |properties: Value, required: &[&str]| json!({ "type": "object", "properties": properties, "required": required });
     let tool = |name: &str, description: &str, schema: Value, reads: bool| {
         json!({
@@ -29,7 +29,7 @@ pub(super) fn list() -> Value {
             "annotations": { "readOnlyHint": reads, "destructiveHint": !reads },
         })
     };
-    let limit = json!({ "type": "integer", "minimum": 1, "description": "The most that is answered; 50 without it" });
+    let limit = json!({ "type": "integer", "minimum": 1, "description": "The maximal number of results; the default is 50" });
     json!([
         tool(
             "list_sessions",
@@ -39,25 +39,25 @@ pub(super) fn list() -> Value {
         ),
         tool(
             "session_info",
-            "What a session is: target, processes, ports, health, counters.",
+            "A session: target, processes, ports, health, counters.",
             object(json!({ "id": id }), &["id"]),
             true
         ),
         tool(
             "session_counters",
-            "Sums of everything that a session did.",
+            "The counters of a session.",
             object(json!({ "id": id }), &["id"]),
             true
         ),
         tool(
             "session_events",
-            "What happened in a session, the newest last: requests, connections, files, names, notices.",
+            "The events of a session, the newest last: requests, connections, files, DNS queries, notices.",
             object(
                 json!({
                     "id": id,
                     "after": { "type": "integer", "description": "Only events after the one with this number" },
                     "type": { "type": "string", "description": "Only events of this type, such as IncomingRequest, FileOp, DnsQuery, OutgoingConnection, Notice" },
-                    "only_problems": { "type": "boolean", "description": "Only what failed" },
+                    "only_problems": { "type": "boolean", "description": "Only failures" },
                     "limit": limit,
                 }),
                 &["id"],
@@ -66,11 +66,11 @@ pub(super) fn list() -> Value {
         ),
         tool(
             "session_state",
-            "What a session did by file, name, peer or port, what failed first. Names of variables, without values.",
+            "Statistics of a session by file, DNS name, peer or port, failures first. Names of variables, without values.",
             object(
                 json!({
                     "id": id,
-                    "section": { "enum": ["files", "names", "peers", "ports", "env"] },
+                    "section": { "enum": ["files", "dns", "peers", "ports", "env"] },
                     "limit": limit,
                 }),
                 &["id", "section"],
@@ -85,18 +85,17 @@ pub(super) fn list() -> Value {
         ),
         tool(
             "end_session",
-            "Ends a session and all of its processes: asks them to, and after five seconds makes them.",
+            "Ends a session and all of its processes: by SIGTERM, and by SIGKILL after five seconds.",
             object(json!({ "id": id }), &["id"]),
             false
         ),
     ])
 }
 
-/// Nothing, if there is no such tool.
+/// `None` if there is no such tool.
 pub(super) async fn call(folder: &Folder, name: &str, arguments: &Value) -> Option<Result<Value>> {
-    let names = list();
-    let known = names.as_array()?.iter().any(|tool| tool["name"] == name);
-    if !known {
+    let tools = list();
+    if !tools.as_array()?.iter().any(|tool| tool["name"] == name) {
         return None;
     }
     Some(perform(folder, name, arguments).await)
@@ -107,7 +106,7 @@ async fn perform(folder: &Folder, name: &str, arguments: &Value) -> Result<Value
         return Ok(serde_json::to_value(sessions::all(folder).await)?);
     }
     let id = arguments.get("id").and_then(Value::as_str);
-    let (id, client) = Client::find(folder, id.context("say which session: `id`")?)?;
+    let (id, client) = Client::find(folder, id.context("the argument `id` is missing")?)?;
     match name {
         "session_info" => Ok(serde_json::to_value(client.info().await?)?),
         "session_counters" => Ok(serde_json::to_value(client.info().await?.counters)?),
@@ -136,7 +135,7 @@ async fn events(client: &Client, arguments: &Value) -> Result<Value> {
     let mut seen = after.unwrap_or(0);
     let mut stream = client.events(after).await?;
     while seen < last {
-        let Ok(Some(messages)) = timeout(PATIENCE, stream.next()).await else {
+        let Ok(Some(messages)) = timeout(EVENTS_TIMEOUT, stream.next()).await else {
             break;
         };
         for message in messages {
@@ -166,19 +165,19 @@ async fn state(client: &Client, arguments: &Value) -> Result<Value> {
         .files
         .sort_by_key(|row| std::cmp::Reverse((row.failed, row.operations)));
     state
-        .names
+        .dns
         .sort_by_key(|row| std::cmp::Reverse((row.failed, row.queries)));
     state
         .peers
         .sort_by_key(|row| std::cmp::Reverse((row.failed, row.connections)));
-    let most = limit(arguments);
+    let limit = limit(arguments);
     let section = arguments
         .get("section")
         .and_then(Value::as_str)
         .unwrap_or_default();
     let mut rows = match section {
         "files" => serde_json::to_value(state.files)?,
-        "names" => serde_json::to_value(state.names)?,
+        "dns" => serde_json::to_value(state.dns)?,
         "peers" => serde_json::to_value(state.peers)?,
         "ports" => serde_json::to_value(state.ports)?,
         "env" => json!(
@@ -188,20 +187,20 @@ async fn state(client: &Client, arguments: &Value) -> Result<Value> {
                 .map(|(name, _)| name)
                 .collect::<Vec<_>>()
         ),
-        other => bail!("`section` is one of files, names, peers, ports and env, not `{other}`"),
+        other => bail!("`section` is one of files, dns, peers, ports and env, not `{other}`"),
     };
     let count = rows.as_array().map_or(0, Vec::len);
     if let Some(rows) = rows.as_array_mut() {
-        rows.truncate(most);
+        rows.truncate(limit);
     }
-    Ok(json!({ "left_out": count.saturating_sub(most), "rows": rows }))
+    Ok(json!({ "left_out": count.saturating_sub(limit), "rows": rows }))
 }
 
 fn limit(arguments: &Value) -> usize {
     let limit = arguments
         .get("limit")
         .and_then(Value::as_u64)
-        .unwrap_or(FEW);
+        .unwrap_or(DEFAULT_LIMIT);
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 

@@ -1,4 +1,4 @@
-//! `standin operator session`: who has sessions, and the end of some.
+//! `standin operator session`: lists and ends the sessions of an operator.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use api::session::{Session, SessionCluster, SessionId, SessionPort, age};
 use clap::{Args, Subcommand};
 
-use super::Where;
+use super::ClusterArguments;
 use crate::table;
 
 #[derive(Debug, Subcommand)]
@@ -14,7 +14,7 @@ pub(super) enum SessionCommand {
     /// List the sessions of the cluster, the oldest first
     #[command(visible_alias = "ls")]
     List(ListArguments),
-    /// End sessions: their agents end, and whoever runs them is told
+    /// End sessions and their agents. Their users are notified
     Kill(KillArguments),
 }
 
@@ -24,7 +24,7 @@ pub(super) enum SessionCommand {
 )]
 pub(super) struct ListArguments {
     #[command(flatten)]
-    place: Where,
+    cluster: ClusterArguments,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -37,7 +37,7 @@ pub(super) struct KillArguments {
     #[arg(required = true, value_name = "ID", value_parser = id)]
     ids: Vec<SessionId>,
     #[command(flatten)]
-    place: Where,
+    cluster: ClusterArguments,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -55,7 +55,7 @@ pub(super) fn run(command: &SessionCommand) -> Result<ExitCode> {
 }
 
 fn list(arguments: &ListArguments) -> Result<ExitCode> {
-    let sessions = arguments.place.ask(cluster::sessions)?;
+    let sessions = arguments.cluster.with_operator(cluster::list_sessions)?;
     if arguments.json {
         let specs: Vec<_> = sessions.iter().map(|session| &session.spec).collect();
         println!("{}", serde_json::to_string_pretty(&specs)?);
@@ -105,28 +105,28 @@ pub(super) fn lines(sessions: &[Session]) -> String {
     table::render(header, &rows)
 }
 
-/// Whose traffic a session has, with the filter by which it is chosen.
+/// The ports of a session's incoming traffic, with their filters.
 pub(super) fn ports(ports: &[SessionPort]) -> String {
     let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
     ports.join(", ")
 }
 
-/// The clusters of a session over several, and which of them do not take part now.
+/// The clusters of a session over several, and which of them are not ready.
 fn clusters(clusters: &[SessionCluster]) -> String {
     let named = clusters.iter().map(|cluster| match cluster.ready {
         true => cluster.name.clone(),
-        false => format!("{} (away)", cluster.name),
+        false => format!("{} (not ready)", cluster.name),
     });
     named.collect::<Vec<_>>().join(", ")
 }
 
 fn kill(arguments: &KillArguments) -> Result<ExitCode> {
-    let ended = arguments.place.ask(async |cluster| {
+    let ended = arguments.cluster.with_operator(async |cluster| {
         let mut ended = Vec::new();
         for id in &arguments.ids {
             match cluster::end_session(cluster, *id).await {
                 Ok(()) => ended.push((*id, None)),
-                // The others may be there.
+                // The other sessions may exist.
                 Err(cluster::Error::OperatorRefused(why)) => ended.push((*id, Some(why))),
                 Err(error) => return Err(error),
             }
@@ -140,19 +140,19 @@ fn kill(arguments: &KillArguments) -> Result<ExitCode> {
             .collect();
         println!("{}", serde_json::to_string_pretty(&ended)?);
     }
-    let mut missed = Vec::new();
+    let mut failed = Vec::new();
     for (id, error) in ended {
         match error {
             None if arguments.json => {}
-            None => println!("session {id} is ended"),
-            Some(why) => missed.push(why),
+            None => println!("session {id} ended"),
+            Some(why) => failed.push(why),
         }
     }
-    match missed.is_empty() {
+    match failed.is_empty() {
         true => Ok(ExitCode::SUCCESS),
         false => bail!(
-            "{}; `standin operator session list` shows those that there are",
-            missed.join("; ")
+            "{}; `standin operator session list` lists the sessions",
+            failed.join("; ")
         ),
     }
 }
@@ -200,9 +200,9 @@ mod tests {
         assert_eq!(
             lines(&sessions),
             "\
-ID  USER  NAMESPACE  TARGET          PHASE  PODS  CLUSTERS          AGE  PORTS
-1f  anna  shop       deployment/web  Ready  2                       5s   80 (steal, path ^/a)
-2f  anna  shop       deployment/web  Ready        hub, west (away)  5s
+ID  USER  NAMESPACE  TARGET          PHASE  PODS  CLUSTERS               AGE  PORTS
+1f  anna  shop       deployment/web  Ready  2                            5s   80 (steal, path ^/a)
+2f  anna  shop       deployment/web  Ready        hub, west (not ready)  5s
 "
         );
     }

@@ -1,4 +1,4 @@
-//! `standin operator status`: which operator there is, how it is, and who uses it.
+//! `standin operator status`: which operator the cluster has, its health, and who uses it.
 
 use std::process::ExitCode;
 
@@ -10,11 +10,11 @@ use clap::Args;
 use cluster::OperatorReplicas;
 use serde::Serialize;
 
-use super::Where;
+use super::ClusterArguments;
 use super::session::ports;
 use crate::table;
 
-const OURS: &str = env!("CARGO_PKG_VERSION");
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[derive(Debug, Args)]
 #[command(
@@ -22,38 +22,38 @@ const OURS: &str = env!("CARGO_PKG_VERSION");
 )]
 pub(super) struct StatusArguments {
     #[command(flatten)]
-    place: Where,
+    cluster: ClusterArguments,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What is told, as a program reads it.
+/// The JSON output.
 #[derive(Debug, Serialize)]
-struct Told<'told> {
-    version: &'told str,
-    namespace: &'told str,
-    protocol: &'told str,
-    features: &'told [String],
-    /// Nothing, where the user may not see them.
+struct StatusReport<'report> {
+    version: &'report str,
+    namespace: &'report str,
+    protocol: &'report str,
+    features: &'report [String],
+    /// `None` if the user may not read them.
     replicas: Option<OperatorReplicas>,
-    sessions: &'told [RunningSession],
-    /// Which cluster has which part, where there are several.
+    sessions: &'report [RunningSession],
+    /// The roles of the clusters, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
-    multi_cluster: Option<&'told MultiClusterRoles>,
-    /// The members, as this operator sees them.
+    multi_cluster: Option<&'report MultiClusterRoles>,
+    /// The member clusters, as this operator sees them.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    connected_clusters: &'told [ConnectedCluster],
+    connected_clusters: &'report [ConnectedCluster],
 }
 
 pub(super) fn run(arguments: &StatusArguments) -> Result<ExitCode> {
-    let (operator, replicas) = arguments.place.ask(async |cluster| {
-        let operator = cluster::operator(cluster).await?;
+    let (operator, replicas) = arguments.cluster.with_operator(async |cluster| {
+        let operator = cluster::get_operator(cluster).await?;
         let replicas = cluster::operator_replicas(cluster, &operator).await?;
         Ok((operator, replicas))
     })?;
     if arguments.json {
-        let told = Told {
+        let report = StatusReport {
             version: &operator.spec.operator_version,
             namespace: &operator.spec.operator_namespace,
             protocol: &operator.spec.protocol_version,
@@ -63,7 +63,7 @@ pub(super) fn run(arguments: &StatusArguments) -> Result<ExitCode> {
             multi_cluster: operator.spec.multi_cluster.as_ref(),
             connected_clusters: &operator.status.connected_clusters,
         };
-        println!("{}", serde_json::to_string_pretty(&told)?);
+        println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{}", describe(&operator, replicas));
     }
@@ -73,15 +73,15 @@ pub(super) fn run(arguments: &StatusArguments) -> Result<ExitCode> {
 fn describe(operator: &MirrordOperator, replicas: Option<OperatorReplicas>) -> String {
     let (spec, status) = (&operator.spec, &operator.status);
     let version = match spec.operator_version.as_str() {
-        OURS => format!("{OURS}, as this standin"),
-        theirs => format!(
-            "{theirs}; this standin is {OURS}: use the same release if a session is refused"
+        OWN_VERSION => format!("{OWN_VERSION}, same as this standin"),
+        other => format!(
+            "{other}; this standin is {OWN_VERSION}: use the same release if a session is refused"
         ),
     };
     let replicas = match replicas {
-        Some(OperatorReplicas { ready, wanted }) => format!("{ready} of {wanted} ready"),
+        Some(OperatorReplicas { ready, desired }) => format!("{ready} of {desired} ready"),
         None => format!(
-            "not known: you may not see deployments in {}",
+            "unknown: you may not read deployments in {}",
             spec.operator_namespace
         ),
     };
@@ -138,7 +138,7 @@ fn clusters(operator: &MirrordOperator) -> Vec<[String; 4]> {
             name.clone(),
             role(name, part),
             version,
-            "answers".to_owned(),
+            "running".to_owned(),
         ]
     });
     let members = operator.status.connected_clusters.iter().map(|cluster| {
@@ -168,9 +168,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operator_is_told_in_lines() {
+    fn the_status_is_shown_as_lines() {
         let spec = MirrordOperatorSpec {
-            operator_version: OURS.to_owned(),
+            operator_version: OWN_VERSION.to_owned(),
             operator_namespace: "standin".to_owned(),
             supported_features: vec!["ProxyApi".to_owned(), "SessionManagement".to_owned()],
             ..MirrordOperatorSpec::default()
@@ -194,13 +194,13 @@ mod tests {
         let operator = MirrordOperator::new(spec, status);
         let replicas = OperatorReplicas {
             ready: 1,
-            wanted: 2,
+            desired: 2,
         };
         assert_eq!(
             describe(&operator, Some(replicas)),
             format!(
                 "\
-version    {OURS}, as this standin
+version    {OWN_VERSION}, same as this standin
 namespace  standin
 replicas   1 of 2 ready
 features   ProxyApi, SessionManagement
@@ -215,11 +215,11 @@ ID  USER  NAMESPACE  TARGET               AGE  PORTS
         other.spec.operator_version = "0.0.1".to_owned();
         let text = describe(&other, None);
         assert!(text.contains("0.0.1; this standin is"), "{text}");
-        assert!(text.contains("not known: you may not see"), "{text}");
+        assert!(text.contains("unknown: you may not read"), "{text}");
     }
 
     #[test]
-    fn clusters_are_told_with_their_roles_and_how_they_are() {
+    fn clusters_are_shown_with_their_roles_and_states() {
         let roles = MultiClusterRoles {
             cluster_name: "hub".to_owned(),
             default_cluster: "east".to_owned(),
@@ -252,7 +252,7 @@ ID  USER  NAMESPACE  TARGET               AGE  PORTS
             table,
             "\
 CLUSTER  ROLE                      OPERATOR  STATE
-hub      Primary, without targets  0.2.0     answers
+hub      Primary, without targets  0.2.0     running
 east     member, Default           0.1.9     connected
 north    member                    0.2.0     connected; its certificate ends in 3 days
 west     member                              the Secret mirrord-cluster-west is not there

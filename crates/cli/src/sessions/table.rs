@@ -1,4 +1,4 @@
-//! Sessions and settings in columns.
+//! Sessions and settings as text tables.
 
 use jiff::Timestamp;
 use monitor::{ConfigValue, SessionInfo, Status};
@@ -46,7 +46,7 @@ pub(super) fn status(status: Status) -> &'static str {
     }
 }
 
-/// As `kubectl` shows it: the largest two units.
+/// The format of `kubectl`: the largest two units.
 pub(super) fn age(started_at: &str, now: Timestamp) -> String {
     let Ok(start) = started_at.parse::<Timestamp>() else {
         return "-".to_owned();
@@ -61,15 +61,15 @@ pub(super) fn age(started_at: &str, now: Timestamp) -> String {
     }
 }
 
-/// The last column is as wide as it is, and the others not wider than they may be.
+/// Aligns columns up to a maximal width.
 fn columns(head: &[&str], rows: Vec<Vec<String>>) -> String {
-    const WIDEST: usize = 60;
+    const MAX_WIDTH: usize = 60;
     let head = head.iter().map(|name| (*name).to_owned()).collect();
     let all: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     let width = |column: usize| {
         let cells = all.iter().filter_map(|row| row.get(column));
         let widths = cells.map(|cell| cell.chars().count());
-        widths.max().unwrap_or(0).min(WIDEST)
+        widths.max().unwrap_or(0).min(MAX_WIDTH)
     };
     let mut text = String::new();
     for row in &all {

@@ -1,4 +1,4 @@
-//! Sessions and events in words.
+//! Sessions and events as text.
 
 use jiff::Timestamp;
 use monitor::{Entry, Event, Handling, Level, Mode, SessionInfo, Side};
@@ -44,10 +44,10 @@ pub(super) fn info(info: &SessionInfo) -> String {
             ),
         ),
         (
-            "names",
+            "dns",
             format!(
-                "{} asked, {} failed",
-                counters.names.queries, counters.names.failed
+                "{} queries, {} failed",
+                counters.dns.queries, counters.dns.failed
             ),
         ),
         (
@@ -66,17 +66,20 @@ pub(super) fn info(info: &SessionInfo) -> String {
         ),
     ];
     if !info.clusters.is_empty() {
-        let way = if info.is_operator {
+        let access_path = if info.is_operator {
             ", through the operator"
         } else {
             ""
         };
-        lines.insert(2, ("clusters", info.clusters.join(", ") + way));
+        lines.insert(2, ("clusters", info.clusters.join(", ") + access_path));
     }
     for port in &info.ports {
-        let filter = port.filter.as_deref().unwrap_or("are anything");
-        let what = format!("{}: {} requests that {filter}", port.port, mode(port.mode));
-        lines.push(("port", what));
+        let filter = port
+            .filter
+            .as_deref()
+            .map(|filter| format!(" that {filter}"));
+        let (mode, filter) = (mode(port.mode), filter.unwrap_or_default());
+        lines.push(("port", format!("{}: {mode} requests{filter}", port.port)));
     }
     let text = lines
         .iter()
@@ -84,7 +87,7 @@ pub(super) fn info(info: &SessionInfo) -> String {
     text.collect()
 }
 
-/// A line for an event.
+/// One line for an event.
 pub(super) fn event(entry: &Entry) -> String {
     let time = i64::try_from(entry.time).unwrap_or_default();
     let time = Timestamp::from_millisecond(time).map(|time| format!("{time:.3}"));
@@ -92,11 +95,11 @@ pub(super) fn event(entry: &Entry) -> String {
         "{} {:>6} {}",
         time.unwrap_or_default(),
         entry.seq,
-        words(&entry.event)
+        describe(&entry.event)
     )
 }
 
-fn words(event: &Event) -> String {
+fn describe(event: &Event) -> String {
     match event {
         Event::FileOp {
             path,
@@ -115,18 +118,18 @@ fn words(event: &Event) -> String {
             code,
             addresses,
             ..
-        } => format!("name     {host} {kind} {code} {}", addresses.join(" ")),
+        } => format!("dns      {host} {kind} {code} {}", addresses.join(" ")),
         Event::OutgoingConnection {
             address,
             port,
-            names,
+            dns_names,
             errno,
             ..
         } => {
-            let names = if names.is_empty() {
+            let names = if dns_names.is_empty() {
                 String::new()
             } else {
-                format!(" ({})", names.join(", "))
+                format!(" ({})", dns_names.join(", "))
             };
             format!(
                 "outgoing {address}:{port}{names}{}",
@@ -143,15 +146,17 @@ fn words(event: &Event) -> String {
         Event::PortSubscription {
             port,
             local_port,
-            mode: way,
+            mode: port_mode,
             filter,
             cluster,
             ..
         } => {
-            let place = in_cluster(cluster.as_deref());
+            let location = in_cluster(cluster.as_deref());
             let filter = filter.as_deref().map(|filter| format!(" that {filter}"));
-            let (way, filter) = (mode(*way), filter.unwrap_or_default());
-            format!("incoming port {port}{place} (program {local_port}): {way} requests{filter}")
+            let (mode, filter) = (mode(*port_mode), filter.unwrap_or_default());
+            format!(
+                "incoming port {port}{location} (program {local_port}): {mode} requests{filter}"
+            )
         }
         Event::IncomingConnection {
             port,
@@ -160,13 +165,13 @@ fn words(event: &Event) -> String {
             cluster,
             ..
         } => {
-            let place = in_cluster(cluster.as_deref());
-            let taken = if *accepted {
+            let location = in_cluster(cluster.as_deref());
+            let outcome = if *accepted {
                 ""
             } else {
-                ": the program did not take it"
+                ": the program did not accept it"
             };
-            format!("incoming port {port}{place} connection from {client}{taken}")
+            format!("incoming port {port}{location} connection from {client}{outcome}")
         }
         Event::IncomingClosed {
             port,
@@ -183,8 +188,8 @@ fn words(event: &Event) -> String {
             cluster,
             ..
         } => {
-            let (how, place) = (handling_name(*handling), in_cluster(cluster.as_deref()));
-            format!("request  port {port}{place} {method} {path} {how}: {reason}")
+            let (how, location) = (handling_name(*handling), in_cluster(cluster.as_deref()));
+            format!("request  port {port}{location} {method} {path} {how}: {reason}")
         }
         Event::IncomingRequest {
             port,
@@ -198,9 +203,9 @@ fn words(event: &Event) -> String {
         } => {
             let status = status.map_or_else(|| "no answer".to_owned(), |status| status.to_string());
             let milliseconds = *latency_us / 1000;
-            let (how, place) = (handling_name(*handling), in_cluster(cluster.as_deref()));
+            let (how, location) = (handling_name(*handling), in_cluster(cluster.as_deref()));
             format!(
-                "request  port {port}{place} {method} {path} {status} {milliseconds} ms ({how})"
+                "request  port {port}{location} {method} {path} {status} {milliseconds} ms ({how})"
             )
         }
         Event::RequestsPassedOn {
@@ -210,8 +215,8 @@ fn words(event: &Event) -> String {
             cluster,
             ..
         } => {
-            let place = in_cluster(cluster.as_deref());
-            format!("request  port {port}{place}: {count} passed on: {reason}")
+            let location = in_cluster(cluster.as_deref());
+            format!("request  port {port}{location}: {count} passed on: {reason}")
         }
         Event::EnvVar { vars } => format!("env      {} variables of the target", vars.len()),
         Event::LayerConnected { pid, process_name } => {
@@ -226,7 +231,7 @@ fn words(event: &Event) -> String {
     }
 }
 
-/// With several clusters, the one in which it was.
+/// The cluster of an event, if there are several.
 fn in_cluster(cluster: Option<&str>) -> String {
     cluster.map_or_else(String::new, |cluster| format!(" in {cluster}"))
 }
@@ -246,7 +251,7 @@ fn side_name(side: Side) -> &'static str {
 fn mode(mode: Mode) -> &'static str {
     match mode {
         Mode::Steal => "stealing",
-        Mode::Mirror => "copying",
+        Mode::Mirror => "mirroring",
     }
 }
 

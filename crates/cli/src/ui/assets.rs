@@ -1,4 +1,4 @@
-//! The page, which is a part of the program.
+//! The page, which is built into the program.
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::{Shared, dev};
 
-/// Names and contents.
+/// Names and contents of the files.
 const PAGE: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/page.rs"));
 const INDEX: &str = "index.html";
 const MISSING: &str = include_str!("assets/missing.html");
@@ -19,7 +19,7 @@ pub(super) fn is_missing() -> bool {
 
 pub(super) async fn serve(State(shared): State<Shared>, request: Request<Body>) -> Response {
     if let Some(server) = &shared.dev {
-        return dev::pass_on(server, request).await;
+        return dev::forward(server, request).await;
     }
     find(request.uri())
 }
@@ -34,13 +34,13 @@ fn find(uri: &Uri) -> Response {
     let Some((name, bytes)) = PAGE.iter().find(|(other, _)| *other == name) else {
         return StatusCode::NOT_FOUND.into_response();
     };
-    // The names of assets say what is in them; that of the page does not.
-    let keep = if name.starts_with("assets/") {
+    // The names of assets contain a hash of their content; that of the page does not.
+    let cache_control = if name.starts_with("assets/") {
         "private, max-age=31536000, immutable"
     } else {
         "no-store"
     };
-    let headers = [(CONTENT_TYPE, kind(name)), (CACHE_CONTROL, keep)];
+    let headers = [(CONTENT_TYPE, kind(name)), (CACHE_CONTROL, cache_control)];
     (headers, *bytes).into_response()
 }
 

@@ -1,4 +1,4 @@
-//! The page from a server on which it is being developed.
+//! Serves the page from a development server.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -10,16 +10,16 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-/// Asks the other server for the same, without our token.
-pub(super) async fn pass_on(server: &str, request: Request<Body>) -> Response {
-    ask(server, request.uri()).await.unwrap_or_else(|error| {
+/// Forwards the request to the development server, without the token.
+pub(super) async fn forward(server: &str, request: Request<Body>) -> Response {
+    fetch(server, request.uri()).await.unwrap_or_else(|error| {
         let text =
             format!("{server} does not answer ({error:#}): run `npm run dev` in web/monitor\n");
         (StatusCode::BAD_GATEWAY, text).into_response()
     })
 }
 
-async fn ask(server: &str, uri: &Uri) -> anyhow::Result<Response> {
+async fn fetch(server: &str, uri: &Uri) -> anyhow::Result<Response> {
     let server: Uri = server.parse()?;
     let host = server
         .authority()
@@ -33,8 +33,8 @@ async fn ask(server: &str, uri: &Uri) -> anyhow::Result<Response> {
         None => uri.path().to_owned(),
     };
     let request = axum::http::Request::get(path).header(HOST, host);
-    let answer = sender.send_request(request.body(Body::empty())?).await?;
-    let (parts, body) = answer.into_parts();
+    let response = sender.send_request(request.body(Body::empty())?).await?;
+    let (parts, body) = response.into_parts();
     let kind = parts.headers.get(CONTENT_TYPE).cloned();
     let body = body.collect().await?.to_bytes();
     let mut response = (parts.status, body).into_response();

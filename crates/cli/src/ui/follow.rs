@@ -1,11 +1,12 @@
-//! Finds sessions, and follows each to its end.
+//! Finds sessions, and follows the events of each until it ends.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use monitor::stream::Message;
+use parking_lot::Mutex;
 use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use tokio::sync::Notify;
 use tokio::time::{interval, sleep, timeout};
@@ -14,103 +15,99 @@ use super::hub::Hub;
 use crate::api::client::Client;
 use crate::api::folder::Folder;
 
-/// The folder is looked at as often, in case that nobody says that it has changed.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How often a session is asked what it is.
-const ASK_EVERY: Duration = Duration::from_secs(2);
-/// Between attempts to hear of a session that is there.
-const MOMENT: Duration = Duration::from_millis(200);
+/// How often the folder is listed if there is no notification of a change.
+const RESCAN_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the info of a session is requested.
+const INFO_INTERVAL: Duration = Duration::from_secs(2);
+/// The delay between connection attempts to a session whose socket exists.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Follows all sessions of a folder on the runtime.
 pub(super) fn start(hub: Arc<Hub>, folder: Folder) {
     tokio::spawn(async move {
-        let watched = watch(&folder).inspect_err(|error| {
-            tracing::debug!(%error, "the folder cannot be watched; it is looked at now and then");
+        let changed = watch(&folder).inspect_err(|error| {
+            tracing::debug!(%error, "inotify not available, polling the folder");
         });
-        let watched = watched.ok();
+        let changed = changed.ok();
         let followed: Arc<Mutex<HashSet<String>>> = Arc::default();
         loop {
             for id in folder.sessions() {
-                let is_new = lock(&followed).insert(id.clone());
+                let is_new = followed.lock().insert(id.clone());
                 if is_new {
                     let (hub, folder) = (Arc::clone(&hub), folder.clone());
                     let followed = Arc::clone(&followed);
                     tokio::spawn(async move {
                         follow(&hub, &folder, &id).await;
                         hub.remove(&id);
-                        lock(&followed).remove(&id);
+                        followed.lock().remove(&id);
                     });
                 }
             }
-            match &watched {
+            match &changed {
                 Some(changed) => {
-                    let _ = timeout(LOOK_EVERY, changed.notified()).await;
+                    let _ = timeout(RESCAN_INTERVAL, changed.notified()).await;
                 }
-                None => sleep(LOOK_EVERY).await,
+                None => sleep(RESCAN_INTERVAL).await,
             }
         }
     });
 }
 
-fn lock(set: &Mutex<HashSet<String>>) -> std::sync::MutexGuard<'_, HashSet<String>> {
-    set.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Says that something in the folder has changed. What has is seen by looking.
+/// Notifies of changes in the folder. The receiver must list the folder to find out what has changed.
 fn watch(folder: &Folder) -> std::io::Result<Arc<Notify>> {
     let watch = init(CreateFlags::CLOEXEC)?;
     let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_TO;
     add_watch(&watch, folder.path(), flags)?;
     let changed = Arc::new(Notify::new());
-    let teller = Arc::clone(&changed);
-    // It waits for the kernel as long as we live.
+    let notify = Arc::clone(&changed);
+    // The thread reads events for the rest of this process.
     thread::spawn(move || {
         let mut events = [0_u8; 4096];
         while rustix::io::read(&watch, &mut events).is_ok_and(|count| count > 0) {
-            teller.notify_one();
+            notify.notify_one();
         }
     });
     Ok(changed)
 }
 
-/// Passes on what a session tells, until it has ended.
+/// Publishes the events of a session to the hub, until it has ended.
 async fn follow(hub: &Hub, folder: &Folder, id: &str) {
     let Ok(client) = Client::new(folder, id) else {
         return;
     };
     let mut last = None;
-    let mut is_known = false;
+    let mut is_added = false;
     while folder.socket(id).exists() {
         let Ok(info) = client.info().await else {
-            sleep(MOMENT).await;
+            sleep(RETRY_INTERVAL).await;
             continue;
         };
-        if is_known {
+        if is_added {
             hub.change(info);
         } else {
             hub.add(info, client.clone());
-            is_known = true;
+            is_added = true;
         }
         if let Ok(events) = client.events(last).await {
-            listen(hub, &client, id, events, &mut last).await;
+            publish(hub, &client, id, events, &mut last).await;
         }
-        sleep(MOMENT).await;
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
-async fn listen(
+async fn publish(
     hub: &Hub,
     client: &Client,
     id: &str,
     mut events: crate::api::client::Events,
     last: &mut Option<u64>,
 ) {
-    let mut ask = interval(ASK_EVERY);
-    ask.tick().await;
+    let mut info_interval = interval(INFO_INTERVAL);
+    info_interval.tick().await;
     loop {
         let messages = tokio::select! {
             messages = events.next() => messages,
-            _ = ask.tick() => {
+            _ = info_interval.tick() => {
                 if let Ok(info) = client.info().await {
                     hub.change(info);
                 }

@@ -1,8 +1,8 @@
-//! Who may ask: the browser that was given the address, and nobody who only knows the port.
+//! Authenticates requests: only the browser that was opened with the token has access, not every local process or web page.
 //!
-//! Every request must name this server in `Host`, so that a name of somebody else that leads here does not count; must come
-//! from our own page if it says from where it comes; and must have the token, from the address or from the cookie.
-//! Whatever changes something must say where it comes from.
+//! Every request must name this server in `Host`, which prevents DNS rebinding. If it has an `Origin`, that must be the own
+//! page. It must have the token, in the URL, the cookie or the `Authorization` header. Requests that change something must
+//! have an `Origin`.
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -25,7 +25,7 @@ pub(super) struct Guard {
     policy: HeaderValue,
 }
 
-/// Why a request is not answered.
+/// Why a request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     OtherHost,
@@ -33,11 +33,11 @@ enum Refusal {
     NoToken,
 }
 
-/// Where a token that counts was found.
+/// Where a valid token was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
-    InAddress,
-    Elsewhere,
+enum TokenSource {
+    Url,
+    Header,
 }
 
 impl Guard {
@@ -56,7 +56,7 @@ impl Guard {
         format!("http://localhost:{}/?token={}", self.port, self.token)
     }
 
-    /// Cookies do not know ports, and there may be several of us.
+    /// The name contains the port, because cookies are shared by all ports of a host, and several servers may run.
     fn cookie_name(&self) -> String {
         format!("standin-{}", self.port)
     }
@@ -67,7 +67,12 @@ impl Guard {
         HeaderValue::from_str(&text).ok()
     }
 
-    fn judge(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Found, Refusal> {
+    fn authenticate(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<TokenSource, Refusal> {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let port = self.port;
         let host = text(HOST).filter(|host| {
@@ -75,20 +80,20 @@ impl Guard {
         });
         let host = host.ok_or(Refusal::OtherHost)?;
         let is_upgrade = headers.contains_key("upgrade");
-        let must_say = is_upgrade || !matches!(*method, Method::GET | Method::HEAD);
+        let needs_origin = is_upgrade || !matches!(*method, Method::GET | Method::HEAD);
         match headers.get(ORIGIN) {
             Some(origin) if origin.as_bytes() != format!("http://{host}").as_bytes() => {
                 return Err(Refusal::OtherOrigin);
             }
-            None if must_say => return Err(Refusal::OtherOrigin),
+            None if needs_origin => return Err(Refusal::OtherOrigin),
             _ => {}
         }
-        let in_address = uri.query().and_then(|query| {
+        let in_url = uri.query().and_then(|query| {
             let mut pairs = query.split('&');
             pairs.find_map(|pair| pair.strip_prefix("token="))
         });
-        if in_address.is_some_and(|token| self.is_token(token)) {
-            return Ok(Found::InAddress);
+        if in_url.is_some_and(|token| self.is_token(token)) {
+            return Ok(TokenSource::Url);
         }
         let name = self.cookie_name();
         let mut cookies = headers
@@ -100,12 +105,12 @@ impl Guard {
         let in_cookie = cookies.any(|(key, value)| key == name && self.is_token(value));
         let bearer = text(AUTHORIZATION).and_then(|value| value.strip_prefix("Bearer "));
         if in_cookie || bearer.is_some_and(|token| self.is_token(token)) {
-            return Ok(Found::Elsewhere);
+            return Ok(TokenSource::Header);
         }
         Err(Refusal::NoToken)
     }
 
-    /// Takes as long for each wrong one.
+    /// Compares in constant time.
     fn is_token(&self, text: &str) -> bool {
         let (ours, theirs) = (self.token.as_bytes(), text.as_bytes());
         let differs = |sum: u8, (one, other): (&u8, &u8)| sum | (one ^ other);
@@ -113,7 +118,7 @@ impl Guard {
     }
 }
 
-/// Scripts and everything else only from us. A page that is being developed needs more.
+/// The content security policy: all resources only from this server. A development server needs more.
 fn policy(port: u16, is_development: bool) -> String {
     let hosts = format!("ws://localhost:{port} ws://127.0.0.1:{port}");
     let (script, style, more) = if is_development {
@@ -133,13 +138,13 @@ fn policy(port: u16, is_development: bool) -> String {
 
 pub(super) async fn check(State(shared): State<Shared>, request: Request, next: Next) -> Response {
     let guard = &shared.guard;
-    let judged = guard.judge(request.method(), request.uri(), request.headers());
-    let mut response = match judged {
+    let authenticated = guard.authenticate(request.method(), request.uri(), request.headers());
+    let mut response = match authenticated {
         Ok(_) => next.run(request).await,
         Err(refusal) => refuse(refusal),
     };
     let headers = response.headers_mut();
-    if judged == Ok(Found::InAddress)
+    if authenticated == Ok(TokenSource::Url)
         && let Some(cookie) = guard.cookie()
     {
         headers.insert(SET_COOKIE, cookie);
@@ -169,7 +174,7 @@ fn refuse(refusal: Refusal) -> Response {
         ),
         Refusal::NoToken => (
             StatusCode::UNAUTHORIZED,
-            "Open the address that `standin ui` has printed: it has a token that lets you in.\n",
+            "Open the address that `standin ui` has printed: it contains the required token.\n",
         ),
     };
     (status, text).into_response()
@@ -179,22 +184,22 @@ fn refuse(refusal: Refusal) -> Response {
 mod tests {
     use super::*;
 
-    fn judge(
+    fn authenticate(
         guard: &Guard,
         method: &Method,
         uri: &str,
         headers: &[(&str, &str)],
-    ) -> Result<Found, Refusal> {
+    ) -> Result<TokenSource, Refusal> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
             map.append(name, value.parse().unwrap());
         }
-        guard.judge(method, &uri.parse().unwrap(), &map)
+        guard.authenticate(method, &uri.parse().unwrap(), &map)
     }
 
     #[test]
-    fn only_who_has_the_token_and_comes_from_here_is_let_in() {
+    fn requests_need_the_host_the_origin_and_the_token() {
         let guard = Guard::new(5000, false);
         let cookie = format!("other=1; standin-5000={}", guard.token);
         let with_token = format!("/?x=1&token={}", guard.token);
@@ -203,14 +208,15 @@ mod tests {
         let cookie = ("cookie", cookie.as_str());
         let origin = ("origin", "http://localhost:5000");
         let upgrade = ("upgrade", "websocket");
-        let get = |uri: &str, headers: &[(&str, &str)]| judge(&guard, &Method::GET, uri, headers);
-        let post = |headers: &[(&str, &str)]| judge(&guard, &Method::POST, "/api", headers);
+        let get =
+            |uri: &str, headers: &[(&str, &str)]| authenticate(&guard, &Method::GET, uri, headers);
+        let post = |headers: &[(&str, &str)]| authenticate(&guard, &Method::POST, "/api", headers);
 
-        assert_eq!(get(&with_token, &[here]), Ok(Found::InAddress));
-        assert_eq!(get("/", &[here, cookie]), Ok(Found::Elsewhere));
+        assert_eq!(get(&with_token, &[here]), Ok(TokenSource::Url));
+        assert_eq!(get("/", &[here, cookie]), Ok(TokenSource::Header));
         assert_eq!(
             get("/", &[here, ("authorization", &bearer)]),
-            Ok(Found::Elsewhere)
+            Ok(TokenSource::Header)
         );
         assert_eq!(get("/", &[here]), Err(Refusal::NoToken));
         assert_eq!(get("/?token=", &[here]), Err(Refusal::NoToken));
@@ -242,7 +248,7 @@ mod tests {
             let headers = [here, cookie, ("origin", origin)];
             assert_eq!(get("/", &headers), Err(Refusal::OtherOrigin), "{origin}");
         }
-        assert_eq!(post(&[here, cookie, origin]), Ok(Found::Elsewhere));
+        assert_eq!(post(&[here, cookie, origin]), Ok(TokenSource::Header));
         assert_eq!(post(&[here, cookie]), Err(Refusal::OtherOrigin));
         assert_eq!(
             get("/ws", &[here, cookie, upgrade]),
@@ -250,7 +256,7 @@ mod tests {
         );
         assert_eq!(
             get("/ws", &[here, cookie, upgrade, origin]),
-            Ok(Found::Elsewhere)
+            Ok(TokenSource::Header)
         );
     }
 

@@ -1,44 +1,45 @@
-//! All sessions that are known, with their last events, and whoever wants to hear of them.
+//! All current sessions with their last events, and the subscriptions of browsers to them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use monitor::{ConfigValue, Counters, Entry, Recording, SessionInfo, State, Status};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::broadcast;
 
 use crate::api::client::Client;
 
-/// Events of a session that are kept for browsers that come later.
-const KEPT: usize = 2000;
-/// News that may wait for a browser before it has to begin anew.
-const WAITING: usize = 1024;
+/// How many events of a session are kept for browsers that connect later.
+const MAX_EVENTS: usize = 2000;
+/// How many messages are buffered for a browser before it has to resynchronize.
+const MAX_BUFFERED_MESSAGES: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct Hub {
-    sessions: Mutex<BTreeMap<String, Known>>,
-    news: broadcast::Sender<Arc<News>>,
+    sessions: Mutex<BTreeMap<String, TrackedSession>>,
+    messages: broadcast::Sender<Arc<UiMessage>>,
     pub(super) shows_values: bool,
 }
 
 #[derive(Debug)]
-struct Known {
+struct TrackedSession {
     info: SessionInfo,
     events: VecDeque<Arc<Entry>>,
     source: Source,
 }
 
-/// Where the rest is asked for.
+/// Where further details of a session are read.
 #[derive(Debug, Clone)]
 pub(super) enum Source {
     Session(Client),
     Recording(Arc<(State, Vec<ConfigValue>)>),
 }
 
-/// What a browser is told, as it is told.
+/// A message to a browser, in its JSON format.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum News {
+pub(super) enum UiMessage {
     Sessions {
         data: Vec<SessionInfo>,
     },
@@ -70,27 +71,29 @@ fn inner<S: serde::Serializer>(entry: &Entry, serializer: S) -> Result<S::Ok, S:
     entry.serialize(serializer)
 }
 
-impl News {
+impl UiMessage {
     pub(super) fn session(&self) -> Option<&str> {
         match self {
-            News::Sessions { .. } => None,
-            News::SessionAdded { data } | News::SessionChanged { data } => Some(&data.session_id),
-            News::SessionRemoved { session_id }
-            | News::Event { session_id, .. }
-            | News::Missed { session_id, .. }
-            | News::Counters { session_id, .. } => Some(session_id),
+            UiMessage::Sessions { .. } => None,
+            UiMessage::SessionAdded { data } | UiMessage::SessionChanged { data } => {
+                Some(&data.session_id)
+            }
+            UiMessage::SessionRemoved { session_id }
+            | UiMessage::Event { session_id, .. }
+            | UiMessage::Missed { session_id, .. }
+            | UiMessage::Counters { session_id, .. } => Some(session_id),
         }
     }
 }
 
-/// What a browser has of each session: the number of its last event.
+/// The number of the last event of each session that a browser has received.
 pub(super) type Cursors = HashMap<String, u64>;
 
 impl Hub {
     pub(super) fn new(shows_values: bool) -> Self {
         Self {
             sessions: Mutex::default(),
-            news: broadcast::channel(WAITING).0,
+            messages: broadcast::channel(MAX_BUFFERED_MESSAGES).0,
             shows_values,
         }
     }
@@ -116,19 +119,19 @@ impl Hub {
     }
 
     fn insert(&self, info: SessionInfo, events: VecDeque<Arc<Entry>>, source: Source) {
-        let mut sessions = self.lock();
-        let known = Known {
+        let mut sessions = self.sessions.lock();
+        let session = TrackedSession {
             info: info.clone(),
             events,
             source,
         };
-        sessions.insert(info.session_id.clone(), known);
-        self.tell(News::SessionAdded { data: info });
+        sessions.insert(info.session_id.clone(), session);
+        self.publish(UiMessage::SessionAdded { data: info });
     }
 
     pub(super) fn remove(&self, id: &str) {
-        if self.lock().remove(id).is_some() {
-            self.tell(News::SessionRemoved {
+        if self.sessions.lock().remove(id).is_some() {
+            self.publish(UiMessage::SessionRemoved {
                 session_id: id.to_owned(),
             });
         }
@@ -136,20 +139,20 @@ impl Hub {
 
     /// What a session says of itself now.
     pub(super) fn change(&self, info: SessionInfo) {
-        let mut sessions = self.lock();
-        if let Some(known) = sessions.get_mut(&info.session_id)
-            && known.info != info
+        let mut sessions = self.sessions.lock();
+        if let Some(session) = sessions.get_mut(&info.session_id)
+            && session.info != info
         {
-            known.info = info.clone();
-            self.tell(News::SessionChanged { data: info });
+            session.info = info.clone();
+            self.publish(UiMessage::SessionChanged { data: info });
         }
     }
 
     pub(super) fn count(&self, id: &str, counters: Counters) {
-        let mut sessions = self.lock();
-        if let Some(known) = sessions.get_mut(id) {
-            known.info.counters = counters.clone();
-            self.tell(News::Counters {
+        let mut sessions = self.sessions.lock();
+        if let Some(session) = sessions.get_mut(id) {
+            session.info.counters = counters.clone();
+            self.publish(UiMessage::Counters {
                 session_id: id.to_owned(),
                 data: counters,
             });
@@ -157,8 +160,8 @@ impl Hub {
     }
 
     pub(super) fn missed(&self, id: &str, count: u64) {
-        let _sessions = self.lock();
-        self.tell(News::Missed {
+        let _sessions = self.sessions.lock();
+        self.publish(UiMessage::Missed {
             session_id: id.to_owned(),
             count,
         });
@@ -168,14 +171,14 @@ impl Hub {
         if !self.shows_values {
             entry.event.hide_values();
         }
-        let mut sessions = self.lock();
-        if let Some(known) = sessions.get_mut(id) {
+        let mut sessions = self.sessions.lock();
+        if let Some(session) = sessions.get_mut(id) {
             let entry = Arc::new(entry);
-            if known.events.len() == KEPT {
-                known.events.pop_front();
+            if session.events.len() == MAX_EVENTS {
+                session.events.pop_front();
             }
-            known.events.push_back(Arc::clone(&entry));
-            self.tell(News::Event {
+            session.events.push_back(Arc::clone(&entry));
+            self.publish(UiMessage::Event {
                 session_id: id.to_owned(),
                 data: entry,
             });
@@ -183,60 +186,57 @@ impl Hub {
     }
 
     pub(super) fn infos(&self) -> Vec<SessionInfo> {
-        let sessions = self.lock();
-        sessions.values().map(|known| known.info.clone()).collect()
+        let sessions = self.sessions.lock();
+        let infos = sessions.values().map(|session| session.info.clone());
+        infos.collect()
     }
 
     pub(super) fn find(&self, id: &str) -> Option<(SessionInfo, Source)> {
-        let sessions = self.lock();
-        let known = sessions.get(id)?;
-        Some((known.info.clone(), known.source.clone()))
+        let sessions = self.sessions.lock();
+        let session = sessions.get(id)?;
+        Some((session.info.clone(), session.source.clone()))
     }
 
-    /// Everything up to now that somebody does not have, and everything from now on.
+    /// The messages that a browser with these cursors has missed, and a subscription to all later ones.
     pub(super) fn subscribe(
         &self,
         cursors: &mut Cursors,
         only: Option<&str>,
-    ) -> (Vec<News>, broadcast::Receiver<Arc<News>>) {
-        let sessions = self.lock();
-        let later = self.news.subscribe();
-        let wanted = |id: &str| only.is_none_or(|only| only == id);
-        let infos = sessions.values().map(|known| &known.info);
-        let infos = infos.filter(|info| wanted(&info.session_id));
-        let mut news = vec![News::Sessions {
+    ) -> (Vec<UiMessage>, broadcast::Receiver<Arc<UiMessage>>) {
+        let sessions = self.sessions.lock();
+        let later = self.messages.subscribe();
+        let is_subscribed = |id: &str| only.is_none_or(|only| only == id);
+        let infos = sessions.values().map(|session| &session.info);
+        let infos = infos.filter(|info| is_subscribed(&info.session_id));
+        let mut messages = vec![UiMessage::Sessions {
             data: infos.cloned().collect(),
         }];
-        for (id, known) in sessions.iter().filter(|(id, _)| wanted(id)) {
+        for (id, session) in sessions.iter().filter(|(id, _)| is_subscribed(id)) {
             let last = cursors.get(id).copied();
-            let oldest = known.events.front().map_or(0, |entry| entry.seq);
+            let oldest = session.events.front().map_or(0, |entry| entry.seq);
             if let Some(last) = last
                 && last + 1 < oldest
             {
-                news.push(News::Missed {
+                messages.push(UiMessage::Missed {
                     session_id: id.clone(),
                     count: oldest - last - 1,
                 });
             }
             let last = last.unwrap_or(0);
-            let rest = known.events.iter().filter(|entry| entry.seq > last);
-            news.extend(rest.map(|entry| News::Event {
+            let rest = session.events.iter().filter(|entry| entry.seq > last);
+            messages.extend(rest.map(|entry| UiMessage::Event {
                 session_id: id.clone(),
                 data: Arc::clone(entry),
             }));
-            if let Some(entry) = known.events.back() {
+            if let Some(entry) = session.events.back() {
                 cursors.insert(id.clone(), entry.seq.max(last));
             }
         }
-        (news, later)
+        (messages, later)
     }
 
-    /// With the lock, so that what is told and what is kept have the same order. Nobody may listen.
-    fn tell(&self, news: News) {
-        let _ = self.news.send(Arc::new(news));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The caller must hold the lock, so that messages and stored events have the same order. There may be no subscriber.
+    fn publish(&self, message: UiMessage) {
+        let _ = self.messages.send(Arc::new(message));
     }
 }

@@ -1,7 +1,7 @@
 //! Opens a browser.
 //!
-//! The address has a secret, and everybody on a machine can read the arguments of programs. So the browser is given a file
-//! that leads to the address, in a folder that is the user's alone.
+//! The address contains a secret, and every user of a machine can read the arguments of programs. So the browser opens a
+//! file that redirects to the address, in a folder that only the user can access.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -13,23 +13,23 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::api::folder::Folder;
 
-/// The file, which goes with this.
+/// The file that redirects to the address. It is removed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Opened(Option<PathBuf>);
+pub(super) struct RedirectPage(Option<PathBuf>);
 
-pub(super) fn browser(folder: &Folder, port: u16, url: &str) -> Opened {
+pub(super) fn browser(folder: &Folder, port: u16, url: &str) -> RedirectPage {
     let file = folder.path().join(format!("open-{port}.html"));
     match open(&file, url) {
-        Ok(()) => Opened(Some(file)),
+        Ok(()) => RedirectPage(Some(file)),
         Err(error) => {
             eprintln!("standin: no browser could be opened ({error}): open the address yourself");
-            Opened(Some(file))
+            RedirectPage(Some(file))
         }
     }
 }
 
-/// Waits until somebody wants us to end.
-pub(super) async fn ended() {
+/// Waits for SIGTERM or Ctrl-C.
+pub(super) async fn termination() {
     let Ok(mut terminated) = signal(SignalKind::terminate()) else {
         return std::future::pending().await;
     };
@@ -56,7 +56,7 @@ fn open(file: &PathBuf, url: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-impl Drop for Opened {
+impl Drop for RedirectPage {
     fn drop(&mut self) {
         if let Some(file) = &self.0 {
             let _ = std::fs::remove_file(file);

@@ -1,4 +1,4 @@
-//! Recordings.
+//! Reads recordings.
 
 use std::fs;
 use std::path::Path;

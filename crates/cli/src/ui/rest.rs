@@ -1,4 +1,4 @@
-//! What is asked once.
+//! The HTTP API of the page.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -10,9 +10,9 @@ use serde_json::json;
 
 use super::Shared;
 use super::hub::Source;
-use crate::sessions::hide;
+use crate::sessions::hide_values;
 
-/// Everything of a session but its events.
+/// All details of a session except its events.
 #[derive(Debug, Serialize)]
 struct Detail {
     info: SessionInfo,
@@ -27,9 +27,9 @@ pub(super) async fn list(State(shared): State<Shared>) -> Response {
 
 pub(super) async fn detail(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
     let Some((info, source)) = shared.hub.find(&id) else {
-        return gone(&id);
+        return not_found(&id);
     };
-    let asked = match source {
+    let details = match source {
         Source::Recording(recording) => Ok((info, recording.0.clone(), recording.1.clone())),
         Source::Session(client) => {
             async {
@@ -40,11 +40,11 @@ pub(super) async fn detail(State(shared): State<Shared>, Path(id): Path<String>)
             .await
         }
     };
-    let Ok((info, mut state, config)) = asked else {
-        return gone(&id);
+    let Ok((info, mut state, config)) = details else {
+        return not_found(&id);
     };
     if !shared.hub.shows_values {
-        hide(&mut state);
+        hide_values(&mut state);
     }
     Json(Detail {
         info,
@@ -57,7 +57,7 @@ pub(super) async fn detail(State(shared): State<Shared>, Path(id): Path<String>)
 
 pub(super) async fn kill(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
     match shared.hub.find(&id) {
-        None => gone(&id),
+        None => not_found(&id),
         Some((_, Source::Recording(_))) => {
             shared.hub.remove(&id);
             StatusCode::ACCEPTED.into_response()
@@ -83,7 +83,7 @@ pub(super) async fn version(State(shared): State<Shared>) -> Response {
     .into_response()
 }
 
-fn gone(id: &str) -> Response {
+fn not_found(id: &str) -> Response {
     let message = json!({"error": format!("there is no session {id}")});
     (StatusCode::NOT_FOUND, Json(message)).into_response()
 }

@@ -1,7 +1,7 @@
-//! The stream to a browser: what there is, and what happens from then on.
+//! The event stream to a browser: the current sessions, and all later messages.
 //!
-//! A browser that comes back says what it has (`?after=<session>:<number>,…`), and gets the rest, nothing twice. One that
-//! does not read quickly enough is brought up to date in the same way.
+//! A browser that reconnects sends the numbers of its last events (`?after=<session>:<number>,…`), and gets the events after
+//! them, none twice. A browser that reads too slowly is resynchronized in the same way.
 
 use std::sync::Arc;
 
@@ -13,32 +13,32 @@ use serde::Deserialize;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::Shared;
-use super::hub::{Cursors, Hub, News};
+use super::hub::{Cursors, Hub, UiMessage};
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Wishes {
+pub(super) struct StreamQuery {
     #[serde(default)]
     after: String,
 }
 
 pub(super) async fn all(
     State(shared): State<Shared>,
-    Query(wishes): Query<Wishes>,
+    Query(query): Query<StreamQuery>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    upgrade.on_upgrade(move |socket| serve(socket, shared.hub, cursors(&wishes.after), None))
+    upgrade.on_upgrade(move |socket| serve(socket, shared.hub, cursors(&query.after), None))
 }
 
 pub(super) async fn one(
     State(shared): State<Shared>,
     Path(id): Path<String>,
-    Query(wishes): Query<Wishes>,
+    Query(query): Query<StreamQuery>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     if shared.hub.find(&id).is_none() {
         return StatusCode::NOT_FOUND.into_response();
     }
-    upgrade.on_upgrade(move |socket| serve(socket, shared.hub, cursors(&wishes.after), Some(id)))
+    upgrade.on_upgrade(move |socket| serve(socket, shared.hub, cursors(&query.after), Some(id)))
 }
 
 fn cursors(after: &str) -> Cursors {
@@ -50,25 +50,25 @@ fn cursors(after: &str) -> Cursors {
 
 async fn serve(mut socket: WebSocket, hub: Arc<Hub>, mut cursors: Cursors, only: Option<String>) {
     loop {
-        let (news, mut later) = hub.subscribe(&mut cursors, only.as_deref());
-        for news in news {
-            if send(&mut socket, &news).await.is_err() {
+        let (messages, mut later) = hub.subscribe(&mut cursors, only.as_deref());
+        for message in messages {
+            if send(&mut socket, &message).await.is_err() {
                 return;
             }
         }
         loop {
             let received = tokio::select! {
                 received = later.recv() => received,
-                // A browser says nothing that matters but its end.
-                said = socket.recv() => match said {
+                // Messages of a browser are ignored, except its end.
+                message = socket.recv() => match message {
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return,
                     Some(Ok(_)) => continue,
                 },
             };
             match received {
-                Ok(news) => {
-                    if is_new(&news, &mut cursors, only.as_deref())
-                        && send(&mut socket, &news).await.is_err()
+                Ok(message) => {
+                    if is_new(&message, &mut cursors, only.as_deref())
+                        && send(&mut socket, &message).await.is_err()
                     {
                         return;
                     }
@@ -80,13 +80,13 @@ async fn serve(mut socket: WebSocket, hub: Arc<Hub>, mut cursors: Cursors, only:
     }
 }
 
-/// Whether a browser wants something and does not have it.
-fn is_new(news: &News, cursors: &mut Cursors, only: Option<&str>) -> bool {
-    let session = news.session();
+/// Whether a browser has subscribed to a message and has not received it.
+fn is_new(message: &UiMessage, cursors: &mut Cursors, only: Option<&str>) -> bool {
+    let session = message.session();
     if only.is_some() && session != only {
         return false;
     }
-    if let News::Event { session_id, data } = news {
+    if let UiMessage::Event { session_id, data } = message {
         let last = cursors.entry(session_id.clone()).or_default();
         if data.seq <= *last {
             return false;
@@ -96,8 +96,8 @@ fn is_new(news: &News, cursors: &mut Cursors, only: Option<&str>) -> bool {
     true
 }
 
-async fn send(socket: &mut WebSocket, news: &News) -> Result<(), axum::Error> {
-    let text = serde_json::to_string(news).map_err(axum::Error::new)?;
+async fn send(socket: &mut WebSocket, message: &UiMessage) -> Result<(), axum::Error> {
+    let text = serde_json::to_string(message).map_err(axum::Error::new)?;
     socket.send(Message::text(text)).await
 }
 
@@ -106,8 +106,8 @@ mod tests {
     use super::*;
     use monitor::{Entry, Event, Level};
 
-    fn event(seq: u64) -> News {
-        News::Event {
+    fn event(seq: u64) -> UiMessage {
+        UiMessage::Event {
             session_id: "a".to_owned(),
             data: Arc::new(Entry {
                 seq,
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_twice() {
+    fn no_event_is_sent_twice() {
         let mut cursors = cursors("a:3,nonsense,b:x");
         assert_eq!(cursors.len(), 1);
         assert!(!is_new(&event(3), &mut cursors, None));

@@ -1,4 +1,4 @@
-//! Containers of podman as targets.
+//! Podman containers as targets.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
@@ -6,9 +6,11 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::world::{Ended, NOBODY, Running, Standin, Target, agent_program};
+use crate::support::{
+    ProcessOutput, RunningSession, Standin, Target, UNPRIVILEGED_UID, agent_program,
+};
 
-/// Podman with a storage of its own, and in it one container. All of it is gone with the test.
+/// Podman with its own storage and one container. All of it is removed with the test.
 struct Podman {
     program: PathBuf,
     folder: tempfile::TempDir,
@@ -39,8 +41,8 @@ impl Podman {
         Podman { program, folder }
     }
 
-    fn run(&self, arguments: &[&str]) -> Ended {
-        Ended::from(
+    fn run(&self, arguments: &[&str]) -> ProcessOutput {
+        ProcessOutput::from(
             Command::new(&self.program)
                 .args(arguments)
                 .output()
@@ -48,8 +50,8 @@ impl Podman {
         )
     }
 
-    /// Its programs are this machine's, so that no image is needed. Limits are lowered because a container may not raise
-    /// them where the tests themselves are limited.
+    /// The container uses the programs of this machine, so that no image is needed. Limits are lowered because a container
+    /// cannot raise them if the tests themselves are limited.
     fn start(&self, name: &str) {
         let root = self.folder.path().join("root").display().to_string();
         let options = [
@@ -88,10 +90,10 @@ impl Podman {
 impl Drop for Podman {
     fn drop(&mut self) {
         let home = self.folder.path();
-        if fs::metadata(home).is_ok_and(|home| home.uid() == NOBODY) {
-            // Also ends the process that keeps the user namespace.
+        if fs::metadata(home).is_ok_and(|home| home.uid() == UNPRIVILEGED_UID) {
+            // Also ends the process that holds the user namespace.
             let end = "./podman rm --all --force --time 0; ./podman system migrate";
-            as_nobody(home, end);
+            run_unprivileged(home, end);
         } else {
             self.run(&["rm", "--all", "--force", "--time", "0"]);
         }
@@ -100,12 +102,12 @@ impl Drop for Podman {
 
 #[test]
 #[ignore = "needs root"]
-fn a_program_stands_in_for_a_container_and_for_its_successor() {
+fn a_program_stands_in_for_a_container_also_after_its_restart() {
     let podman = Podman::new();
     podman.start("checkout");
     let standin = podman.standin();
     let script = "echo $OF; hostname; cat /etc/standin-words";
-    let ended = Ended::from(
+    let ended = ProcessOutput::from(
         standin
             .session("container/checkout", &[], script)
             .output()
@@ -113,7 +115,7 @@ fn a_program_stands_in_for_a_container_and_for_its_successor() {
     );
     ended
         .expect(0)
-        .says(&["standing in for container/checkout"]);
+        .expect_stderr(&["standing in for container/checkout"]);
     assert_eq!(
         ended.stdout,
         "container\nof-the-container\nthe container's words\n"
@@ -122,7 +124,7 @@ fn a_program_stands_in_for_a_container_and_for_its_successor() {
         .run(&["inspect", "--format", "{{.Id}}", "checkout"])
         .stdout;
     let by_id = format!("container/{}", &id[..12]);
-    Ended::from(
+    ProcessOutput::from(
         standin
             .session(&by_id, &[], "test $OF = container")
             .output()
@@ -131,47 +133,47 @@ fn a_program_stands_in_for_a_container_and_for_its_successor() {
     .expect(0);
 
     let script = "while ! test -e done; do cat /etc/standin-words >&2; sleep 0.05; done";
-    let mut session = Running::start(standin.session("container/checkout", &[], script));
-    session.until_said("the container's words");
+    let mut session = RunningSession::start(standin.session("container/checkout", &[], script));
+    session.wait_for_output("the container's words");
     podman
         .run(&["restart", "--time", "0", "checkout"])
         .expect(0);
-    session.until_said("standin: the target has ended");
-    session.until_said("standin: the target is back");
-    session.until_said("standin: the session goes on");
-    session.until_said("the container's words");
+    session.wait_for_output("standin: the target has ended");
+    session.wait_for_output("standin: the target is back");
+    session.wait_for_output("standin: the session continues");
+    session.wait_for_output("the container's words");
     standin.write("done", "");
     session.wait().expect(0);
 }
 
 #[test]
 #[ignore = "needs root"]
-fn containers_that_do_not_run_say_what_to_do() {
+fn errors_about_stopped_containers_name_the_next_step() {
     let podman = Podman::new();
     let standin = podman.standin();
     let run = |name: &str| standin.run(["exec", "-t", &format!("container/{name}"), "--", "true"]);
     run("nothing")
         .expect(125)
-        .says(&["podman knows no container nothing", "podman ps"]);
+        .expect_stderr(&["podman knows no container nothing", "podman ps"]);
     podman.start("checkout");
     podman.run(&["stop", "--time", "0", "checkout"]).expect(0);
-    run("checkout").expect(125).says(&[
+    run("checkout").expect(125).expect_stderr(&[
         "container/checkout does not run: it ended with code",
         "podman start checkout",
     ]);
 }
 
-/// Runs a script as a user without any rights, whose home is the given folder.
-fn as_nobody(home: &Path, script: &str) -> Ended {
+/// Runs a script as an unprivileged user with this home folder.
+fn run_unprivileged(home: &Path, script: &str) -> ProcessOutput {
     let mut command = Command::new("sh");
     command
         .args(["-c", script])
-        .uid(NOBODY)
-        .gid(NOBODY)
+        .uid(UNPRIVILEGED_UID)
+        .gid(UNPRIVILEGED_UID)
         .current_dir(home)
         .env("HOME", home)
         .env("XDG_RUNTIME_DIR", home);
-    Ended::from(command.output().unwrap())
+    ProcessOutput::from(command.output().unwrap())
 }
 
 #[test]
@@ -183,16 +185,16 @@ fn a_users_own_container_needs_no_root() {
     fs::copy(env!("CARGO_BIN_EXE_standin"), home.join("standin")).unwrap();
     fs::copy(agent_program(), home.join("standind")).unwrap();
     for path in [home.to_path_buf(), home.join("root"), home.join("root/etc")] {
-        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(path, Some(UNPRIVILEGED_UID), Some(UNPRIVILEGED_UID)).unwrap();
     }
     let start = "./podman run --detach --name checkout --network none --volume /usr:/usr:ro --ulimit nofile=1024:1024 \
                  --ulimit nproc=1024:1024 --rootfs ./root /bin/sleep 3600";
-    as_nobody(
+    run_unprivileged(
         home,
         &start.replace("./root", &home.join("root").display().to_string()),
     )
     .expect(0);
-    let ended = as_nobody(
+    let ended = run_unprivileged(
         home,
         "STANDIN_PODMAN=./podman ./standin exec -t container/checkout -- cat /etc/standin-words",
     );
@@ -201,13 +203,13 @@ fn a_users_own_container_needs_no_root() {
 }
 
 #[test]
-fn without_podman_the_way_around_is_said() {
+fn the_error_without_podman_names_an_alternative() {
     let standin = Standin::new().with("STANDIN_PODMAN", "/nowhere/podman");
     let ended = standin.run(["exec", "-t", "container/checkout", "--", "true"]);
     ended
         .expect(125)
-        .says(&["there is no podman on this machine", "process/<pid>"]);
-    // Other targets need none.
+        .expect_stderr(&["there is no podman on this machine", "process/<pid>"]);
+    // Other targets do not need podman.
     let target = Target::new();
     standin
         .run(["exec", "-t", &target.name(), "--", "true"])

@@ -1,12 +1,12 @@
-//! Variables of all kinds.
+//! Environment variables.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 
-use crate::world::{Ended, Standin, Target};
+use crate::support::{ProcessOutput, Standin, Target};
 
 #[test]
-fn any_bytes_and_thousands_of_variables_arrive() {
+fn arbitrary_bytes_and_thousands_of_variables_are_passed() {
     let mut variables: Vec<(OsString, OsString)> = (0..3000)
         .map(|number| {
             (
@@ -15,9 +15,9 @@ fn any_bytes_and_thousands_of_variables_arrive() {
             )
         })
         .collect();
-    let strange = OsStr::from_bytes(b"STRANGE_\xff\xfe");
+    let invalid = OsStr::from_bytes(b"INVALID_\xff\xfe");
     variables.push((
-        strange.to_owned(),
+        invalid.to_owned(),
         OsStr::from_bytes(b"\x80\n=\xc3(").to_owned(),
     ));
     variables.push(("LONG".into(), "x".repeat(120 * 1024).into()));
@@ -40,7 +40,7 @@ fn any_bytes_and_thousands_of_variables_arrive() {
 }
 
 #[test]
-fn a_variable_of_a_megabyte_is_left_out_loudly() {
+fn an_oversized_variable_is_left_out_with_a_warning() {
     let target = Target::new();
     let standin = Standin::new();
     standin.write(
@@ -49,16 +49,16 @@ fn a_variable_of_a_megabyte_is_left_out_loudly() {
     );
     let script = "echo $FINE; echo ${#HUGE}";
     let mut command = standin.session(&target.name(), &["--env-file", "huge.env"], script);
-    let ended = Ended::from(command.output().unwrap());
+    let ended = ProcessOutput::from(command.output().unwrap());
     ended
         .expect(0)
-        .says(&["the variable HUGE is left out: with 1572864 bytes"]);
+        .expect_stderr(&["the variable HUGE is left out: with 1572864 bytes"]);
     assert_eq!(ended.stdout, "here\n0\n");
     assert!(!ended.stderr.contains("secret"));
 }
 
 #[test]
-fn an_environment_that_is_too_large_in_all_says_so() {
+fn an_environment_that_is_too_large_is_an_error() {
     let target = Target::new();
     let standin = Standin::new();
     let lines: String = (0..100)
@@ -66,6 +66,6 @@ fn an_environment_that_is_too_large_in_all_says_so() {
         .collect();
     standin.write("large.env", lines);
     let mut command = standin.session(&target.name(), &["--env-file", "large.env"], "true");
-    let ended = Ended::from(command.output().unwrap());
-    ended.expect(126).says(&["Argument list too long"]);
+    let ended = ProcessOutput::from(command.output().unwrap());
+    ended.expect(126).expect_stderr(&["Argument list too long"]);
 }

@@ -1,6 +1,6 @@
-//! What the program says about itself.
+//! Help texts, version, completions, and `standin diagnose`.
 
-use crate::world::Standin;
+use crate::support::Standin;
 
 #[test]
 fn help_has_examples_exit_codes_and_every_flag() {
@@ -64,7 +64,7 @@ fn the_version_and_completions_are_printed() {
 }
 
 #[test]
-fn a_diagnosis_is_lines_or_json_with_what_to_do() {
+fn a_diagnosis_is_printed_as_lines_or_json_with_remedies() {
     let standin = Standin::new();
     let lines = standin.run(["diagnose"]);
     lines.expect(0);

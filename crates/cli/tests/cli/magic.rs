@@ -1,4 +1,4 @@
-//! What magic does for a user, with the tools that it is for.
+//! The `magic` settings, with the tools that they are for.
 
 use std::env;
 use std::fs;
@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::world::{Ended, Standin};
+use crate::support::{ProcessOutput, Standin};
 
 const TOKEN_FILE: &str = "/var/run/secrets/eks.amazonaws.com/serviceaccount/token";
 
-/// AWS as a service sees it that has a role there, as in a cluster of EKS: nobody else reaches it, and the token that
-/// proves the role is on a volume of the service. It is the target itself.
+/// A fake of AWS for a service with a role, as in an EKS cluster: only the service can reach it, and the token of the role is
+/// on a volume of the service. The fake is the target itself.
 struct Aws(Child);
 
 impl Aws {
@@ -36,15 +36,15 @@ impl Aws {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let target = Self(child);
         let mut line = String::new();
-        while !line.contains("Running on") {
+        while !line.contains("RunningSession on") {
             line.clear();
-            assert!(said.read_line(&mut line).unwrap() > 0, "moto ended");
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "moto ended");
         }
-        // It writes about each request, which somebody has to take.
-        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        // It logs each request, so its output must be read.
+        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
         target
     }
 }
@@ -59,11 +59,11 @@ impl Drop for Aws {
 fn tools() -> PathBuf {
     match env::var_os("STANDIN_AWS_TOOLS") {
         Some(tools) => PathBuf::from(tools),
-        None => panic!("`cargo xtask test` installs the AWS CLI and says where it is"),
+        None => panic!("`cargo xtask test` installs the AWS CLI and sets STANDIN_AWS_TOOLS"),
     }
 }
 
-/// A developer who is logged in, with a profile for every day.
+/// A developer with a default profile and credentials.
 fn developer(tools: &Path) -> Standin {
     let standin = Standin::new();
     let home = standin.path("home");
@@ -82,10 +82,10 @@ fn developer(tools: &Path) -> Standin {
     standin
 }
 
-fn arn(ended: &Ended) -> String {
+fn arn(ended: &ProcessOutput) -> String {
     ended.expect(0);
-    let answer: Value = serde_json::from_str(&ended.stdout).unwrap();
-    answer["Arn"].as_str().unwrap().to_owned()
+    let response: Value = serde_json::from_str(&ended.stdout).unwrap();
+    response["Arn"].as_str().unwrap().to_owned()
 }
 
 #[test]
@@ -95,31 +95,31 @@ fn the_aws_cli_acts_as_the_target_and_not_as_the_developer() {
     let aws = Aws::start(&tools);
     let standin = developer(&tools);
     let target = format!("process/{}", aws.0.id());
-    let ask = |options: &[&str], script: &str| {
+    let run = |options: &[&str], script: &str| {
         let command = standin.session(&target, options, script).output();
-        Ended::from(command.unwrap())
+        ProcessOutput::from(command.unwrap())
     };
     let who = "python3 -m awscli sts get-caller-identity --output json";
     let theirs = "arn:aws:sts::123456789012:assumed-role/checkout/pod";
-    assert_eq!(arn(&ask(&[], who)), theirs);
-    // All other files may be this machine's.
+    assert_eq!(arn(&run(&[], who)), theirs);
+    // The same if all other files are local.
     let token = standin.write("token", "proof");
     let token = format!("AWS_WEB_IDENTITY_TOKEN_FILE={}", token.display());
     assert_eq!(
-        arn(&ask(&["--no-fs", "--override-env", &token], who)),
+        arn(&run(&["--no-fs", "--override-env", &token], who)),
         theirs
     );
 
-    // Without magic the developer's profile wins.
+    // Without magic, the developer's profile has precedence.
     let off = standin.write("off.yaml", "magic: {aws: 'false'}");
     let off = ["-f", off.to_str().unwrap()];
     let own = "arn:aws:sts::123456789012:assumed-role/developer/me";
-    assert_eq!(arn(&ask(&off, who)), own);
+    assert_eq!(arn(&run(&off, who)), own);
 
-    // The folder is there, empty, can be written, and goes with the session.
+    // The folder exists, is empty and writable, and is removed with the session.
     let script = "cd ~/.aws && pwd && ls -A && aws() { python3 -m awscli \"$@\"; } && aws configure set region mars-1 \
         && aws configure get region && ls -A && readlink -f /proc/self/fd/5 5<config";
-    let written = ask(&["-q"], script);
+    let written = run(&["-q"], script);
     written.expect(0);
     let home = standin.path("home/.aws");
     let expected = format!("{0}\nmars-1\nconfig\n{0}/config\n", home.display());
@@ -129,7 +129,7 @@ fn the_aws_cli_acts_as_the_target_and_not_as_the_developer() {
 }
 
 #[test]
-fn what_magic_adds_is_shown_before_there_is_a_session() {
+fn print_config_shows_the_settings_of_magic() {
     let standin = Standin::new().with("HOME", "/users/me");
     let shown = standin.run(["exec", "-t", "process/1", "--print-config"]);
     shown.expect(0);

@@ -1,34 +1,35 @@
-//! `standin` as its user meets it: real processes on this machine.
+//! Tests of `standin` as a user runs it: with real processes on this machine.
 //!
-//! - `help`: what the program says about itself
-//! - `settings`: which settings are used, and how to see them
-//! - `talk`: what is said on standard error, on terminals and elsewhere, and in logs
-//! - `environment`: variables of all kinds
-//! - `endings`: exit codes, signals, job control
-//! - `faults`: sessions that cannot be
-//! - `mistakes`: what people get wrong, and are told
-//! - `life`: sessions that lose their agent or their target
-//! - `containers`: containers of podman as targets
-//! - `monitor`: sessions that are watched, recorded and ended by others
-//! - `magic`: what settings add by themselves, with the tools that they are for
+//! - `help`: help texts, version, completions, `diagnose`
+//! - `settings`: which settings are used, and how to print them
+//! - `output`: messages on standard error, on terminals and elsewhere, and logs
+//! - `environment`: environment variables
+//! - `exit`: exit codes, signals, job control
+//! - `start_failures`: sessions that cannot start
+//! - `user_errors`: common mistakes on the command line
+//! - `agent_loss`: sessions that lose their agent or their target
+//! - `containers`: podman containers as targets
+//! - `monitor`: sessions that are monitored, recorded and ended by another process
+//! - `magic`: the `magic` settings, with the tools that they are for
 //! - `unprivileged`: a user without any rights
+//! - `support`, `terminal`: shared helpers
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
     reason = "a test fails by panicking"
 )]
 
+mod agent_loss;
 mod containers;
-mod endings;
 mod environment;
-mod faults;
+mod exit;
 mod help;
-mod life;
 mod magic;
-mod mistakes;
 mod monitor;
+mod output;
 mod settings;
-mod talk;
+mod start_failures;
+mod support;
 mod terminal;
 mod unprivileged;
-mod world;
+mod user_errors;

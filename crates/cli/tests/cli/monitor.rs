@@ -1,4 +1,4 @@
-//! Sessions that are watched and ended by others.
+//! Sessions that are monitored and ended by another process.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::world::{Ended, Running, Standin, Target, lives, until};
+use crate::support::{ProcessOutput, RunningSession, Standin, Target, is_alive, wait_until};
 
-/// Says that it is there, and starts a process that does not want to end.
+/// Starts a process that ignores SIGTERM, and prints its id.
 const STUBBORN: &str = "cat /etc/hostname /nothing-here; bash -c 'trap \"\" TERM; while :; do sleep 0.1; done' & echo child $! >&2; \
                         echo here >&2; wait; sleep 3600";
 
@@ -28,16 +28,16 @@ fn json_of(standin: &Standin, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_session_is_listed_watched_recorded_and_ended_with_all_its_processes() {
+fn a_session_is_listed_monitored_recorded_and_ended_with_all_its_processes() {
     let (standin, target) = (Standin::new(), Target::new());
     let recording = standin.path("recording");
     let options = ["--record", recording.to_str().unwrap()];
     let mut command = standin.session(&target.name(), &options, STUBBORN);
     command.stdout(Stdio::null());
-    let mut session = Running::start(command);
-    session.until_said("child ");
+    let mut session = RunningSession::start(command);
+    session.wait_for_output("child ");
     let child = session
-        .said
+        .printed
         .lines()
         .last()
         .unwrap()
@@ -45,7 +45,7 @@ fn a_session_is_listed_watched_recorded_and_ended_with_all_its_processes() {
         .next()
         .unwrap();
     let child: u32 = child.parse().unwrap();
-    session.until_said("here");
+    session.wait_for_output("here");
 
     let socket = sockets(&standin).remove(0);
     let mode = |path: &PathBuf| fs::metadata(path).unwrap().mode() & 0o777;
@@ -83,8 +83,8 @@ fn a_session_is_listed_watched_recorded_and_ended_with_all_its_processes() {
     let ended = session.wait();
     ended
         .expect(128 + 15)
-        .says(&["the session is ended from outside"]);
-    until("the child is gone", || !lives(child));
+        .expect_stderr(&["the session is ended from outside"]);
+    wait_until("the child is gone", || !is_alive(child));
     assert!(sockets(&standin).is_empty());
     let recorded = fs::read_to_string(recording).unwrap();
     assert!(recorded.contains("/nothing-here") && recorded.contains(r#"{"line":"end""#));
@@ -94,8 +94,8 @@ fn a_session_is_listed_watched_recorded_and_ended_with_all_its_processes() {
 fn without_the_api_there_is_no_socket_and_stale_ones_are_removed() {
     let (standin, target) = (Standin::new().with("STANDIN_API", "false"), Target::new());
     let mut session =
-        Running::start(standin.session(&target.name(), &[], "echo here >&2; sleep 3600"));
-    session.until_said("here");
+        RunningSession::start(standin.session(&target.name(), &[], "echo here >&2; sleep 3600"));
+    session.wait_for_output("here");
     assert!(sockets(&standin).is_empty());
     drop(session);
 
@@ -107,11 +107,11 @@ fn without_the_api_there_is_no_socket_and_stale_ones_are_removed() {
 }
 
 #[test]
-fn coding_agents_ask_and_end_sessions() {
+fn mcp_clients_inspect_and_end_sessions() {
     let (standin, target) = (Standin::new(), Target::new());
     let mut session =
-        Running::start(standin.session(&target.name(), &[], "echo here >&2; sleep 3600"));
-    session.until_said("here");
+        RunningSession::start(standin.session(&target.name(), &[], "echo here >&2; sleep 3600"));
+    session.wait_for_output("here");
     let id = json_of(&standin, &["sessions", "--json"])[0]["session_id"].clone();
     let call = |number: u32, name: &str, arguments: Value| json!({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": name, "arguments": arguments}});
     let lines = [
@@ -136,29 +136,29 @@ fn coding_agents_ask_and_end_sessions() {
     }
     drop(input);
     let output = server.wait_with_output().unwrap().stdout;
-    let answers: Vec<Value> = String::from_utf8(output)
+    let responses: Vec<Value> = String::from_utf8(output)
         .unwrap()
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert_eq!(answers.len(), 7);
-    assert_eq!(answers[0]["result"]["protocolVersion"], "2025-03-26");
-    assert_eq!(answers[1]["result"]["tools"].as_array().unwrap().len(), 7);
+    assert_eq!(responses.len(), 7);
+    assert_eq!(responses[0]["result"]["protocolVersion"], "2025-03-26");
+    assert_eq!(responses[1]["result"]["tools"].as_array().unwrap().len(), 7);
     let text = |index: usize| {
-        answers[index]["result"]["content"][0]["text"]
+        responses[index]["result"]["content"][0]["text"]
             .as_str()
             .unwrap()
             .to_owned()
     };
     assert!(text(2).contains(&target.name()));
     assert!(text(3).contains("LayerConnected"), "{}", text(3));
-    assert_eq!(answers[4]["result"]["isError"], true);
+    assert_eq!(responses[4]["result"]["isError"], true);
     assert!(text(5).contains("ended"));
-    assert_eq!(answers[6]["error"]["code"], -32601);
+    assert_eq!(responses[6]["error"]["code"], -32601);
     session.wait().expect(128 + 15);
 }
 
-/// A service in a network of its own, and somebody there who asks it over HTTP/2.
+/// A service in its own network namespace.
 struct Service(Child);
 
 impl Service {
@@ -176,11 +176,11 @@ impl Service {
         service
     }
 
-    /// What a client prints that runs beside the service.
-    fn ask(&self, client: &[&str]) -> String {
+    /// The output of a client in the network namespace of the service.
+    fn run_client(&self, client: &[&str]) -> String {
         let mut command = Command::new("nsenter");
         command.args(["--net", "--target", &self.0.id().to_string()]);
-        let ended = Ended::from(command.args(client).output().unwrap());
+        let ended = ProcessOutput::from(command.args(client).output().unwrap());
         ended.expect(0);
         ended.stdout
     }
@@ -193,7 +193,7 @@ impl Drop for Service {
     }
 }
 
-/// Answers when it has the whole request: who answers sooner may refuse the rest, which then does not count.
+/// Responds after the whole request: a server that responds sooner may reject the rest, which would not be counted.
 const HTTP2_SERVER: &str = r#"
     require("http2").createServer((request, response) => {
         request.resume().on("end", () => {
@@ -202,7 +202,7 @@ const HTTP2_SERVER: &str = r#"
         });
     }).listen(8080)"#;
 
-/// Asks for its arguments, one after the other on one connection.
+/// Requests the paths in its arguments, one after the other on one connection.
 const HTTP2_CLIENT: &str = r#"
     const connection = require("http2").connect("http://127.0.0.1:8080");
     const ask = (path) => new Promise((answered) => {
@@ -217,23 +217,23 @@ const HTTP2_CLIENT: &str = r#"
 
 #[test]
 #[ignore = "needs root"]
-fn requests_of_http2_are_told_one_by_one() {
+fn http2_requests_are_separate_events() {
     let (standin, service) = (Standin::new(), Service::start());
     let mut command = standin.command(["exec", "--steal", "-t"]);
     command.arg(format!("process/{}", service.0.id()));
     command.args(["--", "node", "-e", HTTP2_SERVER]);
-    let mut session = Running::start(command);
-    session.until_said("everything goes to the program");
+    let mut session = RunningSession::start(command);
+    session.wait_for_output("everything goes to the program");
     let node = ["node", "-e", HTTP2_CLIENT];
     let paths = ["/cart/1", "/cart/2?all", "/broken", "/cart/1"];
-    let answers = service.ask(&[&node[..], &paths].concat());
-    assert_eq!(answers, "from the program\n".repeat(4));
-    // A head that takes more than one frame.
+    let bodies = service.run_client(&[&node[..], &paths].concat());
+    assert_eq!(bodies, "from the program\n".repeat(4));
+    // Headers that need more than one frame.
     let long = format!("X-Long: {}", "~".repeat(20_000));
     let mut curl = vec!["curl", "--silent", "--show-error"];
     curl.extend(["--http2-prior-knowledge", "--header", &long]);
     curl.extend(["--data", "one=two", "http://127.0.0.1:8080/orders"]);
-    assert_eq!(service.ask(&curl), "from the program\n");
+    assert_eq!(service.run_client(&curl), "from the program\n");
     let listed = json_of(&standin, &["sessions", "--json"]);
     let id = listed[0]["session_id"].as_str().unwrap();
     let requests = || {
@@ -257,7 +257,7 @@ fn requests_of_http2_are_told_one_by_one() {
         });
         shown.collect::<Vec<_>>()
     };
-    until("all requests are told", || requests().len() == 5);
+    wait_until("all requests are reported", || requests().len() == 5);
     let expected = [
         "HTTP/2 GET /cart/1 200 stolen 0 17",
         "HTTP/2 GET /cart/2?all 200 stolen 0 17",

@@ -1,10 +1,10 @@
-//! Which settings are used, and how to see them.
+//! Which settings are used, and how to print them.
 
 use std::path::Path;
 
-use crate::world::{Standin, Target};
+use crate::support::{Standin, Target};
 
-/// The line of a key in what `--print-config` prints.
+/// Checks the line of a key in the output of `--print-config`.
 #[track_caller]
 fn check(standin: &Standin, options: &[&str], key: &str, value: &str, origin: &str) {
     let printed = standin.run(["exec", "--print-config"].iter().chain(options));
@@ -19,7 +19,7 @@ fn check(standin: &Standin, options: &[&str], key: &str, value: &str, origin: &s
 }
 
 #[test]
-fn flags_win_over_variables_over_files_over_defaults() {
+fn flags_override_variables_files_and_defaults() {
     let key = "feature.fs.mode";
     let standin = Standin::new();
     check(&standin, &[], key, "\"read\"", "default");
@@ -79,7 +79,7 @@ fn every_flag_sets_its_key() {
     standin
         .run(["exec", "--print-config", "--fs-mode", "raed"])
         .expect(125)
-        .says(&["unknown value `raed`", "did you mean `read`?"]);
+        .expect_stderr(&["unknown value `raed`", "did you mean `read`?"]);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_file_is_found_and_named() {
         r#"{"telemetry": false, "feature": {"hostname": false}}"#,
     );
     let printed = standin.run(["exec", "--print-config"]);
-    printed.expect(0).says(&[
+    printed.expect(0).expect_stderr(&[
         "standin: settings from .mirrord/mirrord.json\n",
         "standin: .mirrord/mirrord.json:1:2: `telemetry` has no effect: ",
     ]);
@@ -113,7 +113,7 @@ fn a_file_is_found_and_named() {
     let named = standin.write("elsewhere.json", r#"{"skip_build_tools": true}"#);
     let standin = standin.with("STANDIN_CONFIG_FILE", &named);
     let printed = standin.run(["exec", "--print-config"]);
-    printed.says(&["elsewhere.json (STANDIN_CONFIG_FILE)"]);
+    printed.expect_stderr(&["elsewhere.json (STANDIN_CONFIG_FILE)"]);
     check(
         &standin,
         &["-f", "standin.toml"],
@@ -125,16 +125,16 @@ fn a_file_is_found_and_named() {
     standin
         .run(["exec", "--print-config"])
         .expect(125)
-        .says(&["/nowhere.json, which is not there"]);
+        .expect_stderr(&["/nowhere.json, which does not exist"]);
 }
 
 #[test]
-fn a_file_is_verified_and_the_one_of_the_folder_without_a_name() {
+fn the_named_file_or_that_of_the_folder_is_verified() {
     let standin = Standin::new();
     standin
         .run(["verify-config"])
         .expect(125)
-        .says(&["no configuration file here"]);
+        .expect_stderr(&["no configuration file here"]);
     standin.write("standin.json", r#"{"featur": {}}"#);
     let report = standin.run(["verify-config"]);
     report.expect(1);
@@ -151,12 +151,12 @@ fn a_file_is_verified_and_the_one_of_the_folder_without_a_name() {
 }
 
 #[test]
-fn a_variable_without_a_value_is_told_how_to_have_one() {
+fn the_error_for_a_variable_without_a_value_explains_the_format() {
     for text in ["SHOP", "=x"] {
         Standin::new()
             .run(["exec", "--print-config", "--override-env", text])
             .expect(2)
-            .says(&["write NAME=VALUE", "--unset-env"]);
+            .expect_stderr(&["write NAME=VALUE", "--unset-env"]);
     }
 }
 
@@ -177,7 +177,7 @@ fn settings_reach_the_program() {
         "more.env",
     ];
     let script = "echo $SHOP-$FROM_FILE-$DROPPED";
-    let ended = crate::world::Ended::from(
+    let ended = crate::support::ProcessOutput::from(
         standin
             .session(&target.name(), &options, script)
             .output()

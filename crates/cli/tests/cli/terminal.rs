@@ -1,4 +1,4 @@
-//! A terminal for a program, as a user has one.
+//! A pseudo terminal for a program.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -7,24 +7,24 @@ use std::process::{Child, Command, Stdio};
 
 use nix::pty::openpty;
 
-use crate::world::Standin;
+use crate::support::Standin;
 
 pub(crate) struct Terminal {
     screen: File,
     pub(crate) child: Child,
-    /// Everything that was shown.
+    /// The output so far.
     pub(crate) shown: String,
 }
 
 impl Terminal {
-    /// Runs a shell script on a terminal of its own; `$STANDIN` is the program.
+    /// Runs a shell script on its own terminal; `$STANDIN` is the program.
     pub(crate) fn start(standin: &Standin, script: &str, variables: &[(&str, &str)]) -> Self {
         let pair = openpty(None, None).unwrap();
         let side = |side: &OwnedFd| Stdio::from(side.try_clone().unwrap());
-        // Reading a screen waits, so whatever hangs is ended from outside.
+        // Reading the terminal blocks, so `timeout` ends a script that hangs.
         let mut command = Command::new("timeout");
         command.args(["120", "setsid", "--ctty", "--wait", "bash", "-c", script]);
-        standin.complete(&mut command);
+        standin.configure(&mut command);
         command
             .env("STANDIN", env!("CARGO_BIN_EXE_standin"))
             .env("TERM", "xterm")
@@ -45,25 +45,21 @@ impl Terminal {
         self.screen.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Reads on until something is shown.
+    /// Reads until the output contains this text.
     #[track_caller]
-    pub(crate) fn until_shown(&mut self, expected: &str) {
+    pub(crate) fn wait_for_output(&mut self, expected: &str) {
         while !self.shown.contains(expected) {
-            assert!(
-                self.read(),
-                "{expected:?} was never shown: {:?}",
-                self.shown
-            );
+            assert!(self.read(), "{expected:?} was not shown: {:?}", self.shown);
         }
     }
 
-    /// Everything that was shown, and the exit code.
+    /// The whole output, and the exit code.
     pub(crate) fn wait(&mut self) -> (String, Option<i32>) {
         while self.read() {}
         (self.shown.clone(), self.child.wait().unwrap().code())
     }
 
-    /// A terminal that nobody uses any more ends with an error.
+    /// Returns false at the end. Reading a terminal without users is an error.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 4096];
         match self.screen.read(&mut bytes) {

@@ -1,17 +1,17 @@
-//! A user without any rights, and a target in a user namespace of that user.
+//! An unprivileged user, and a target in a user namespace of that user.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::world::{Ended, NOBODY, agent_program};
+use crate::support::{ProcessOutput, UNPRIVILEGED_UID, agent_program};
 
-/// In namespaces that are already made: a folder that only the target has. It ends with its standard input.
+/// Runs in new namespaces, with a folder that only the target has. It ends with its standard input.
 const TARGET: &str = "mount -t tmpfs tmpfs /srv; echo words > /srv/file; hostname of-the-target; \
                       read -r pid rest < /proc/self/stat; echo $pid; exec cat";
 
-/// Does what needs a real descriptor. The last is possible only through FUSE.
+/// Uses files in ways that need a real descriptor. The change in place is possible only with FUSE.
 const PROGRAM: &str = "\
 import errno, mmap, os, socket, threading
 file = open('/srv/file', 'rb')
@@ -25,7 +25,7 @@ try:
     print('changed in place', flush=True)
 except OSError as error:
     print(errno.errorcode[error.errno], flush=True)
-# What is written last must not be lost, whatever else the program still waits for.
+# The last write must not be lost, even if another thread of the program is blocked.
 waiting = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 waiting.bind(('127.0.0.1', 0))
 threading.Thread(target=lambda: waiting.recvfrom(1), daemon=True).start()
@@ -33,27 +33,27 @@ open('/srv/last', 'wb').write(b'x' * 30_000_000)
 os._exit(0)
 ";
 
-/// Puts a program where the user finds it. Unoptimised programs are large, so it is copied only where it must be.
-fn place(program: &Path, to: &Path) {
+/// Links a program into the user's folder. Debug builds are large, so it is copied only if it cannot be linked.
+fn install(program: &Path, to: &Path) {
     fs::hard_link(program, to)
         .or_else(|_| fs::copy(program, to).map(drop))
         .unwrap();
 }
 
-/// Runs the program in a session, all of it as a user without rights, and answers what it said.
-fn stand_in(device: &Path) -> Ended {
+/// Runs the program in a session as an unprivileged user.
+fn run_session(device: &Path) -> ProcessOutput {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path();
     fs::set_permissions(home, fs::Permissions::from_mode(0o755)).unwrap();
-    chown(home, Some(NOBODY), Some(NOBODY)).unwrap();
-    place(
+    chown(home, Some(UNPRIVILEGED_UID), Some(UNPRIVILEGED_UID)).unwrap();
+    install(
         Path::new(env!("CARGO_BIN_EXE_standin")),
         &home.join("standin"),
     );
-    place(agent_program(), &home.join("standind"));
+    install(agent_program(), &home.join("standind"));
     fs::write(home.join("program.py"), PROGRAM).unwrap();
     fs::write(home.join("target.sh"), TARGET).unwrap();
-    // The shell holds the target's standard input, so the target ends with it.
+    // The shell holds the target's standard input open, so the target ends with the shell.
     let script = "set -e; cd \"$1\"; mkfifo hold; \
          unshare --user --map-root-user --mount --net --uts --pid --fork --kill-child sh target.sh < hold > pid & \
          exec 3> hold; until test -s pid; do sleep 0.02; done; \
@@ -63,26 +63,30 @@ fn stand_in(device: &Path) -> Ended {
     command
         .args(["--mount", "sh", "-c"])
         .arg(format!(
-            "mount --bind '{}' /dev/fuse && exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups \
+            "mount --bind '{}' /dev/fuse && exec setpriv --reuid {UNPRIVILEGED_UID} --regid {UNPRIVILEGED_UID} --clear-groups \
              env --unset=STANDIN_PROGRAMS HOME=\"$1\" bash -c \"$0\" bash \"$1\"",
             device.display()
         ))
         .arg(script)
         .arg(home)
         .stdin(Stdio::null());
-    Ended::from(command.output().unwrap())
+    ProcessOutput::from(command.output().unwrap())
 }
 
 #[track_caller]
-fn check(ended: &Ended, last: &str) {
+fn check(ended: &ProcessOutput, last: &str) {
     let expected = "of-the-target b'words\\n' 6 ['file']\nb'words\\n'\n7 written\n";
-    let said = &ended.expect(0).stdout;
-    assert_eq!(*said, format!("{expected}{last}\n30000000\n"), "{ended:?}");
+    let stdout = &ended.expect(0).stdout;
+    assert_eq!(
+        *stdout,
+        format!("{expected}{last}\n30000000\n"),
+        "{ended:?}"
+    );
 }
 
 #[test]
 #[ignore = "needs root"]
-fn files_come_through_fuse() {
+fn files_are_served_through_fuse() {
     let folder = tempfile::tempdir().unwrap();
     let device = folder.path().join("fuse");
     let made = Command::new("mknod")
@@ -91,13 +95,13 @@ fn files_come_through_fuse() {
         .args(["c", "10", "229"])
         .status();
     assert!(made.unwrap().success());
-    check(&stand_in(&device), "changed in place");
+    check(&run_session(&device), "changed in place");
 }
 
 #[test]
 #[ignore = "needs root"]
-fn where_fuse_is_forbidden_files_come_through_memory() {
-    let ended = stand_in(Path::new("/dev/null"));
+fn without_fuse_files_are_served_from_memory() {
+    let ended = run_session(Path::new("/dev/null"));
     check(&ended, "ENOTSUP");
-    ended.says(&["/srv/file has content at the target, and without FUSE"]);
+    ended.expect_stderr(&["/srv/file has content at the target, and without FUSE"]);
 }

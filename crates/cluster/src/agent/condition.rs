@@ -1,9 +1,9 @@
-//! How an agent's container is doing, from the status of its pod.
+//! The condition of an agent's container, from the status of its pod.
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 
-/// Reasons for which a container waits, and that do not pass by themselves soon enough.
-const TROUBLE: &[&str] = &[
+/// Waiting reasons of a container that do not resolve by themselves soon enough.
+const START_FAILURES: &[&str] = &[
     "CreateContainerConfigError",
     "CreateContainerError",
     "ErrImageNeverPull",
@@ -16,21 +16,21 @@ const TROUBLE: &[&str] = &[
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Condition {
-    /// It is about to run, or runs.
-    Fine,
-    /// It does not start, and why.
-    Trouble(String),
-    /// It has run, and has ended.
+    /// It is starting or running.
+    Healthy,
+    /// It fails to start, with the reason.
+    FailingToStart(String),
+    /// It has ended, with the reason.
     Ended(String),
 }
 
-/// None is a pod that is not there any more.
+/// `None` is a pod that was deleted.
 pub(super) fn condition(pod: Option<&Pod>, container: &str) -> Condition {
     let Some(pod) = pod else {
         return Condition::Ended("its pod was deleted".to_owned());
     };
     let Some(status) = &pod.status else {
-        return Condition::Fine;
+        return Condition::Healthy;
     };
     let usual = status.container_statuses.iter().flatten();
     let state = usual
@@ -50,15 +50,15 @@ pub(super) fn condition(pod: Option<&Pod>, container: &str) -> Condition {
                     .to_owned(),
             )
         }
-        _ => Condition::Fine,
+        _ => Condition::Healthy,
     }
 }
 
 fn of_container(state: &ContainerState) -> Option<Condition> {
     if let Some(ended) = &state.terminated {
-        let words = last_words(ended.message.as_deref().unwrap_or_default());
-        let how = match (ended.exit_code, words) {
-            (_, Some(words)) => words,
+        let exit_message = exit_message(ended.message.as_deref().unwrap_or_default());
+        let reason = match (ended.exit_code, exit_message) {
+            (_, Some(message)) => message,
             (0, None) => "it has ended".to_owned(),
             (code, None) => format!(
                 "it ended with code {code}{}",
@@ -68,18 +68,18 @@ fn of_container(state: &ContainerState) -> Option<Condition> {
                     .map_or(String::new(), |reason| format!(" ({reason})"))
             ),
         };
-        return Some(Condition::Ended(how));
+        return Some(Condition::Ended(reason));
     }
     let waiting = state.waiting.as_ref()?;
     let reason = waiting.reason.as_deref().unwrap_or_default();
-    TROUBLE.contains(&reason).then(|| {
+    START_FAILURES.contains(&reason).then(|| {
         let message = waiting.message.as_deref().unwrap_or_default();
-        Condition::Trouble(format!("{reason}: {message}"))
+        Condition::FailingToStart(format!("{reason}: {message}"))
     })
 }
 
-/// What an agent said about its own end.
-fn last_words(message: &str) -> Option<String> {
+/// The error that the agent logged before it exited.
+fn exit_message(message: &str) -> Option<String> {
     let own = message
         .lines()
         .rfind(|line| line.starts_with("standind: "))?;
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_tell_how_the_agent_is() {
+    fn conditions_are_read_from_pods() {
         let check = |status: Value, expected: Condition| {
             let pod: Pod = serde_json::from_value(json!({ "status": status })).unwrap();
             assert_eq!(condition(Some(&pod), "agent"), expected, "{status}");
@@ -103,15 +103,15 @@ mod tests {
                 {"name": "agent", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}
             ]})
         };
-        check(json!({"phase": "Running"}), Condition::Fine);
-        check(ephemeral(json!({"running": {}})), Condition::Fine);
+        check(json!({"phase": "Running"}), Condition::Healthy);
+        check(ephemeral(json!({"running": {}})), Condition::Healthy);
         check(
             ephemeral(json!({"waiting": {"reason": "ContainerCreating"}})),
-            Condition::Fine,
+            Condition::Healthy,
         );
         check(
             ephemeral(json!({"waiting": {"reason": "ErrImagePull", "message": "no such image"}})),
-            Condition::Trouble("ErrImagePull: no such image".to_owned()),
+            Condition::FailingToStart("ErrImagePull: no such image".to_owned()),
         );
         check(
             ephemeral(

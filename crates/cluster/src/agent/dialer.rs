@@ -1,52 +1,56 @@
-//! The ways to an agent of ours.
+//! Dials an agent by port-forward, or directly over the pod network, which is faster.
 //!
-//! The first connection is a port-forward: nobody but the cluster and the pod itself could bend it, so whoever answers there is
-//! the agent, and its certificate is the one that connections on the other way must show. So these may go over the pods'
-//! network, where the faster way leads. Where that does not work, for want of rights or because the API server does not reach
-//! pods, everything stays with port-forwards.
+//! The first connection is a port-forward. Only the cluster and the pod itself could redirect it, so the peer there is the
+//! agent, and its certificate is pinned. Direct connections must present the same certificate, so they are safe on the
+//! shared pod network. If direct connections do not work, for missing rights or because the API server cannot reach pods,
+//! all connections are port-forwards.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use link::Dial;
 use link::tls::TlsDialer;
+use parking_lot::Mutex;
 use tokio::time::timeout;
 use tokio_util::either::Either;
 
 use crate::forward::{PodProxy, PortForward};
 
-/// So long may the faster way take when a connection was lost. What is left of a link's patience is for the other.
-const DIRECT_PATIENCE: Duration = Duration::from_secs(3);
+/// The timeout of a direct connection when the link reconnects. The rest of the link's dial timeout is for the port-forward.
+const DIRECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Dials an agent that has answered once.
+/// Dials an agent that was reached once.
 #[derive(Debug)]
 pub struct AgentDialer<F: Dial = TlsDialer<PortForward>, D: Dial = TlsDialer<PodProxy>> {
     first: Mutex<Option<Either<F::Pipe, D::Pipe>>>,
     forward: F,
     direct: Option<D>,
-    /// The faster way has worked the last time.
-    goes_directly: AtomicBool,
+    /// Whether the last direct connection succeeded.
+    prefers_direct: AtomicBool,
 }
 
 impl<F: Dial, D: Dial> AgentDialer<F, D> {
-    /// With the first connection, which is there.
+    /// `first` is the established first connection, which the first dial returns.
     pub(super) fn new(forward: F, first: F::Pipe) -> Self {
         Self {
             first: Mutex::new(Some(Either::Left(first))),
             forward,
             direct: None,
-            goes_directly: AtomicBool::new(false),
+            prefers_direct: AtomicBool::new(false),
         }
     }
 
-    /// Tries the faster way, and stays with it if it works.
-    pub(super) async fn go_directly(&mut self, direct: D, patience: Duration) -> io::Result<()> {
-        let pipe = within(patience, direct.dial()).await?;
+    /// Tries a direct connection, and prefers direct connections from then on if it succeeds.
+    pub(super) async fn try_direct(
+        &mut self,
+        direct: D,
+        direct_timeout: Duration,
+    ) -> io::Result<()> {
+        let pipe = with_timeout(direct_timeout, direct.dial()).await?;
         self.first = Mutex::new(Some(Either::Right(pipe)));
         self.direct = Some(direct);
-        *self.goes_directly.get_mut() = true;
+        *self.prefers_direct.get_mut() = true;
         Ok(())
     }
 }
@@ -54,36 +58,33 @@ impl<F: Dial, D: Dial> AgentDialer<F, D> {
 impl<F: Dial, D: Dial> Dial for AgentDialer<F, D> {
     type Pipe = Either<F::Pipe, D::Pipe>;
 
-    /// A link that could not be made is tried again, but always with the same patience, so both ways must have their turn in it.
+    /// The link gives each of its attempts the same timeout, so both kinds of connection must be tried within one dial.
     async fn dial(&self) -> io::Result<Self::Pipe> {
-        let first = {
-            let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
-            first.take()
-        };
+        let first = self.first.lock().take();
         if let Some(pipe) = first {
             return Ok(pipe);
         }
         if let Some(direct) = &self.direct
-            && self.goes_directly.load(Ordering::Relaxed)
+            && self.prefers_direct.load(Ordering::Relaxed)
         {
-            match within(DIRECT_PATIENCE, direct.dial()).await {
+            match with_timeout(DIRECT_TIMEOUT, direct.dial()).await {
                 Ok(pipe) => return Ok(Either::Right(pipe)),
-                Err(error) => tracing::debug!(%error, "the agent is not reached directly"),
+                Err(error) => tracing::debug!(%error, "direct agent connection failed"),
             }
         }
         let pipe = self.forward.dial().await?;
-        // The API server is there and the agent as well, so it is the way between them that is gone.
-        self.goes_directly.store(false, Ordering::Relaxed);
+        // The API server and the agent are both reachable, so the network path between them is broken.
+        self.prefers_direct.store(false, Ordering::Relaxed);
         Ok(Either::Left(pipe))
     }
 }
 
-async fn within<T>(
-    patience: Duration,
-    dialled: impl Future<Output = io::Result<T>>,
+async fn with_timeout<T>(
+    limit: Duration,
+    dial: impl Future<Output = io::Result<T>>,
 ) -> io::Result<T> {
-    let silent = |_| io::Error::new(io::ErrorKind::TimedOut, "nobody answers");
-    timeout(patience, dialled).await.map_err(silent)?
+    let timed_out = |_| io::Error::new(io::ErrorKind::TimedOut, "the connection timed out");
+    timeout(limit, dial).await.map_err(timed_out)?
 }
 
 #[cfg(test)]
@@ -93,90 +94,92 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Clone, Copy)]
-    enum Way {
-        Works,
-        Fails,
-        IsSilent,
+    enum Behaviour {
+        Connect,
+        Refuse,
+        Hang,
     }
 
     #[derive(Debug)]
-    struct Changing(Mutex<Way>);
+    struct FakeDialer(Mutex<Behaviour>);
 
-    impl Changing {
-        fn new(way: Way) -> Self {
-            Self(Mutex::new(way))
+    impl FakeDialer {
+        fn new(behaviour: Behaviour) -> Self {
+            Self(Mutex::new(behaviour))
         }
 
-        fn becomes(&self, way: Way) {
-            *self.0.lock().unwrap() = way;
+        fn set(&self, behaviour: Behaviour) {
+            *self.0.lock() = behaviour;
         }
     }
 
-    impl Dial for Changing {
+    impl Dial for FakeDialer {
         type Pipe = DuplexStream;
 
         async fn dial(&self) -> io::Result<DuplexStream> {
-            let way = *self.0.lock().unwrap();
-            match way {
-                Way::Works => Ok(duplex(1).0),
-                Way::Fails => Err(io::ErrorKind::ConnectionRefused.into()),
-                Way::IsSilent => std::future::pending().await,
+            let behaviour = *self.0.lock();
+            match behaviour {
+                Behaviour::Connect => Ok(duplex(1).0),
+                Behaviour::Refuse => Err(io::ErrorKind::ConnectionRefused.into()),
+                Behaviour::Hang => std::future::pending().await,
             }
         }
     }
 
-    type Dialer = AgentDialer<Changing, Changing>;
+    type Dialer = AgentDialer<FakeDialer, FakeDialer>;
 
-    async fn dialer(direct: Way) -> (Dialer, io::Result<()>) {
-        let mut dialer = Dialer::new(Changing::new(Way::Works), duplex(1).0);
-        let patience = Duration::from_secs(1);
-        let went = dialer.go_directly(Changing::new(direct), patience).await;
-        (dialer, went)
+    async fn dialer(direct: Behaviour) -> (Dialer, io::Result<()>) {
+        let mut dialer = Dialer::new(FakeDialer::new(Behaviour::Connect), duplex(1).0);
+        let direct_timeout = Duration::from_secs(1);
+        let result = dialer
+            .try_direct(FakeDialer::new(direct), direct_timeout)
+            .await;
+        (dialer, result)
     }
 
-    /// Whether the next connection is a direct one, or why there is none.
+    /// Whether the next connection is a direct one, or why it failed.
     async fn next(dialer: &Dialer) -> Result<bool, io::ErrorKind> {
         let dialled = timeout(Duration::from_secs(10), dialer.dial()).await;
-        let pipe = dialled.expect("a link has no more patience");
+        let pipe = dialled.expect("the dial took longer than the link's timeout");
         let pipe = pipe.map_err(|error| error.kind())?;
         Ok(matches!(pipe, Either::Right(_)))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_faster_way_is_taken_where_it_works() {
-        let (dialer, went) = dialer(Way::Works).await;
-        went.unwrap();
+    async fn direct_connections_are_used_if_they_work() {
+        let (dialer, result) = dialer(Behaviour::Connect).await;
+        result.unwrap();
         assert_eq!(next(&dialer).await, Ok(true));
         assert_eq!(next(&dialer).await, Ok(true));
-        for way in [Way::Fails, Way::IsSilent] {
-            let (dialer, went) = self::dialer(way).await;
-            went.unwrap_err();
+        for behaviour in [Behaviour::Refuse, Behaviour::Hang] {
+            let (dialer, result) = self::dialer(behaviour).await;
+            result.unwrap_err();
             assert_eq!(next(&dialer).await, Ok(false));
             assert_eq!(next(&dialer).await, Ok(false));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_faster_way_that_is_gone_is_not_tried_again() {
-        let (dialer, _) = dialer(Way::Works).await;
+    async fn direct_connections_are_not_retried_after_a_port_forward_worked() {
+        let (dialer, _) = dialer(Behaviour::Connect).await;
         next(&dialer).await.unwrap();
         let direct = dialer.direct.as_ref().unwrap();
-        direct.becomes(Way::IsSilent);
+        direct.set(Behaviour::Hang);
         assert_eq!(next(&dialer).await, Ok(false));
-        direct.becomes(Way::Works);
+        direct.set(Behaviour::Connect);
         assert_eq!(next(&dialer).await, Ok(false));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_network_that_is_gone_says_nothing_about_the_faster_way() {
-        let (dialer, _) = dialer(Way::Works).await;
+    async fn direct_connections_are_retried_after_a_network_outage() {
+        let (dialer, _) = dialer(Behaviour::Connect).await;
         next(&dialer).await.unwrap();
         let direct = dialer.direct.as_ref().unwrap();
-        direct.becomes(Way::Fails);
-        dialer.forward.becomes(Way::Fails);
+        direct.set(Behaviour::Refuse);
+        dialer.forward.set(Behaviour::Refuse);
         let refused = Err(io::ErrorKind::ConnectionRefused);
         assert_eq!(next(&dialer).await, refused);
-        direct.becomes(Way::Works);
+        direct.set(Behaviour::Connect);
         assert_eq!(next(&dialer).await, Ok(true));
     }
 }

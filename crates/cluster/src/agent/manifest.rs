@@ -1,7 +1,7 @@
-//! What an agent is made of: a container in the target's pod, or a Job whose pod is on the target's node.
+//! The manifests of an agent: an ephemeral container in the target's pod, or a Job whose pod runs on the target's node.
 //!
-//! Everybody who may read pods reads this. The agent is told the fingerprint of its client's certificate, which lets
-//! nobody in.
+//! Every user who may read pods can read them, so they contain no secret: only the fingerprint of the client's certificate,
+//! which grants no access.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,34 +13,34 @@ use serde_json::{Map, Value, json};
 use super::settings::{AgentSettings, PodSettings, Toleration};
 use crate::pod::Replica;
 
-/// What an agent may do in the target's own pod, where it shares everything but the processes' rights: change the rules of
-/// its network, look into its processes, and act as its user.
-const IN_THE_POD: &[&str] = &["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID"];
-/// On the node it must enter the pod's namespaces as well.
-const ON_THE_NODE: &[&str] = &["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID", "SYS_ADMIN"];
+/// The capabilities of an agent in the target's own pod, whose namespaces it already shares: to change network rules, to
+/// inspect the target's processes, and to act as the target's user.
+const IN_POD_CAPABILITIES: &[&str] = &["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID"];
+/// On the node, the agent must also enter the pod's namespaces.
+const ON_NODE_CAPABILITIES: &[&str] = &["NET_ADMIN", "SYS_PTRACE", "SETUID", "SETGID", "SYS_ADMIN"];
 
-/// Removed so long after the agent has ended. Kubernetes does it, whoever is there or not.
-const KEPT_SECONDS: u32 = 10;
+/// Kubernetes removes the Job this long after the agent has ended, even if no client is left to do it.
+const JOB_TTL_SECONDS: u32 = 10;
 
-/// One agent that is to be.
+/// One agent that is to be started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'plan> {
     pub(super) name: &'plan str,
-    /// Where it listens. On localhost only what is in the pod gets there, and port-forwards; on `::` whoever is in the pods'
-    /// network, and no further than its certificates allow.
+    /// The address it listens on. On localhost, only the pod itself and port-forwards can connect. On `::`, every peer in the
+    /// pod network can connect, but is rejected without the right certificate.
     pub(super) listen: SocketAddr,
     pub(super) client: Fingerprint,
-    /// Who may end it, beside its client.
+    /// The peer that may end it, besides its client.
     pub(super) ended_by: Option<Fingerprint>,
-    /// How long it waits for its client to come at all.
-    pub(super) patience: Duration,
-    /// What its sessions may do, as JSON.
+    /// How long it waits for the first connection of its client.
+    pub(super) first_client_timeout: Duration,
+    /// The grant of its sessions, as JSON.
     pub(super) grant: Option<&'plan str>,
     pub(super) settings: &'plan AgentSettings,
 }
 
 impl Plan<'_> {
-    /// A patch of `pods/ephemeralcontainers`. The uid makes sure that it is still the same pod.
+    /// A patch of `pods/ephemeralcontainers`. The uid ensures that it is still the same pod.
     pub(super) fn ephemeral_container(self, replica: &Replica) -> Value {
         let container = json!({
             "name": self.name,
@@ -48,8 +48,8 @@ impl Plan<'_> {
             "image": self.settings.image,
             "imagePullPolicy": self.settings.image_pull_policy,
             "args": self.arguments(Some(&replica.container_id)),
-            "securityContext": security_context(IN_THE_POD),
-            // What it said last is then in the pod's status, when it could not start.
+            "securityContext": security_context(IN_POD_CAPABILITIES),
+            // Puts the end of the log into the pod's status if the agent fails to start.
             "terminationMessagePolicy": "FallbackToLogsOnError",
         });
         json!({
@@ -58,7 +58,7 @@ impl Plan<'_> {
         })
     }
 
-    /// A Job with a pod on the replica's node, or anywhere without one.
+    /// A Job with a pod on the replica's node, or on any node without a replica.
     pub(super) fn job(self, replica: Option<&Replica>) -> Result<Job, serde_json::Error> {
         let PodSettings {
             labels,
@@ -67,14 +67,14 @@ impl Plan<'_> {
         } = &self.settings.pod;
         let mut all_labels = json!({
             "app.kubernetes.io/name": "standin-agent",
-            // What would put a proxy into the agent's own pod.
+            // A mesh must not inject its proxy into the agent's own pod.
             "sidecar.istio.io/inject": "false",
             "kuma.io/sidecar-injection": "disabled",
         });
         merge(&mut all_labels, labels);
         let mut all_annotations = json!({
             "linkerd.io/inject": "disabled",
-            // What makes room must not end a session.
+            // The autoscaler must not evict the pod during a session.
             "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         });
         merge(&mut all_annotations, annotations);
@@ -82,7 +82,7 @@ impl Plan<'_> {
             "metadata": { "name": self.name, "labels": all_labels, "annotations": all_annotations },
             "spec": {
                 "backoffLimit": 0,
-                "ttlSecondsAfterFinished": KEPT_SECONDS,
+                "ttlSecondsAfterFinished": JOB_TTL_SECONDS,
                 "template": {
                     "metadata": { "labels": all_labels, "annotations": all_annotations },
                     "spec": self.pod(replica),
@@ -99,7 +99,7 @@ impl Plan<'_> {
             "imagePullPolicy": self.settings.image_pull_policy,
             "args": self.arguments(replica.map(|replica| replica.container_id.as_str())),
             "securityContext": match replica {
-                Some(_) => security_context(ON_THE_NODE),
+                Some(_) => security_context(ON_NODE_CAPABILITIES),
                 None => unprivileged(),
             },
             "resources": { "requests": settings.requests, "limits": settings.limits },
@@ -123,7 +123,7 @@ impl Plan<'_> {
                 set("enableServiceLinks", json!(false));
             }
             None => {
-                // Our image is for Linux, whatever else there is in a cluster.
+                // The image is for Linux, and a cluster may have other nodes.
                 let mut selector = json!({ "kubernetes.io/os": "linux" });
                 merge(&mut selector, &settings.node_selector);
                 set("nodeSelector", selector);
@@ -150,13 +150,13 @@ impl Plan<'_> {
             format!("--resume-window={}", self.settings.resume_window.as_secs()),
             format!("--log={}", self.settings.log_level),
             "--end-with-session".to_owned(),
-            format!("--patience={}", self.patience.as_secs()),
+            format!("--startup-timeout={}", self.first_client_timeout.as_secs()),
         ]);
         if let Some(certificate) = self.ended_by {
             arguments.push(format!("--ended-by-certificate={certificate}"));
         }
         if let Some(grant) = self.grant {
-            // What is in a manifest may name variables with a dollar, of which two are one.
+            // The kubelet expands `$(NAME)` in arguments; `$$` is an escaped dollar.
             arguments.push(format!("--grant={}", grant.replace('$', "$$")));
         }
         arguments
@@ -167,20 +167,20 @@ fn security_context(capabilities: &[&str]) -> Value {
     let mut context = json!({
         "runAsUser": 0,
         "runAsGroup": 0,
-        // The pod may demand otherwise of its own containers.
+        // The pod's security context may demand otherwise of its containers.
         "runAsNonRoot": false,
         "privileged": false,
         "readOnlyRootFilesystem": true,
         "capabilities": { "drop": ["ALL"], "add": capabilities },
     });
-    // Kubernetes refuses it beside SYS_ADMIN, which could do everything anyway.
+    // Kubernetes rejects it in combination with SYS_ADMIN, which implies privilege escalation.
     if !capabilities.contains(&"SYS_ADMIN") {
         context["allowPrivilegeEscalation"] = json!(false);
     }
     context
 }
 
-/// Without a target there is nothing to look into: the strictest level of Pod Security allows it.
+/// Without a target the agent needs no privileges: the strictest Pod Security level allows it.
 fn unprivileged() -> Value {
     json!({
         "runAsUser": 65532,
@@ -265,7 +265,7 @@ mod tests {
             name: "standin-agent-1",
             listen: ([127, 0, 0, 1], 20001).into(),
             ended_by: None,
-            patience: Duration::from_secs(90),
+            first_client_timeout: Duration::from_secs(90),
             grant: Some("{\"hiddenVariables\":[\"$(A)\"]}"),
             client: Fingerprint([7; 32]),
             settings,
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn in_the_pod_it_has_exactly_four_capabilities() {
+    fn an_agent_in_the_pod_has_exactly_four_capabilities() {
         let patch = plan(&settings()).ephemeral_container(&replica());
         let container = &patch["spec"]["ephemeralContainers"][0];
         assert_eq!(
@@ -299,13 +299,13 @@ mod tests {
         assert_eq!(&arguments[..3], ["agent", "--container", "abc"]);
         assert!(arguments.contains(&"--listen=127.0.0.1:20001"));
         assert!(arguments.contains(&"--end-with-session"));
-        assert!(arguments.contains(&"--patience=90"));
-        // The kubelet would put a variable there.
+        assert!(arguments.contains(&"--startup-timeout=90"));
+        // The kubelet would expand an unescaped variable.
         assert!(arguments.contains(&"--grant={\"hiddenVariables\":[\"$$(A)\"]}"));
     }
 
     #[test]
-    fn on_the_node_it_may_enter_namespaces_and_is_removed_by_itself() {
+    fn an_agent_on_the_node_may_enter_namespaces_and_its_job_has_a_ttl() {
         let job = plan(&settings()).job(Some(&replica())).unwrap();
         let labels = job.metadata.labels.as_ref().unwrap();
         assert_eq!(labels["team"], "shop");
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_target_it_needs_no_right_at_all() {
+    fn an_agent_without_a_target_is_unprivileged() {
         let job = plan(&settings()).job(None).unwrap();
         let pod = job.spec.unwrap().template.spec.unwrap();
         assert_eq!((pod.node_name, pod.host_pid), (None, None));
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_are_all_unless_some_are_named() {
+    fn all_taints_are_tolerated_unless_tolerations_are_set() {
         let named = [Toleration {
             key: Some("gpu".to_owned()),
             operator: Some("Exists".to_owned()),

@@ -1,9 +1,9 @@
-//! What users can say about agents.
+//! The settings of agents that users can change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How agents are made.
+/// How agents are created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentSettings {
     pub image: String,
@@ -11,30 +11,30 @@ pub struct AgentSettings {
     pub image_pull_policy: String,
     /// Names of Secrets. An ephemeral container can only use those of its pod.
     pub image_pull_secrets: Vec<String>,
-    /// How much the agent says in its log.
     pub log_level: String,
-    /// In a container of the target's pod, or in a pod on its node. None: what the cluster allows, in this order.
+    /// Whether the agent is an ephemeral container of the target's pod, or a pod on its node. `None`: an ephemeral container
+    /// if the cluster allows it, else a pod.
     pub ephemeral: Option<bool>,
-    /// How long an agent may take to answer.
+    /// How long an agent may take until it accepts connections.
     pub startup_timeout: Duration,
-    /// How long a client may be away before its session is over.
+    /// How long a client may be disconnected before its session ends.
     pub resume_window: Duration,
     pub pod: PodSettings,
 }
 
-/// How an agent is made that is a pod of its own.
+/// How the pod of an agent is created, if it has its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodSettings {
-    /// In place of the target's.
+    /// Overrides the target's namespace.
     pub namespace: Option<String>,
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
-    /// None: all taints are tolerated, since the agent has to be where the target is.
+    /// `None`: all taints are tolerated, since the agent must run on the target's node.
     pub tolerations: Option<Vec<Toleration>>,
     /// As in a manifest: `cpu` and `memory`.
     pub requests: BTreeMap<String, String>,
     pub limits: BTreeMap<String, String>,
-    /// Where an agent without a target may be.
+    /// The nodes on which an agent without a target may run.
     pub node_selector: BTreeMap<String, String>,
     pub service_account: Option<String>,
     pub priority_class: Option<String>,

@@ -1,4 +1,4 @@
-//! Makes an agent, in one way or the other.
+//! Creates an agent in the cluster: as an ephemeral container or as a Job with a pod.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,41 +12,41 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, ResourceExt as _};
 use tokio::time::sleep;
 
-use super::Agent;
+use super::ClusterAgent;
 use super::manifest::Plan;
 use crate::access::Cluster;
 use crate::error::{Error, Result, status};
 use crate::pod::Replica;
-use crate::refusal::Obstacle;
+use crate::refusal::Denial;
 
-/// Who changes objects, for those who look later.
-const MANAGER: &str = "standin";
-/// How often to look whether the Job's pod was refused.
-const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// The field manager of objects that are created or changed here.
+const FIELD_MANAGER: &str = "standin";
+/// How often the events are polled for a refusal of the Job's pod.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// An agent, or what stands in its way.
-pub(super) type Made = Result<Result<Agent, Obstacle>>;
+/// The agent, or why the cluster denied it.
+pub(super) type StartResult = Result<Result<ClusterAgent, Denial>>;
 
-pub(super) async fn ephemeral(cluster: &Cluster, plan: Plan<'_>, replica: &Replica) -> Made {
+pub(super) async fn ephemeral(cluster: &Cluster, plan: Plan<'_>, replica: &Replica) -> StartResult {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &replica.namespace);
     let patch = Patch::Strategic(plan.ephemeral_container(replica));
     let parameters = PatchParams {
-        field_manager: Some(MANAGER.to_owned()),
+        field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PatchParams::default()
     };
     let patched = pods
         .patch_ephemeral_containers(&replica.pod, &parameters, &patch)
         .await;
     if let Err(error) = patched {
-        return obstacle(error, "start an agent in the target's pod").map(Err);
+        return denial(error, "start an agent in the target's pod").map(Err);
     }
-    Ok(Ok(Agent {
+    Ok(Ok(ClusterAgent {
         cluster: cluster.clone(),
         namespace: replica.namespace.clone(),
         pod: replica.pod.clone(),
         container: plan.name.to_owned(),
         job: None,
-        listens: plan.listen,
+        listen: plan.listen,
     }))
 }
 
@@ -55,35 +55,35 @@ pub(super) async fn pod(
     plan: Plan<'_>,
     replica: Option<&Replica>,
     namespace: &str,
-) -> Made {
+) -> StartResult {
     let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), namespace);
     let job = plan.job(replica).map_err(|error| Error::AgentFailed {
         pod: plan.name.to_owned(),
         why: format!("its settings make no Job: {error}"),
     })?;
     let parameters = PostParams {
-        field_manager: Some(MANAGER.to_owned()),
+        field_manager: Some(FIELD_MANAGER.to_owned()),
         ..PostParams::default()
     };
     if let Err(error) = jobs.create(&parameters, &job).await {
-        return obstacle(error, "start an agent as a pod").map(Err);
+        return denial(error, "start an agent as a pod").map(Err);
     }
-    let mut agent = Agent {
+    let mut agent = ClusterAgent {
         cluster: cluster.clone(),
         namespace: namespace.to_owned(),
         pod: plan.name.to_owned(),
         container: "agent".to_owned(),
         job: Some(plan.name.to_owned()),
-        listens: plan.listen,
+        listen: plan.listen,
     };
-    let patience = plan.settings.startup_timeout;
+    let startup_timeout = plan.settings.startup_timeout;
     let found = tokio::select! {
         pod = pod_of_job(cluster, namespace, plan.name) => Ok(Ok(pod?)),
-        obstacle = refused(cluster, namespace, plan.name) => Ok(Err(obstacle)),
-        () = sleep(patience) => Err(Error::Timeout {
+        denial = pod_denied(cluster, namespace, plan.name) => Ok(Err(denial)),
+        () = sleep(startup_timeout) => Err(Error::Timeout {
             pod: plan.name.to_owned(),
-            waited: patience,
-            why: format!("the Job {} in {namespace} has made no pod", plan.name),
+            waited: startup_timeout,
+            why: format!("the Job {} in {namespace} has created no pod", plan.name),
         }),
     };
     match found {
@@ -91,9 +91,9 @@ pub(super) async fn pod(
             agent.pod = pod;
             Ok(Ok(agent))
         }
-        Ok(Err(obstacle)) => {
+        Ok(Err(denial)) => {
             agent.remove().await;
-            Ok(Err(obstacle))
+            Ok(Err(denial))
         }
         Err(error) => {
             agent.remove().await;
@@ -102,18 +102,18 @@ pub(super) async fn pod(
     }
 }
 
-/// What a refused request means.
-fn obstacle(error: kube::Error, action: &str) -> Result<Obstacle> {
+/// The denial that an error response stands for, if it is one.
+fn denial(error: kube::Error, action: &str) -> Result<Denial> {
     match status(&error) {
-        // Somebody's policy may choose any of these; a pod that is not there any more or another one is no policy.
+        // An admission policy may respond with any of these. A deleted or replaced pod has another code.
         Some(status) if matches!(status.code, 400 | 403 | 422) => {
-            Ok(Obstacle::read(&status.message))
+            Ok(Denial::parse(&status.message))
         }
         _ => Err(Error::api(action, error)),
     }
 }
 
-/// Waits for the pod that a Job makes.
+/// Waits for the pod of a Job.
 async fn pod_of_job(cluster: &Cluster, namespace: &str, job: &str) -> Result<String> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
     let config = watcher::Config::default().labels(&format!("job-name={job}"));
@@ -132,19 +132,19 @@ async fn pod_of_job(cluster: &Cluster, namespace: &str, job: &str) -> Result<Str
     std::future::pending().await
 }
 
-/// Waits for the reason why a Job cannot make its pod: the cluster judges pods, and not the Jobs that make them.
-async fn refused(cluster: &Cluster, namespace: &str, job: &str) -> Obstacle {
+/// Waits for the reason why a Job cannot create its pod: admission applies to pods, and not to the Jobs that create them.
+async fn pod_denied(cluster: &Cluster, namespace: &str, job: &str) -> Denial {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
     let fields = format!("involvedObject.kind=Job,involvedObject.name={job},reason=FailedCreate");
     let parameters = ListParams::default().fields(&fields);
     loop {
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
         let Ok(found) = events.list(&parameters).await else {
-            // Who may not read events waits for the pod.
+            // Without the right to read events, only the timeout ends the wait for the pod.
             return std::future::pending().await;
         };
         if let Some(message) = found.items.into_iter().find_map(|event| event.message) {
-            return Obstacle::read(&message);
+            return Denial::parse(&message);
         }
     }
 }

@@ -5,8 +5,8 @@ use std::io;
 use std::pin::pin;
 
 use api::connect::{
-    CLIENT_CERTIFICATE_HEADER, CLIENT_HOSTNAME_HEADER, CLIENT_NAME_HEADER, CLIENT_VERSION_HEADER,
-    ConnectParameters, Places, SESSION_ID_HEADER,
+    AgentEndpoints, CLIENT_CERTIFICATE_HEADER, CLIENT_HOSTNAME_HEADER, CLIENT_NAME_HEADER,
+    CLIENT_VERSION_HEADER, ConnectParameters, SESSION_ID_HEADER,
 };
 use api::session::SessionId;
 use api::{GROUP_VERSION, TargetPath};
@@ -15,21 +15,21 @@ use base64::engine::general_purpose::STANDARD;
 use http::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use link::Dial;
-use link::channels::{Channel, Channels, Event, limits};
+use link::channels::{Channel, Channels, Event, websocket_config};
 use link::tls::Identity;
 use link::upgrade::PROTOCOL;
 use link::websocket::{Role, Upgrade, WebSocketStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use super::refusal::{Answered, Asked};
+use super::refusal::{ErrorResponse, RequestContext};
 use crate::access::Cluster;
 use crate::error::{Error, Result};
 
-/// A session that an operator carries. The number and the identity are the same each time that it connects.
+/// A session through an operator. Its id and the client's identity are the same for each connection.
 pub struct OperatorSession {
     cluster: Cluster,
-    asked: Asked,
+    context: RequestContext,
     path: String,
     id: SessionId,
     certificate: String,
@@ -41,22 +41,22 @@ pub struct OperatorSession {
 #[derive(Debug)]
 pub struct OperatorConnection {
     channels: Channels,
-    /// Where agents are, as the operator says.
-    pub places: watch::Receiver<Places>,
-    /// Why the connection has ended, from the driver to whoever waits for it.
+    /// The endpoints of agents, as the operator reports them.
+    pub endpoints: watch::Receiver<AgentEndpoints>,
+    /// Why the connection has ended, sent by the driver.
     end: watch::Receiver<String>,
     driver: AbortHandle,
 }
 
-/// Dials the agent of one place.
+/// Dials the agent of one endpoint.
 #[derive(Clone, Debug)]
-pub struct PlaceDialer {
+pub struct EndpointDialer {
     channels: Channels,
-    place: u32,
+    endpoint: u32,
 }
 
 impl OperatorSession {
-    /// `id` is any number that no other session has.
+    /// `id` must be unique among sessions.
     pub fn new(
         cluster: &Cluster,
         namespace: &str,
@@ -72,7 +72,7 @@ impl OperatorSession {
         );
         Self {
             cluster: cluster.clone(),
-            asked: Asked::session(namespace, target),
+            context: RequestContext::session(namespace, target),
             path,
             id,
             certificate: STANDARD.encode(identity.certificate()),
@@ -81,20 +81,19 @@ impl OperatorSession {
         }
     }
 
-    /// Who is there, for people who list sessions.
+    /// Sets the names of user and host that lists of sessions show.
     #[must_use]
-    pub fn introduce(mut self, username: &str, hostname: &str) -> Self {
+    pub fn with_client_names(mut self, username: &str, hostname: &str) -> Self {
         self.username = header_text(username);
         self.hostname = header_text(hostname);
         self
     }
 
-    /// The number by which others know the session.
     pub fn id(&self) -> SessionId {
         self.id
     }
 
-    /// Connects, when the session's agents are there.
+    /// Connects. The operator accepts the connection once the session's agents are ready.
     pub async fn connect(&self) -> Result<OperatorConnection> {
         let action = "connect to the operator";
         let upgrade = Upgrade::to(PROTOCOL);
@@ -103,10 +102,10 @@ impl OperatorSession {
         let response = self.cluster.client.send(request).await;
         let response = response.map_err(|error| self.cluster.first_error(action, error))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Err(Answered::read(response).await.explain(&self.asked));
+            return Err(ErrorResponse::read(response).await.explain(&self.context));
         }
         if !upgrade.is_accepted(response.headers()) {
-            return Err(Error::ForeignOperator);
+            return Err(Error::IncompatibleOperator);
         }
         let upgraded = hyper::upgrade::on(response).await;
         let upgraded = upgraded.map_err(|error| {
@@ -114,13 +113,14 @@ impl OperatorSession {
                 .first_error(action, kube::Error::HyperError(error))
         })?;
         let socket = TokioIo::new(upgraded);
-        let socket = WebSocketStream::from_raw_socket(socket, Role::Client, Some(limits())).await;
+        let socket =
+            WebSocketStream::from_raw_socket(socket, Role::Client, Some(websocket_config())).await;
         Ok(OperatorConnection::over(socket))
     }
 
     fn request(&self, upgrade: &Upgrade) -> http::Result<Request<kube::client::Body>> {
         upgrade
-            .ask(Request::get(&self.path))
+            .add_headers(Request::get(&self.path))
             .header(SESSION_ID_HEADER, self.id.0)
             .header(CLIENT_CERTIFICATE_HEADER, &self.certificate)
             .header(CLIENT_NAME_HEADER, &self.username)
@@ -130,7 +130,7 @@ impl OperatorSession {
     }
 }
 
-/// What a header can carry of a text.
+/// Replaces the characters that a header cannot carry.
 fn header_text(text: &str) -> String {
     let plain = |character: char| match character {
         ' '..='~' => character,
@@ -145,52 +145,52 @@ impl OperatorConnection {
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let (channels, events, driver) = Channels::over(socket);
-        let (known, places) = watch::channel(Places::default());
-        let (ends, end) = watch::channel(String::new());
+        let (endpoints_sender, endpoints) = watch::channel(AgentEndpoints::default());
+        let (end_sender, end) = watch::channel(String::new());
         let driver = tokio::spawn(async move {
-            let mut listening = pin!(listen(events, known));
+            let mut reading = pin!(read_events(events, endpoints_sender));
             let why = tokio::select! {
                 biased;
-                why = &mut listening => why,
+                why = &mut reading => why,
                 ended = driver => match ended {
-                    // What came last may not have been heard yet.
-                    Ok(()) => listening.await,
+                    // The last events may not have been read yet.
+                    Ok(()) => reading.await,
                     Err(error) => error.to_string(),
                 },
             };
-            ends.send_replace(why);
+            end_sender.send_replace(why);
         });
         OperatorConnection {
             channels,
-            places,
+            endpoints,
             end,
             driver: driver.abort_handle(),
         }
     }
 
-    /// Dials the agent of a place; each dial is another channel.
-    pub fn dialer(&self, place: u32) -> PlaceDialer {
-        PlaceDialer {
+    /// A dialer of the agent of an endpoint. Each dial opens another channel.
+    pub fn dialer(&self, endpoint: u32) -> EndpointDialer {
+        EndpointDialer {
             channels: self.channels.clone(),
-            place,
+            endpoint,
         }
     }
 
-    pub(super) fn open(&self, place: u32) -> Channel {
-        self.channels.open(place)
+    pub(super) fn open(&self, endpoint: u32) -> Channel {
+        self.channels.open(endpoint)
     }
 
-    /// Waits until nobody uses it any more.
+    /// Waits until no channel is open any more.
     pub(super) async fn unused(&self) {
-        self.channels.unused().await;
+        self.channels.all_released().await;
     }
 
-    /// Says that the session is done, so that nobody waits for us.
-    pub fn say_farewell(&self) {
-        self.channels.say_farewell();
+    /// Notifies the operator of the end of the session, so that it does not wait for the client to resume it.
+    pub fn end_session(&self) {
+        self.channels.send_finished();
     }
 
-    /// Ends when the connection has, with the reason if one was given.
+    /// Completes when the connection has ended, with the reason if the operator sent one.
     pub async fn ended(&self) -> String {
         let mut end = self.end.clone();
         while end.changed().await.is_ok() {}
@@ -198,19 +198,19 @@ impl OperatorConnection {
     }
 }
 
-async fn listen(
+async fn read_events(
     mut events: mpsc::UnboundedReceiver<Event>,
-    known: watch::Sender<Places>,
+    endpoints_sender: watch::Sender<AgentEndpoints>,
 ) -> String {
     while let Some(event) = events.recv().await {
         match event {
-            Event::News(news) => {
-                if let Ok(places) = serde_json::from_slice(&news) {
-                    known.send_replace(places);
+            Event::Message(news) => {
+                if let Ok(endpoints) = serde_json::from_slice(&news) {
+                    endpoints_sender.send_replace(endpoints);
                 }
             }
             Event::Closed(reason) => return reason,
-            Event::Opened { .. } | Event::Farewell => {}
+            Event::Opened { .. } | Event::Finished => {}
         }
     }
     String::new()
@@ -222,11 +222,11 @@ impl Drop for OperatorConnection {
     }
 }
 
-impl Dial for PlaceDialer {
+impl Dial for EndpointDialer {
     type Pipe = Channel;
 
     async fn dial(&self) -> io::Result<Channel> {
-        Ok(self.channels.open(self.place))
+        Ok(self.channels.open(self.endpoint))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an answer means that is not the one that was hoped for. Pure, but for reading the answer.
+//! Turns error responses of the operator and of the API server into errors.
 
 use api::{GROUP, TargetKind, TargetPath};
 use http::{Response, StatusCode};
@@ -8,34 +8,35 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// An answer that is no success.
+/// A response that is not a success.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Answered {
+pub(super) struct ErrorResponse {
     pub(super) code: StatusCode,
-    /// The `message` of a `Status`, or what was said instead of one.
+    /// The `message` of a `Status`, or the body if it is no `Status`.
     pub(super) message: String,
-    /// The `reason` of a `Status`. The operator always sends one; what the API server says in its place often has none.
+    /// The `reason` of a `Status`. The operator always sends one. Errors that the API server sends in its place often have
+    /// none.
     pub(super) reason: Option<String>,
 }
 
-/// What was asked for, and who may.
+/// What was requested, and the role that allows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RequestContext {
     pub(super) action: String,
     /// A Role or ClusterRole that allows it, as YAML.
     pub(super) role: String,
     pub(super) binding: &'static str,
 }
 
-impl Answered {
+impl ErrorResponse {
     pub(super) async fn read(response: Response<Body>) -> Self {
         let code = response.status();
         let body = response.into_body().collect().await;
         let bytes = body.map(http_body_util::Collected::to_bytes);
-        Self::of(code, &bytes.unwrap_or_default())
+        Self::parse(code, &bytes.unwrap_or_default())
     }
 
-    fn of(code: StatusCode, body: &[u8]) -> Self {
+    fn parse(code: StatusCode, body: &[u8]) -> Self {
         let status: Value = serde_json::from_slice(body).unwrap_or_default();
         let text = |key: &str| Some(status.get(key)?.as_str()?.to_owned());
         let raw = String::from_utf8_lossy(body).trim().to_owned();
@@ -50,7 +51,7 @@ impl Answered {
         }
     }
 
-    /// For questions that everybody may ask.
+    /// The error of a request that every user may send.
     pub(super) fn into_error(self, action: &str) -> Error {
         match self.code {
             StatusCode::UNAUTHORIZED => Error::Unauthorized(self.message),
@@ -60,25 +61,27 @@ impl Answered {
         }
     }
 
-    /// What it means for whoever asked the operator for something.
-    pub(super) fn explain(self, asked: &Asked) -> Error {
-        let is_of_the_operator = self.reason.is_some();
+    /// The error of a request to the operator.
+    pub(super) fn explain(self, context: &RequestContext) -> Error {
+        let is_from_operator = self.reason.is_some();
         match self.code {
             StatusCode::UNAUTHORIZED => Error::Unauthorized(self.message),
-            // The API server's own refusal, which comes before the operator's.
-            StatusCode::FORBIDDEN if self.message.contains("is forbidden: User") => Error::MayNot {
-                action: asked.action.clone(),
-                binding: asked.binding,
-                role: asked.role.clone(),
-            },
+            // The API server itself denies it before the operator sees the request.
+            StatusCode::FORBIDDEN if self.message.contains("is forbidden: User") => {
+                Error::AccessDenied {
+                    action: context.action.clone(),
+                    binding: context.binding,
+                    role: context.role.clone(),
+                }
+            }
             StatusCode::GONE if self.reason.as_deref() == Some("Expired") => {
                 Error::SessionExpired(self.message)
             }
             StatusCode::GONE => Error::SessionOver(self.message),
-            StatusCode::NOT_FOUND if !is_of_the_operator => Error::NoOperator,
-            StatusCode::OK => Error::ForeignOperator,
+            StatusCode::NOT_FOUND if !is_from_operator => Error::NoOperator,
+            StatusCode::OK => Error::IncompatibleOperator,
             code if code == StatusCode::TOO_MANY_REQUESTS || code.is_server_error() => {
-                match is_of_the_operator {
+                match is_from_operator {
                     true => Error::OperatorBusy(self.message),
                     false => Error::OperatorDown { why: self.message },
                 }
@@ -88,9 +91,9 @@ impl Answered {
     }
 }
 
-impl Asked {
-    /// A session with a target. The API server asks for the name with its container, the operator is content without.
-    /// Labels can choose any pod, so they take the right to all targets.
+impl RequestContext {
+    /// A session with a target. The API server checks the name with the container, the operator the name without it. A label
+    /// selector can match any pod, so it needs the right to all targets.
     pub(super) fn session(namespace: &str, target: &TargetPath) -> Self {
         let names = match (target.kind, &target.container) {
             (TargetKind::Label, _) => Vec::new(),
@@ -112,7 +115,7 @@ impl Asked {
         }
     }
 
-    pub(super) fn everywhere(action: &str, resource: &str, verb: &str) -> Self {
+    pub(super) fn cluster_wide(action: &str, resource: &str, verb: &str) -> Self {
         Self {
             action: action.to_owned(),
             role: role(None, resource, &[], verb),
@@ -121,21 +124,21 @@ impl Asked {
     }
 }
 
-/// A kube error of a question to the operator.
-pub(super) fn explained<T>(
+/// Converts the kube error of a request to the operator.
+pub(super) fn explain_error<T>(
     result: std::result::Result<T, kube::Error>,
-    asked: &Asked,
+    context: &RequestContext,
     first_error: impl FnOnce(kube::Error) -> Error,
 ) -> Result<T> {
     result.map_err(|error| match error {
         kube::Error::Api(status) => {
             let is_status = status.reason != "Failed to parse error data";
-            let answered = Answered {
+            let response = ErrorResponse {
                 code: StatusCode::from_u16(status.code).unwrap_or_default(),
                 reason: is_status.then(|| status.reason.clone()),
                 message: status.message.trim_matches(['"', '\\', 'n']).to_owned(),
             };
-            answered.explain(asked)
+            response.explain(context)
         }
         error => first_error(error),
     })
@@ -160,15 +163,15 @@ fn role(namespace: Option<&str>, resource: &str, names: &[String], verb: &str) -
 mod tests {
     use super::*;
 
-    fn asked() -> Asked {
-        Asked::session("shop", &"deployment/checkout".parse().unwrap())
+    fn context() -> RequestContext {
+        RequestContext::session("shop", &"deployment/checkout".parse().unwrap())
     }
 
     #[test]
-    fn a_role_names_the_target() {
+    fn the_role_for_a_session_names_the_target() {
         let target = "deployment/checkout/container/app".parse().unwrap();
         assert_eq!(
-            Asked::session("shop", &target).role,
+            RequestContext::session("shop", &target).role,
             "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -182,10 +185,10 @@ rules:
   verbs: [proxy]
 "
         );
-        let labels = Asked::session("shop", &"label".parse().unwrap());
+        let labels = RequestContext::session("shop", &"label".parse().unwrap());
         assert!(!labels.role.contains("resourceNames"), "{}", labels.role);
         assert_eq!(
-            Asked::everywhere("list sessions", "sessions", "list").role,
+            RequestContext::cluster_wide("list sessions", "sessions", "list").role,
             "\
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -200,37 +203,38 @@ rules:
     }
 
     #[test]
-    fn answers_are_told_apart() {
-        let of_operator = |code: u16, reason: &str, message: &str| {
+    fn error_responses_are_distinguished() {
+        let from_operator = |code: u16, reason: &str, message: &str| {
             let status = serde_json::json!({"kind": "Status", "code": code, "reason": reason, "message": message});
             (code, status.to_string())
         };
-        type IsIt = fn(&Error) -> bool;
-        let cases: [((u16, String), IsIt); 11] = [
+        type IsExpected = fn(&Error) -> bool;
+        let cases: [((u16, String), IsExpected); 11] = [
             (
-                of_operator(
+                from_operator(
                     403,
                     "Forbidden",
                     "targets.operator.metalbear.co \"deployment.checkout\" is forbidden: User \"eve\" cannot proxy",
                 ),
-                |error| matches!(error, Error::MayNot { role, .. } if role.contains("resourceNames: [deployment.checkout]")),
+                |error| matches!(error, Error::AccessDenied { role, .. } if role.contains("resourceNames: [deployment.checkout]")),
             ),
             (
-                of_operator(403, "Forbidden", "the policy `quiet` forbids it"),
+                from_operator(403, "Forbidden", "the policy `quiet` forbids it"),
                 |error| error.to_string().contains("the policy `quiet` forbids it"),
             ),
-            (of_operator(410, "Gone", "the session was ended"), |error| {
-                matches!(error, Error::SessionOver(_))
-            }),
             (
-                of_operator(410, "Expired", "the client was away"),
+                from_operator(410, "Gone", "the session was ended"),
+                |error| matches!(error, Error::SessionOver(_)),
+            ),
+            (
+                from_operator(410, "Expired", "the client was disconnected for too long"),
                 |error| matches!(error, Error::SessionExpired(_)),
             ),
             ((404, "404 page not found\n".to_owned()), |error| {
                 matches!(error, Error::NoOperator)
             }),
             (
-                of_operator(404, "NotFound", "there is no session 1f"),
+                from_operator(404, "NotFound", "there is no session 1f"),
                 |error| error.to_string() == "the operator refuses: there is no session 1f",
             ),
             (
@@ -238,7 +242,7 @@ rules:
                 |error| matches!(error, Error::OperatorDown { why } if why == "service unavailable"),
             ),
             (
-                of_operator(503, "ServiceUnavailable", "the operator ends; try again"),
+                from_operator(503, "ServiceUnavailable", "the operator ends; try again"),
                 |error| matches!(error, Error::OperatorBusy(_)),
             ),
             (
@@ -249,13 +253,13 @@ rules:
                 matches!(error, Error::Unauthorized(_))
             }),
             ((200, "{}".to_owned()), |error| {
-                matches!(error, Error::ForeignOperator)
+                matches!(error, Error::IncompatibleOperator)
             }),
         ];
-        for ((code, body), is_it) in cases {
-            let answered = Answered::of(StatusCode::from_u16(code).unwrap(), body.as_bytes());
-            let error = answered.explain(&asked());
-            assert!(is_it(&error), "{code} {body}: {error:?}");
+        for ((code, body), is_expected) in cases {
+            let code = StatusCode::from_u16(code).unwrap();
+            let error = ErrorResponse::parse(code, body.as_bytes()).explain(&context());
+            assert!(is_expected(&error), "{code} {body}: {error:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A value may be quoted. In double quotes `\n`, `\r`, `\t`, `\\`, `\"` and `\$` are escapes, in single quotes nothing is,
 //! and both may go over several lines. Without quotes a value ends at ` #` or at the end of the line. Nothing is
-//! substituted: the text is all there is.
+//! substituted.
 
 use thiserror::Error;
 
@@ -29,7 +29,7 @@ pub enum EnvFileError {
 }
 
 impl EnvFile {
-    /// All variables, in the order of the file, or all problems.
+    /// Parses all variables, in the order of the file, or returns all problems.
     pub fn parse(text: &str) -> Result<Self, Vec<EnvFileError>> {
         let mut lines = Lines {
             rest: text.strip_prefix('\u{feff}').unwrap_or(text),

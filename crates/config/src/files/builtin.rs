@@ -1,4 +1,4 @@
-//! Paths whose place follows from what they are, in every mode except `local`.
+//! The built-in lists of local and remote paths, for every mode except `local`.
 
 use super::Surroundings;
 
@@ -18,7 +18,7 @@ pub(crate) const REMOTE: &[&str] = &["/etc", "/run/secrets", "/var/run/secrets"]
 pub(crate) const LOCAL_CONFIGURATION: &[&str] = &[
     // The loader and what programs are installed.
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives",
-    // Language runtimes. A name may go on with a version.
+    // Language runtimes. A name may end with a version.
     "/etc/java*", "/etc/python*", "/etc/perl*", "/etc/ld-musl-*", "/etc/node*", "/etc/ruby*", "/etc/php*",
     // TLS libraries and the certificates they trust, which are laid out differently in each distribution.
     "/etc/ssl/openssl.cnf", "/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/pki/tls/openssl.cnf", "/etc/pki/tls/cert.pem",
@@ -34,9 +34,9 @@ pub(crate) const LOCAL_CONFIGURATION: &[&str] = &[
 
 #[derive(Debug, Clone)]
 pub(super) struct BuiltIn {
-    /// What is local because of who runs the process and where.
+    /// Paths that are local because of the user and the working directory of the process.
     own: Vec<Vec<u8>>,
-    /// The folders above: programs look at each part of a path, and these may not exist at the target.
+    /// Their parent folders: programs check each part of a path, and these may not exist at the target.
     above: Vec<Vec<u8>>,
 }
 
@@ -53,14 +53,14 @@ impl BuiltIn {
             .flatten()
             .chain(code)
             .map(|path| without_last_slash(path).to_vec())
-            // The root would make everything local: a home or working directory of `/` says nothing.
+            // The root would make everything local, so a home or working directory of `/` is ignored.
             .filter(|path| path.len() > 1 && path.starts_with(b"/"))
             .collect();
         let above = own.iter().flat_map(|path| folders_above(path)).collect();
         Self { own, above }
     }
 
-    /// `None` when only the mode can tell.
+    /// `None` if no list applies, so that the mode decides.
     pub(super) fn is_remote(&self, path: &[u8]) -> Option<bool> {
         if REMOTE.iter().any(|folder| is_in(path, folder.as_bytes())) {
             // A working directory in `/etc` is still the process's own.

@@ -1,4 +1,4 @@
-//! Writes out short forms. What is no short form is returned as it is, and judged by the caller.
+//! Expands short forms. Other values are returned unchanged, and checked by the caller.
 
 use crate::shape::Expand;
 use crate::tree::{Key, Node, Span, Value};
@@ -43,7 +43,7 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
         (Expand::Outgoing, Value::Text(place)) if place == "remote" || place == "local" => {
             same(&["tcp", "udp"], Value::Boolean(place == "remote"))
         }
-        // A filter of nothing is no filter.
+        // An empty filter is no filter.
         (Expand::Filter, Value::Map(entries)) if entries.is_empty() => Value::Null,
         (Expand::Target, value @ Value::Text(_)) => same(&["path"], value),
         (Expand::TargetPath, Value::Map(entries)) => target_path(entries),
@@ -72,7 +72,7 @@ pub(super) fn write_out(expand: Expand, node: Node) -> Node {
     Node { value, span }
 }
 
-/// What came as text, from a variable or a flag, and should be a number.
+/// Converts text from a variable or a flag to a number.
 fn number(node: Node) -> Node {
     let value = match node.value {
         Value::Text(text) => Value::Number(text),
@@ -112,9 +112,9 @@ fn target_path(entries: Vec<(Key, Node)>) -> Value {
     path.map_or(Value::Map(entries), Value::Text)
 }
 
-/// The parts between semicolons, each with its place.
+/// The parts between semicolons, each with its span.
 fn separated(text: &str, span: Span) -> Vec<Node> {
-    // Quotes take a byte on each side; when there are escapes as well, a part's place cannot be told from its text.
+    // Quotes take a byte on each side; with escapes, the span of a part cannot be computed from its text.
     let offset = match (span.end - span.start).checked_sub(text.len()) {
         Some(0) => Some(0),
         Some(2) => Some(1),

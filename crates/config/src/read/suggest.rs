@@ -1,9 +1,9 @@
-//! What somebody may have meant.
+//! Suggests similar keys and values.
 
 use crate::settings::Target;
 use crate::shape::{self, Kind, MapShape};
 
-/// What `kubectl` understands, and is too short to be like anything.
+/// Short names of `kubectl`, which are too short to be similar to anything.
 const KUBECTL: [(&str, &str); 7] = [
     ("cj", "cronjob"),
     ("deploy", "deployment"),
@@ -14,7 +14,7 @@ const KUBECTL: [(&str, &str); 7] = [
     ("svc", "service"),
 ];
 
-/// A key like this one in the same map, or else the same key at another place.
+/// A similar key in the same map, or else the same key in another map.
 pub(super) fn key(unknown: &str, map: &MapShape) -> Option<String> {
     let here = map
         .keys
@@ -45,20 +45,20 @@ pub(super) fn target(text: &str) -> Option<String> {
     suggestion.parse::<Target>().ok().map(|_| suggestion)
 }
 
-/// The candidate that differs least, if it differs little enough to be what was meant.
+/// The candidate that differs least, if the difference is small enough for a typo.
 pub fn closest<'c>(unknown: &str, candidates: impl Iterator<Item = &'c str>) -> Option<String> {
     let unknown = normal(unknown);
-    // Comparing takes the product of the lengths, and no key is this long.
+    // The comparison takes the product of the lengths, and no key is this long.
     if unknown.len() > 64 {
         return None;
     }
-    let most = (unknown.chars().count() / 3).max(1);
+    let max_distance = (unknown.chars().count() / 3).max(1);
     candidates
         .map(|candidate| {
             let distance = strsim::damerau_levenshtein(&unknown, &normal(candidate));
             (distance, candidate)
         })
-        .filter(|(distance, _)| *distance <= most)
+        .filter(|(distance, _)| *distance <= max_distance)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate.to_owned())
 }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_at_the_wrong_place_is_found() {
+    fn a_key_in_the_wrong_map_is_found() {
         assert_eq!(
             at_another_place("outgoing").as_deref(),
             Some("feature.network.outgoing")

@@ -9,7 +9,7 @@ use super::OrderedMap;
 
 /// The part of a session that is started in a cluster, beside the target
 ///
-/// A target of this machine needs none of this.
+/// Targets of this machine do not use these settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AgentSettings {
@@ -30,7 +30,7 @@ pub struct AgentSettings {
 
     /// Whether the agent is an ephemeral container of the target's pod (`true`) or a pod on the target's node (`false`).
     ///
-    /// Without a value it is what the cluster allows, in this order.
+    /// Without a value, it is an ephemeral container if the cluster allows it, and otherwise a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "bool", extend("default" = null, "examples" = [true]))]
     pub ephemeral: Option<bool>,
@@ -48,7 +48,8 @@ pub struct AgentSettings {
     #[schemars(extend("examples" = [{"example.com/owner": "shop"}]))]
     pub annotations: OrderedMap<String>,
 
-    /// Tolerations of an agent that is a pod. By default it tolerates everything, since it has to be where the target is.
+    /// Tolerations of an agent that is a pod. By default it tolerates all taints, since it must run on the target's
+    /// node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         with = "Vec<Toleration>",
@@ -56,10 +57,10 @@ pub struct AgentSettings {
     )]
     pub tolerations: Option<Vec<Toleration>>,
 
-    /// What an agent that is a pod asks of its node.
+    /// Resource requests and limits of an agent that is a pod.
     pub resources: Resources,
 
-    /// The nodes on which an agent without a target may be.
+    /// The nodes on which an agent without a target may run.
     #[schemars(extend("examples" = [{"kubernetes.io/arch": "amd64"}]))]
     pub node_selector: OrderedMap<String>,
 
@@ -73,13 +74,13 @@ pub struct AgentSettings {
     #[schemars(with = "String", extend("default" = null, "examples" = ["system-node-critical"]))]
     pub priority_class: Option<String>,
 
-    /// How much the agent says in its log, which `kubectl logs` shows: off, error, warn, info, debug or trace.
+    /// The log level of the agent, whose log `kubectl logs` shows: off, error, warn, info, debug or trace.
     pub log_level: String,
 
-    /// How many seconds an agent may take to answer.
+    /// How many seconds an agent may take to start.
     pub startup_timeout: Seconds,
 
-    /// How many seconds the connection to the agent may be lost before the session is over, and the agent ends.
+    /// How many seconds the connection to the agent may be lost before the session and the agent end.
     pub communication_timeout: Seconds,
 }
 
@@ -131,11 +132,11 @@ pub struct Toleration {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Resources {
-    /// What is set aside for it.
+    /// The resources that are reserved for it.
     #[schemars(extend("examples" = [{"cpu": "10m", "memory": "16Mi"}]))]
     pub requests: OrderedMap<String>,
 
-    /// What it may use at most.
+    /// The maximal resources that it may use.
     #[schemars(extend("examples" = [{"cpu": "1", "memory": "256Mi"}]))]
     pub limits: OrderedMap<String>,
 }

@@ -32,7 +32,7 @@ pub struct EnvSettings {
     #[schemars(extend("examples" = ["*_PASSWORD;SECRET_?"]))]
     pub exclude: List<NamePattern>,
 
-    /// Variables that are set to these values, whatever they are at the target or here.
+    /// Variables that are set to these values, regardless of the target and of this machine.
     #[schemars(extend("examples" = [{"LOG_LEVEL": "debug"}]))]
     pub r#override: OrderedMap<Secret>,
 
@@ -46,8 +46,8 @@ pub struct EnvSettings {
     #[schemars(extend("examples" = [["HTTP_PROXY"]]))]
     pub unset_local: List<NamePattern>,
 
-    /// A file with lines of the form `NAME=value`. They win over the target's variables, and `override` wins over them.
-    /// A relative path is meant from the working directory.
+    /// A file with lines of the form `NAME=value`. They override the target's variables, and `override` overrides them.
+    /// A relative path is relative to the working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = [".env"]))]
     pub env_file: Option<String>,

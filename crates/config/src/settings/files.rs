@@ -11,13 +11,13 @@ use super::{List, OrderedMap, short_forms};
 /// Files of the target
 ///
 /// All patterns are regular expressions that may match anywhere in an absolute path; upper and lower case are the same.
-/// The lists are asked in the order `not_found`, `local`, `read_write`, `read_only`; then come the built-in lists, then the
-/// mode.
+/// The lists are checked in the order `not_found`, `local`, `read_write`, `read_only`; then the built-in lists apply,
+/// then the mode.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::files)]
 pub struct FileSettings {
-    /// Where files are that no list names.
+    /// Where files are accessed that no list names.
     pub mode: FileMode,
 
     /// Files that are read at the target. Opened for writing, they are local.
@@ -43,7 +43,7 @@ pub struct FileSettings {
     pub mapping: OrderedMap<String>,
 }
 
-/// Where files are that no list names
+/// Where files are accessed that no list names
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FileMode {

@@ -11,10 +11,10 @@ use super::{List, short_forms};
 
 pub use http_filter::{BodyFilter, BodyKind, HttpFilterItem, HttpFilterSettings};
 pub use port::{Port, PortPair};
-pub use texts::{Patience, PatternText, QueryText};
+pub use texts::{PatternText, QueryText, Timeout};
 pub(crate) use texts::{check_method, check_pattern, check_query, check_time};
 
-/// Traffic that arrives at the target, for ports on which the process listens
+/// Incoming traffic of the target, for ports on which the process listens
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::incoming)]
@@ -22,7 +22,7 @@ pub struct IncomingSettings {
     /// What happens to the target's traffic.
     pub mode: IncomingMode,
 
-    /// Which HTTP requests, if not everything that arrives. All others go to the target's application.
+    /// Which HTTP requests the process gets, if not all incoming traffic. All others go to the target's application.
     ///
     /// There is one kind of filter, or a list of several. Patterns are regular expressions that may look around and may
     /// match anywhere; upper and lower case are the same.
@@ -35,9 +35,10 @@ pub struct IncomingSettings {
     #[schemars(extend("examples" = [[[8081, 8080]], "8081:8080"]))]
     pub port_mapping: List<PortPair>,
 
-    /// Ports of the process for which another one is used on this machine, as pairs `[asked for, used]`.
+    /// Ports of the process for which another port is used on this machine, as pairs `[requested, used]`.
     ///
-    /// The process still sees the one that it asked for. For ports that are taken here, or that only root may use.
+    /// The process still sees the port that it requested. For ports that are in use on this machine, or that only root
+    /// may use.
     #[schemars(extend("examples" = [[[80, 8080]]]))]
     pub listen_ports: List<PortPair>,
 
@@ -53,29 +54,29 @@ pub struct IncomingSettings {
     /// Whether listeners on localhost get no traffic of the target.
     pub ignore_localhost: bool,
 
-    /// What happens when somebody else already steals the same traffic.
+    /// What happens if another session already steals the same traffic.
     pub on_concurrent_steal: OnConcurrentSteal,
 
     /// Whether connections that are open when the process begins to listen are reset, so that their clients connect again
     /// and reach the process. Otherwise they stay with the target's application until they end.
     pub flush_connections: bool,
 
-    /// How long the process may take to begin an answer to a stolen request. Then the target's application gets the
-    /// request, and for a while those after it. By default 30 seconds.
+    /// How long the process may take to start a response to a stolen request. After that, the target's application gets
+    /// the request, and for a while also later ones. By default 30 seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "Patience::json_schema", extend("examples" = ["10s"]))]
-    pub answer_within: Option<Patience>,
+    #[schemars(schema_with = "Timeout::json_schema", extend("examples" = ["10s"]))]
+    pub answer_within: Option<Timeout>,
 
-    /// Whether health probes are stolen as well. Otherwise the target's application answers them, so that whoever sends
-    /// them does not restart it.
+    /// Whether health probes are stolen as well. Otherwise the target's application responds to them, so that the
+    /// kubelet does not restart it.
     pub take_probes: bool,
 
-    /// The certificate of the target's application, for ports that speak TLS: with it, requests inside of TLS can be
-    /// filtered. Without it, TLS is stolen or copied as it is, and filters find nothing in it.
+    /// The certificate of the target's application, for ports with TLS: with it, requests inside of TLS can be
+    /// filtered. Without it, TLS is stolen or mirrored unchanged, and filters match nothing.
     #[schemars(extend("examples" = [{"certificate": "/etc/tls/tls.crt", "key": "/etc/tls/tls.key"}]))]
     pub tls: TargetTlsSettings,
 
-    /// How the process gets what was read inside of TLS. Has an effect only together with `tls`.
+    /// How decrypted traffic is delivered to the process. Has an effect only together with `tls`.
     pub tls_delivery: TlsDeliverySettings,
 }
 
@@ -83,25 +84,25 @@ pub struct IncomingSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IncomingMode {
-    /// The process gets a copy. Clients get the answers of the target's application.
+    /// The process gets a copy. Clients get the responses of the target's application.
     #[default]
     Mirror,
-    /// The process gets it instead of the target's application, and answers.
+    /// The process gets it instead of the target's application, and responds to it.
     Steal,
-    /// Nothing: the process gets connections from this machine alone.
+    /// No incoming traffic: the process gets connections from this machine only.
     Off,
 }
 
-/// What happens when somebody else already steals the same traffic
+/// What happens if another session already steals the same traffic
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnConcurrentSteal {
-    /// The process cannot listen, and it is said who has the traffic.
+    /// The process cannot listen, and the error names the holder of the traffic.
     #[default]
     Abort,
-    /// The process gets what the other one leaves, and everything when the other one is gone.
+    /// The process gets the traffic that the other session leaves, and all traffic when the other session has ended.
     Continue,
-    /// The process gets it, and the other one is told.
+    /// The process gets the traffic, and the other session is notified.
     Override,
 }
 
@@ -121,26 +122,26 @@ pub struct TargetTlsSettings {
     pub key: Option<String>,
 }
 
-/// How the process gets what was read inside of TLS
+/// How decrypted traffic is delivered to the process
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TlsDeliverySettings {
     /// With TLS again, or without.
     pub protocol: DeliveryProtocol,
 
-    /// Files, and folders with files, of certificates in PEM that the certificate of the process must come from.
+    /// Files, and folders with files, of PEM certificates that must have signed the certificate of the process.
     ///
-    /// Without them, and without `server_cert`, any certificate is good.
+    /// Without them, and without `server_cert`, any certificate is accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "List::<String>::json_schema", extend("examples" = [["certificates/root.pem"]]))]
     pub trust_roots: Option<List<String>>,
 
-    /// The certificate that the process must show: a PEM file.
+    /// The certificate that the process must present: a PEM file.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["certificates/server.pem"]))]
     pub server_cert: Option<String>,
 
-    /// The name that the process is asked for. By default the one that the client asked for, or else `localhost`.
+    /// The server name that is sent to the process. By default the one that the client sent, or else `localhost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("default" = null, "examples" = ["checkout.shop.svc"]))]
     pub server_name: Option<String>,

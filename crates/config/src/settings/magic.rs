@@ -5,18 +5,19 @@ use serde::{Deserialize, Serialize};
 
 use super::short_forms;
 
-/// Bundles of settings that help almost everybody
+/// Bundles of settings that help almost all programs
 ///
-/// All are on unless they are turned off. Each adds to the settings, and never takes away or replaces what somebody has set.
+/// All are on unless they are turned off. Each adds to the settings, and never removes or replaces settings of the
+/// user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::magic)]
 pub struct MagicSettings {
-    /// AWS tools and libraries act as the target does, and not as whoever is logged in on this machine.
+    /// AWS tools and libraries use the identity of the target, and not that of the user of this machine.
     ///
-    /// Variables of this machine that choose a profile or are credentials do not come to the process
-    /// (`feature.env.unset_local`), and its `~/.aws` is an empty folder of the session (`feature.fs.mapping`), unless one of
-    /// your own lists names files of it. Has no effect without variables of the target.
+    /// Variables of this machine that choose a profile or are credentials are not passed to the process
+    /// (`feature.env.unset_local`), and its `~/.aws` is an empty folder of the session (`feature.fs.mapping`), unless
+    /// one of your own lists names files of it. Has no effect without variables of the target.
     #[schemars(schema_with = "switch")]
     pub aws: bool,
 
@@ -25,9 +26,9 @@ pub struct MagicSettings {
     #[schemars(schema_with = "switch")]
     pub auto_mount: bool,
 
-    /// Variables of this machine that name a web proxy (`HTTP_PROXY` and the like) do not come to the process
-    /// (`feature.env.unset_local`): its connections leave from the target, where that proxy is not. Has no effect when TCP
-    /// connections leave from this machine.
+    /// Variables of this machine that name a web proxy (`HTTP_PROXY` and similar) are not passed to the process
+    /// (`feature.env.unset_local`): its connections leave from the target, which may not reach that proxy. Has no
+    /// effect when TCP connections leave from this machine.
     #[schemars(schema_with = "switch")]
     pub proxy: bool,
 }

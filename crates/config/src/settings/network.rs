@@ -9,12 +9,12 @@ use super::list::ListItem;
 use super::{IncomingSettings, List, RegexText, short_forms};
 use crate::address::AddressPattern;
 
-/// Connections and names
+/// Connections and DNS
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::network)]
 pub struct NetworkSettings {
-    /// Traffic that arrives at the target, for ports on which the process listens.
+    /// Incoming traffic of the target, for ports on which the process listens.
     ///
     /// Text is short for `{"mode": …}`; `true` is `mirror` and `false` is `off`. See `docs/incoming.md`.
     pub incoming: IncomingSettings,
@@ -24,7 +24,7 @@ pub struct NetworkSettings {
     /// `true` and `"remote"` are short for `tcp` and `udp` from the target, `false` and `"local"` for neither.
     pub outgoing: OutgoingSettings,
 
-    /// Names that the process resolves.
+    /// DNS names that the process resolves.
     ///
     /// `true` and `false` are short for `{"enabled": …}`.
     pub dns: DnsSettings,
@@ -62,19 +62,19 @@ pub struct OutgoingSettings {
     pub ignore_localhost: bool,
 }
 
-/// Names that the process resolves
+/// DNS names that the process resolves
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::dns)]
 pub struct DnsSettings {
-    /// Whether names resolve as at the target. The files that say how, `/etc/resolv.conf` and `/etc/hosts`, are then the
-    /// target's, and otherwise this machine's.
+    /// Whether names resolve as at the target. The files `/etc/resolv.conf` and `/etc/hosts` are then the target's, and
+    /// otherwise this machine's.
     pub enabled: bool,
 
     /// Which names resolve as at the target, if not all.
     ///
     /// With `remote` only those listed do, with `local` all others do. An entry is `[name][:port]`; `*` stands for any
-    /// characters and `?` for one. A question does not tell its port, so entries with one never match.
+    /// characters and `?` for one. A DNS query has no port, so entries with one never match.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "AddressFilter::json_schema",

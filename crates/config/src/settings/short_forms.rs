@@ -1,4 +1,4 @@
-//! What a section may be instead of a map. `x-expand` names the function of [`crate::read`] that writes it out.
+//! The short forms of sections. `x-expand` names the function of [`crate::read`] that expands them.
 
 use schemars::Schema;
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ pub(super) fn incoming(schema: &mut Schema) {
     }
 }
 
-/// No filter at all, and one that says nothing, are the same.
+/// A missing filter and an empty one are the same.
 pub(super) fn http_filter(schema: &mut Schema) {
     let filters = [
         "header_filter",

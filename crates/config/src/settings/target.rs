@@ -38,13 +38,13 @@ pub struct TargetSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Target {
-    /// Nothing in particular: the network of a namespace.
+    /// No target: only the network of a namespace.
     Targetless,
     /// A process on this machine.
     Process(u32),
     /// A container on this machine.
     Container(String),
-    /// Something in a cluster that has pods.
+    /// An object in a cluster that has pods.
     Workload {
         kind: WorkloadKind,
         name: String,
@@ -110,14 +110,14 @@ impl WorkloadKind {
     }
 
     fn named(name: &str) -> Option<Self> {
-        // What the API of existing operators calls it.
+        // The name in the API of existing operators.
         let name = if name == "label" { "selector" } else { name };
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
 impl Target {
-    /// The keys of labels may contain a slash, so a selector goes on as far as it can.
+    /// The keys of labels may contain a slash, so a selector extends as far as possible.
     fn selector(parts: &[&str]) -> Self {
         let (parts, container) = match parts {
             [selector @ .., "container", container] if !selector.is_empty() => {
@@ -132,7 +132,7 @@ impl Target {
         }
     }
 
-    /// What the first part of a target's path can be.
+    /// The possible first parts of a target's path.
     pub(crate) fn kinds() -> Vec<&'static str> {
         let workloads = WorkloadKind::ALL.into_iter().map(WorkloadKind::as_str);
         ["process", "container"]
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_target_says_why() {
+    fn invalid_targets_have_a_reason() {
         for (text, error) in [
             ("", TargetError::NoName),
             ("checkout", TargetError::NoName),

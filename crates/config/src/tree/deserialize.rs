@@ -1,4 +1,4 @@
-//! From the tree to typed settings, through serde. The tree keeps the order of maps, which JSON values do not.
+//! Deserializes the tree to typed settings with serde. The tree keeps the order of maps, which JSON values do not.
 
 use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, IntoDeserializer, Visitor};

@@ -4,7 +4,7 @@ use jsonc_parser::ast::{self, ObjectPropName};
 use jsonc_parser::common::Ranged;
 use jsonc_parser::{CollectOptions, CommentCollectionStrategy, ParseOptions, parse_to_ast};
 
-use super::{DEEPEST, Key, Node, ParseProblem, Span, Value};
+use super::{Key, MAX_DEPTH, Node, ParseProblem, Span, Value};
 use crate::format::Format;
 use crate::problem::ProblemKind;
 
@@ -52,8 +52,10 @@ pub(super) fn parse(source: usize, text: &str) -> (Option<Node>, Vec<ParseProble
 fn convert(source: usize, value: ast::Value<'_>, depth: usize) -> Result<Node, ParseProblem> {
     let range = value.range();
     let span = Span::new(source, range.start, range.end);
-    if depth > DEEPEST {
-        let kind = ProblemKind::TooDeep { deepest: DEEPEST };
+    if depth > MAX_DEPTH {
+        let kind = ProblemKind::TooDeep {
+            max_depth: MAX_DEPTH,
+        };
         return Err(ParseProblem { kind, span });
     }
     let value = match value {

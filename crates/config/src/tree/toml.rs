@@ -1,9 +1,9 @@
-//! TOML. Its parser goes on after an error, so several can be reported at once.
+//! TOML. Its parser continues after an error, so several can be reported at once.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{DEEPEST, Key, Node, ParseProblem, Span, Value};
+use super::{Key, MAX_DEPTH, Node, ParseProblem, Span, Value};
 use crate::format::Format;
 use crate::problem::ProblemKind;
 
@@ -33,8 +33,10 @@ fn convert_table(
     span: Span,
     depth: usize,
 ) -> Result<Node, ParseProblem> {
-    if depth > DEEPEST {
-        let kind = ProblemKind::TooDeep { deepest: DEEPEST };
+    if depth > MAX_DEPTH {
+        let kind = ProblemKind::TooDeep {
+            max_depth: MAX_DEPTH,
+        };
         return Err(ParseProblem { kind, span });
     }
     let mut entries = Vec::new();
@@ -66,8 +68,10 @@ fn convert(
         DeValue::Boolean(boolean) => Value::Boolean(boolean),
         DeValue::Datetime(datetime) => Value::Text(datetime.to_string()),
         DeValue::Array(array) => {
-            if depth > DEEPEST {
-                let kind = ProblemKind::TooDeep { deepest: DEEPEST };
+            if depth > MAX_DEPTH {
+                let kind = ProblemKind::TooDeep {
+                    max_depth: MAX_DEPTH,
+                };
                 return Err(ParseProblem { kind, span });
             }
             Value::List(

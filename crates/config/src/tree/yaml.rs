@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use granit_parser::{Event, Parser, ScalarStyle, Tag};
 
-use super::{DEEPEST, Key, MOST_VALUES, Node, ParseProblem, Span, Value};
+use super::{Key, MAX_DEPTH, MAX_VALUES, Node, ParseProblem, Span, Value};
 use crate::format::Format;
 use crate::problem::ProblemKind;
 
@@ -40,7 +40,7 @@ pub(super) fn parse(source: usize, text: &str) -> (Option<Node>, Vec<ParseProble
     (Some(builder.root.unwrap_or(nothing)), Vec::new())
 }
 
-/// The parser's messages end with where it happened, which the report says in its own way.
+/// Removes the location at the end of the parser's messages, because the report has its own.
 fn without_place(message: &str) -> &str {
     [" at byte ", " at char ", " at line "]
         .into_iter()
@@ -49,7 +49,7 @@ fn without_place(message: &str) -> &str {
         .map_or(message, |end| &message[..end])
 }
 
-/// Makes a tree of events, on a stack of its own.
+/// Builds a tree from events, with an explicit stack.
 struct Builder<'t> {
     source: usize,
     text: &'t str,
@@ -59,7 +59,7 @@ struct Builder<'t> {
     values: usize,
 }
 
-/// A list or map whose end has not come yet.
+/// A list or map that is not complete yet.
 struct Open {
     start: Span,
     anchor: usize,
@@ -85,7 +85,7 @@ impl<'t> Builder<'t> {
         }
     }
 
-    /// The parser counts right, but a wrong place must never be able to crash the report.
+    /// The parser's spans are correct, but a wrong one must never crash the report.
     fn span(&self, start: usize, end: usize) -> Span {
         let length = self.text.len();
         Span::new(
@@ -122,12 +122,14 @@ impl<'t> Builder<'t> {
                     let message = "an alias inside of what it stands for";
                     return Err(ParseProblem::syntax(Format::Yaml, message, span));
                 };
-                // What an alias stands for is counted again, and can be deeper than the text is.
-                if self.open.len() + depth(&node) > DEEPEST {
-                    let kind = ProblemKind::TooDeep { deepest: DEEPEST };
+                // The values of an alias are counted again, and can be nested deeper than the text.
+                if self.open.len() + depth(&node) > MAX_DEPTH {
+                    let kind = ProblemKind::TooDeep {
+                        max_depth: MAX_DEPTH,
+                    };
                     return Err(ParseProblem { kind, span });
                 }
-                let values = size(&node, MOST_VALUES);
+                let values = size(&node, MAX_VALUES);
                 return self.add(node, 0, values);
             }
             Event::DocumentStart(..) if self.root.is_some() => {
@@ -141,8 +143,10 @@ impl<'t> Builder<'t> {
     }
 
     fn begin(&mut self, content: Content, anchor: usize, start: Span) -> Result<(), ParseProblem> {
-        if self.open.len() >= DEEPEST {
-            let kind = ProblemKind::TooDeep { deepest: DEEPEST };
+        if self.open.len() >= MAX_DEPTH {
+            let kind = ProblemKind::TooDeep {
+                max_depth: MAX_DEPTH,
+            };
             return Err(ParseProblem { kind, span: start });
         }
         self.open.push(Open {
@@ -155,8 +159,8 @@ impl<'t> Builder<'t> {
 
     fn add(&mut self, node: Node, anchor: usize, values: usize) -> Step {
         self.values += values;
-        if self.values > MOST_VALUES {
-            let kind = ProblemKind::TooManyValues { most: MOST_VALUES };
+        if self.values > MAX_VALUES {
+            let kind = ProblemKind::TooManyValues { max: MAX_VALUES };
             let span = node.span;
             return Err(ParseProblem { kind, span });
         }
@@ -209,24 +213,24 @@ fn is_number(text: &str) -> bool {
     starts_like_one && text.parse::<f64>().is_ok()
 }
 
-/// Counts values up to `most`, since a tree of aliases can be larger than what one has time to count.
-fn size(node: &Node, most: usize) -> usize {
+/// Counts values up to `max`, since a tree of aliases can be too large to count.
+fn size(node: &Node, max: usize) -> usize {
     let mut count = 1;
     match &node.value {
         Value::List(items) => {
             for item in items {
-                if count > most {
+                if count > max {
                     break;
                 }
-                count += size(item, most - count.min(most));
+                count += size(item, max - count.min(max));
             }
         }
         Value::Map(entries) => {
             for (_, value) in entries {
-                if count > most {
+                if count > max {
                     break;
                 }
-                count += size(value, most - count.min(most));
+                count += size(value, max - count.min(max));
             }
         }
         _ => {}

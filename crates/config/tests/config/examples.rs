@@ -10,10 +10,10 @@ const COMPLETE: [(&str, Format); 3] = [
     (include_str!("../examples/complete.yaml"), Format::Yaml),
     (include_str!("../examples/complete.toml"), Format::Toml),
 ];
-const FROM_ELSEWHERE: &str = include_str!("../examples/from-elsewhere.json");
+const FROM_MIRRORD: &str = include_str!("../examples/from-mirrord.json");
 
 #[test]
-fn all_notations_say_the_same() {
+fn all_formats_give_the_same_settings() {
     let settings = COMPLETE.map(|(text, format)| {
         let resolved = load(text, format);
         assert!(
@@ -38,7 +38,7 @@ fn all_notations_say_the_same() {
 
 #[test]
 fn a_file_for_another_tool_loads_with_warnings() {
-    let resolved = load(FROM_ELSEWHERE, Format::Json);
+    let resolved = load(FROM_MIRRORD, Format::Json);
     let warned: Vec<&str> = resolved
         .warnings
         .problems()
@@ -57,7 +57,7 @@ fn a_file_for_another_tool_loads_with_warnings() {
 #[test]
 fn examples_are_valid_by_the_schema() {
     let schema: serde_json::Value = serde_json::from_str(&schema_text()).unwrap();
-    for (text, format) in COMPLETE.into_iter().chain([(FROM_ELSEWHERE, Format::Json)]) {
+    for (text, format) in COMPLETE.into_iter().chain([(FROM_MIRRORD, Format::Json)]) {
         let value = as_json(text, format);
         let errors = violations(&schema, &value);
         assert!(errors.is_empty(), "{format}: {errors:?}");
@@ -100,7 +100,7 @@ fn the_schema_is_strict() {
 }
 
 #[test]
-fn the_committed_schema_is_the_one_of_the_types() {
+fn the_committed_schema_is_up_to_date() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schemas/standin.schema.json");
     let committed = std::fs::read_to_string(path).unwrap();
     assert!(committed == schema_text(), "run `cargo xtask generate`");
@@ -108,7 +108,7 @@ fn the_committed_schema_is_the_one_of_the_types() {
 
 fn as_json(text: &str, format: Format) -> serde_json::Value {
     match format {
-        // The comment is ours; other readers of JSON do not know any.
+        // Other JSON parsers do not support the comment.
         Format::Json => {
             let lines = text.lines().filter(|line| !line.trim().starts_with("//"));
             let text: String = lines.collect::<Vec<_>>().join("\n");

@@ -3,9 +3,9 @@ use std::path::{Path, PathBuf};
 
 use config::{Format, Layers, Style, verify};
 
-/// Each file in `tests/golden` that is a config file has its report beside it, with `.report` behind its name.
+/// Each config file in `tests/golden` has its expected report in a file with the suffix `.report`.
 #[test]
-fn reports_look_as_they_should() {
+fn reports_match_the_golden_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
         .unwrap()
@@ -66,7 +66,7 @@ error: not a target: there are no targets of the kind `pods`
 }
 
 #[test]
-fn color_changes_nothing_but_color() {
+fn color_changes_only_escape_sequences() {
     let report = verify("x.json", "{\"evn\": 1}", Format::Json);
     let colored = report.render(Style::Colored);
     assert!(colored.contains("\u{1b}["));
@@ -81,7 +81,7 @@ fn color_changes_nothing_but_color() {
 }
 
 #[test]
-fn a_file_that_is_too_long_is_not_looked_through() {
+fn an_oversized_file_is_not_parsed() {
     let text = "#".repeat(2 << 20);
     for format in Format::ALL {
         let report = verify("x", &text, format);
@@ -90,7 +90,7 @@ fn a_file_that_is_too_long_is_not_looked_through() {
 }
 
 #[test]
-fn a_report_has_an_end() {
+fn the_size_of_a_report_is_limited() {
     let keys: Vec<String> = (0..2000)
         .map(|number| format!("unknown{number}: 1"))
         .collect();

@@ -57,7 +57,7 @@ fn every_example_and_default_loads_in_every_notation() {
 }
 
 #[test]
-fn every_key_known_elsewhere_warns_once() {
+fn every_key_of_other_tools_warns_once() {
     let mut warned = 0;
     for (path, property) in keys() {
         let description = property["description"].as_str().unwrap_or_default();

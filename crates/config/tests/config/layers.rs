@@ -13,7 +13,7 @@ fn layers() -> Layers {
 }
 
 #[test]
-fn flags_win_over_variables_and_those_over_the_file() {
+fn flags_override_variables_and_variables_override_the_file() {
     let variables = [
         ("STANDIN_FS_MODE", "localwithoverrides"),
         ("STANDIN_TARGET", "process/7"),
@@ -128,7 +128,7 @@ fn problems_of_all_layers_are_reported_together() {
     let kinds: Vec<String> = report
         .problems()
         .iter()
-        .map(|problem| format!("{}:{}", problem.place.source, problem.kind))
+        .map(|problem| format!("{}:{}", problem.location.source, problem.kind))
         .collect();
     assert_eq!(
         kinds,

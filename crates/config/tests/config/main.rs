@@ -1,4 +1,4 @@
-//! The crate as its users see it: texts in, settings and reports out.
+//! Tests of the public interface: texts in, settings and reports out.
 
 #![expect(
     clippy::unwrap_used,

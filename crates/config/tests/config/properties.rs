@@ -13,7 +13,7 @@ const COMPLETE: [(&str, Format); 3] = [
     (include_str!("../examples/complete.toml"), Format::Toml),
 ];
 
-/// Everything that can be done with a text, whatever comes of it.
+/// Runs all operations on a text. The results do not matter, but none may panic.
 fn exercise(text: &str, format: Format) {
     let report = verify("any", text, format);
     report.render(Style::Plain);
@@ -25,7 +25,7 @@ fn exercise(text: &str, format: Format) {
     }
 }
 
-/// Rules may be refused as too large, and must otherwise answer.
+/// Rules may be rejected as too large, and must otherwise decide.
 fn decide(settings: &Settings) {
     let feature = &settings.feature;
     if let Ok(rules) = FileRules::new(&feature.fs, &Surroundings::default()) {
@@ -67,7 +67,7 @@ fn defaults_survive() {
     }
 }
 
-/// Pieces that, put together at random, come near to a config file.
+/// Pieces whose random combinations are similar to config files.
 fn piece() -> impl Strategy<Value = String> {
     let known = select(vec![
         "{",
@@ -152,23 +152,23 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_text_is_answered(text in any::<String>()) {
+    fn any_text_is_handled(text in any::<String>()) {
         for format in Format::ALL {
             exercise(&text, format);
         }
     }
 
     #[test]
-    fn any_pieces_are_answered(pieces in prop::collection::vec(piece(), 0..60)) {
+    fn any_pieces_are_handled(pieces in prop::collection::vec(piece(), 0..60)) {
         let text = pieces.concat();
         for format in Format::ALL {
             exercise(&text, format);
         }
     }
 
-    /// A good file with a few pieces cut out or put in.
+    /// A valid file with a few pieces removed or inserted.
     #[test]
-    fn damaged_files_are_answered(
+    fn damaged_files_are_handled(
         file in select(COMPLETE.to_vec()),
         damages in prop::collection::vec((any::<Index>(), 0usize..12, prop::option::of(piece())), 1..4),
     ) {
@@ -182,7 +182,7 @@ proptest! {
         exercise(&text, format);
     }
 
-    /// Settings made key by key, with values that have to be quoted.
+    /// Settings that are generated key by key, with values that have to be quoted.
     #[test]
     fn any_settings_survive(
         values in prop::collection::vec("\\PC{0,12}|[;:#'\"\\\\ \n\t{}\\[\\]&*!|>%@`-]{1,6}|true|null|1\\.10|~|", 6),
@@ -222,7 +222,7 @@ proptest! {
     }
 
     #[test]
-    fn any_variable_is_answered(index in any::<Index>(), value in "\\PC{0,20}|true|pod/x|a;b") {
+    fn any_variable_is_handled(index in any::<Index>(), value in "\\PC{0,20}|true|pod/x|a;b") {
         let variable = index.get(VARIABLES);
         let layers = Layers::new().variables([(variable.name, value.as_str())], &[]);
         if let Err(report) = layers.resolve() {
@@ -231,7 +231,7 @@ proptest! {
     }
 
     #[test]
-    fn any_env_file_is_answered(text in any::<String>(), lines in "([A-Z]{0,2}[= '\"\\\\#\n]{0,3}){0,20}") {
+    fn any_env_file_is_handled(text in any::<String>(), lines in "([A-Z]{0,2}[= '\"\\\\#\n]{0,3}){0,20}") {
         let _ = EnvFile::parse(&text);
         let _ = EnvFile::parse(&lines);
     }

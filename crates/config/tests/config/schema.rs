@@ -1,17 +1,17 @@
-//! Judges a value by the published schema, as an editor would.
+//! Validates a value with the published schema, like an editor does.
 //!
-//! The schema uses few keywords, so this is short; one that it does not know ends the test instead of being ignored.
+//! The schema uses few keywords, so this is short. An unknown keyword fails the test instead of being ignored.
 
 use serde_json::Value;
 
-/// The places of a value that the schema does not allow.
+/// The paths in a value that the schema does not allow.
 pub(crate) fn violations(schema: &Value, value: &Value) -> Vec<String> {
     let mut found = Vec::new();
-    judge(schema, value, "", &mut found);
+    validate(schema, value, "", &mut found);
     found
 }
 
-fn judge(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
+fn validate(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     for (keyword, expected) in schema.as_object().unwrap() {
         let good = match keyword.as_str() {
             "$schema" | "title" | "description" | "default" | "examples" => true,
@@ -52,7 +52,7 @@ fn judge(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
             }),
             "items" => {
                 for item in value.as_array().into_iter().flatten() {
-                    judge(expected, item, &format!("{at}[]"), found);
+                    validate(expected, item, &format!("{at}[]"), found);
                 }
                 true
             }
@@ -61,10 +61,12 @@ fn judge(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
                     let at = format!("{at}.{key}");
                     let named = schema["properties"].get(key);
                     match (keyword.as_str(), named, expected) {
-                        ("properties", Some(property), _) => judge(property, inner, &at, found),
+                        ("properties", Some(property), _) => validate(property, inner, &at, found),
                         ("additionalProperties", None, Value::Bool(allowed)) if *allowed => {}
                         ("additionalProperties", None, Value::Bool(_)) => found.push(at),
-                        ("additionalProperties", None, others) => judge(others, inner, &at, found),
+                        ("additionalProperties", None, others) => {
+                            validate(others, inner, &at, found);
+                        }
                         _ => {}
                     }
                 }

@@ -1,4 +1,5 @@
-//! An agent on this machine, for one session. It ends with us, however we end: it watches its standard input.
+//! An agent on this machine, for one session. It ends when this process ends, however that happens: it watches its standard
+//! input.
 
 use std::collections::VecDeque;
 use std::env;
@@ -9,10 +10,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::oneshot;
@@ -23,35 +25,34 @@ use crate::environment::{AGENT_PROGRAM, AGENT_TOKEN};
 use crate::exec::log::Verbosity;
 use crate::exec::target::LocalTarget;
 
-/// How long an agent may take to say where it listens. It takes milliseconds.
-const START: Duration = Duration::from_secs(10);
-/// How long an agent may take to end once nobody needs it.
-const END: Duration = Duration::from_secs(2);
-/// The last lines that an agent said, for when it ends without being asked to.
-const LAST_WORDS: usize = 5;
-/// No line of an agent is longer.
-const LINE: u64 = 4096;
+/// How long an agent may take until it prints its address. Usually it takes milliseconds.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an agent may take to exit.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many of the last lines of the agent's output are kept, to explain an unexpected exit.
+const MAX_LAST_LINES: usize = 5;
+const MAX_LINE_LENGTH: u64 = 4096;
 
 pub(super) type Ended = Pin<Box<dyn Future<Output = String> + Send>>;
 
 pub(super) struct LocalAgent {
     pub(super) address: SocketAddr,
     pub(super) token: String,
-    /// The target's.
+    /// The target's process.
     pub(super) process: u32,
     /// Closing it ends the agent.
     input: Option<ChildStdin>,
-    /// Ends with the agent.
+    /// Completes when the agent has exited.
     watcher: JoinHandle<()>,
-    /// From us to the watcher: it has waited long enough.
+    /// Dropped to let the watcher kill the agent.
     kill: Option<oneshot::Sender<()>>,
 }
 
-/// What the agent said last, from the task that reads it to those who explain its end.
-type LastWords = Arc<Mutex<VecDeque<String>>>;
+/// The last lines of the agent's output, written by the task that reads it.
+type LastLines = Arc<Mutex<VecDeque<String>>>;
 
 impl LocalAgent {
-    /// Starts an agent beside a process. What it returns along ends when the agent does.
+    /// Starts an agent beside a process. The returned future completes when the agent has ended.
     pub(super) async fn start(
         process: u32,
         target: &LocalTarget,
@@ -65,16 +66,16 @@ impl LocalAgent {
         let input = child.stdin.take();
         let output = child.stdout.take().context("it has no output")?;
         let errors = child.stderr.take().context("it has no output for errors")?;
-        let last_words = LastWords::default();
-        let reader = tokio::spawn(read_words(errors, Arc::clone(&last_words)));
-        let started = timeout(START, first_line(output)).await;
+        let last_lines = LastLines::default();
+        let reader = tokio::spawn(read_log(errors, Arc::clone(&last_lines)));
+        let started = timeout(START_TIMEOUT, first_line(output)).await;
         let (line, output) = match started {
             Ok(Ok(line)) => line,
             Ok(Err(error)) => return Err(error.into()),
             Err(_) => bail!(
-                "{} did not say within {} s where it listens; is it the agent, standind? See {AGENT_PROGRAM}",
+                "{} did not print its address within {} s; is it the agent, standind? See {AGENT_PROGRAM}",
                 program.display(),
-                START.as_secs()
+                START_TIMEOUT.as_secs()
             ),
         };
         if line.is_empty() {
@@ -82,22 +83,22 @@ impl LocalAgent {
             let _ = reader.await;
             bail!(
                 "{}",
-                ending(&last_words)
-                    .unwrap_or_else(|| format!("{} ended without a word", program.display()))
+                exit_message(&last_lines)
+                    .unwrap_or_else(|| format!("{} exited without a message", program.display()))
             );
         }
         let address = line.trim().strip_prefix("listening on ");
         let Some(address) = address.and_then(|address| address.parse().ok()) else {
             bail!(
-                "{} said `{}` and not where it listens: it is not the agent, standind, of this release. Set {AGENT_PROGRAM} to its path",
+                "{} printed `{}` instead of its address: it is not the agent, standind, of this release. Set {AGENT_PROGRAM} to its path",
                 program.display(),
                 line.trim().escape_debug()
             );
         };
-        tracing::info!(%target, process, %address, "an agent listens");
+        tracing::info!(%target, process, %address, "agent listening");
         let (kill, killed) = oneshot::channel();
-        let (tell_end, ended) = oneshot::channel();
-        let watcher = tokio::spawn(watch(child, output, last_words, killed, tell_end));
+        let (end_sender, ended) = oneshot::channel();
+        let watcher = tokio::spawn(watch(child, output, last_lines, killed, end_sender));
         let agent = LocalAgent {
             address,
             token,
@@ -115,10 +116,10 @@ impl LocalAgent {
         Ok((agent, Box::pin(ended)))
     }
 
-    /// Ends it and waits for its end.
+    /// Ends it and waits until it has exited.
     pub(super) async fn end(mut self) {
         drop(self.input.take());
-        if timeout(END, &mut self.watcher).await.is_err() {
+        if timeout(END_TIMEOUT, &mut self.watcher).await.is_err() {
             drop(self.kill.take());
             let _ = (&mut self.watcher).await;
         }
@@ -140,19 +141,19 @@ fn command(
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // What the terminal sends to the program must not end the agent.
+        // Signals of the terminal for the program must not end the agent.
         .process_group(0)
         .kill_on_drop(true);
     command
 }
 
-/// Waits for the end of an agent, and says why it ended unless it was asked to.
+/// Waits for the exit of an agent, and sends the reason unless it was killed.
 async fn watch(
     mut child: Child,
     output: ChildStdout,
-    last_words: LastWords,
+    last_lines: LastLines,
     killed: oneshot::Receiver<()>,
-    tell_end: oneshot::Sender<String>,
+    end_sender: oneshot::Sender<String>,
 ) {
     let status = tokio::select! {
         status = child.wait() => status,
@@ -162,43 +163,43 @@ async fn watch(
         }
     };
     drop(output);
-    let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-    let words = ending(&last_words).map_or_else(String::new, |words| format!(", {words}"));
-    tracing::info!(how, "the agent has ended");
-    let _ = tell_end.send(format!("{how}{words}"));
+    let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+    let message = exit_message(&last_lines).map_or_else(String::new, |text| format!(", {text}"));
+    tracing::info!(status, "agent exited");
+    let _ = end_sender.send(format!("{status}{message}"));
 }
 
-/// What an agent said about its own end.
-fn ending(last_words: &LastWords) -> Option<String> {
-    let words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+/// The agent's own message about its exit, or its last line.
+fn exit_message(last_lines: &LastLines) -> Option<String> {
+    let lines = last_lines.lock();
     let own = |line: &&String| line.starts_with("standind: ");
-    let line = words.iter().rfind(own).or_else(|| words.back())?;
+    let line = lines.iter().rfind(own).or_else(|| lines.back())?;
     Some(line.trim_start_matches("standind: ").to_owned())
 }
 
 async fn first_line(output: ChildStdout) -> std::io::Result<(String, ChildStdout)> {
-    let mut reader = BufReader::new(output.take(LINE));
+    let mut reader = BufReader::new(output.take(MAX_LINE_LENGTH));
     let mut line = Vec::new();
     reader.read_until(b'\n', &mut line).await?;
     let line = String::from_utf8_lossy(&line).into_owned();
     Ok((line, reader.into_inner().into_inner()))
 }
 
-/// What an agent says belongs into our log, and never on the terminal.
-async fn read_words(errors: impl AsyncRead + Unpin, last_words: LastWords) {
+/// Copies the agent's output to the log of the session. It must not appear on the terminal.
+async fn read_log(errors: impl AsyncRead + Unpin, last_lines: LastLines) {
     let mut lines = BufReader::new(errors).split(b'\n');
     while let Ok(Some(line)) = lines.next_segment().await {
         let line = String::from_utf8_lossy(&line).into_owned();
         tracing::info!(target: "agent", "{line}");
-        let mut words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
-        if words.len() == LAST_WORDS {
-            words.pop_front();
+        let mut lines = last_lines.lock();
+        if lines.len() == MAX_LAST_LINES {
+            lines.pop_front();
         }
-        words.push_back(line);
+        lines.push_back(line);
     }
 }
 
-/// The agent's program: named by a variable, or beside this one.
+/// The agent's program: named by an environment variable, or in the folder of this one.
 pub(crate) fn program() -> Result<PathBuf> {
     if let Some(program) = env::var_os(AGENT_PROGRAM) {
         return Ok(PathBuf::from(program));
@@ -210,23 +211,23 @@ pub(crate) fn program() -> Result<PathBuf> {
         return Ok(beside);
     }
     bail!(
-        "the agent's program is not beside standin at {}; set {AGENT_PROGRAM} to its path",
+        "the agent's program is not in the folder of standin at {}; set {AGENT_PROGRAM} to its path",
         beside.display()
     )
 }
 
-/// A secret of this session alone.
+/// A secret for this session only.
 fn new_token() -> Result<String> {
     let mut bytes = [0_u8; 16];
     random(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Fills bytes that nobody can guess.
+/// Fills the buffer with cryptographically secure random bytes.
 pub(super) fn random(bytes: &mut [u8]) -> Result<()> {
     File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(bytes))
-        .context("no randomness")
+        .context("cannot read random bytes from /dev/urandom")
 }
 
 /// Not derived: the token is a secret.

@@ -1,105 +1,107 @@
-//! A session through the operator of a cluster: whether there is one, and the agents that it makes.
+//! A session through the operator of a cluster: whether there is one, and the agents that it starts.
 
-mod agents;
 mod clusters;
+mod source;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use api::connect::{ConnectParameters, PlaceCluster};
+use api::connect::{ClusterEndpoints, ConnectParameters};
 use api::session::SessionId;
 use api::{OnConcurrentSteal, TargetKind, TargetPath};
-use cluster::{Carrier, Cluster, OperatorSession};
+use cluster::{Cluster, OperatorSession, ReconnectingOperator};
 use config::{AgentSettings, Settings, Target, WorkloadKind};
 use link::Status;
 use link::tls::Identity;
-use proxy::Tell;
+use parking_lot::Mutex;
+use proxy::EventSink;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use agents::OperatorAgents;
-pub(crate) use clusters::{Clusters, coordinated_clusters};
+pub(crate) use clusters::{ClusterSummary, coordinated_clusters};
+use source::OperatorAgentSource;
 
 use crate::exec::holder;
 use crate::exec::progress::Progress;
 
-/// How long to wait for an agent to hear of the end.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long to wait until the agents have confirmed the end of the session.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A session that the operator carries. Clones are the same.
+/// The agents of a session through an operator. Clones share state.
 #[derive(Debug, Clone)]
-pub(crate) struct ThroughOperator(Arc<Carried>);
+pub(crate) struct OperatorAgents(Arc<OperatorSessionState>);
 
 #[derive(Debug)]
-struct Carried {
-    carrier: Carrier,
-    /// What the user calls it.
+struct OperatorSessionState {
+    operator: ReconnectingOperator,
+    /// The target, as the user named it.
     target: String,
-    /// What the user calls the operator's cluster.
+    /// The name of the operator's cluster in the kubeconfig.
     cluster: Option<String>,
     identity: Identity,
     resume_window: Duration,
-    /// What becomes of the links, so that the end can wait for them.
+    /// The status of each link, so that the end of the session can wait for them.
     links: Mutex<Vec<watch::Receiver<Status>>>,
 }
 
-/// Whether a session goes through the operator.
+/// How a session accesses a cluster.
 #[derive(Debug)]
-pub(crate) enum Way {
-    Operator(ThroughOperator),
+pub(crate) enum AccessPath {
+    Operator(OperatorAgents),
     /// With the user's own rights.
-    Own,
+    Direct,
 }
 
-/// Finds the operator, unless the settings say that it is not wanted, and begins a session there.
-pub(crate) async fn choose(
+/// Starts a session through the operator of the cluster, if there is one and the settings allow it.
+pub(crate) async fn choose_access_path(
     settings: &Settings,
     cluster: &Cluster,
     progress: &Progress,
-) -> Result<Way> {
+) -> Result<AccessPath> {
     let forced = match settings.operator {
-        Some(false) => return Ok(Way::Own),
+        Some(false) => return Ok(AccessPath::Direct),
         Some(true) => true,
         None => {
-            progress.begin("looking for an operator");
+            progress.startup_step("looking for an operator");
             if !cluster::has_operator(cluster).await? {
-                return Ok(Way::Own);
+                return Ok(AccessPath::Direct);
             }
             false
         }
     };
-    progress.begin("making the session with the operator");
-    let error = match begin(settings, cluster, progress).await {
+    progress.startup_step("creating the session with the operator");
+    let error = match start_session(settings, cluster, progress).await {
         Ok(session) => {
-            if has_wishes(&settings.agent) {
-                progress.say(
-                    "the operator decides how agents are made: of the settings below `agent` only `communication_timeout` has an effect",
+            if has_agent_settings(&settings.agent) {
+                progress.warn(
+                    "the operator decides how agents are started: of the settings below `agent` only `communication_timeout` has an effect",
                 );
             }
-            progress.begin("waiting for the agents of the operator");
-            return Ok(Way::Operator(session));
+            progress.startup_step("waiting for the agents of the operator");
+            return Ok(AccessPath::Operator(session));
         }
         Err(error) => error,
     };
     match error.downcast_ref::<cluster::Error>() {
-        // Nothing can be asked of it, and no rule of it is passed by: the user's own rights are all that counts.
-        Some(cluster::Error::ForeignOperator) if !forced => {
-            progress.say(
+        // This operator cannot be used, and none of its rules is bypassed: the user's own rights apply.
+        Some(cluster::Error::IncompatibleOperator) if !forced => {
+            progress.warn(
                 "another operator answers in this cluster, which this standin does not understand: the session uses your own rights",
             );
-            Ok(Way::Own)
+            Ok(AccessPath::Direct)
         }
-        // It went in between, and a session without a target is nobody's.
-        Some(cluster::Error::NoOperator) if !forced => Ok(Way::Own),
+        // The operator was uninstalled in between.
+        Some(cluster::Error::NoOperator) if !forced => Ok(AccessPath::Direct),
+        // A session without a target affects no other user.
         Some(cluster::Error::OperatorRefused(why)) if !forced && is_targetless(settings) => {
-            progress.say(&format!(
+            progress.warn(&format!(
                 "without a target the session uses your own rights, since the operator refuses it: {why}"
             ));
-            Ok(Way::Own)
+            Ok(AccessPath::Direct)
         }
-        // Rights that are missing may hide that there is nobody to use them with.
-        Some(cluster::Error::MayNot { .. })
+        // Without an operator, the API server may report missing rights instead.
+        Some(cluster::Error::AccessDenied { .. })
             if forced && !cluster::has_operator(cluster).await? =>
         {
             Err(cluster::Error::NoOperator.into())
@@ -108,23 +110,23 @@ pub(crate) async fn choose(
     }
 }
 
-/// Whether something is said about agents that only those can have who make them. The image is no wish: it is there for
-/// clusters without an operator.
-fn has_wishes(agent: &AgentSettings) -> bool {
-    let nothing_said = AgentSettings::default();
+/// Whether there are settings for agents that have no effect with an operator. The image is not one of them: it is commonly
+/// set for clusters without an operator.
+fn has_agent_settings(agent: &AgentSettings) -> bool {
+    let default = AgentSettings::default();
     let without_effect = AgentSettings {
         image: None,
-        communication_timeout: nothing_said.communication_timeout,
+        communication_timeout: default.communication_timeout,
         ..agent.clone()
     };
-    without_effect != nothing_said
+    without_effect != default
 }
 
-async fn begin(
+async fn start_session(
     settings: &Settings,
     cluster: &Cluster,
     progress: &Progress,
-) -> Result<ThroughOperator> {
+) -> Result<OperatorAgents> {
     if settings.multi_cluster == Some(true) {
         clusters::ensure_primary(cluster).await?;
     }
@@ -147,15 +149,15 @@ async fn begin(
     let id = new_id()?;
     let namespace = cluster.namespace();
     let session = OperatorSession::new(cluster, namespace, &target, &parameters, id, &identity)
-        .introduce(&holder::user(), &holder::machine());
-    tracing::info!(%id, %target, "a session through the operator");
-    let stays_here = settings.multi_cluster == Some(false);
-    let carrier = tokio::select! {
-        carrier = Carrier::start(session) => carrier?,
-        never = clusters::announce(cluster, id, progress), if !stays_here => match never {},
+        .with_client_names(&holder::user(), &holder::machine());
+    tracing::info!(%id, %target, "starting session through the operator");
+    let single_cluster = settings.multi_cluster == Some(false);
+    let operator = tokio::select! {
+        operator = ReconnectingOperator::start(session) => operator?,
+        never = clusters::announce(cluster, id, progress), if !single_cluster => match never {},
     };
-    Ok(ThroughOperator(Arc::new(Carried {
-        carrier,
+    Ok(OperatorAgents(Arc::new(OperatorSessionState {
+        operator,
         target: name,
         cluster: cluster.context().map(str::to_owned),
         identity,
@@ -172,7 +174,7 @@ pub(crate) fn is_targetless(settings: &Settings) -> bool {
     )
 }
 
-/// The target as addresses have it, and the labels of one that is known by labels.
+/// The target in the format of API paths, and the label selector if it is one.
 fn target_path(settings: &Settings) -> (TargetPath, Option<String>) {
     let target = settings.target.as_ref();
     let Some(Target::Workload {
@@ -216,33 +218,32 @@ fn kind_of(kind: WorkloadKind) -> TargetKind {
     }
 }
 
-fn on_steal(what: config::OnConcurrentSteal) -> OnConcurrentSteal {
-    match what {
+fn on_steal(policy: config::OnConcurrentSteal) -> OnConcurrentSteal {
+    match policy {
         config::OnConcurrentSteal::Abort => OnConcurrentSteal::Abort,
         config::OnConcurrentSteal::Continue => OnConcurrentSteal::Continue,
         config::OnConcurrentSteal::Override => OnConcurrentSteal::Override,
     }
 }
 
-/// A number that no other session has.
+/// A random id, unique among sessions.
 fn new_id() -> Result<SessionId> {
     let mut bytes = [0; 8];
     super::local::random(&mut bytes)?;
     Ok(SessionId(u64::from_be_bytes(bytes)))
 }
 
-impl ThroughOperator {
-    /// What the user calls the target.
+impl OperatorAgents {
+    /// The target, as the user named it.
     pub(crate) fn target(&self) -> &str {
         &self.0.target
     }
 
-    /// By which the operator knows the session, too.
     pub(crate) fn id(&self) -> SessionId {
-        self.0.carrier.id()
+        self.0.operator.id()
     }
 
-    /// All clusters of the session. Where the operator has no others, the one that it is in.
+    /// All clusters of the session. Without member clusters, the operator's own.
     pub(crate) fn cluster_names(&self) -> Vec<String> {
         let clusters = self.clusters().into_iter();
         let names = clusters.map(|cluster| cluster.name);
@@ -254,31 +255,28 @@ impl ThroughOperator {
         }
     }
 
-    /// The clusters of a session over several. Empty, where there is one, and before the operator has said.
-    pub(crate) fn clusters(&self) -> Vec<PlaceCluster> {
-        self.0.carrier.places().borrow().clusters.clone()
+    /// The clusters of a session over several. Empty with a single cluster, and until the operator has reported them.
+    pub(crate) fn clusters(&self) -> Vec<ClusterEndpoints> {
+        self.0.operator.endpoints().borrow().clusters.clone()
     }
 
-    /// The agents, as they come and go. What becomes of their clusters is told.
-    pub(crate) fn agents(&self, tell: Tell) -> OperatorAgents {
-        OperatorAgents::new(self.clone(), tell)
+    /// The source of the agents. `events` gets changes of their clusters.
+    pub(crate) fn source(&self, events: EventSink) -> OperatorAgentSource {
+        OperatorAgentSource::new(self.clone(), events)
     }
 
-    /// Waits until agents and operator have been told of the end.
+    /// Waits until agents and operator have confirmed the end of the session.
     pub(crate) async fn end(&self) {
-        let links = {
-            let mut links = self.0.links.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *links)
-        };
-        let told = async {
+        let links = std::mem::take(&mut *self.0.links.lock());
+        let confirmed = async {
             for mut link in links {
                 let ended =
                     |status: &Status| matches!(status, Status::Finished | Status::Failed(_));
                 let _ = link.wait_for(ended).await;
             }
         };
-        let _ = timeout(FAREWELL, told).await;
-        self.0.carrier.end().await;
+        let _ = timeout(END_TIMEOUT, confirmed).await;
+        self.0.operator.end().await;
     }
 }
 
@@ -287,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_are_named_as_addresses_name_them() {
+    fn targets_are_converted_to_api_paths() {
         let check = |target: &str, address: &str, labels: Option<&str>| {
             let layers = config::Layers::new().flag("--target", "target", target);
             let settings = layers.resolve().unwrap().settings;
@@ -303,15 +301,15 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_no_wish_and_a_namespace_is() {
-        let wishes = |agent: &str| {
+    fn agent_settings_without_effect_are_detected() {
+        let check = |agent: &str| {
             let text = format!("agent: {{{agent}}}");
             let layers = config::Layers::new().file("test", &text, config::Format::Yaml);
-            has_wishes(&layers.resolve().unwrap().settings.agent)
+            has_agent_settings(&layers.resolve().unwrap().settings.agent)
         };
-        assert!(!wishes("image: 'registry.example.com/standind:1'"));
-        assert!(!wishes("communication_timeout: 30"));
-        assert!(wishes("namespace: tools"));
-        assert!(wishes("ephemeral: false"));
+        assert!(!check("image: 'registry.example.com/standind:1'"));
+        assert!(!check("communication_timeout: 30"));
+        assert!(check("namespace: tools"));
+        assert!(check("ephemeral: false"));
     }
 }

@@ -1,4 +1,4 @@
-//! The pods of a target as places of agents: each has one, and they come and go.
+//! One agent in each pod of a target, as pods appear and disappear.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -6,170 +6,174 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cluster::{Known, Replica, Unfit};
-use proxy::{AgentId, Change, Place, Preference, Reach, Reached, Source};
+use cluster::{Replica, TargetPods, UnusablePod};
+use proxy::{AgentChange, AgentEndpoint, AgentId, AgentSource, Connected, Connector, Preference};
 use tokio::time::{Instant, sleep};
 
-use super::ANOTHER_TRY;
-use super::in_cluster::{InCluster, may_pass};
+use super::RETRY_INTERVAL;
+use super::cluster_agents::{ClusterAgents, is_transient};
 
-/// How long another agent is tried for when one was lost, before calls fail: its pod may be about to go.
-const SUCCESSION: Duration = Duration::from_secs(30);
-const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+/// How long the start of a replacement for a lost agent is retried before calls fail: its pod may be about to go.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+const RESTART_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Follows the pods of a target.
+/// Watches the pods of a target.
 #[derive(Debug)]
-pub(super) struct Pods {
-    in_cluster: Arc<InCluster>,
-    /// Those that were told of, by name.
-    told: BTreeMap<String, Replica>,
-    /// Without a target there is one agent, and this says whether it was told of.
-    targetless_told: bool,
+pub(super) struct PodSource {
+    cluster_agents: Arc<ClusterAgents>,
+    /// The pods that were reported, by name.
+    reported: BTreeMap<String, Replica>,
+    /// Whether the single agent of a session without a target was reported.
+    targetless_reported: bool,
 }
 
-/// One pod, or with no replica the agent of a session without a target.
+/// Connects to the agent in one pod, or without a replica to the agent of a session without a target.
 #[derive(Debug)]
-pub(super) struct InPod {
-    in_cluster: Arc<InCluster>,
+pub(super) struct PodConnector {
+    cluster_agents: Arc<ClusterAgents>,
     replica: Option<Replica>,
-    /// An agent was here before.
-    again: AtomicBool,
+    /// Whether an agent was started for this pod before.
+    restarts: AtomicBool,
 }
 
-impl Pods {
-    pub(super) fn new(in_cluster: Arc<InCluster>) -> Self {
+impl PodSource {
+    pub(super) fn new(cluster_agents: Arc<ClusterAgents>) -> Self {
         Self {
-            in_cluster,
-            told: BTreeMap::new(),
-            targetless_told: false,
+            cluster_agents,
+            reported: BTreeMap::new(),
+            targetless_reported: false,
         }
     }
 
-    fn place(&self, replica: Option<Replica>) -> Change<InPod> {
+    fn added(&self, replica: Option<Replica>) -> AgentChange<PodConnector> {
         let (id, preference) = match &replica {
             Some(replica) if !replica.ready => {
-                (AgentId::in_pod(&replica.pod), Preference::Possible)
+                (AgentId::in_pod(&replica.pod), Preference::Fallback)
             }
             Some(replica) => (AgentId::in_pod(&replica.pod), Preference::Preferred),
             None => (AgentId::default(), Preference::Preferred),
         };
-        let reach = InPod {
-            in_cluster: Arc::clone(&self.in_cluster),
+        let connector = PodConnector {
+            cluster_agents: Arc::clone(&self.cluster_agents),
             replica,
-            again: AtomicBool::new(false),
+            restarts: AtomicBool::new(false),
         };
-        Change::Came(Place {
+        AgentChange::Added(AgentEndpoint {
             id,
             preference,
-            reach,
+            connector,
         })
     }
 
-    fn compare(&mut self, known: &Known) -> Vec<Change<InPod>> {
-        let (went, came) = differences(&mut self.told, known);
+    fn compare(&mut self, pods: &TargetPods) -> Vec<AgentChange<PodConnector>> {
+        let (removed, added) = differences(&mut self.reported, pods);
         let mut changes = Vec::new();
-        for (replica, why) in went {
-            let in_cluster = Arc::clone(&self.in_cluster);
+        for (replica, why) in removed {
+            let cluster_agents = Arc::clone(&self.cluster_agents);
             let uid = replica.uid;
-            tokio::spawn(async move { in_cluster.remove(Some(&uid)).await });
-            changes.push(Change::Went(AgentId::in_pod(replica.pod), why));
+            tokio::spawn(async move { cluster_agents.remove(Some(&uid)).await });
+            changes.push(AgentChange::Removed(AgentId::in_pod(replica.pod), why));
         }
-        changes.extend(came.into_iter().map(|replica| self.place(Some(replica))));
+        changes.extend(added.into_iter().map(|replica| self.added(Some(replica))));
         changes
     }
 }
 
-impl Source for Pods {
-    type Reach = InPod;
+impl AgentSource for PodSource {
+    type Connector = PodConnector;
 
-    async fn changes(&mut self) -> Vec<Change<InPod>> {
-        let in_cluster = Arc::clone(&self.in_cluster);
-        let Some(replicas) = in_cluster.replicas() else {
-            if self.targetless_told {
+    async fn changes(&mut self) -> Vec<AgentChange<PodConnector>> {
+        let cluster_agents = Arc::clone(&self.cluster_agents);
+        let Some(replicas) = cluster_agents.replicas() else {
+            if self.targetless_reported {
                 return std::future::pending().await;
             }
-            self.targetless_told = true;
-            return vec![self.place(None)];
+            self.targetless_reported = true;
+            return vec![self.added(None)];
         };
         loop {
-            let known = replicas.now();
-            let changes = self.compare(&known);
+            let pods = replicas.current();
+            let changes = self.compare(&pods);
             if !changes.is_empty() {
                 return changes;
             }
-            replicas.changed(&known).await;
+            replicas.changed(&pods).await;
         }
     }
 
-    /// Whoever steals will listen: then the agents start while the program does.
+    /// A program that steals will listen, so its agents start while the program does.
     fn is_on_demand(&self) -> bool {
-        !self.in_cluster.steals()
+        !self.cluster_agents.steals()
     }
 }
 
-/// Who has gone, with the reason, and who has come. A pod that is being removed stays as long as it is there, because its
-/// agent ends what is under way; one whose container was restarted has come again.
+/// The pods that were removed, with the reason, and those that were added. A terminating pod stays until it is gone, because
+/// its agent finishes open connections. A pod whose container was restarted is removed and added again.
 fn differences(
-    told: &mut BTreeMap<String, Replica>,
-    known: &Known,
+    reported: &mut BTreeMap<String, Replica>,
+    pods: &TargetPods,
 ) -> (Vec<(Replica, String)>, Vec<Replica>) {
-    let mut went = Vec::new();
-    told.retain(|pod, before| {
-        if known.replicas.iter().any(|now| is_same(before, now)) {
+    let mut removed = Vec::new();
+    reported.retain(|pod, before| {
+        if pods.replicas.iter().any(|now| is_same(before, now)) {
             return true;
         }
-        let unfit = known.others.iter().find(|(name, _)| name == pod);
-        let why = match unfit {
-            Some((_, Unfit::Leaving)) => return true,
-            Some((_, unfit)) => unfit.to_string(),
-            None if known.replicas.iter().any(|now| now.pod == *pod) => {
+        let unusable = pods.unusable.iter().find(|(name, _)| name == pod);
+        let why = match unusable {
+            Some((_, UnusablePod::Terminating)) => return true,
+            Some((_, reason)) => reason.to_string(),
+            None if pods.replicas.iter().any(|now| now.pod == *pod) => {
                 "its container was restarted".to_owned()
             }
             None => "it was deleted".to_owned(),
         };
-        went.push((before.clone(), why));
+        removed.push((before.clone(), why));
         false
     });
-    let mut came = Vec::new();
-    for replica in &known.replicas {
-        if !told.contains_key(&replica.pod) {
-            told.insert(replica.pod.clone(), replica.clone());
-            came.push(replica.clone());
+    let mut added = Vec::new();
+    for replica in &pods.replicas {
+        if !reported.contains_key(&replica.pod) {
+            reported.insert(replica.pod.clone(), replica.clone());
+            added.push(replica.clone());
         }
     }
-    (went, came)
+    (removed, added)
 }
 
 fn is_same(one: &Replica, other: &Replica) -> bool {
     (&one.uid, &one.container_id) == (&other.uid, &other.container_id)
 }
 
-impl InPod {
-    /// An agent that was lost may have been lost with its pod or container: then another place will be told of, and
-    /// nobody is to be started here.
-    async fn until_it_makes_sense(&self) {
-        let (Some(replicas), Some(replica)) = (self.in_cluster.replicas(), &self.replica) else {
+impl PodConnector {
+    /// Waits until the pod is usable. An agent may have been lost together with its pod or container: then no agent must be
+    /// started here, and the replacement of the pod will be reported.
+    async fn wait_until_usable(&self) {
+        let (Some(replicas), Some(replica)) = (self.cluster_agents.replicas(), &self.replica)
+        else {
             return;
         };
-        sleep(BETWEEN_TRIES).await;
+        sleep(RESTART_INTERVAL).await;
         replicas
-            .until(|known| known.replicas.iter().any(|now| is_same(replica, now)))
+            .wait_until(|pods| pods.replicas.iter().any(|now| is_same(replica, now)))
             .await;
     }
 
-    async fn start(&self) -> anyhow::Result<Reached> {
-        let again = self.again.swap(true, Ordering::Relaxed);
-        if !again {
-            return self.in_cluster.start(self.replica.as_ref()).await;
+    async fn start(&self) -> anyhow::Result<Connected> {
+        let restarts = self.restarts.swap(true, Ordering::Relaxed);
+        if !restarts {
+            return self.cluster_agents.start(self.replica.as_ref()).await;
         }
         let uid = self.replica.as_ref().map(|replica| replica.uid.as_str());
-        self.in_cluster.remove(uid).await;
-        let give_up = Instant::now() + SUCCESSION;
+        self.cluster_agents.remove(uid).await;
+        let deadline = Instant::now() + RESTART_TIMEOUT;
         loop {
-            self.until_it_makes_sense().await;
-            match self.in_cluster.start(self.replica.as_ref()).await {
-                Err(error) if may_pass(&error) && Instant::now() < give_up => {
-                    tracing::info!(error = format!("{error:#}"), "there is no other agent yet");
+            self.wait_until_usable().await;
+            match self.cluster_agents.start(self.replica.as_ref()).await {
+                Err(error) if is_transient(&error) && Instant::now() < deadline => {
+                    tracing::info!(
+                        error = format!("{error:#}"),
+                        "agent restart failed, retrying"
+                    );
                 }
                 result => return result,
             }
@@ -177,13 +181,13 @@ impl InPod {
     }
 }
 
-impl Reach for InPod {
-    async fn reach(&self) -> Result<Reached, Box<dyn Error + Send + Sync>> {
+impl Connector for PodConnector {
+    async fn connect(&self) -> Result<Connected, Box<dyn Error + Send + Sync>> {
         Ok(self.start().await?)
     }
 
-    async fn another_try(&self) {
-        sleep(ANOTHER_TRY).await;
+    async fn retry_ready(&self) {
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
@@ -208,39 +212,39 @@ mod tests {
     }
 
     #[test]
-    fn pods_come_and_go_and_are_restarted() {
-        let mut told = BTreeMap::new();
+    fn pods_are_added_removed_and_restarted() {
+        let mut reported = BTreeMap::new();
         let mut check = |replicas: &[(&str, &str)],
-                         others: &[(&str, Unfit)],
-                         expected_to_go: &[(&str, &str)],
-                         expected_to_come: &[&str]| {
-            let known = Known {
+                         unusable: &[(&str, UnusablePod)],
+                         expected_removed: &[(&str, &str)],
+                         expected_added: &[&str]| {
+            let pods = TargetPods {
                 replicas: replicas.iter().map(|(pod, id)| replica(pod, id)).collect(),
-                others: others
+                unusable: unusable
                     .iter()
-                    .map(|(pod, unfit)| ((*pod).to_owned(), unfit.clone()))
+                    .map(|(pod, reason)| ((*pod).to_owned(), reason.clone()))
                     .collect(),
             };
-            let (went, came) = differences(&mut told, &known);
-            let went: Vec<(&str, &str)> = went
+            let (removed, added) = differences(&mut reported, &pods);
+            let removed: Vec<(&str, &str)> = removed
                 .iter()
                 .map(|(replica, why)| (replica.pod.as_str(), why.as_str()))
                 .collect();
-            let came: Vec<&str> = came.iter().map(|replica| replica.pod.as_str()).collect();
-            assert_eq!(went, expected_to_go);
-            assert_eq!(came, expected_to_come);
+            let added: Vec<&str> = added.iter().map(|replica| replica.pod.as_str()).collect();
+            assert_eq!(removed, expected_removed);
+            assert_eq!(added, expected_added);
         };
-        let starting = Unfit::NotRunning("Pending".to_owned());
-        let crashed = Unfit::ContainerNotRunning {
+        let starting = UnusablePod::NotRunning("Pending".to_owned());
+        let crashed = UnusablePod::ContainerNotRunning {
             container: "app".to_owned(),
             why: "Error".to_owned(),
         };
         check(&[("b", "1"), ("a", "1")], &[], &[], &["b", "a"]);
         check(&[("b", "1"), ("a", "1")], &[("c", starting)], &[], &[]);
-        // Who is being removed is there until it is gone.
-        check(&[("b", "1")], &[("a", Unfit::Leaving)], &[], &[]);
+        // A terminating pod stays until it is gone.
+        check(&[("b", "1")], &[("a", UnusablePod::Terminating)], &[], &[]);
         check(&[("b", "1")], &[], &[("a", "it was deleted")], &[]);
-        // A restart that is seen, and one that is not.
+        // A restart that is observed, and one that happens between two updates.
         let why = "its container app is not running (Error)";
         check(&[], &[("b", crashed)], &[("b", why)], &[]);
         check(&[("b", "2")], &[], &[], &["b"]);

@@ -1,4 +1,4 @@
-//! The configuration file that is used when none is named.
+//! Finds the configuration file if none is named.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,20 +7,20 @@ use anyhow::{Result, ensure};
 
 use crate::environment::CONFIG_FILE;
 
-/// Where a configuration file may lie in a working directory, first come first served.
-const FOLDERS_AND_NAMES: &[&str] = &[".standin/standin", "standin", ".mirrord/mirrord"];
-const ENDINGS: &[&str] = &["json", "yaml", "yml", "toml"];
+/// The paths of configuration files in a working directory, in order of precedence.
+const PATHS: &[&str] = &[".standin/standin", "standin", ".mirrord/mirrord"];
+const EXTENSIONS: &[&str] = &["json", "yaml", "yml", "toml"];
 
-/// The file that the environment names, or the first that is in the working directory. Says which one it is.
-pub(crate) fn discover(directory: &Path, say: impl Fn(&str)) -> Result<Option<PathBuf>> {
+/// The file that the environment variable names, or the first one in the working directory. `print` gets its name.
+pub(crate) fn discover(directory: &Path, print: impl Fn(&str)) -> Result<Option<PathBuf>> {
     let named = env::var_os(CONFIG_FILE).filter(|file| !file.is_empty());
     if let Some(named) = named.map(PathBuf::from) {
         ensure!(
             named.is_file(),
-            "{CONFIG_FILE} names {}, which is not there",
+            "{CONFIG_FILE} names {}, which does not exist",
             named.display()
         );
-        say(&format!(
+        print(&format!(
             "settings from {} ({CONFIG_FILE})",
             named.display()
         ));
@@ -28,15 +28,15 @@ pub(crate) fn discover(directory: &Path, say: impl Fn(&str)) -> Result<Option<Pa
     }
     let found = candidates().find(|candidate| directory.join(candidate).is_file());
     if let Some(found) = &found {
-        say(&format!("settings from {}", found.display()));
+        print(&format!("settings from {}", found.display()));
     }
     Ok(found.map(|found| directory.join(found)))
 }
 
 fn candidates() -> impl Iterator<Item = PathBuf> {
-    FOLDERS_AND_NAMES.iter().flat_map(|name| {
-        let with = move |ending: &&str| PathBuf::from(format!("{name}.{ending}"));
-        ENDINGS.iter().map(with)
+    PATHS.iter().flat_map(|path| {
+        let with = move |extension: &&str| PathBuf::from(format!("{path}.{extension}"));
+        EXTENSIONS.iter().map(with)
     })
 }
 
@@ -47,11 +47,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_file_in_the_order_of_places_is_used() {
+    fn files_are_found_in_order_of_precedence() {
         let folder = tempfile::tempdir().unwrap();
         let found = || discover(folder.path(), |_| {}).unwrap();
         assert_eq!(found(), None);
-        // From the last to the first, so each one wins over those before.
+        // From the lowest precedence to the highest.
         for name in [
             ".mirrord/mirrord.toml",
             ".mirrord/mirrord.json",

@@ -12,12 +12,12 @@ use super::{PatternText, Port, QueryText};
 #[serde(default, deny_unknown_fields)]
 #[schemars(transform = short_forms::http_filter)]
 pub struct HttpFilterSettings {
-    /// Requests of which one header, written as `name: value`, has a match.
+    /// Requests with a header that matches, in the form `name: value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "PatternText::json_schema", extend("examples" = ["^x-user: alice$"]))]
     pub header_filter: Option<PatternText>,
 
-    /// Requests of which the path, or the path with its query, has a match.
+    /// Requests whose path, or path with query, matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "PatternText::json_schema", extend("examples" = ["^/api/", "^(?!/health)"]))]
     pub path_filter: Option<PatternText>,
@@ -27,7 +27,7 @@ pub struct HttpFilterSettings {
     #[schemars(with = "String", extend("default" = null, "examples" = ["POST"], "x-check" = "method"))]
     pub method_filter: Option<String>,
 
-    /// Requests of which the body has a match.
+    /// Requests whose body matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "BodyFilter::json_schema",
@@ -35,7 +35,8 @@ pub struct HttpFilterSettings {
     )]
     pub body_filter: Option<BodyFilter>,
 
-    /// Requests that all of these filters want. Each is `header`, `path`, `method`, or `body` with `query` and `matches`.
+    /// Requests that match all of these filters. Each is `header`, `path`, `method`, or `body` with `query` and
+    /// `matches`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "filter_list",
@@ -43,7 +44,7 @@ pub struct HttpFilterSettings {
     )]
     pub all_of: Option<List<HttpFilterItem>>,
 
-    /// Requests that at least one of these filters wants.
+    /// Requests that match at least one of these filters.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         schema_with = "filter_list",
@@ -51,28 +52,28 @@ pub struct HttpFilterSettings {
     )]
     pub any_of: Option<List<HttpFilterItem>>,
 
-    /// The ports for which the filter is meant. By default all; the traffic of others is taken whole.
+    /// The ports to which the filter applies. By default all; the traffic of others is not filtered.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "List::<Port>::json_schema", extend("examples" = [[80, 8080]]))]
     pub ports: Option<List<Port>>,
 }
 
-/// Requests of which the body has a match
+/// Requests whose body matches
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(transform = short_forms::body_filter)]
 pub struct BodyFilter {
-    /// What the body is.
+    /// The format of the body.
     pub body: BodyKind,
 
-    /// What to look for in it: a JSONPath query, in which `typeof(…)` tells the type of a value.
+    /// The values to find in it: a JSONPath query, in which `typeof(…)` returns the type of a value.
     pub query: QueryText,
 
-    /// What one of the values that the query finds must have a match of. What is not text is compared as JSON.
+    /// The pattern that one of the found values must match. Values that are not text are compared as JSON.
     pub matches: PatternText,
 }
 
-/// What the body is
+/// The format of the body
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BodyKind {
@@ -120,7 +121,7 @@ impl ListItem for HttpFilterItem {
     const EXPAND: &str = "one-or-many";
 }
 
-/// A list that would want everything, or nothing, is a mistake.
+/// An empty list would match everything or nothing, which is a mistake.
 fn filter_list(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     let mut schema = List::<HttpFilterItem>::json_schema(generator);
     let list = schema.get_mut("anyOf").and_then(|forms| forms.get_mut(1));

@@ -12,7 +12,7 @@ use super::super::list::ListItem;
 #[serde(transparent)]
 pub struct Port(pub u16);
 
-/// Two ports that belong together: first what the process knows, then what it is elsewhere.
+/// A mapped port: first the port of the process, then the port that it is mapped to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PortPair(pub Port, pub Port);
 

@@ -1,4 +1,4 @@
-//! Texts that are known to be what they should be.
+//! Validated texts.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json_path::JsonPath;
 
-/// The most memory that a compiled expression may take at the target.
-const LARGEST_COMPILED: usize = 1024 * 1024;
+/// The memory limit of a compiled expression at the target.
+const MAX_COMPILED_SIZE: usize = 1024 * 1024;
 /// Each search through everything below a value multiplies the work by the depth of the document.
-const MOST_DESCENDANT_SEARCHES: usize = 2;
+const MAX_DESCENDANT_SEARCHES: usize = 2;
 
 /// A regular expression that may look around.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub struct QueryText(String);
 /// A time, as text with its unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Patience {
+pub struct Timeout {
     text: String,
     duration: Duration,
 }
@@ -43,7 +43,7 @@ impl QueryText {
     }
 }
 
-impl Patience {
+impl Timeout {
     pub fn duration(&self) -> Duration {
         self.duration
     }
@@ -67,7 +67,7 @@ impl TryFrom<String> for QueryText {
     }
 }
 
-impl TryFrom<String> for Patience {
+impl TryFrom<String> for Timeout {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -88,17 +88,17 @@ impl From<QueryText> for String {
     }
 }
 
-impl From<Patience> for String {
-    fn from(patience: Patience) -> Self {
-        patience.text
+impl From<Timeout> for String {
+    fn from(timeout: Timeout) -> Self {
+        timeout.text
     }
 }
 
-/// Says in a few words what is wrong with a pattern of a filter.
+/// A short message about an invalid pattern of a filter.
 pub(crate) fn check_pattern(text: &str) -> Result<(), String> {
     let built = RegexBuilder::new(text)
         .case_insensitive(true)
-        .delegate_size_limit(LARGEST_COMPILED)
+        .delegate_size_limit(MAX_COMPILED_SIZE)
         .build();
     match built {
         Ok(_) => Ok(()),
@@ -111,11 +111,11 @@ pub(crate) fn check_pattern(text: &str) -> Result<(), String> {
     }
 }
 
-/// Says in a few words what is wrong with a JSONPath query.
+/// A short message about an invalid JSONPath query.
 pub(crate) fn check_query(text: &str) -> Result<(), String> {
-    if text.matches("..").count() > MOST_DESCENDANT_SEARCHES {
+    if text.matches("..").count() > MAX_DESCENDANT_SEARCHES {
         return Err(format!(
-            "`..` is used more than {MOST_DESCENDANT_SEARCHES} times, which could take very long"
+            "`..` is used more than {MAX_DESCENDANT_SEARCHES} times, which could take very long"
         ));
     }
     // The target also has the function `typeof`, which takes and gives what `value` does.
@@ -131,7 +131,7 @@ pub(crate) fn check_method(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(is_token)
 }
 
-/// A number with its unit. Nobody waits less than a millisecond, or for days.
+/// Parses a number with its unit. Timeouts below a millisecond or of days are invalid.
 pub(crate) fn check_time(text: &str) -> Option<Duration> {
     let digits = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(digits);
@@ -168,9 +168,9 @@ impl JsonSchema for QueryText {
     }
 }
 
-impl JsonSchema for Patience {
+impl JsonSchema for Timeout {
     fn schema_name() -> Cow<'static, str> {
-        "Patience".into()
+        "Timeout".into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {

@@ -1,4 +1,4 @@
-//! The clusters of a session over several: which they are, before it begins and when it has, and what becomes of them.
+//! The clusters of a session over several: which they are, before and after its start, and events about them.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -6,44 +6,44 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use api::connect::{PlaceCluster, Places};
+use api::connect::{AgentEndpoints, ClusterEndpoints};
 use api::session::{SessionCluster, SessionId};
 use api::{Feature, MirrordOperator};
 use cluster::Cluster;
-use proxy::{Event, Tell};
+use proxy::{Event, EventSink};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::exec::progress::Progress;
 
-/// A cluster that is away for a shorter time is not worth a word: a Primary that was restarted connects anew.
-const WORTH_A_WORD: Duration = Duration::from_secs(2);
+/// Shorter outages of a cluster are not reported: a Primary that was restarted has to reconnect.
+const REPORT_DELAY: Duration = Duration::from_secs(2);
 
-/// How often the operator is asked how far the clusters of a session are.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+/// How often the operator is polled for the readiness of the clusters of a session.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The clusters that a session covers, as people read them. Empty, where there is one.
+/// The clusters that a session covers, for display. Empty with a single cluster.
 #[derive(Debug, Default)]
-pub(crate) struct Clusters(Vec<PlaceCluster>);
+pub(crate) struct ClusterSummary(Vec<ClusterEndpoints>);
 
-impl Clusters {
-    pub(crate) fn of(clusters: Vec<PlaceCluster>) -> Self {
+impl ClusterSummary {
+    pub(crate) fn of(clusters: Vec<ClusterEndpoints>) -> Self {
         Self(clusters)
     }
 }
 
-impl fmt::Display for Clusters {
+impl fmt::Display for ClusterSummary {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
             return Ok(());
         }
         let named = self.0.iter().map(|cluster| {
             let default = if cluster.is_default { " (Default)" } else { "" };
-            let away = match cluster.error {
-                Some(_) => " (not there yet)",
+            let state = match cluster.error {
+                Some(_) => " (not ready yet)",
                 None => "",
             };
-            format!("{}{default}{away}", cluster.name)
+            format!("{}{default}{state}", cluster.name)
         });
         let named: Vec<String> = named.collect();
         let clusters = if named.len() == 1 {
@@ -55,9 +55,10 @@ impl fmt::Display for Clusters {
     }
 }
 
-/// Whoever wants several clusters is told that there are none, rather than that nothing comes from them.
+/// Fails if the settings demand several clusters and the operator coordinates none. Otherwise the user would only notice
+/// missing traffic.
 pub(super) async fn ensure_primary(cluster: &Cluster) -> Result<()> {
-    let operator = cluster::operator(cluster).await?;
+    let operator = cluster::get_operator(cluster).await?;
     if !is_primary(&operator) {
         bail!(
             "the settings say `multi_cluster: true`, and the operator of this cluster coordinates no others. Leave the \
@@ -67,51 +68,52 @@ pub(super) async fn ensure_primary(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Says which clusters a session is being made in, and which of them have come, where the operator is a Primary and the
-/// user may know. It waits for nobody, and nobody waits for it: whether there are several is the operator's to decide.
+/// Shows in which clusters a session is being created and which of them are ready, if the operator is a Primary and the user
+/// may read that. It never completes, and runs beside the start of the session: the operator decides whether there are
+/// several clusters.
 pub(super) async fn announce(cluster: &Cluster, id: SessionId, progress: &Progress) -> Infallible {
-    match cluster::operator(cluster).await {
+    match cluster::get_operator(cluster).await {
         Ok(operator) if is_primary(&operator) => {
             let names = workload_clusters(&operator).join(", ");
-            progress.begin(format!("making the session in {names}"));
-            for trouble in troubles(&operator) {
-                progress.say(&trouble);
+            progress.startup_step(format!("creating the session in {names}"));
+            for error in cluster_errors(&operator) {
+                progress.warn(&error);
             }
-            watch_beginning(cluster, id, progress).await;
+            show_readiness(cluster, id, progress).await;
         }
         Ok(_) => {}
-        Err(error) => tracing::debug!(%error, "whether there are several clusters is not known"),
+        Err(error) => tracing::debug!(%error, "operator not readable"),
     }
     std::future::pending().await
 }
 
-/// Until somebody stops it, or the user may not see sessions.
-async fn watch_beginning(cluster: &Cluster, id: SessionId, progress: &Progress) {
+/// Runs until it is cancelled. Returns early if the user may not read sessions.
+async fn show_readiness(cluster: &Cluster, id: SessionId, progress: &Progress) {
     loop {
-        sleep(BETWEEN_LOOKS).await;
-        match cluster::session(cluster, id).await {
+        sleep(POLL_INTERVAL).await;
+        match cluster::get_session(cluster, id).await {
             Ok(session) => {
-                if let Some(text) = beginning(&session.spec.clusters) {
+                if let Some(text) = readiness(&session.spec.clusters) {
                     progress.rename(text);
                 }
             }
-            // It is not there yet, or the operator is busy with it.
+            // The session does not exist yet, or the operator is busy.
             Err(cluster::Error::OperatorRefused(_) | cluster::Error::OperatorBusy(_)) => {}
             Err(error) => {
-                tracing::debug!(%error, "how far the clusters are is not known");
+                tracing::debug!(%error, "session not readable");
                 return;
             }
         }
     }
 }
 
-fn beginning(clusters: &[SessionCluster]) -> Option<String> {
+fn readiness(clusters: &[SessionCluster]) -> Option<String> {
     let named = clusters.iter().map(|cluster| match cluster.ready {
         true => format!("{} (ready)", cluster.name),
         false => cluster.name.clone(),
     });
     let named: Vec<String> = named.collect();
-    (!named.is_empty()).then(|| format!("making the session in {}", named.join(", ")))
+    (!named.is_empty()).then(|| format!("creating the session in {}", named.join(", ")))
 }
 
 fn is_primary(operator: &MirrordOperator) -> bool {
@@ -119,7 +121,7 @@ fn is_primary(operator: &MirrordOperator) -> bool {
     features.any(|feature| feature == Feature::MultiClusterPrimary.as_str())
 }
 
-/// The clusters in which a Primary's sessions are. Nothing, where the operator is for one cluster.
+/// The clusters of a Primary's sessions. `None` if the operator is for a single cluster.
 pub(crate) fn coordinated_clusters(operator: &MirrordOperator) -> Option<Vec<String>> {
     is_primary(operator).then(|| workload_clusters(operator))
 }
@@ -133,58 +135,58 @@ fn workload_clusters(operator: &MirrordOperator) -> Vec<String> {
     primary.into_iter().chain(members).collect()
 }
 
-/// What may keep a session from beginning.
-fn troubles(operator: &MirrordOperator) -> Vec<String> {
+/// The errors of member clusters, which may keep a session from starting.
+fn cluster_errors(operator: &MirrordOperator) -> Vec<String> {
     let clusters = operator.status.connected_clusters.iter();
-    let away = clusters.filter_map(|cluster| {
+    let errors = clusters.filter_map(|cluster| {
         let error = cluster.error.as_ref()?;
         let name = &cluster.name;
         Some(format!(
             "the operator cannot reach the cluster {name}: {error}"
         ))
     });
-    away.collect()
+    errors.collect()
 }
 
-/// Whether a cluster, or a pod in one, has not come yet, while the cluster that has the answers is there.
-pub(super) fn are_awaited(now: &Places) -> bool {
-    let places_of = |cluster: &PlaceCluster| {
+/// Whether a cluster, or a pod in one, is not ready yet, while the Default is reachable.
+pub(super) fn are_pending(now: &AgentEndpoints) -> bool {
+    let endpoints_of = |cluster: &ClusterEndpoints| {
         let name = cluster.name.clone();
-        let places = now.places.iter();
-        places.filter(move |place| place.cluster.as_ref() == Some(&name))
+        let endpoints = now.endpoints.iter();
+        endpoints.filter(move |endpoint| endpoint.cluster.as_ref() == Some(&name))
     };
-    let is_there = |cluster: &PlaceCluster| {
-        cluster.error.is_none() && places_of(cluster).any(|place| place.ready)
+    let is_ready = |cluster: &ClusterEndpoints| {
+        cluster.error.is_none() && endpoints_of(cluster).any(|endpoint| endpoint.ready)
     };
-    let is_complete = |cluster: &PlaceCluster| {
-        let mut places = places_of(cluster);
-        is_there(cluster) && places.all(|place| place.ready || place.error.is_some())
+    let is_complete = |cluster: &ClusterEndpoints| {
+        let mut endpoints = endpoints_of(cluster);
+        is_ready(cluster) && endpoints.all(|endpoint| endpoint.ready || endpoint.error.is_some())
     };
     let mut defaults = now.clusters.iter().filter(|cluster| cluster.is_default);
-    defaults.any(is_there) && !now.clusters.iter().all(is_complete)
+    defaults.any(is_ready) && !now.clusters.iter().all(is_complete)
 }
 
-/// Tells of clusters that are away and back, as long as the session goes on.
-pub(super) async fn follow(mut places: watch::Receiver<Places>, tell: Tell) {
-    let mut away = BTreeSet::new();
-    places.mark_changed();
-    while places.changed().await.is_ok() {
-        sleep(WORTH_A_WORD).await;
-        let now = places.borrow_and_update().clusters.clone();
-        for event in news(&mut away, &now) {
-            tell(&event);
+/// Emits events about clusters that become unreachable and reachable again, as long as the session runs.
+pub(super) async fn watch(mut endpoints: watch::Receiver<AgentEndpoints>, events: EventSink) {
+    let mut unreachable = BTreeSet::new();
+    endpoints.mark_changed();
+    while endpoints.changed().await.is_ok() {
+        sleep(REPORT_DELAY).await;
+        let now = endpoints.borrow_and_update().clusters.clone();
+        for event in changes(&mut unreachable, &now) {
+            events(&event);
         }
     }
 }
 
-fn news(away: &mut BTreeSet<String>, now: &[PlaceCluster]) -> Vec<Event> {
-    let mut news = Vec::new();
+fn changes(unreachable: &mut BTreeSet<String>, now: &[ClusterEndpoints]) -> Vec<Event> {
+    let mut events = Vec::new();
     for cluster in now {
         let name = cluster.name.clone();
         match &cluster.error {
             Some(reason) => {
-                if away.insert(name.clone()) {
-                    news.push(Event::ClusterAway {
+                if unreachable.insert(name.clone()) {
+                    events.push(Event::ClusterUnreachable {
                         cluster: name,
                         is_default: cluster.is_default,
                         reason: reason.clone(),
@@ -192,74 +194,75 @@ fn news(away: &mut BTreeSet<String>, now: &[PlaceCluster]) -> Vec<Event> {
                 }
             }
             None => {
-                if away.remove(&name) {
-                    news.push(Event::ClusterBack(name));
+                if unreachable.remove(&name) {
+                    events.push(Event::ClusterRestored(name));
                 }
             }
         }
     }
-    news
+    events
 }
 
 #[cfg(test)]
 mod tests {
-    use api::connect::Place;
+    use api::connect::AgentEndpoint;
     use api::operator::{
         ConnectedCluster, MirrordOperatorSpec, MirrordOperatorStatus, MultiClusterRoles,
     };
 
     use super::*;
 
-    fn cluster(name: &str, is_default: bool, error: Option<&str>) -> PlaceCluster {
-        PlaceCluster {
+    fn cluster(name: &str, is_default: bool, error: Option<&str>) -> ClusterEndpoints {
+        ClusterEndpoints {
             name: name.to_owned(),
             is_default,
             error: error.map(str::to_owned),
-            moves: 0,
+            handovers: 0,
         }
     }
 
     #[test]
-    fn a_session_begins_with_all_clusters_or_without_those_that_are_late() {
-        let place = |cluster: &str, ready| Place {
+    fn a_session_starts_with_all_clusters_or_without_those_that_are_late() {
+        let endpoint = |cluster: &str, ready| AgentEndpoint {
             cluster: Some(cluster.to_owned()),
             ready,
-            ..Place::default()
+            ..AgentEndpoint::default()
         };
-        let check = |east: Option<&str>, west: Option<&str>, places: &[&Place], expected| {
-            let now = Places {
-                places: places.iter().copied().cloned().collect(),
-                clusters: vec![cluster("east", true, east), cluster("west", false, west)],
-                ..Places::default()
+        let check =
+            |east: Option<&str>, west: Option<&str>, endpoints: &[&AgentEndpoint], expected| {
+                let now = AgentEndpoints {
+                    endpoints: endpoints.iter().copied().cloned().collect(),
+                    clusters: vec![cluster("east", true, east), cluster("west", false, west)],
+                    ..AgentEndpoints::default()
+                };
+                assert_eq!(are_pending(&now), expected, "{now:?}");
             };
-            assert_eq!(are_awaited(&now), expected, "{now:?}");
-        };
-        let (east, west) = (place("east", true), place("west", true));
+        let (east, west) = (endpoint("east", true), endpoint("west", true));
         let away = Some("it is being connected");
         check(None, None, &[&east, &west], false);
         check(None, away, &[&east], true);
-        // There is nothing to begin with.
+        // Without the Default, the session cannot start.
         check(away, None, &[&west], false);
         check(None, away, &[&east, &west], true);
-        // A pod that starts is waited for, one that failed is not.
-        let mut other = place("west", false);
+        // The start waits for a starting pod, but not for a failed one.
+        let mut other = endpoint("west", false);
         check(None, None, &[&east, &other], true);
         check(None, None, &[&east, &west, &other], true);
         other.error = Some("it cannot start".to_owned());
         check(None, None, &[&east, &west, &other], false);
-        let one = Places {
-            places: vec![east],
-            ..Places::default()
+        let one = AgentEndpoints {
+            endpoints: vec![east],
+            ..AgentEndpoints::default()
         };
-        assert!(!are_awaited(&one));
+        assert!(!are_pending(&one));
     }
 
     #[test]
-    fn clusters_are_told_of_when_they_go_and_come() {
-        let mut away = BTreeSet::new();
+    fn unreachable_and_recovered_clusters_are_reported() {
+        let mut unreachable = BTreeSet::new();
         let mut check = |error: Option<&str>, expected: &[&str]| {
             let now = [cluster("east", true, None), cluster("west", false, error)];
-            let told = news(&mut away, &now);
+            let told = changes(&mut unreachable, &now);
             let told: Vec<String> = told.iter().map(ToString::to_string).collect();
             assert_eq!(told, expected);
         };
@@ -267,7 +270,7 @@ mod tests {
         check(
             Some("timed out"),
             &[
-                "cluster west cannot be reached (timed out): its traffic does not come, and the session goes on without it",
+                "cluster west cannot be reached (timed out): its traffic does not arrive, and the session continues without it",
             ],
         );
         check(Some("connection refused"), &[]);
@@ -277,34 +280,34 @@ mod tests {
 
     #[test]
     fn clusters_are_named_with_the_default() {
-        let clusters = Clusters::of(vec![
+        let clusters = ClusterSummary::of(vec![
             cluster("hub", false, None),
             cluster("east", true, None),
             cluster("west", false, Some("why")),
         ]);
         assert_eq!(
             clusters.to_string(),
-            " in the clusters hub, east (Default), west (not there yet)"
+            " in the clusters hub, east (Default), west (not ready yet)"
         );
-        assert_eq!(Clusters::default().to_string(), "");
+        assert_eq!(ClusterSummary::default().to_string(), "");
     }
 
     #[test]
-    fn a_session_that_begins_says_which_clusters_have_come() {
+    fn readiness_names_the_ready_clusters() {
         let part = |name: &str, ready| SessionCluster {
             name: name.to_owned(),
             ready,
             ..SessionCluster::default()
         };
         assert_eq!(
-            beginning(&[part("east", true), part("west", false)]).unwrap(),
-            "making the session in east (ready), west"
+            readiness(&[part("east", true), part("west", false)]).unwrap(),
+            "creating the session in east (ready), west"
         );
-        assert_eq!(beginning(&[]), None);
+        assert_eq!(readiness(&[]), None);
     }
 
     #[test]
-    fn a_primary_says_where_sessions_are() {
+    fn a_primary_reports_its_clusters() {
         let roles = |management_only| MultiClusterRoles {
             cluster_name: "hub".to_owned(),
             default_cluster: "east".to_owned(),
@@ -332,7 +335,7 @@ mod tests {
         assert_eq!(clusters(operator(true)), ["east", "west"]);
         assert_eq!(clusters(operator(false)), ["hub", "east", "west"]);
         assert_eq!(
-            troubles(&operator(false)),
+            cluster_errors(&operator(false)),
             ["the operator cannot reach the cluster west: no Secret"]
         );
         let single = MirrordOperator::new(

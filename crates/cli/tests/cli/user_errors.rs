@@ -1,16 +1,16 @@
-//! What people get wrong most often: what is said names the mistake, and what to do next.
+//! Common mistakes: the message names the mistake and the next step.
 
-use crate::world::Standin;
+use crate::support::Standin;
 
-/// A cluster that nobody serves, by two names.
+/// Two contexts of a cluster whose server does not exist.
 const KUBECONFIG: &str = "\
 apiVersion: v1
 kind: Config
-clusters: [{name: nobody, cluster: {server: 'http://127.0.0.1:1'}}]
+clusters: [{name: unreachable, cluster: {server: 'http://127.0.0.1:1'}}]
 users: [{name: me, user: {token: hunter2}}]
 contexts:
-- {name: east, context: {cluster: nobody, user: me}}
-- {name: west, context: {cluster: nobody, user: me}}
+- {name: east, context: {cluster: unreachable, user: me}}
+- {name: west, context: {cluster: unreachable, user: me}}
 current-context: east
 ";
 
@@ -26,7 +26,7 @@ fn a_mistake_is_named_with_the_next_step() {
     let standin = standin.with("KUBECONFIG", &kubeconfig);
     let check = |line: &str, code: i32, expected: &[&str]| {
         let ended = standin.run(line.split(' '));
-        ended.expect(code).says(expected);
+        ended.expect(code).expect_stderr(expected);
         assert!(!ended.stderr.contains("hunter2"), "{line}");
         let causes: Vec<&str> = ended.stderr.trim().split(": ").collect();
         let is_repeated = causes.windows(2).any(|two| two[0] == two[1]);

@@ -1,4 +1,4 @@
-//! Ends a session from outside: politely, and then firmly.
+//! Ends a session on request: by SIGTERM, and by SIGKILL after a grace period.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep};
 
 use super::processes;
 
-/// How long the processes of a session have to end by themselves.
-const GRACE: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long the processes of a session have to end after SIGTERM.
+const GRACE_PERIOD: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The program of a session.
 #[derive(Debug)]
@@ -21,15 +21,15 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Asks all processes to end, and ends those that have not after a while. When the program has ended, what it has
-    /// started ends with the session.
+    /// Sends SIGTERM to all processes, and SIGKILL after the grace period. When the program has ended, its children end with
+    /// the session.
     pub(super) async fn end(&self) {
         self.signal(Signal::SIGTERM);
-        // One that is stopped does not hear.
+        // A stopped process does not handle signals.
         self.signal(Signal::SIGCONT);
         let since = Instant::now();
-        while since.elapsed() < GRACE && self.signaller.signal(0).is_ok() {
-            sleep(LOOK_EVERY).await;
+        while since.elapsed() < GRACE_PERIOD && self.signaller.signal(0).is_ok() {
+            sleep(POLL_INTERVAL).await;
         }
         self.signal(Signal::SIGKILL);
     }
@@ -42,7 +42,7 @@ impl Program {
                 let _ = kill(Pid::from_raw(pid), signal);
             }
         }
-        // Last, because the rest ends with it.
+        // The program is the last one, because the session ends with it.
         let _ = self.signaller.signal(signal as i32);
     }
 }

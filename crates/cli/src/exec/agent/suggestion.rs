@@ -1,9 +1,9 @@
-//! What somebody may have meant who names a target that is not there.
+//! Suggests a similar target when the named one does not exist.
 
 use cluster::{Cluster, Error};
 
-/// The same error, with what there is that is like it. Asking takes a moment, and only of those who are wrong.
-pub(super) async fn instead(cluster: &Cluster, error: Error) -> Error {
+/// Adds a suggestion to a `NotFound` error. The targets are listed only in this case, since it takes a moment.
+pub(super) async fn add(cluster: &Cluster, error: Error) -> Error {
     let Error::NotFound {
         target,
         namespace,
@@ -13,14 +13,14 @@ pub(super) async fn instead(cluster: &Cluster, error: Error) -> Error {
         return error;
     };
     let listing = cluster::list(cluster, &namespace).await.unwrap_or_default();
-    let there: Vec<&str> = listing
+    let existing: Vec<&str> = listing
         .targets
         .iter()
         .map(|listed| listed.target.as_str())
         .collect();
-    let hint = match like(&target, &there) {
-        Some(meant) => format!("Did you mean {meant}? {hint}"),
-        None if there.is_empty() && is_missing(cluster, &namespace).await => {
+    let hint = match similar_target(&target, &existing) {
+        Some(similar) => format!("Did you mean {similar}? {hint}"),
+        None if existing.is_empty() && is_missing(cluster, &namespace).await => {
             "There is no such namespace: -n names another one, --context another cluster".to_owned()
         }
         None => hint,
@@ -36,10 +36,10 @@ async fn is_missing(cluster: &Cluster, namespace: &str) -> bool {
     cluster::has_namespace(cluster, namespace).await == Some(false)
 }
 
-/// What has the same name and is of another kind, or is of the same kind and has almost the same name.
-fn like(target: &str, there: &[&str]) -> Option<String> {
+/// A target of another kind with the same name, or of the same kind with a similar name.
+fn similar_target(target: &str, existing: &[&str]) -> Option<String> {
     let (kind, name) = target.split_once('/')?;
-    let named = || there.iter().filter_map(|other| other.split_once('/'));
+    let named = || existing.iter().filter_map(|other| other.split_once('/'));
     if let Some((other, _)) = named().find(|(_, other)| *other == name) {
         return Some(format!("{other}/{name}"));
     }
@@ -53,8 +53,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_like_it_is_found() {
-        let there = [
+    fn similar_targets_are_found() {
+        let existing = [
             "deployment/checkout",
             "deployment/web",
             "statefulset/database",
@@ -68,7 +68,8 @@ mod tests {
             ("deployment/api", None),
             ("statefulset/web-3", None),
         ] {
-            assert_eq!(like(target, &there).as_deref(), expected, "{target}");
+            let similar = similar_target(target, &existing);
+            assert_eq!(similar.as_deref(), expected, "{target}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The processes of a session: everything below the watcher, which is the program's parent.
+//! The processes of a session: all descendants of the watcher, which is the program's parent.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use monitor::{Event, ProcessInfo};
 use tokio::time::interval;
 
-use super::Watched;
+use super::SessionContext;
 
-/// How often it is looked for processes that are new or gone.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often the processes are listed.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// All processes of the session whose program this is, the program first.
 pub(super) fn of_session(program: u32) -> Vec<ProcessInfo> {
@@ -20,11 +20,11 @@ pub(super) fn of_session(program: u32) -> Vec<ProcessInfo> {
         None => Vec::new(),
     };
     let mut found: Vec<u32> = Vec::new();
-    let mut open = roots;
-    while let Some(process) = open.pop() {
+    let mut pending = roots;
+    while let Some(process) = pending.pop() {
         if !found.contains(&process) {
             found.push(process);
-            open.extend(children(process));
+            pending.extend(children(process));
         }
     }
     found.sort_by_key(|process| (*process != program, *process));
@@ -42,21 +42,21 @@ pub(super) fn name(process: u32) -> String {
     name.unwrap_or_default().trim_end().to_owned()
 }
 
-/// Tells of processes that come and go, to whoever listens.
-pub(super) fn follow(watched: Arc<Watched>) {
-    let mut over = watched.over.subscribe();
+/// Emits events about processes that start and end, as long as there are subscribers.
+pub(super) fn watch(context: Arc<SessionContext>) {
+    let mut ended = context.ended.subscribe();
     tokio::spawn(async move {
-        let Some(program) = watched.program.get().map(|program| program.process) else {
+        let Some(program) = context.program.get().map(|program| program.process) else {
             return;
         };
-        let mut known: HashMap<u32, String> = HashMap::from([(program, String::new())]);
-        let mut look = interval(LOOK_EVERY);
+        let mut previous: HashMap<u32, String> = HashMap::from([(program, String::new())]);
+        let mut poll = interval(POLL_INTERVAL);
         loop {
             tokio::select! {
-                _ = look.tick() => {}
-                _ = over.wait_for(|over| *over) => return,
+                _ = poll.tick() => {}
+                _ = ended.wait_for(|ended| *ended) => return,
             }
-            if !watched.monitor.is_listened_to() {
+            if !context.monitor.has_subscribers() {
                 continue;
             }
             let now: HashMap<u32, String> = of_session(program)
@@ -64,21 +64,21 @@ pub(super) fn follow(watched: Arc<Watched>) {
                 .map(|process| (process.pid, process.process_name))
                 .collect();
             for (pid, process_name) in &now {
-                if !known.contains_key(pid) {
-                    watched.monitor.emit(Event::LayerConnected {
+                if !previous.contains_key(pid) {
+                    context.monitor.emit(Event::LayerConnected {
                         pid: *pid,
                         process_name: process_name.clone(),
                     });
                 }
             }
-            for pid in known.keys().copied() {
-                // That of the program itself is told with the end of the session.
+            for pid in previous.keys().copied() {
+                // The end of the program itself is reported with the end of the session.
                 if !now.contains_key(&pid) && pid != program {
-                    watched.monitor.emit(Event::LayerDisconnected { pid });
+                    context.monitor.emit(Event::LayerDisconnected { pid });
                 }
             }
-            known = now;
-            known.entry(program).or_default();
+            previous = now;
+            previous.entry(program).or_default();
         }
     });
 }
@@ -98,7 +98,7 @@ fn children(process: u32) -> Vec<u32> {
         .collect()
 }
 
-/// "pid (name) state parent …", and the name may contain anything.
+/// The format is "pid (name) state parent …", and the name may contain any characters.
 fn parent(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(") ")?;

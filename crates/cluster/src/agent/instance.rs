@@ -1,7 +1,7 @@
-//! Agents that one orders and another uses: an operator starts them for clients that it relays for.
+//! Agents that an operator starts for clients whose connections it relays.
 //!
-//! Whoever orders remembers nothing: what an agent was ordered for is in its name and its arguments, and how it is doing is
-//! in the status of its pod.
+//! The operator keeps no state of its own about them: the purpose of an agent is in its name and its arguments, and its
+//! state is in the status of its pod.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,35 +16,35 @@ use super::{AgentSettings, start};
 use crate::access::Cluster;
 use crate::error::{Error, Result};
 use crate::pod::Replica;
-use crate::refusal::{Attempt, Obstacle, Refusal};
+use crate::refusal::{Attempt, Denial, Refusal};
 
-/// An agent that is to be in the pod of a target.
+/// The desired state of an agent: what to start, and for which client.
 #[derive(Debug, Clone, Copy)]
-pub struct Order<'order> {
-    /// The container's name, which no other in the pod has ever had.
+pub struct AgentSpec<'order> {
+    /// The container's name. It must not have been used in this pod before.
     pub name: &'order str,
     pub listen: SocketAddr,
-    /// Who may use it.
+    /// The certificate of the client that may use it.
     pub client: Fingerprint,
-    /// Who may end it.
+    /// The certificate of the peer that may end it.
     pub ended_by: Fingerprint,
-    /// How long it waits for its client to come at all. Whoever orders knows how long the session waits.
-    pub patience: Duration,
-    /// What its sessions may do, as JSON.
+    /// How long it waits for the first connection of its client. The caller knows how long the session waits.
+    pub first_client_timeout: Duration,
+    /// The grant of its sessions, as JSON.
     pub grant: &'order str,
     pub settings: &'order AgentSettings,
 }
 
-impl<'order> Order<'order> {
-    /// Starts it in the pod of the target, and does not wait.
+impl<'order> AgentSpec<'order> {
+    /// Starts it as an ephemeral container in the target's pod, without waiting for it.
     pub async fn start(self, cluster: &Cluster, replica: &Replica) -> Result<()> {
         match start::ephemeral(cluster, self.plan(), replica).await? {
             Ok(_) => Ok(()),
-            Err(obstacle) => Err(refused(&replica.namespace, Attempt::Ephemeral, obstacle)),
+            Err(denial) => Err(refused(&replica.namespace, Attempt::Ephemeral, denial)),
         }
     }
 
-    /// Starts it in a pod of its own on the target's node, or on any without a target, and waits until there is one.
+    /// Starts it in a pod of its own on the target's node, or on any node without a target, and waits until the pod exists.
     pub async fn start_as_pod(
         self,
         cluster: &Cluster,
@@ -53,12 +53,12 @@ impl<'order> Order<'order> {
     ) -> Result<()> {
         match start::pod(cluster, self.plan(), replica, namespace).await? {
             Ok(_) => Ok(()),
-            Err(obstacle) => {
+            Err(denial) => {
                 let attempt = match replica {
                     Some(_) => Attempt::Pod,
                     None => Attempt::Targetless,
                 };
-                Err(refused(namespace, attempt, obstacle))
+                Err(refused(namespace, attempt, denial))
             }
         }
     }
@@ -69,34 +69,34 @@ impl<'order> Order<'order> {
             listen: self.listen,
             client: self.client,
             ended_by: Some(self.ended_by),
-            patience: self.patience,
+            first_client_timeout: self.first_client_timeout,
             grant: Some(self.grant),
             settings: self.settings,
         }
     }
 }
 
-fn refused(namespace: &str, attempt: Attempt, obstacle: Obstacle) -> Error {
+fn refused(namespace: &str, attempt: Attempt, denial: Denial) -> Error {
     Error::Refused(Refusal {
         namespace: namespace.to_owned(),
-        met: vec![(attempt, obstacle)],
-        is_operators: true,
+        attempts: vec![(attempt, denial)],
+        by_operator: true,
     })
 }
 
-/// An agent that was ordered.
+/// The observed state of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ordered {
+pub struct AgentInstance {
     pub name: String,
-    /// The target's container as it was then; after a restart it has another id.
+    /// The id of the target's container when the agent was started. A restarted container has another id.
     pub container_id: String,
     pub port: u16,
-    pub state: OrderedState,
-    /// Whether it ended in a way that it should not have.
+    pub state: AgentInstanceState,
+    /// Whether it ended with an error.
     pub has_failed: bool,
 }
 
-impl Ordered {
+impl AgentInstance {
     /// The number at the end of its name.
     pub fn number(&self) -> usize {
         let digits = self.name.rsplit('-').next();
@@ -105,21 +105,21 @@ impl Ordered {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OrderedState {
-    /// It is being started.
+pub enum AgentInstanceState {
     Starting,
     Running,
-    /// It does not start, and why.
-    Trouble(String),
+    /// It fails to start, with the reason.
+    FailingToStart(String),
+    /// It has ended, with the reason.
     Ended(String),
 }
 
-/// The agents in a pod whose names begin with this and go on with a number, by their numbers. The pod does not have them
-/// in any order that can be relied on.
-pub fn ordered(pod: &Pod, prefix: &str) -> Vec<Ordered> {
+/// The agents that are ephemeral containers of a pod and whose names are this prefix and a number, sorted by number. The
+/// order in the pod is not reliable.
+pub fn agent_instances(pod: &Pod, prefix: &str) -> Vec<AgentInstance> {
     let spec = pod.spec.as_ref();
     let containers = spec.and_then(|spec| spec.ephemeral_containers.as_ref());
-    let mut agents: Vec<Ordered> = containers
+    let mut agents: Vec<AgentInstance> = containers
         .into_iter()
         .flatten()
         .filter(|container| container.name.starts_with(prefix))
@@ -128,19 +128,19 @@ pub fn ordered(pod: &Pod, prefix: &str) -> Vec<Ordered> {
             read(pod, &container.name, &container.name, arguments)
         })
         .collect();
-    agents.sort_by_key(Ordered::number);
+    agents.sort_by_key(AgentInstance::number);
     agents
 }
 
-/// The agent for which a pod was made, by its Job.
-pub fn ordered_as_pod(pod: &Pod) -> Option<Ordered> {
+/// The agent of a pod that a Job created for it.
+pub fn job_agent_instance(pod: &Pod) -> Option<AgentInstance> {
     let name = pod.labels().get("batch.kubernetes.io/job-name")?;
     let container = pod.spec.as_ref()?.containers.first()?;
     let arguments = container.args.as_deref().unwrap_or_default();
     Some(read(pod, name, &container.name, arguments))
 }
 
-fn read(pod: &Pod, name: &str, container: &str, arguments: &[String]) -> Ordered {
+fn read(pod: &Pod, name: &str, container: &str, arguments: &[String]) -> AgentInstance {
     let mut after_container = arguments
         .iter()
         .skip_while(|argument| *argument != "--container");
@@ -149,16 +149,16 @@ fn read(pod: &Pod, name: &str, container: &str, arguments: &[String]) -> Ordered
         .find_map(|argument| argument.strip_prefix("--listen="))
         .and_then(|listen| listen.parse::<SocketAddr>().ok())
         .map_or(0, |listen| listen.port());
-    Ordered {
+    AgentInstance {
         name: name.to_owned(),
         container_id: after_container.nth(1).cloned().unwrap_or_default(),
         port,
         has_failed: exit_code(pod, container).is_some_and(|code| code != 0),
         state: match condition(Some(pod), container) {
-            Condition::Trouble(why) => OrderedState::Trouble(why),
-            Condition::Ended(why) => OrderedState::Ended(why),
-            Condition::Fine if is_running(pod, container) => OrderedState::Running,
-            Condition::Fine => OrderedState::Starting,
+            Condition::FailingToStart(why) => AgentInstanceState::FailingToStart(why),
+            Condition::Ended(why) => AgentInstanceState::Ended(why),
+            Condition::Healthy if is_running(pod, container) => AgentInstanceState::Running,
+            Condition::Healthy => AgentInstanceState::Starting,
         },
     }
 }
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_tell_which_agents_were_ordered() {
+    fn agent_instances_are_read_from_pods() {
         let arguments = ["agent", "--container", "abc", "--listen=0.0.0.0:20001"];
         let container = |name: &str| json!({"name": name, "args": arguments});
         let state = |name: &str, state: serde_json::Value| json!({"name": name, "state": state, "image": "", "imageID": "", "ready": false, "restartCount": 0});
@@ -206,7 +206,7 @@ mod tests {
             },
         }))
         .unwrap();
-        let found = ordered(&pod, "a-");
+        let found = agent_instances(&pod, "a-");
         assert!(
             found
                 .iter()
@@ -222,14 +222,14 @@ mod tests {
             [
                 (
                     "a-1".to_owned(),
-                    OrderedState::Ended("cannot listen on x".to_owned())
+                    AgentInstanceState::Ended("cannot listen on x".to_owned())
                 ),
-                ("a-2".to_owned(), OrderedState::Running),
+                ("a-2".to_owned(), AgentInstanceState::Running),
                 (
                     "a-3".to_owned(),
-                    OrderedState::Trouble("ImagePullBackOff: no".to_owned())
+                    AgentInstanceState::FailingToStart("ImagePullBackOff: no".to_owned())
                 ),
-                ("a-10".to_owned(), OrderedState::Starting),
+                ("a-10".to_owned(), AgentInstanceState::Starting),
             ]
         );
     }

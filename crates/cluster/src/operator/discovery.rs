@@ -1,4 +1,4 @@
-//! Whether there is an operator.
+//! Checks whether the cluster has an operator.
 
 use api::{GROUP, VERSION};
 use http::{Request, StatusCode};
@@ -6,30 +6,31 @@ use http_body_util::BodyExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
 use kube::client::Body;
 
-use super::refusal::Answered;
+use super::refusal::ErrorResponse;
 use crate::access::Cluster;
 use crate::error::{Error, Result};
 
-/// Whether the cluster has an operator. The API server knows by itself, so it is one short answer whatever the operator
-/// does, and everybody who may log in gets it.
+/// Whether the cluster has an operator. The API server responds by itself, so the request is short even if the operator is
+/// down, and every authenticated user may send it.
 pub async fn has_operator(cluster: &Cluster) -> Result<bool> {
     let action = "say whether there is an operator";
     let request = Request::get(format!("/apis/{GROUP}")).body(Body::empty());
     let request = request.map_err(|error| Error::api(action, kube::Error::HttpError(error)))?;
-    let answer = cluster.client.send(request).await;
-    let answer = answer.map_err(|error| cluster.first_error(action, error))?;
-    match answer.status() {
+    let response = cluster.client.send(request).await;
+    let response = response.map_err(|error| cluster.first_error(action, error))?;
+    match response.status() {
         code if code.is_success() => {
-            let body = answer.into_body().collect().await;
+            let body = response.into_body().collect().await;
             Ok(body.is_ok_and(|body| is_served(&body.to_bytes())))
         }
-        // Who may not even see which APIs there are has no operator to use.
+        // A user who may not even list the APIs cannot use an operator.
         StatusCode::NOT_FOUND | StatusCode::FORBIDDEN => Ok(false),
-        _ => Err(Answered::read(answer).await.into_error(action)),
+        _ => Err(ErrorResponse::read(response).await.into_error(action)),
     }
 }
 
-/// Whether a group has the version that an operator serves. The others are custom resources, which may be left of one.
+/// Whether a group has the version that an operator serves. Other versions are custom resources, which may remain after an
+/// operator was uninstalled.
 fn is_served(group: &[u8]) -> bool {
     let group: APIGroup = serde_json::from_slice(group).unwrap_or_default();
     group

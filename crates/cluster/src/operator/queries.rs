@@ -1,4 +1,4 @@
-//! What the operator is asked beside sessions of one's own: what it is, who uses it, and what there is to stand in for.
+//! Requests to the operator besides the own session: its status, the sessions of all users, and the targets.
 
 use api::session::{Session, SessionId};
 use api::{GROUP_VERSION, MirrordOperator, Target};
@@ -11,12 +11,12 @@ use kube::client::Body;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::refusal::{Answered, Asked, explained};
+use super::refusal::{ErrorResponse, RequestContext, explain_error};
 use crate::access::Cluster;
 use crate::error::{Error, Result, code};
-use crate::list::{Listed, Listing};
+use crate::list::{ListedTarget, Listing};
 
-/// The name that the chart gives it.
+/// The name of the operator's Deployment in the chart.
 const DEPLOYMENT: &str = "mirrord-operator";
 const ACTION: &str = "ask the operator";
 
@@ -24,7 +24,7 @@ const ACTION: &str = "ask the operator";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct OperatorReplicas {
     pub ready: i32,
-    pub wanted: i32,
+    pub desired: i32,
 }
 
 #[derive(Deserialize)]
@@ -33,12 +33,12 @@ struct List<T> {
 }
 
 /// The operator's own object.
-pub async fn operator(cluster: &Cluster) -> Result<MirrordOperator> {
-    let asked = Asked::everywhere("see the operator", "mirrordoperators", "get");
-    get(cluster, "mirrordoperators/operator", &asked).await
+pub async fn get_operator(cluster: &Cluster) -> Result<MirrordOperator> {
+    let context = RequestContext::cluster_wide("see the operator", "mirrordoperators", "get");
+    get(cluster, "mirrordoperators/operator", &context).await
 }
 
-/// How many replicas of an operator there are. Nothing, where the user may not see them.
+/// How many replicas of an operator there are. `None` if the user may not read its Deployment.
 pub async fn operator_replicas(
     cluster: &Cluster,
     operator: &MirrordOperator,
@@ -50,46 +50,45 @@ pub async fn operator_replicas(
         Err(error) if matches!(code(&error), Some(403 | 404)) => return Ok(None),
         Err(error) => return Err(Error::api("read the operator's deployment", error)),
     };
-    let wanted = found.spec.and_then(|spec| spec.replicas).unwrap_or(1);
+    let desired = found.spec.and_then(|spec| spec.replicas).unwrap_or(1);
     let ready = found.status.and_then(|status| status.ready_replicas);
     Ok(Some(OperatorReplicas {
         ready: ready.unwrap_or(0),
-        wanted,
+        desired,
     }))
 }
 
 /// All sessions of the cluster, the oldest first.
-pub async fn sessions(cluster: &Cluster) -> Result<Vec<Session>> {
-    let asked = Asked::everywhere("list sessions", "sessions", "list");
-    let list: List<Session> = get(cluster, "sessions", &asked).await?;
+pub async fn list_sessions(cluster: &Cluster) -> Result<Vec<Session>> {
+    let context = RequestContext::cluster_wide("list sessions", "sessions", "list");
+    let list: List<Session> = get(cluster, "sessions", &context).await?;
     let mut sessions = list.items;
     sessions.sort_by_key(|session| std::cmp::Reverse(session.spec.duration_secs));
     Ok(sessions)
 }
 
-/// One session.
-pub async fn session(cluster: &Cluster, id: SessionId) -> Result<Session> {
-    let asked = Asked::everywhere("see sessions", "sessions", "get");
-    get(cluster, &format!("sessions/{id}"), &asked).await
+pub async fn get_session(cluster: &Cluster, id: SessionId) -> Result<Session> {
+    let context = RequestContext::cluster_wide("see sessions", "sessions", "get");
+    get(cluster, &format!("sessions/{id}"), &context).await
 }
 
 /// Ends a session; its agents end with it.
 pub async fn end_session(cluster: &Cluster, id: SessionId) -> Result<()> {
-    let asked = Asked::everywhere("end sessions", "sessions", "delete");
+    let context = RequestContext::cluster_wide("end sessions", "sessions", "delete");
     let request = Request::delete(format!("/apis/{GROUP_VERSION}/sessions/{id}"));
-    ask::<serde_json::Value>(cluster, request, &asked)
+    send::<serde_json::Value>(cluster, request, &context)
         .await
         .map(drop)
 }
 
-/// What there is to stand in for in a namespace, and who does. An operator that coordinates other clusters lists all of
-/// them, unless `multi_cluster` is false.
+/// The targets of a namespace and the users of their sessions. An operator that coordinates member clusters lists the
+/// targets of all of them, unless `multi_cluster` is false.
 pub async fn list_through_operator(
     cluster: &Cluster,
     namespace: &str,
     multi_cluster: Option<bool>,
 ) -> Result<Listing> {
-    let asked = Asked::targets(namespace);
+    let context = RequestContext::targets(namespace);
     let query = match multi_cluster {
         Some(false) => "?multi_cluster=false",
         _ => "",
@@ -97,13 +96,13 @@ pub async fn list_through_operator(
     let path = format!("/apis/{GROUP_VERSION}/namespaces/{namespace}/targets{query}");
     let request = Request::get(path).body(Body::empty());
     let request = request.map_err(|error| Error::api(ACTION, kube::Error::HttpError(error)))?;
-    let answer = cluster.client.send(request).await;
-    let answer = answer.map_err(|error| cluster.first_error(ACTION, error))?;
-    if !answer.status().is_success() {
-        return Err(Answered::read(answer).await.explain(&asked));
+    let response = cluster.client.send(request).await;
+    let response = response.map_err(|error| cluster.first_error(ACTION, error))?;
+    if !response.status().is_success() {
+        return Err(ErrorResponse::read(response).await.explain(&context));
     }
-    let warnings = warnings(answer.headers());
-    let body = answer.into_body().collect().await;
+    let warnings = warnings(response.headers());
+    let body = response.into_body().collect().await;
     let body = body.map_err(|error| cluster.first_error(ACTION, error))?;
     let list: List<Target> = serde_json::from_slice(&body.to_bytes())
         .map_err(|error| cluster.first_error(ACTION, kube::Error::SerdeError(error)))?;
@@ -115,7 +114,7 @@ pub async fn list_through_operator(
     })
 }
 
-/// As Kubernetes gives warnings: `299 - "text"`.
+/// The format of Kubernetes warnings: `299 - "text"`.
 fn warnings(headers: &HeaderMap) -> Vec<String> {
     let values = headers.get_all(WARNING).iter();
     let texts = values.filter_map(|value| {
@@ -125,11 +124,11 @@ fn warnings(headers: &HeaderMap) -> Vec<String> {
     texts.collect()
 }
 
-fn listed(target: Target) -> Listed {
+fn listed(target: Target) -> ListedTarget {
     let path = target.spec.target;
     let (kind, name) = path.split_once('/').unwrap_or((&path, ""));
     let sessions = target.status.sessions.into_iter();
-    Listed {
+    ListedTarget {
         kind: kind.to_owned(),
         name: name.to_owned(),
         namespace: target.metadata.namespace.unwrap_or_default(),
@@ -144,20 +143,26 @@ fn listed(target: Target) -> Listed {
     }
 }
 
-async fn get<T: DeserializeOwned>(cluster: &Cluster, path: &str, asked: &Asked) -> Result<T> {
+async fn get<T: DeserializeOwned>(
+    cluster: &Cluster,
+    path: &str,
+    context: &RequestContext,
+) -> Result<T> {
     let request = Request::get(format!("/apis/{GROUP_VERSION}/{path}"));
-    ask(cluster, request, asked).await
+    send(cluster, request, context).await
 }
 
-async fn ask<T: DeserializeOwned>(
+async fn send<T: DeserializeOwned>(
     cluster: &Cluster,
     request: http::request::Builder,
-    asked: &Asked,
+    context: &RequestContext,
 ) -> Result<T> {
     let request = request.body(Vec::new());
     let request = request.map_err(|error| Error::api(ACTION, kube::Error::HttpError(error)))?;
-    let answer = cluster.client.request(request).await;
-    explained(answer, asked, |error| cluster.first_error(ACTION, error))
+    let response = cluster.client.request(request).await;
+    explain_error(response, context, |error| {
+        cluster.first_error(ACTION, error)
+    })
 }
 
 #[cfg(test)]
@@ -167,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_operator_warns_of_is_read() {
+    fn warnings_are_parsed() {
         let mut headers = HeaderMap::new();
         for value in [
             "299 - \"targets of the cluster west are missing: no route\"",
@@ -182,23 +187,23 @@ mod tests {
         );
     }
 
-    /// A cluster whose operator answers this, at this address.
-    fn answering(path: &'static str, code: u16, body: &'static str) -> Cluster {
+    /// A cluster whose operator sends this response for this path.
+    fn cluster_with_response(path: &'static str, code: u16, body: &'static str) -> Cluster {
         let service = tower::service_fn(move |request: Request<Body>| async move {
             let found = request.uri().path_and_query().map(ToString::to_string);
             assert_eq!(found.as_deref(), Some(path));
-            let answer = http::Response::builder()
+            let response = http::Response::builder()
                 .status(code)
                 .header(WARNING, "299 - \"west is missing\"");
-            answer.body(Body::from(body.as_bytes().to_vec()))
+            response.body(Body::from(body.as_bytes().to_vec()))
         });
         Cluster::new(kube::Client::new(service, "default"), "shop")
     }
 
     #[tokio::test]
-    async fn what_several_clusters_have_is_listed_with_their_names() {
+    async fn targets_of_several_clusters_are_listed_with_cluster_names() {
         const PATH: &str = "/apis/operator.metalbear.co/v1/namespaces/shop/targets";
-        const ALONE: &str =
+        const SINGLE_CLUSTER_PATH: &str =
             "/apis/operator.metalbear.co/v1/namespaces/shop/targets?multi_cluster=false";
         const LIST: &str = r#"{"items": [{
             "apiVersion": "operator.metalbear.co/v1", "kind": "Target",
@@ -206,8 +211,12 @@ mod tests {
             "spec": {"target": "deployment/web", "containers": ["app"]},
             "status": {"replicas": 4, "clusters": ["east", "west"]}
         }]}"#;
-        for (path, multi_cluster) in [(PATH, None), (PATH, Some(true)), (ALONE, Some(false))] {
-            let cluster = answering(path, 200, LIST);
+        for (path, multi_cluster) in [
+            (PATH, None),
+            (PATH, Some(true)),
+            (SINGLE_CLUSTER_PATH, Some(false)),
+        ] {
+            let cluster = cluster_with_response(path, 200, LIST);
             let listing = list_through_operator(&cluster, "shop", multi_cluster);
             let listing = listing.await.unwrap();
             assert_eq!(listing.warnings, ["west is missing"]);
@@ -221,9 +230,14 @@ mod tests {
             assert_eq!(web.clusters, ["east", "west"]);
         }
         let forbidden = r#"{"kind": "Status", "reason": "Forbidden", "message": "targets is forbidden: User \"eve\""}"#;
-        let refused = list_through_operator(&answering(PATH, 403, forbidden), "shop", None).await;
-        assert!(matches!(refused, Err(Error::MayNot { .. })), "{refused:?}");
-        let strange = list_through_operator(&answering(PATH, 200, "<html>"), "shop", None).await;
-        assert!(strange.is_err(), "{strange:?}");
+        let cluster = cluster_with_response(PATH, 403, forbidden);
+        let denied = list_through_operator(&cluster, "shop", None).await;
+        assert!(
+            matches!(denied, Err(Error::AccessDenied { .. })),
+            "{denied:?}"
+        );
+        let cluster = cluster_with_response(PATH, 200, "<html>");
+        let invalid = list_through_operator(&cluster, "shop", None).await;
+        assert!(invalid.is_err(), "{invalid:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions that cannot be, each with a message that says what to do.
+//! Sessions that cannot start, each with a message that names the next step.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -13,10 +13,10 @@ use protocol::rpc::control_server::{Control, ControlServer};
 use protocol::rpc::{HelloRequest, HelloResponse, PingRequest, PingResponse, Version};
 use tonic::{Request, Response, Status};
 
-use crate::world::{Ended, Standin, Target, agent_program};
+use crate::support::{ProcessOutput, Standin, Target, agent_program};
 
 #[test]
-fn targets_that_are_not_there() {
+fn missing_targets() {
     let standin = Standin::new();
     for (target, expected) in [
         (
@@ -29,12 +29,12 @@ fn targets_that_are_not_there() {
         standin
             .run(["exec", "-t", target, "--", "true"])
             .expect(125)
-            .says(expected);
+            .expect_stderr(expected);
     }
     standin
         .run(["exec", "--", "true"])
         .expect(125)
-        .says(&["name a target"]);
+        .expect_stderr(&["name a target"]);
     standin
         .run([
             "exec",
@@ -52,31 +52,28 @@ fn targets_that_are_not_there() {
     standin
         .run(["exec", "-t", &zombie.name(), "--", "true"])
         .expect(125)
-        .says(&["there is no process"]);
+        .expect_stderr(&["there is no process"]);
 }
 
 #[test]
 fn agents_that_do_not_start() {
     let target = Target::new();
     for (script, expected) in [
-        ("exit 0", "ended without a word"),
+        ("exit 0", "exited without a message"),
         (
             "echo 'standind: no room'; echo >&2 'standind: no room'; exit 1",
-            "said `standind: no room`",
+            "printed `standind: no room`",
         ),
         (
             "echo >&2 'standind: no room'; exit 1",
-            "there is no agent beside process/",
+            "cannot start an agent for process/",
         ),
         ("echo >&2 'standind: no room'; exit 1", ": no room"),
         (
             "head -c 100000 /dev/zero; sleep 3600",
-            "not where it listens",
+            "instead of its address",
         ),
-        (
-            "exec sleep 3600",
-            "did not say within 10 s where it listens",
-        ),
+        ("exec sleep 3600", "did not print its address within 10 s"),
     ] {
         let standin = Standin::new();
         let program = standin.write("standind", format!("#!/bin/sh\n{script}\n"));
@@ -85,11 +82,11 @@ fn agents_that_do_not_start() {
         standin
             .run(["exec", "-t", &target.name(), "--", "true"])
             .expect(125)
-            .says(&[expected]);
+            .expect_stderr(&[expected]);
     }
     let standin = Standin::new().with("STANDIN_AGENT_PROGRAM", "/nowhere/standind");
     let ended = standin.run(["exec", "-t", &target.name(), "--", "true"]);
-    ended.expect(125).says(&[
+    ended.expect(125).expect_stderr(&[
         "cannot start the agent's program /nowhere/standind",
         "No such file",
     ]);
@@ -104,21 +101,21 @@ fn a_session_inside_of_a_session_is_refused() {
         target.name()
     );
     let mut command = standin.session(&target.name(), &[], &inner);
-    let ended = Ended::from(command.output().unwrap());
-    ended.expect(125).says(&[
+    let ended = ProcessOutput::from(command.output().unwrap());
+    ended.expect(125).expect_stderr(&[
         "this process is itself supervised",
         "outside of the first `standin exec`",
     ]);
 }
 
 /// An agent that is not started by the session.
-pub(crate) struct GivenAgent {
+pub(crate) struct ExistingAgent {
     process: Child,
     pub(crate) address: String,
     log: tempfile::NamedTempFile,
 }
 
-impl GivenAgent {
+impl ExistingAgent {
     pub(crate) fn start(target: &Target, listen: &str) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut process = Command::new(agent_program())
@@ -143,7 +140,7 @@ impl GivenAgent {
             .strip_prefix("listening on ")
             .unwrap()
             .to_owned();
-        GivenAgent {
+        ExistingAgent {
             process,
             address,
             log,
@@ -154,8 +151,7 @@ impl GivenAgent {
         self.process.id()
     }
 
-    /// Everything that it has written to its log.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log.path()).unwrap()
     }
 
@@ -165,52 +161,52 @@ impl GivenAgent {
     }
 }
 
-impl Drop for GivenAgent {
+impl Drop for ExistingAgent {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 #[test]
-fn agents_that_cannot_be_used() {
+fn unusable_agents() {
     let target = Target::new();
-    let agent = GivenAgent::start(&target, "127.0.0.1:0");
+    let agent = ExistingAgent::start(&target, "127.0.0.1:0");
     let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret-of-the-test");
     let run =
         |standin: &Standin, address: &str| standin.run(["exec", "--agent", address, "--", "true"]);
     run(&standin, &agent.address)
         .expect(0)
-        .says(&["standing in for the target of the agent at 127.0.0.1:"]);
+        .expect_stderr(&["standing in for the target of the agent at 127.0.0.1:"]);
     let ended = standin.run(["exec", "--agent", &agent.address, "--", "env"]);
     assert!(!ended.stdout.contains("secret-of-the-test"), "{ended:?}");
     run(&standin, "nonsense")
         .expect(125)
-        .says(&["--agent nonsense is not a host and a port"]);
+        .expect_stderr(&["--agent nonsense is not a host and a port"]);
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
     run(&standin, &address)
         .expect(125)
-        .says(&["cannot be reached", "Check that it runs"]);
+        .expect_stderr(&["cannot be reached", "Check that it runs"]);
 
     let standin = standin.with("STANDIN_AGENT_TOKEN", "another-secret");
     let refused = run(&standin, &agent.address);
     refused
         .expect(125)
-        .says(&["does not accept the token", "Set STANDIN_AGENT_TOKEN"]);
+        .expect_stderr(&["does not accept the token", "Set STANDIN_AGENT_TOKEN"]);
     assert!(!refused.stderr.contains("another-secret"));
     let standin = Standin::new();
     run(&standin, &agent.address)
         .expect(125)
-        .says(&["set STANDIN_AGENT_TOKEN to the token"]);
+        .expect_stderr(&["set STANDIN_AGENT_TOKEN to the token"]);
 }
 
-/// An agent of a later release.
-struct Later;
+/// An agent of a newer release.
+struct NewerAgent;
 
 #[tonic::async_trait]
-impl Control for Later {
+impl Control for NewerAgent {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
         Ok(Response::new(HelloResponse {
             version: Some(Version { major: 9, minor: 0 }),
@@ -225,7 +221,7 @@ impl Control for Later {
 }
 
 #[test]
-fn an_agent_of_another_version_is_named_with_ours() {
+fn the_error_for_an_incompatible_agent_names_both_versions() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime
         .block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))
@@ -236,14 +232,14 @@ fn an_agent_of_another_version_is_named_with_ours() {
         let server = LinkServer::new(ServerSettings::default(), token);
         let (pipe, _) = listener.accept().await.unwrap();
         let Accepted::New(link) = server.accept(pipe).await.unwrap() else {
-            panic!("it continues");
+            panic!("the link was resumed");
         };
-        let service = ControlServer::new(Later);
+        let service = ControlServer::new(NewerAgent);
         let _ = link::http2::serve(link, Windows::default(), service, std::future::pending()).await;
     });
     let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret");
     let ended = standin.run(["exec", "--agent", &address, "--", "true"]);
-    ended.expect(125).says(&[
+    ended.expect(125).expect_stderr(&[
         "version 1 of the protocol",
         "standind 9.9.9",
         "version 9",
@@ -253,7 +249,7 @@ fn an_agent_of_another_version_is_named_with_ours() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_right_that_is_missing_is_named() {
+fn a_missing_right_is_named() {
     let standin = Standin::new();
     let folder = standin.folder.path();
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
@@ -264,18 +260,20 @@ fn a_right_that_is_missing_is_named() {
     };
     let program = own("standin", env!("CARGO_BIN_EXE_standin"));
     own("standind", agent_program().to_str().unwrap());
-    let nobody = |target: &str| {
+    let run_unprivileged = |target: &str| {
         let mut command = Command::new(&program);
         command
             .args(["exec", "-t", target, "--", "true"])
             .uid(65534)
             .gid(65534);
-        standin.complete(&mut command);
+        standin.configure(&mut command);
         command.env_remove("STANDIN_AGENT_PROGRAM");
-        Ended::from(command.output().unwrap())
+        ProcessOutput::from(command.output().unwrap())
     };
     let roots = Target::new();
-    nobody(&roots.name())
-        .expect(125)
-        .says(&["SYS_PTRACE", "sudo", "Permission denied"]);
+    run_unprivileged(&roots.name()).expect(125).expect_stderr(&[
+        "SYS_PTRACE",
+        "sudo",
+        "Permission denied",
+    ]);
 }

@@ -1,51 +1,51 @@
-//! Writes a session into a file, as it happens.
+//! Records the events of a session to a file.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use monitor::{Counters, Line, PROTOCOL_VERSION};
-use proxy::Batch;
+use monitor::{Counters, PROTOCOL_VERSION, RecordingLine};
+use proxy::EventBatch;
 use tokio::time::interval;
 
-use super::Watched;
+use super::SessionContext;
 
-const COUNT_EVERY: Duration = Duration::from_secs(1);
+const COUNTERS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Goes on until the session is over. Values of variables are not written: recordings are given to others.
-pub(super) async fn record(watched: Arc<Watched>, file: File) {
-    let Some(mut events) = watched.monitor.subscribe(None) else {
+/// Runs until the session has ended. Values of variables are not written, because recordings are shared with others.
+pub(super) async fn record(context: Arc<SessionContext>, file: File) {
+    let Some(mut events) = context.monitor.subscribe(None) else {
         return;
     };
     let mut recorder = Recorder {
         file: BufWriter::new(file),
         counters: Counters::default(),
     };
-    recorder.write(&Line::Begin {
+    recorder.write(&RecordingLine::Begin {
         protocol_version: PROTOCOL_VERSION,
-        info: Box::new(watched.info()),
-        config: watched.config.clone(),
+        info: Box::new(context.info()),
+        config: context.config.clone(),
     });
-    let mut over = watched.over.subscribe();
-    let mut count = interval(COUNT_EVERY);
+    let mut ended = context.ended.subscribe();
+    let mut count = interval(COUNTERS_INTERVAL);
     loop {
         tokio::select! {
             batch = events.next() => recorder.batch(batch),
-            _ = count.tick() => recorder.count(watched.monitor.counters()),
-            _ = over.wait_for(|over| *over) => break,
+            _ = count.tick() => recorder.count(context.monitor.counters()),
+            _ = ended.wait_for(|ended| *ended) => break,
         }
-        // What is in memory is lost with us.
+        // Buffered data would be lost if this process were killed.
         let _ = recorder.file.flush();
     }
     while let Some(batch) = events.take() {
         recorder.batch(batch);
     }
-    let mut state = watched.monitor.state();
+    let mut state = context.monitor.state();
     for (_, value) in &mut state.env {
         value.clear();
     }
-    recorder.write(&Line::End {
+    recorder.write(&RecordingLine::End {
         time: now(),
         state: Box::new(state),
     });
@@ -58,35 +58,35 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn batch(&mut self, batch: Batch) {
+    fn batch(&mut self, batch: EventBatch) {
         if batch.missed > 0 {
             let count = batch.missed;
-            self.write(&Line::Missed { count });
+            self.write(&RecordingLine::Missed { count });
         }
         for entry in batch.entries {
             let mut entry = (*entry).clone();
             entry.event.hide_values();
-            self.write(&Line::Event(entry));
+            self.write(&RecordingLine::Event(entry));
         }
     }
 
     fn count(&mut self, counters: Counters) {
         if counters != self.counters {
             self.counters = counters.clone();
-            self.write(&Line::Counters {
+            self.write(&RecordingLine::Counters {
                 time: now(),
                 counters: Box::new(counters),
             });
         }
     }
 
-    /// A disk that is full is no reason to end the session, and is logged.
-    fn write(&mut self, line: &Line) {
+    /// Only logs errors: a full disk must not end the session.
+    fn write(&mut self, line: &RecordingLine) {
         let written = serde_json::to_writer(&mut self.file, line)
             .map_err(std::io::Error::from)
             .and_then(|()| self.file.write_all(b"\n"));
         if let Err(error) = written {
-            tracing::warn!(%error, "the recording cannot be written");
+            tracing::warn!(%error, "recording not written");
         }
     }
 }

@@ -1,15 +1,17 @@
-//! How a session ends: exit codes, signals, job control.
+//! The end of a session: exit codes, signals, job control.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 
+use crate::support::{
+    ProcessOutput, RunningSession, Standin, Target, children_of, is_alive, wait_until,
+};
 use crate::terminal::Terminal;
-use crate::world::{Ended, Running, Standin, Target, children_of, lives, until};
 
 #[test]
-fn the_exit_code_is_the_programs() {
+fn the_exit_code_is_that_of_the_program() {
     let (standin, target) = (Standin::new(), Target::new());
     let check = |command: &[&str], expected: i32| {
         let target = target.name();
@@ -25,7 +27,7 @@ fn the_exit_code_is_the_programs() {
     check(&["no-such-program"], 127);
     check(&["/no/such/program"], 127);
     check(&["/etc/passwd"], 126);
-    // Of a signal we die as well: a shell that called us sees what it would have seen.
+    // `standin` ends by the same signal, so that the calling shell sees the same status as without it.
     for signal in [
         Signal::SIGTERM,
         Signal::SIGINT,
@@ -41,7 +43,7 @@ fn the_exit_code_is_the_programs() {
 }
 
 #[test]
-fn signals_for_us_reach_the_program() {
+fn signals_are_forwarded_to_the_program() {
     let (standin, target) = (Standin::new(), Target::new());
     for signal in [
         Signal::SIGHUP,
@@ -57,8 +59,8 @@ fn signals_for_us_reach_the_program() {
         );
         let mut command = standin.session(&target.name(), &[], &script);
         command.stdout(Stdio::piped());
-        let mut session = Running::start(command);
-        session.until_said("ready");
+        let mut session = RunningSession::start(command);
+        session.wait_for_output("ready");
         session.signal(signal);
         let ended = session.wait();
         ended.expect(5);
@@ -67,22 +69,22 @@ fn signals_for_us_reach_the_program() {
 }
 
 #[test]
-fn a_signal_that_the_program_does_not_care_for_ends_both() {
+fn a_signal_that_the_program_does_not_handle_ends_both() {
     let (standin, target) = (Standin::new(), Target::new());
     let mut session =
-        Running::start(standin.session(&target.name(), &[], "echo ready >&2; sleep 3600"));
-    session.until_said("ready");
+        RunningSession::start(standin.session(&target.name(), &[], "echo ready >&2; sleep 3600"));
+    session.wait_for_output("ready");
     let agent = session.agent();
     session.signal(Signal::SIGTERM);
     let ended = session.wait();
     assert_eq!(ended.status.signal(), Some(15));
-    assert!(!lives(agent), "the agent is left");
+    assert!(!is_alive(agent), "the agent still runs");
 }
 
 #[test]
 fn the_program_starts_with_no_signal_blocked() {
     let (standin, target) = (Standin::new(), Target::new());
-    let ended = Ended::from(
+    let ended = ProcessOutput::from(
         standin
             .session(&target.name(), &[], "grep SigBlk /proc/self/status")
             .output()
@@ -92,28 +94,28 @@ fn the_program_starts_with_no_signal_blocked() {
 }
 
 #[test]
-fn when_we_are_killed_nothing_is_left() {
+fn no_process_remains_after_standin_is_killed() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = "sleep 3600 & setsid sleep 3600 & echo ready >&2; wait";
-    let mut session = Running::start(standin.session(&target.name(), &[], script));
-    session.until_said("ready");
+    let mut session = RunningSession::start(standin.session(&target.name(), &[], script));
+    session.wait_for_output("ready");
     let mut tree = vec![session.id()];
     let mut next = 0;
     while next < tree.len() {
         tree.extend(children_of(tree[next]));
         next += 1;
     }
-    // Supervisor, agent, watcher, shell and two others.
+    // Supervisor, agent, watcher, shell and two children.
     assert!(tree.len() >= 6, "{tree:?}");
     session.signal(Signal::SIGKILL);
     session.wait();
-    until("everything to end", || {
-        !tree.iter().any(|process| lives(*process))
+    wait_until("all processes end", || {
+        !tree.iter().any(|process| is_alive(*process))
     });
 }
 
 #[test]
-fn ctrl_c_is_the_programs_and_the_session_goes_on() {
+fn ctrl_c_reaches_the_program_and_the_session_continues() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = format!(
         "$STANDIN exec -t {} -- bash -c 'trap \"came=1\" INT; echo ready; until test \"$came\"; do sleep 0.02; done; \
@@ -121,7 +123,7 @@ fn ctrl_c_is_the_programs_and_the_session_goes_on() {
         target.name()
     );
     let mut terminal = Terminal::start(&standin, &script, &[]);
-    terminal.until_shown("ready\r\n");
+    terminal.wait_for_output("ready\r\n");
     terminal.press("\x03");
     let (shown, code) = terminal.wait();
     assert_eq!(code, Some(6), "{shown}");
@@ -130,7 +132,7 @@ fn ctrl_c_is_the_programs_and_the_session_goes_on() {
 }
 
 #[test]
-fn ctrl_z_stops_the_program_and_us_and_fg_continues_both() {
+fn ctrl_z_stops_the_program_and_standin_and_fg_continues_both() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = format!(
         "set -m; $STANDIN exec -t {} -- bash -c 'echo ready; while ! test -e go; do sleep 0.02; done; exit 4'; \
@@ -138,9 +140,9 @@ fn ctrl_z_stops_the_program_and_us_and_fg_continues_both() {
         target.name()
     );
     let mut terminal = Terminal::start(&standin, &script, &[]);
-    terminal.until_shown("ready\r\n");
+    terminal.wait_for_output("ready\r\n");
     terminal.press("\x1a");
-    terminal.until_shown("stopped=148");
+    terminal.wait_for_output("stopped=148");
     let (shown, _) = terminal.wait();
     assert!(shown.contains("ended=4"), "{shown}");
 }

@@ -1,4 +1,4 @@
-//! The pods of a target at one moment, for those who look again anyway.
+//! The pods of a target at one moment, for callers that poll anyway. See [`crate::Replicas`] for a watch.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::resolve::{Filter, Owner, resolve};
 use crate::target::Workload;
 
 /// Resolves a target, and lists its pods.
-pub async fn pods_of(cluster: &Cluster, target: &Workload) -> Result<Vec<Pod>> {
+pub async fn list_target_pods(cluster: &Cluster, target: &Workload) -> Result<Vec<Pod>> {
     let selection = resolve(cluster, target).await?;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &target.namespace);
     let parameters = match &selection.filter {
@@ -26,28 +26,28 @@ pub async fn pods_of(cluster: &Cluster, target: &Workload) -> Result<Vec<Pod>> {
         Owner::JobOf(cron_job) => jobs_of(cluster, &target.namespace, cron_job).await?,
         _ => HashSet::new(),
     };
-    let is_ours = |pod: &Pod| {
+    let is_of_target = |pod: &Pod| {
         let owners = pod.owner_references();
         let controller = owners.iter().find(|owner| owner.controller == Some(true));
         match &selection.owner {
-            Owner::Anybody => true,
+            Owner::Any => true,
             Owner::Kind(kind) => controller.is_some_and(|owner| owner.kind == *kind),
             Owner::Object(uid) => controller.is_some_and(|owner| owner.uid == *uid),
             Owner::JobOf(_) => controller.is_some_and(|owner| jobs.contains(&owner.uid)),
         }
     };
-    Ok(found.items.into_iter().filter(is_ours).collect())
+    Ok(found.items.into_iter().filter(is_of_target).collect())
 }
 
 async fn jobs_of(cluster: &Cluster, namespace: &str, cron_job: &str) -> Result<HashSet<String>> {
     let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), namespace);
     let found = jobs.list(&ListParams::default()).await;
     let found = found.map_err(|error| Error::api("list jobs", error))?;
-    let is_ours = |job: &Job| {
+    let is_of_target = |job: &Job| {
         job.owner_references()
             .iter()
             .any(|owner| owner.uid == cron_job)
     };
-    let ours = found.items.iter().filter(|job| is_ours(job));
+    let ours = found.items.iter().filter(|job| is_of_target(job));
     Ok(ours.filter_map(kube::ResourceExt::uid).collect())
 }

@@ -8,34 +8,34 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::faults::GivenAgent;
-use crate::world::{Running, Standin, Target, agent_program, lives, until};
+use crate::start_failures::ExistingAgent;
+use crate::support::{RunningSession, Standin, Target, agent_program, is_alive, wait_until};
 
-/// Says each time that a file of the target can or cannot be read, until a file of this machine is there.
-const READ_ON: &str = "while ! test -e done; do if cat /etc/hostname >/dev/null 2>&1; then echo readable >&2; else echo \
+/// Prints repeatedly whether a file of the target can be read, until the file `done` exists on this machine.
+const READ_LOOP: &str = "while ! test -e done; do if cat /etc/hostname >/dev/null 2>&1; then echo readable >&2; else echo \
                        unreadable >&2; fi; sleep 0.05; done; exit 3";
 
 #[test]
-fn an_agent_that_is_killed_is_replaced() {
+fn a_killed_agent_is_replaced() {
     let (standin, target) = (Standin::new(), Target::new());
-    let mut command = standin.session(&target.name(), &[], READ_ON);
+    let mut command = standin.session(&target.name(), &[], READ_LOOP);
     command.stdout(Stdio::null());
-    let mut session = Running::start(command);
-    session.until_said("readable");
+    let mut session = RunningSession::start(command);
+    session.wait_for_output("readable");
     let agent = session.agent();
     kill(Pid::from_raw(agent.try_into().unwrap()), Signal::SIGKILL).unwrap();
-    session.until_said("standin: the agent is gone (signal: 9 (SIGKILL))");
-    session.until_said("standin: the session goes on with another agent");
-    session.until_said("readable");
+    session.wait_for_output("standin: the agent is gone (signal: 9 (SIGKILL))");
+    session.wait_for_output("standin: the session continues with another agent");
+    session.wait_for_output("readable");
     let another = session.agent();
     assert_ne!(agent, another);
     standin.write("done", "");
     session.wait().expect(3);
-    assert!(!lives(another), "the second agent is left");
+    assert!(!is_alive(another), "the second agent still runs");
 }
 
 #[test]
-fn files_that_were_open_at_an_agent_that_was_killed_are_stale_and_are_opened_again() {
+fn open_files_of_a_killed_agent_are_stale_and_can_be_reopened() {
     let (standin, target) = (Standin::new(), Target::new());
     let file = standin.write("remote", "content");
     let settings = format!("feature: {{fs: {{read_write: ['^{}$']}}}}", file.display());
@@ -48,7 +48,7 @@ fn files_that_were_open_at_an_agent_that_was_killed_are_stale_and_are_opened_aga
         my $written = syswrite($old, "lost");
         print STDERR "old: ", defined $written ? "written" : $!, "\n";
         open(my $new, "<", $file) or die;
-        # What is changed through a descriptor asks the target about the file.
+        # A change through a descriptor is a request to the target.
         print STDERR "new: ", chmod(0600, $new) ? (stat $new)[7] : $!, "\n";
         print STDERR "new: ", scalar <$new>, "\n";
     "#;
@@ -58,47 +58,47 @@ fn files_that_were_open_at_an_agent_that_was_killed_are_stale_and_are_opened_aga
         .args(["--", "perl", "-e", script])
         .arg(&file)
         .stdout(Stdio::null());
-    let mut session = Running::start(command);
-    session.until_said("open");
+    let mut session = RunningSession::start(command);
+    session.wait_for_output("open");
     let agent = Pid::from_raw(session.agent().try_into().unwrap());
     kill(agent, Signal::SIGKILL).unwrap();
-    session.until_said("standin: the session goes on with another agent");
+    session.wait_for_output("standin: the session continues with another agent");
     standin.write("done", "");
-    session.until_said("old: Stale file handle");
-    session.until_said("new: 7");
-    session.until_said("new: content");
+    session.wait_for_output("old: Stale file handle");
+    session.wait_for_output("new: 7");
+    session.wait_for_output("new: content");
     session.wait().expect(0);
 }
 
 #[test]
-fn without_an_agent_the_program_goes_on_and_calls_fail() {
+fn without_an_agent_the_program_keeps_running_and_calls_fail() {
     let target = Target::new();
     let standin = Standin::new();
     let program = standin.path("standind");
     symlink(agent_program(), &program).unwrap();
     let standin = standin.with("STANDIN_AGENT_PROGRAM", &program);
-    let mut session = Running::start(standin.session(&target.name(), &[], READ_ON));
-    session.until_said("readable");
+    let mut session = RunningSession::start(standin.session(&target.name(), &[], READ_LOOP));
+    session.wait_for_output("readable");
     fs::remove_file(&program).unwrap();
     kill(
         Pid::from_raw(session.agent().try_into().unwrap()),
         Signal::SIGKILL,
     )
     .unwrap();
-    session.until_said("standin: there is no agent (there is no agent beside process/");
-    session.until_said("unreadable");
+    session.wait_for_output("standin: there is no agent (cannot start an agent for process/");
+    session.wait_for_output("unreadable");
     standin.write("done", "");
     session.wait().expect(3);
 }
 
 #[test]
-fn a_target_that_ends_is_told_and_the_program_goes_on() {
+fn the_end_of_the_target_is_reported_and_the_program_keeps_running() {
     let (standin, mut target) = (Standin::new(), Target::new());
-    let mut session = Running::start(standin.session(&target.name(), &[], READ_ON));
-    session.until_said("readable");
+    let mut session = RunningSession::start(standin.session(&target.name(), &[], READ_LOOP));
+    session.wait_for_output("readable");
     target.end();
-    session.until_said("standin: the target has ended: the program goes on");
-    session.until_said("unreadable");
+    session.wait_for_output("standin: the target has ended: the program keeps running");
+    session.wait_for_output("unreadable");
     standin.write("done", "");
     let ended = session.wait();
     ended.expect(3);
@@ -106,41 +106,46 @@ fn a_target_that_ends_is_told_and_the_program_goes_on() {
 }
 
 #[test]
-fn a_given_agent_that_is_restarted_is_greeted_again() {
+fn an_existing_agent_that_is_restarted_is_reconnected() {
     let target = Target::new();
-    let mut agent = GivenAgent::start(&target, "127.0.0.1:0");
+    let mut agent = ExistingAgent::start(&target, "127.0.0.1:0");
     let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret-of-the-test");
     let mut command = standin.command(["exec", "--agent", &agent.address]);
-    command.args(["--", "bash", "-c", READ_ON]);
-    let mut session = Running::start(command);
-    session.until_said("readable");
+    command.args(["--", "bash", "-c", READ_LOOP]);
+    let mut session = RunningSession::start(command);
+    session.wait_for_output("readable");
     agent.end();
-    session.until_said("standin: the connection to the agent is lost");
-    let agent = GivenAgent::start(&target, &agent.address);
-    session.until_said("standin: the agent is gone (the other end has lost its state of this link");
-    session.until_said("standin: the session goes on with another agent");
-    session.until_said("readable");
+    session.wait_for_output("standin: the connection to the agent is lost");
+    let agent = ExistingAgent::start(&target, &agent.address);
+    session.wait_for_output(
+        "standin: the agent is gone (the other end has lost its state of this link",
+    );
+    session.wait_for_output("standin: the session continues with another agent");
+    session.wait_for_output("readable");
     standin.write("done", "");
     session.wait().expect(3);
-    until("the agent says that its client has gone", || {
-        agent.said().contains("a client has gone")
+    wait_until("the agent logs the disconnect of its client", || {
+        agent.log().contains("client disconnected")
     });
-    let said = agent.said();
-    let (_, since) = said.split_once("a client has come").unwrap();
-    assert!(!since.contains("WARN"), "an end is no warning: {said}");
+    let log = agent.log();
+    let (_, since) = log.split_once("client connected").unwrap();
+    assert!(
+        !since.contains("WARN"),
+        "a regular end is no warning: {log}"
+    );
 }
 
 #[test]
-fn an_agent_without_descriptors_goes_on_when_it_has_some_again() {
+fn an_agent_without_descriptors_recovers_when_it_has_some_again() {
     let target = Target::new();
-    let agent = GivenAgent::start(&target, "127.0.0.1:0");
+    let agent = ExistingAgent::start(&target, "127.0.0.1:0");
     let process = agent.process().to_string();
     let limit = |count: &str| {
         let mut command = Command::new("prlimit");
         command.args(["--pid", &process, &format!("--nofile={count}:")]);
         assert!(command.status().unwrap().success());
     };
-    // The kernel accepts for it, and it cannot take them.
+    // The kernel completes the handshakes, but the agent cannot accept the connections.
     limit("3");
     let silent: Vec<TcpStream> = (0..4)
         .map(|_| TcpStream::connect(&agent.address).unwrap())
@@ -148,8 +153,8 @@ fn an_agent_without_descriptors_goes_on_when_it_has_some_again() {
     let standin = Standin::new().with("STANDIN_AGENT_TOKEN", "secret-of-the-test");
     let mut command = standin.command(["exec", "--agent", &agent.address, "--", "true"]);
     let mut waiting = command.stderr(Stdio::null()).spawn().unwrap();
-    until("the agent says that it cannot accept", || {
-        agent.said().contains("could not be accepted")
+    wait_until("the agent logs that it cannot accept", || {
+        agent.log().contains("accept failed")
     });
     limit("256");
     assert!(waiting.wait().unwrap().success());
@@ -157,11 +162,12 @@ fn an_agent_without_descriptors_goes_on_when_it_has_some_again() {
 }
 
 #[test]
-fn a_file_that_is_read_and_written_here_in_place_of_the_targets_is_told() {
+fn a_local_file_opened_instead_of_the_targets_is_reported_once() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = ": <>/etc/hostname; : <>/etc/hostname; until test -e done; do sleep 0.02; done";
-    let mut session = Running::start(standin.session(&target.name(), &[], script));
-    session.until_said("standin: /etc/hostname is at the target, and was opened for reading and");
+    let mut session = RunningSession::start(standin.session(&target.name(), &[], script));
+    session
+        .wait_for_output("standin: /etc/hostname is at the target, and was opened for reading and");
     standin.write("done", "");
     let ended = session.wait();
     ended.expect(0);
@@ -169,7 +175,7 @@ fn a_file_that_is_read_and_written_here_in_place_of_the_targets_is_told() {
 }
 
 #[test]
-fn the_most_talkative_log_explains_decisions() {
+fn the_most_verbose_log_explains_decisions() {
     let (standin, target) = (Standin::new(), Target::new());
     let log = standin.path("log");
     let options = ["-vvv", "--log-file", log.to_str().unwrap()];

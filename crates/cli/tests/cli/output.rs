@@ -1,13 +1,13 @@
-//! What is said, where, and what never is.
+//! Messages on standard error and on terminals, and logs.
 
 use std::fs;
 use std::process::Stdio;
 
+use crate::support::{ProcessOutput, RunningSession, Standin, Target};
 use crate::terminal::Terminal;
-use crate::world::{Ended, Running, Standin, Target};
 
 #[test]
-fn without_a_terminal_one_line_is_said_and_when_quiet_none() {
+fn without_a_terminal_one_line_is_printed_and_with_quiet_none() {
     let (standin, target) = (Standin::new(), Target::new());
     let name = target.name();
     let ended = standin.run(["exec", "-t", &name, "--", "echo", "words"]);
@@ -22,7 +22,7 @@ fn without_a_terminal_one_line_is_said_and_when_quiet_none() {
 }
 
 #[test]
-fn on_a_terminal_a_line_names_the_steps_and_disappears_into_one() {
+fn on_a_terminal_a_progress_line_shows_the_steps_and_is_replaced() {
     let (standin, target) = (Standin::new(), Target::new());
     let script = format!("$STANDIN exec -t {} -- echo words", target.name());
     for (variables, dimmed) in [(&[][..], true), (&[("NO_COLOR", "1")], false)] {
@@ -52,7 +52,7 @@ fn on_a_terminal_a_line_names_the_steps_and_disappears_into_one() {
 }
 
 #[test]
-fn an_error_takes_the_place_of_the_line() {
+fn an_error_replaces_the_progress_line() {
     let standin = Standin::new();
     let script = "$STANDIN exec -t process/4194303 -- true";
     let (shown, code) = Terminal::start(&standin, script, &[]).wait();
@@ -65,7 +65,7 @@ fn an_error_takes_the_place_of_the_line() {
 }
 
 #[test]
-fn a_log_is_written_when_asked_for_and_holds_no_secret() {
+fn a_log_is_written_on_request_and_contains_no_secret() {
     let secret = "hunter2-of-the-target";
     let target = Target::with(&[("API_KEY".as_ref(), secret.as_ref())]);
     let standin = Standin::new();
@@ -75,12 +75,12 @@ fn a_log_is_written_when_asked_for_and_holds_no_secret() {
         &["-vvv", "--override-env", "OTHER_KEY=hunter2-of-a-flag"],
         script,
     );
-    let mut session = Running::start({
+    let mut session = RunningSession::start({
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         command
     });
-    session.until_said("the log is ");
-    session.until_said("standing in for");
+    session.wait_for_output("the log is ");
+    session.wait_for_output("standing in for");
     let variables = fs::read(format!("/proc/{}/environ", session.agent())).unwrap();
     let variables = String::from_utf8_lossy(&variables).into_owned();
     let token = variables
@@ -100,23 +100,19 @@ fn a_log_is_written_when_asked_for_and_holds_no_secret() {
         "{log}"
     );
     let log = fs::read_to_string(log).unwrap();
-    for expected in [
-        "starting the agent",
-        "a client has come",
-        "the program has ended",
-    ] {
+    for expected in ["starting the agent", "client connected", "program exited"] {
         assert!(log.contains(expected), "{expected:?} is missing in {log}");
     }
     for secret in [secret, "hunter2-of-a-flag", &token] {
         assert!(
             !log.contains(secret) && !ended.stderr.contains(secret),
-            "{secret} was told"
+            "{secret} was printed"
         );
     }
 }
 
 #[test]
-fn a_log_can_have_a_place_of_its_own_and_without_a_wish_there_is_none() {
+fn a_log_file_can_be_named_and_by_default_there_is_none() {
     let (standin, target) = (Standin::new(), Target::new());
     standin
         .run(["exec", "-t", &target.name(), "--", "true"])
@@ -131,16 +127,16 @@ fn a_log_can_have_a_place_of_its_own_and_without_a_wish_there_is_none() {
         "--",
         "true",
     ]);
-    ended.expect(0).says(&["the log is own.log"]);
+    ended.expect(0).expect_stderr(&["the log is own.log"]);
     assert!(
         fs::read_to_string(standin.path("own.log"))
             .unwrap()
-            .contains("an agent listens")
+            .contains("agent listening")
     );
 }
 
 #[test]
-fn input_and_output_are_the_programs_own() {
+fn input_and_output_are_passed_to_the_program_unchanged() {
     let (standin, target) = (Standin::new(), Target::new());
     let bytes: Vec<u8> = (0..1_000_000_u32)
         .map(|number| (number % 251) as u8)
@@ -159,13 +155,13 @@ fn input_and_output_are_the_programs_own() {
     let (shown, code) = Terminal::start(&standin, &script, &[]).wait();
     assert_eq!(code, Some(0), "{shown}");
     assert!(shown.starts_with("/dev/pts/"), "{shown}");
-    // A standard descriptor that is closed is no trouble.
+    // Closed standard descriptors are no problem.
     let script = format!(
         "exec {} exec -q -t {} -- true <&- >&-",
         env!("CARGO_BIN_EXE_standin"),
         target.name()
     );
     let mut command = std::process::Command::new("bash");
-    standin.complete(command.args(["-c", &script]));
-    Ended::from(command.output().unwrap()).expect(0);
+    standin.configure(command.args(["-c", &script]));
+    ProcessOutput::from(command.output().unwrap()).expect(0);
 }

@@ -1,4 +1,4 @@
-//! A session that can be watched: its socket, its recording, and its end from outside.
+//! The local API of a session: its socket, its recording, and its end by another process.
 
 mod kill;
 mod processes;
@@ -22,46 +22,46 @@ use tokio::time::timeout;
 
 use self::kill::Program;
 use self::server::Socket;
-use super::agent::Agent;
+use super::agent::AgentProvider;
 use super::progress::Progress;
 use crate::api::folder::Folder;
 
-/// How long those who listen have to take the last events.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// How long subscribers have to receive the last events.
+const END_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What is known of a session when it begins.
+/// The description of a session at its start.
 #[derive(Debug, Clone)]
-pub(super) struct About {
+pub(super) struct SessionDetails {
     pub(super) id: String,
     pub(super) target: String,
     pub(super) command: Vec<OsString>,
     pub(super) config_path: Option<PathBuf>,
-    /// Knows what may change: in which clusters the session is.
-    pub(super) agent: Agent,
+    /// For the clusters of the session, which may change.
+    pub(super) agents: AgentProvider,
 }
 
-/// Everything that is asked of a session from outside.
+/// The state that requests to the local API use.
 #[derive(Debug)]
-struct Watched {
-    about: About,
+struct SessionContext {
+    details: SessionDetails,
     started_at: String,
     config: Vec<ConfigValue>,
     monitor: Monitor,
     progress: Progress,
     program: OnceLock<Program>,
-    /// Becomes true when nothing more will happen.
-    over: watch::Sender<bool>,
+    /// Becomes true when the session has ended.
+    ended: watch::Sender<bool>,
 }
 
-/// Ends with the session.
+/// The local API. It ends with the session.
 #[derive(Debug)]
-pub(super) struct Watch {
-    watched: Arc<Watched>,
+pub(super) struct LocalApi {
+    context: Arc<SessionContext>,
     tasks: JoinSet<()>,
     socket: Option<Socket>,
 }
 
-/// Whether a session counts and tells at all.
+/// The monitor of a session. It is off if neither the API nor a recording needs it.
 pub(super) fn monitor(has_api: bool, records: bool) -> Monitor {
     if has_api || records {
         Monitor::on()
@@ -70,109 +70,109 @@ pub(super) fn monitor(has_api: bool, records: bool) -> Monitor {
     }
 }
 
-/// A name for a session that nobody else has given one.
+/// An id for a session that has none from an operator.
 pub(super) fn new_id() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-impl Watch {
-    /// Opens the socket and the recording. A socket that cannot be had is said, and does not keep the session from being;
-    /// a recording was asked for by name, and so does.
+impl LocalApi {
+    /// Opens the socket and the recording. A socket that cannot be opened is only a warning. A recording that cannot be
+    /// opened is an error, because the user has requested it.
     pub(super) fn start(
         runtime: &Handle,
-        about: About,
+        details: SessionDetails,
         effective: &[Effective],
         monitor: Monitor,
         has_api: bool,
         recording: Option<&Path>,
         progress: &Progress,
     ) -> Result<Self> {
-        let watched = Arc::new(Watched {
-            about,
+        let context = Arc::new(SessionContext {
+            details,
             started_at: jiff::Timestamp::now().to_string(),
             config: effective.iter().map(config_value).collect(),
             monitor,
             progress: progress.clone(),
             program: OnceLock::new(),
-            over: watch::channel(false).0,
+            ended: watch::channel(false).0,
         });
-        let mut watch = Self {
-            watched,
+        let mut api = Self {
+            context,
             tasks: JoinSet::new(),
             socket: None,
         };
         let _on_runtime = runtime.enter();
         if let Some(path) = recording {
             let file = File::create(path)
-                .with_context(|| format!("the recording {} cannot be made", path.display()))?;
-            let record = record::record(Arc::clone(&watch.watched), file);
-            watch.tasks.spawn_on(record, runtime);
+                .with_context(|| format!("cannot create the recording {}", path.display()))?;
+            let record = record::record(Arc::clone(&api.context), file);
+            api.tasks.spawn_on(record, runtime);
         }
         if has_api {
             let socket =
-                Folder::new(None).and_then(|folder| Socket::open(&folder, &watch.watched.about.id));
+                Folder::new(None).and_then(|folder| Socket::open(&folder, &api.context.details.id));
             match socket {
                 Ok((socket, listener)) => {
-                    server::serve(Arc::clone(&watch.watched), listener);
-                    watch.socket = Some(socket);
+                    server::serve(Arc::clone(&api.context), listener);
+                    api.socket = Some(socket);
                 }
-                Err(error) => progress.say(&format!(
-                    "the session cannot be watched by `standin ui`, and goes on: {error:#}"
+                Err(error) => progress.warn(&format!(
+                    "the session continues without its socket, so `standin ui` cannot show it: {error:#}"
                 )),
             }
         }
-        Ok(watch)
+        Ok(api)
     }
 
-    /// The program runs.
-    pub(super) fn started(&self, signaller: Signaller, process: i32) {
+    /// Must be called when the program runs.
+    pub(super) fn program_started(&self, signaller: Signaller, process: i32) {
         let process = u32::try_from(process).unwrap_or_default();
         let process_name = processes::name(process);
-        self.watched.monitor.emit(Event::LayerConnected {
+        self.context.monitor.emit(Event::LayerConnected {
             pid: process,
             process_name,
         });
         let program = Program { signaller, process };
-        let _ = self.watched.program.set(program);
-        if self.watched.monitor.is_on() {
-            processes::follow(Arc::clone(&self.watched));
+        let _ = self.context.program.set(program);
+        if self.context.monitor.is_on() {
+            processes::watch(Arc::clone(&self.context));
         }
     }
 
-    /// The program has ended. Those who listen get what they have not got yet.
+    /// Must be called when the program has ended. Subscribers receive the remaining events.
     pub(super) async fn end(mut self) {
-        // Nobody finds what has ended.
+        // Clients must not find a session that has ended.
         drop(self.socket.take());
-        let pid = self.watched.program.get().map(|program| program.process);
+        let pid = self.context.program.get().map(|program| program.process);
         if let Some(pid) = pid {
-            self.watched.monitor.emit(Event::LayerDisconnected { pid });
+            self.context.monitor.emit(Event::LayerDisconnected { pid });
         }
-        self.watched.over.send_replace(true);
-        let rest = async {
+        self.context.ended.send_replace(true);
+        let delivered = async {
             while self.tasks.join_next().await.is_some() {}
-            self.watched.over.closed().await;
+            self.context.ended.closed().await;
         };
-        let _ = timeout(FAREWELL, rest).await;
+        let _ = timeout(END_TIMEOUT, delivered).await;
     }
 }
 
-impl Watched {
+impl SessionContext {
     fn info(&self) -> SessionInfo {
-        let about = &self.about;
+        let details = &self.details;
         let process = self.program.get().map(|program| program.process);
         let text = |part: &OsString| part.to_string_lossy().into_owned();
         SessionInfo {
-            session_id: about.id.clone(),
+            session_id: details.id.clone(),
             protocol_version: PROTOCOL_VERSION,
-            target: about.target.clone(),
+            target: details.target.clone(),
             started_at: self.started_at.clone(),
             standin_version: env!("CARGO_PKG_VERSION").to_owned(),
-            is_operator: about.agent.is_operator(),
-            clusters: about.agent.cluster_names(),
+            is_operator: details.agents.is_operator(),
+            clusters: details.agents.cluster_names(),
             processes: process.map_or_else(Vec::new, processes::of_session),
-            command: about.command.iter().map(text).collect(),
+            command: details.command.iter().map(text).collect(),
             supervisor: std::process::id(),
-            config_path: about
+            config_path: details
                 .config_path
                 .as_ref()
                 .map(|path| path.display().to_string()),

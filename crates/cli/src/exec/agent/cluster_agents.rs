@@ -1,88 +1,88 @@
-//! Agents in a cluster: one beside each of the target's pods.
+//! Agents in a cluster that are started with the user's rights: one beside each pod of the target.
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cluster::{
-    Access, Agent, AgentSettings, Cluster, Kind, PodSettings, Replica, Replicas, Toleration,
+    Access, AgentSettings, Cluster, ClusterAgent, Kind, PodSettings, Replica, Replicas, Toleration,
     Workload,
 };
 use config::{IncomingMode, OrderedMap, Settings, Target, WorkloadKind};
 use link::{Link, Redial, Status};
-use proxy::Reached;
+use parking_lot::Mutex;
+use proxy::Connected;
 use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::meant;
-use super::pods::Pods;
+use super::pods::PodSource;
+use super::suggestion;
 use crate::environment::HOME;
 use crate::exec::progress::Progress;
 
-/// How long to wait for the agent to hear of the end.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// So many agents are started beside one another: enough to hide the waiting, and not so many that a node is busy with
-/// nothing else.
-const AT_ONCE: usize = 8;
-/// Entries of agents that have ended, in one pod, that are worth a word: they cannot be removed.
-const MANY_AGENTS: usize = 20;
+/// How long to wait until an agent has confirmed the end of the session.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many agents are started concurrently: enough to hide the latency, and not enough to overload a node.
+const MAX_CONCURRENT_STARTS: usize = 8;
+/// The user is warned if one pod has more entries of ended agents, because they cannot be removed.
+const MAX_FINISHED_AGENTS: usize = 20;
 
 const NAME_A_TARGET: &str = "name a target: `standin exec -t deployment/<name> -- COMMAND` in a cluster, `-t \
     process/<pid>` or `-t container/<name>` on this machine. `standin ls`, `ps aux` and `podman ps` list what is there";
 
 /// Starts agents for a target in a cluster.
 #[derive(Debug)]
-pub(crate) struct InCluster {
+pub(crate) struct ClusterAgents {
     cluster: Cluster,
-    /// None: no target, only a namespace.
+    /// `None`: no target, only a namespace.
     target: Option<(Kind, String, Option<String>)>,
     settings: AgentSettings,
-    /// The traffic of all pods will be wanted.
+    /// Whether the session steals traffic, and so needs agents in all pods.
     steals: bool,
     progress: Progress,
-    place: OnceCell<Place>,
-    /// Turns to start agents.
-    starting: Semaphore,
-    number: AtomicU64,
-    /// The agents that were made, by a number of ours.
-    made: Mutex<HashMap<u64, Made>>,
+    resolved: OnceCell<ResolvedTarget>,
+    /// Limits concurrent starts.
+    start_permits: Semaphore,
+    next_number: AtomicU64,
+    /// The agents that were started, by a number that is unique in this process.
+    started: Mutex<HashMap<u64, StartedAgent>>,
 }
 
-/// What is found out once.
+/// The target, which is resolved once.
 #[derive(Debug)]
-struct Place {
+struct ResolvedTarget {
     cluster: Cluster,
     replicas: Option<Replicas>,
 }
 
-/// An agent that was made for the session.
+/// An agent that was started for the session.
 #[derive(Debug)]
-struct Made {
-    agent: Agent,
-    /// Of the target's pod.
+struct StartedAgent {
+    agent: ClusterAgent,
+    /// The uid of the target's pod.
     uid: Option<String>,
-    /// Of the link, when there is one.
+    /// The status of the link, once there is one.
     status: Option<watch::Receiver<Status>>,
 }
 
-/// Who says nothing of clusters means none.
-pub(crate) fn ensure_meant(settings: &Settings) -> Result<()> {
+/// Fails if no setting refers to a cluster, instead of using the current context by surprise.
+pub(crate) fn ensure_cluster_intended(settings: &Settings) -> Result<()> {
     let target = settings.target.as_ref();
-    let is_meant = target.is_some_and(|target| target.path.is_some())
+    let is_intended = target.is_some_and(|target| target.path.is_some())
         || settings.agent.image.is_some()
         || settings.operator == Some(true);
-    ensure!(is_meant, NAME_A_TARGET);
+    ensure!(is_intended, NAME_A_TARGET);
     Ok(())
 }
 
-/// Reads the kubeconfig. Without a target, that there is none may mean that no cluster was meant.
-pub(crate) async fn cluster_of(settings: &Settings) -> Result<Cluster> {
+/// Reads the kubeconfig. If that fails without a target, the user may not have intended to use a cluster.
+pub(crate) async fn connect_cluster(settings: &Settings) -> Result<Cluster> {
     let cluster = Cluster::connect(&access(settings)).await;
     match &settings.target {
         None => cluster.context(NAME_A_TARGET),
@@ -90,7 +90,7 @@ pub(crate) async fn cluster_of(settings: &Settings) -> Result<Cluster> {
     }
 }
 
-impl InCluster {
+impl ClusterAgents {
     pub(crate) fn new(settings: &Settings, cluster: Cluster, progress: &Progress) -> Result<Self> {
         let path = settings
             .target
@@ -110,22 +110,22 @@ impl InCluster {
             settings: agent_settings(&settings.agent)?,
             steals: settings.feature.network.incoming.mode == IncomingMode::Steal,
             progress: progress.clone(),
-            place: OnceCell::new(),
-            starting: Semaphore::new(AT_ONCE),
-            number: AtomicU64::new(0),
-            made: Mutex::default(),
+            resolved: OnceCell::new(),
+            start_permits: Semaphore::new(MAX_CONCURRENT_STARTS),
+            next_number: AtomicU64::new(0),
+            started: Mutex::default(),
         })
     }
 
-    /// The pods of the target as they are now, and as they will be. Having none is an error.
-    pub(super) async fn pods(self: &Arc<Self>) -> Result<Pods> {
-        self.progress.begin("finding the target");
-        let place = self.place.get_or_try_init(|| self.find()).await?;
-        if let Some(replicas) = &place.replicas {
+    /// The agents in the pods of the target. It is an error if the target has no usable pod.
+    pub(super) async fn pods(self: &Arc<Self>) -> Result<PodSource> {
+        self.progress.startup_step("finding the target");
+        let resolved = self.resolved.get_or_try_init(|| self.resolve()).await?;
+        if let Some(replicas) = &resolved.replicas {
             replicas.best()?;
         }
-        self.progress.begin("starting the agent");
-        Ok(Pods::new(Arc::clone(self)))
+        self.progress.startup_step("starting the agent");
+        Ok(PodSource::new(Arc::clone(self)))
     }
 
     pub(super) fn cluster_name(&self) -> Option<String> {
@@ -137,39 +137,40 @@ impl InCluster {
     }
 
     pub(super) fn replicas(&self) -> Option<&Replicas> {
-        self.place.get()?.replicas.as_ref()
+        self.resolved.get()?.replicas.as_ref()
     }
 
-    /// Starts an agent beside a replica, or without a target, and makes a link to it.
-    pub(super) async fn start(&self, replica: Option<&Replica>) -> Result<Reached> {
-        let place = self.place.get().context("the target was not found")?;
-        // Never closed.
-        let _turn = self.starting.acquire().await;
+    /// Starts an agent beside a replica, or without a target, and connects a link to it.
+    pub(super) async fn start(&self, replica: Option<&Replica>) -> Result<Connected> {
+        let resolved = self.resolved.get().context("the target was not found")?;
+        // The semaphore is never closed.
+        let _permit = self.start_permits.acquire().await;
         if let Some(replica) = replica {
-            tracing::info!(pod = replica.pod, container = replica.container, "a target");
-            self.warn_of_many_agents(replica);
+            let Replica { pod, container, .. } = replica;
+            tracing::info!(pod, container, "starting agent");
+            self.warn_of_finished_agents(replica);
         }
-        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let uid = replica.map(|replica| replica.uid.clone());
-        let say = |text: &str| self.progress.say(text);
-        let made = |agent: &Agent| {
-            let made = Made {
+        let notify_user = |text: &str| self.progress.warn(text);
+        let on_created = |agent: &ClusterAgent| {
+            let started = StartedAgent {
                 agent: agent.clone(),
                 uid: uid.clone(),
                 status: None,
             };
-            self.made().insert(number, made);
+            self.started.lock().insert(number, started);
         };
-        let reachable = Agent::start(
-            &place.cluster,
+        let reachable = ClusterAgent::start(
+            &resolved.cluster,
             replica,
-            place.cluster.namespace(),
+            resolved.cluster.namespace(),
             &self.settings,
-            &say,
-            &made,
+            &notify_user,
+            &on_created,
         )
         .await?;
-        self.progress.begin("connecting");
+        self.progress.startup_step("connecting");
         let settings = link::Settings {
             redial: Redial {
                 resume_window: self.settings.resume_window,
@@ -182,25 +183,25 @@ impl InCluster {
             .with_context(|| {
                 format!("the agent in pod {} cannot be used", reachable.agent.pod())
             })?;
-        if let Some(made) = self.made().get_mut(&number) {
-            made.status = Some(link.status());
+        if let Some(started) = self.started.lock().get_mut(&number) {
+            started.status = Some(link.status());
         }
-        Ok(Reached {
+        Ok(Connected {
             link,
-            // The certificate is the proof.
+            // The agent authenticates the client by its certificate.
             token: String::new(),
             ended: reachable.ended,
         })
     }
 
-    async fn find(&self) -> Result<Place> {
+    async fn resolve(&self) -> Result<ResolvedTarget> {
         let cluster = self.cluster.clone();
         let Some((kind, name, container)) = &self.target else {
             self.progress.note(&format!(
                 "without a target: the network of the namespace {}",
                 cluster.namespace()
             ));
-            return Ok(Place {
+            return Ok(ResolvedTarget {
                 cluster,
                 replicas: None,
             });
@@ -211,68 +212,65 @@ impl InCluster {
             name: name.clone(),
             container: container.clone(),
         };
-        let replicas = match Replicas::follow(&cluster, &workload).await {
+        let replicas = match Replicas::watch(&cluster, &workload).await {
             Ok(replicas) => replicas,
-            Err(error) => return Err(meant::instead(&cluster, error).await.into()),
+            Err(error) => return Err(suggestion::add(&cluster, error).await.into()),
         };
-        Ok(Place {
+        Ok(ResolvedTarget {
             cluster,
             replicas: Some(replicas),
         })
     }
 
-    fn warn_of_many_agents(&self, replica: &Replica) {
+    fn warn_of_finished_agents(&self, replica: &Replica) {
         let (count, pod) = (replica.finished_agents, &replica.pod);
-        if count > MANY_AGENTS && self.settings.ephemeral != Some(false) {
-            self.progress.say(&format!(
-                "pod {pod} keeps the entries of {count} agents that have ended, which only a new pod is rid of: delete it, or use \
-                 --no-ephemeral-container"
+        if count > MAX_FINISHED_AGENTS && self.settings.ephemeral != Some(false) {
+            self.progress.warn(&format!(
+                "pod {pod} keeps the entries of {count} agents that have ended, and Kubernetes cannot remove them: delete the \
+                 pod, or use --no-ephemeral-container"
             ));
         }
     }
 
-    /// Removes the agents that were made for a pod, which need not be told any more.
+    /// Removes the agents that were started for a pod, without notifying them of the end.
     pub(super) async fn remove(&self, uid: Option<&str>) {
-        let gone: Vec<Made> = {
-            let mut made = self.made();
-            let gone = made.extract_if(|_, made| made.uid.as_deref() == uid);
-            gone.map(|(_, made)| made).collect()
+        let removed: Vec<StartedAgent> = {
+            let mut started = self.started.lock();
+            let removed = started.extract_if(|_, started| started.uid.as_deref() == uid);
+            removed.map(|(_, started)| started).collect()
         };
-        for made in gone {
-            made.agent.remove().await;
+        for started in removed {
+            started.agent.remove().await;
         }
     }
 
-    /// Waits until the agents have been told of the end: then they end by themselves. Their pods are removed.
+    /// Waits until the agents have confirmed the end of the session, after which they exit by themselves. Removes their
+    /// pods.
     pub(super) async fn end(&self) {
-        let all = std::mem::take(&mut *self.made());
-        let ending: JoinSet<()> = all.into_values().map(Made::end).collect();
+        let all = std::mem::take(&mut *self.started.lock());
+        let ending: JoinSet<()> = all.into_values().map(StartedAgent::end).collect();
         ending.join_all().await;
-    }
-
-    fn made(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
-        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Made {
+impl StartedAgent {
     async fn end(self) {
         if let Some(mut status) = self.status {
-            let told =
+            let confirmed =
                 status.wait_for(|status| matches!(status, Status::Finished | Status::Failed(_)));
-            let _ = timeout(FAREWELL, told).await;
+            let _ = timeout(END_TIMEOUT, confirmed).await;
         }
         self.agent.remove().await;
     }
 }
 
-/// Whether the same may work a little later.
-pub(super) fn may_pass(error: &anyhow::Error) -> bool {
-    let known = error.downcast_ref::<cluster::Error>();
-    known.is_none_or(cluster::Error::may_pass)
+/// Whether a later retry may succeed.
+pub(super) fn is_transient(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<cluster::Error>();
+    error.is_none_or(cluster::Error::is_transient)
 }
 
-/// How to get to the cluster of these settings.
+/// How to access the cluster of these settings.
 pub(crate) fn access(settings: &Settings) -> Access {
     let namespace = settings
         .target
@@ -287,7 +285,7 @@ pub(crate) fn access(settings: &Settings) -> Access {
     }
 }
 
-/// A shell would have written `~` out, in a file nobody does.
+/// Expands `~/`, which a shell would have done for a flag, but not for a configuration file.
 fn with_home(path: &str) -> PathBuf {
     match (path.strip_prefix("~/"), env::var_os(HOME)) {
         (Some(rest), Some(home)) => PathBuf::from(home).join(rest),
@@ -297,8 +295,8 @@ fn with_home(path: &str) -> PathBuf {
 
 fn agent_settings(settings: &config::AgentSettings) -> Result<AgentSettings> {
     let image = settings.image.clone().context(
-        "name the image of the agent, from which nodes start it: --agent-image, STANDIN_AGENT_IMAGE or `agent.image`; \
-         `cargo xtask image` makes it",
+        "name the container image of the agent: --agent-image, STANDIN_AGENT_IMAGE or `agent.image`; `cargo xtask image` \
+         builds it",
     )?;
     let map =
         |map: &OrderedMap<String>| -> BTreeMap<String, String> { map.iter().cloned().collect() };
@@ -349,7 +347,7 @@ fn kind_of(kind: WorkloadKind) -> Kind {
     }
 }
 
-impl fmt::Display for InCluster {
+impl fmt::Display for ClusterAgents {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((kind, name, container)) = &self.target else {
             return formatter.write_str("the namespace");

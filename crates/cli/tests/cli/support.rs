@@ -1,4 +1,4 @@
-//! What the tests are made of: the programs, targets, and waiting for conditions.
+//! Helpers of the tests: programs, targets, and waiting for conditions.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -12,13 +12,13 @@ use std::{env, fs, thread};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Nothing here takes as long; whatever does is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout of everything that a test waits for.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A user without any rights.
-pub(crate) const NOBODY: u32 = 65534;
+pub(crate) const UNPRIVILEGED_UID: u32 = 65534;
 
-/// The agent's program. It is in another package, so it is built once unless somebody has built it already.
+/// The agent's program. It is in another package, so it is built once, unless STANDIN_PROGRAMS names a build.
 pub(crate) fn agent_program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -36,7 +36,7 @@ pub(crate) fn agent_program() -> &'static Path {
     })
 }
 
-/// `standin`, without settings from outside, in a folder of its own.
+/// `standin` with its own folder, and without settings from the environment.
 pub(crate) struct Standin {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) variables: Vec<(String, PathBuf)>,
@@ -51,7 +51,7 @@ impl Standin {
         }
     }
 
-    /// With a variable, which may be one that is set already.
+    /// Sets or replaces an environment variable.
     pub(crate) fn with(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.variables.retain(|(other, _)| other != name);
         self.variables
@@ -75,12 +75,12 @@ impl Standin {
         arguments: impl IntoIterator<Item = S>,
     ) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_standin"));
-        self.complete(command.args(arguments));
+        self.configure(command.args(arguments));
         command
     }
 
-    /// The surroundings for a command that will start `standin`.
-    pub(crate) fn complete(&self, command: &mut Command) {
+    /// Sets the environment of a command that starts `standin`.
+    pub(crate) fn configure(&self, command: &mut Command) {
         for (name, _) in env::vars_os() {
             if name.to_string_lossy().starts_with("STANDIN_") {
                 command.env_remove(name);
@@ -94,11 +94,14 @@ impl Standin {
             .stdin(Stdio::null());
     }
 
-    pub(crate) fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ended {
-        Ended::from(self.command(arguments).output().unwrap())
+    pub(crate) fn run<S: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> ProcessOutput {
+        ProcessOutput::from(self.command(arguments).output().unwrap())
     }
 
-    /// A session with options, for a shell script.
+    /// A command that runs a shell script in a session.
     pub(crate) fn session(&self, target: &str, options: &[&str], script: &str) -> Command {
         let mut command = self.command(["exec", "-t", target]);
         command.args(options).args(["--", "bash", "-c", script]);
@@ -106,18 +109,18 @@ impl Standin {
     }
 }
 
-/// A program that has ended.
+/// The exit status and the output of a process.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ProcessOutput {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl From<Output> for Ended {
+impl From<Output> for ProcessOutput {
     fn from(output: Output) -> Self {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Ended {
+        ProcessOutput {
             status: output.status,
             stdout: text(&output.stdout),
             stderr: text(&output.stderr),
@@ -125,8 +128,8 @@ impl From<Output> for Ended {
     }
 }
 
-impl Ended {
-    /// The exit code, or 128 and the signal, with everything that was said for when it is another one.
+impl ProcessOutput {
+    /// Checks the exit code, which is 128 plus the number for a signal.
     #[track_caller]
     pub(crate) fn expect(&self, code: i32) -> &Self {
         let found = self
@@ -137,9 +140,9 @@ impl Ended {
         self
     }
 
-    /// Every one of these is said somewhere on standard error.
+    /// Checks that standard error contains all of these texts.
     #[track_caller]
-    pub(crate) fn says(&self, expected: &[&str]) -> &Self {
+    pub(crate) fn expect_stderr(&self, expected: &[&str]) -> &Self {
         for expected in expected {
             assert!(
                 self.stderr.contains(expected),
@@ -151,7 +154,7 @@ impl Ended {
     }
 }
 
-/// A process to stand in for. It ends with the test.
+/// A target process. It ends with the test.
 pub(crate) struct Target(Child);
 
 impl Target {
@@ -181,31 +184,31 @@ impl Drop for Target {
     }
 }
 
-/// A session that goes on, and what it says. It ends with the test.
-pub(crate) struct Running {
+/// A running session and its output. It ends with the test.
+pub(crate) struct RunningSession {
     pub(crate) child: Child,
     stderr: BufReader<ChildStderr>,
-    pub(crate) said: String,
-    /// Dropped before the process is reaped: then nobody has to end what hangs.
-    patience: Option<mpsc::Sender<()>>,
+    pub(crate) printed: String,
+    /// Kills a session that hangs. Dropped before the process is reaped, so that no other process is killed.
+    watchdog: Option<mpsc::Sender<()>>,
 }
 
-impl Running {
+impl RunningSession {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        let (patience, ended) = mpsc::channel::<()>();
+        let (watchdog, ended) = mpsc::channel::<()>();
         let process = Pid::from_raw(i32::try_from(child.id()).unwrap());
         thread::spawn(move || {
-            if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(TIMEOUT) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let _ = kill(process, Signal::SIGKILL);
             }
         });
-        Running {
+        RunningSession {
             child,
             stderr,
-            said: String::new(),
-            patience: Some(patience),
+            printed: String::new(),
+            watchdog: Some(watchdog),
         }
     }
 
@@ -213,17 +216,21 @@ impl Running {
         self.child.id()
     }
 
-    /// Reads on until something is said.
+    /// Reads standard error until a line contains this text.
     #[track_caller]
-    pub(crate) fn until_said(&mut self, expected: &str) {
+    pub(crate) fn wait_for_output(&mut self, expected: &str) {
         loop {
             let mut line = String::new();
             let length = self.stderr.read_line(&mut line).unwrap();
-            self.said.push_str(&line);
+            self.printed.push_str(&line);
             if line.contains(expected) {
                 return;
             }
-            assert!(length > 0, "{expected:?} was never said: {}", self.said);
+            assert!(
+                length > 0,
+                "{expected:?} was never printed: {}",
+                self.printed
+            );
         }
     }
 
@@ -240,24 +247,24 @@ impl Running {
         children_of(self.id()).into_iter().find(is_agent).unwrap()
     }
 
-    pub(crate) fn wait(mut self) -> Ended {
-        let _ = self.stderr.read_to_string(&mut self.said);
+    pub(crate) fn wait(mut self) -> ProcessOutput {
+        let _ = self.stderr.read_to_string(&mut self.printed);
         let mut stdout = String::new();
         if let Some(mut output) = self.child.stdout.take() {
             output.read_to_string(&mut stdout).unwrap();
         }
-        self.patience = None;
-        Ended {
+        self.watchdog = None;
+        ProcessOutput {
             status: self.child.wait().unwrap(),
             stdout,
-            stderr: std::mem::take(&mut self.said),
+            stderr: std::mem::take(&mut self.printed),
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningSession {
     fn drop(&mut self) {
-        self.patience = None;
+        self.watchdog = None;
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -278,8 +285,8 @@ pub(crate) fn children_of(process: u32) -> Vec<u32> {
     children
 }
 
-/// Whether a process is there and is no zombie.
-pub(crate) fn lives(process: u32) -> bool {
+/// Whether a process exists and is not a zombie.
+pub(crate) fn is_alive(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_some_and(|(_, rest)| !rest.starts_with('Z'))
@@ -287,10 +294,10 @@ pub(crate) fn lives(process: u32) -> bool {
 
 /// Waits for a condition.
 #[track_caller]
-pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
-    let begun = Instant::now();
+pub(crate) fn wait_until(description: &str, condition: impl Fn() -> bool) {
+    let started = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(started.elapsed() < TIMEOUT, "timed out: {description}");
         thread::sleep(Duration::from_millis(20));
     }
 }
